@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -10,19 +11,29 @@ from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.rows import ForecastRow
 from cs_systems.core.units import human
 from cs_systems.formulas.memory.fit import CONTEXT_BYTES, Change, largest, with_context
+from cs_systems.record import RunRecord
 
 Forecast = Callable[[RunConfig], ForecastRow]
-NOT_PREDICTED = "not predicted: fragmentation of the allocator, and memory that a library allocates inside an operation"
+Measure = Callable[[RunConfig], RunRecord]
+ERROR = (
+    "error: usually a few percent, and more where a library allocates inside an operation, as cuDNN does for "
+    "convolutions; fragmentation of the allocator is not predicted either"
+)
 _CONTEXT_FIELDS = {"seq_len", "model.context_length"}
 
 
-def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast) -> None:
-    """Print if a step of the user's own model fits, and the largest batch and context that do. Raises ConfigError."""
+def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast, measure: Measure | None) -> None:
+    """Print if a step of the user's own model fits, and the largest batch and context that do. Raises ConfigError.
+
+    measure: measures a cell on this machine's GPU, for a step that fake tensors cannot run; None without a GPU.
+    """
     config = replace(config, device="cuda")
-    first = known(forecast(config))
-    needed = _needed(first)
-    verdict = "with the CUDA context, " + ("fits" if needed <= device_bytes else "does not fit")
-    say(f"{describe(config)}: {human(needed, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
+    first = forecast(config)
+    if first["reason"] is not None and measure is not None:
+        _print_extrapolated(config, device_bytes, first["reason"], measure)
+        return
+    needed = _needed(known(first))
+    _print_verdict(config, needed, device_bytes)
 
     def most(change: Callable[[int], RunConfig], start: int) -> int:
         return largest(lambda n: _needed(known(forecast(change(n)))), device_bytes, start)
@@ -35,7 +46,38 @@ def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast) -> None
         found.append(f"context {context or 'none'}")
     unread = "the factory reads neither config.batch_size nor config.tokens_per_sequence, so no size can be searched"
     say(f"  largest that fits: {', or '.join(found)}" if found else f"  {unread}")
-    say(f"  {NOT_PREDICTED}")
+    say(f"  {ERROR}")
+
+
+def _print_verdict(config: RunConfig, needed: float, device_bytes: int) -> None:
+    verdict = "with the CUDA context, " + ("fits" if needed <= device_bytes else "does not fit")
+    say(f"{describe(config)}: {human(needed, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
+
+
+def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measure: Measure) -> None:
+    """Print the same from a straight line through the measured peaks of three batch sizes."""
+    top = max(4, config.batch_size)
+    sizes = [top // 4, top // 2, top]
+    peaks = [_peak(measure(replace(config, batch_size=n, warmup=0, steps=2, rounds=1)), reason) for n in sizes]
+    slope, intercept = statistics.linear_regression(sizes, peaks)
+    error = max(abs(intercept + slope * n - peak) / peak for n, peak in zip(sizes, peaks, strict=True))
+
+    def needed(n: int) -> int:
+        return int(intercept + slope * n) + CONTEXT_BYTES
+
+    _print_verdict(config, needed(config.batch_size), device_bytes)
+    say(f"  largest that fits: batch {largest(needed, device_bytes, config.batch_size) or 'none'}")
+    measured = ", ".join(f"{human(peak, 'bytes')} at batch {n}" for n, peak in zip(sizes, peaks, strict=True))
+    say(f"  extrapolated from measured peaks, because {reason.partition(';')[0]}: {measured}")
+    say(f"  error: a straight line through the measured peaks is at most {error:.1%} off; further away it may be more")
+
+
+def _peak(record: RunRecord, reason: str) -> int:
+    """Return the measured peak. Raises ConfigError where there is none, and says why nothing was predicted."""
+    peak = record.measurement.peak_allocated_bytes if record.measurement else None
+    if peak is None:
+        raise ConfigError(f"the memory cannot be predicted: {reason}; measured: {record.status}: {record.reason}")
+    return peak
 
 
 def known(row: ForecastRow) -> ForecastRow:

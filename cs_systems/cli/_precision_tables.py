@@ -8,6 +8,7 @@ from textwrap import fill
 from cs_systems.comparison import precision, precision_causes
 from cs_systems.comparison.precision import ErrorRow, GainRow, LearningRow
 from cs_systems.config import Precision
+from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
@@ -30,6 +31,10 @@ LEARNING = {
 INTERVAL = "gain: fp32's step time over this precision's; interval: 95% confidence, from"
 OWN_PEAK = "MFU: relative to the peak of each precision"
 MIXED = "fp8: the linear layers of the blocks run in fp8, attention and lm_head in bf16"
+MIXED_OWN = (
+    "fp8: the linear layers whose sizes allow it run in fp8, the rest in bf16; the MFU is relative to fp8's peak all "
+    "the same"
+)
 MIXED_PEAK = "the MFU of fp8 is relative to fp8's peak, although attention and lm_head run in bf16"
 UNDERFLOW = (
     "underflow: share of gradient elements that are 0 while the reference's are not; worst parameter's: largest error "
@@ -66,15 +71,17 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
         notes = [f"{INTERVAL} {noise}"] if noise else []
         notes += [OWN_PEAK] if any(row["mfu"] for row in rows) else []
         fp8 = [row for row in rows if row["precision"] == Precision.FP8 and row["step_s"]]
-        notes += [MIXED] if fp8 else []
-        notes += [MIXED_PEAK] if any(row["mfu"] for row in fp8) else []
+        own = is_foreign(cell.workload)
+        notes += [MIXED_OWN if own else MIXED] if fp8 else []
+        notes += [MIXED_PEAK] if any(row["mfu"] for row in fp8) and not own else []
         notes += _reasons(rows)
         parts.append((f"{precision.name_of(cell)}: time of a step", rows, [*map(_gain, rows)], GAINS, notes))
     for cell, found in precision.by_cell(records, precision.ERRORS).items():
         of_errors = precision.errors(found)
         references = ", ".join(dict.fromkeys(row["reference"] for row in of_errors if row["reference"])) or UNKNOWN
         caption = f"{precision.name_of(cell)}: relative error against {references} of the same parameters and batch"
-        parts.append((caption, of_errors, [*map(_error, of_errors)], ERRORS, [UNDERFLOW, *_reasons(of_errors)]))
+        titles = ERRORS | {"logits": "outputs"} if is_foreign(cell.workload) else ERRORS
+        parts.append((caption, of_errors, [*map(_error, of_errors)], titles, [UNDERFLOW, *_reasons(of_errors)]))
     for cell, found in precision.by_cell(records, precision.CURVES).items():
         curves = precision.learning(found)
         notes = [SCALED] if any(row["loss_scale"] for row in curves) else []

@@ -151,14 +151,15 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
     from cs_systems.cli import _forecasts
     from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import fits
-    from cs_systems.runtime.sweep import check, forecasting
+    from cs_systems.runtime.sweep import check, forecasting, preflight, run
 
     _check_predictable(configs, "--fits")
     if own := [config for config in configs if is_foreign(config.workload)]:
         check(own)
+        has_gpu = preflight([replace(own[0], device="cuda")])[0]["reason"] is None
         with forecasting() as forecast:
             for config in own:
-                _forecasts.print_fits(config, device_bytes, forecast)
+                _forecasts.print_fits(config, device_bytes, forecast, run if has_gpu else None)
     for config in configs:
         if config in own:
             continue

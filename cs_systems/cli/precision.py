@@ -5,8 +5,10 @@
 
 `--dtypes` lists the dtype of parameters, of each module's inputs and outputs, of logits, loss and gradients under each
 precision, and reports the cause if a step did not run in that precision. The model is `toy` (fc1 →
-relu → LayerNorm → fc2), a preset, or your own: a factory (config, device) that returns (module, inputs), or a function
-that makes a whole step.
+relu → LayerNorm → fc2), a preset, or your own.
+
+`--workload path.py:factory` compares precisions of your own model, by time, by the dtypes of its modules with
+`--dtypes`, and by the error of its outputs, loss and gradients against fp32.
 
 `--accumulation` shows the error of sums in low precision, explained by units in the last place. `--normalization` shows
 which step of LayerNorm, RMSNorm and softmax fails in low precision, and at which size of the input.
@@ -23,9 +25,10 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import Int, MaybePath, Names, Numbers, Sweep, flag, given, optional, refuse
+from cs_systems.cli._options import Int, MaybePath, Names, Numbers, Sweep, Workloads, flag, given, optional, refuse
 from cs_systems.cli._output import TableFormat, check_outputs, deliver_tables, reads, sources_of, terminal_width
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
+from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain, visible
 from cs_systems.core.rows import Row, as_tables
 from cs_systems.core.validation import option
@@ -91,6 +94,7 @@ class PrecisionOptions:
         None
     )
     sweep: Sweep = field(default_factory=Sweep)
+    step: Workloads = field(default_factory=Workloads)
 
 
 ARGS = PrecisionOptions
@@ -113,7 +117,8 @@ def run(args: PrecisionOptions) -> int:
         return compared(args)
     from cs_systems.cli._sweep import EXIT_NOTHING, asked_for, exit_status, measured, print_cells
 
-    configs = [config for model in args.model if args.dtypes for config in _configs(model, args)]
+    models = args.step.workload if _is_own(args) else args.model
+    configs = [config for model in models if args.dtypes for config in _configs(model, args)]
     once = RunConfig(warmup=0, steps=1, device=args.device)
     for workload in NUMERICS:
         if getattr(args, workload):
@@ -128,9 +133,24 @@ def run(args: PrecisionOptions) -> int:
     return EXIT_NOTHING if failed else exit_status(mine)
 
 
+def _is_own(args: PrecisionOptions) -> bool:
+    """Return True for models of the user's own. Raises ConfigError for another workload than the built-in model."""
+    for name in args.step.workload:
+        if not is_foreign(name) and name != RunConfig.workload:
+            raise ConfigError(f"--workload must be path.py:name or package.module:name, got {name}; correct it")
+    return is_foreign(args.step.workload[0])
+
+
 def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
     """Raise ConfigError for options that the chosen tables would ignore."""
     plain = PrecisionOptions()
+    if _is_own(args):
+        refuse([name for name in given(args) if name == "model"], "--workload names the models")
+        refuse([name for name in NUMERICS if name in tables], "these tables use no model, and --workload names one")
+        refuse(
+            [name for name in given(args) if name == "train_steps"],
+            "--train-steps trains a language model of this package on generated tokens, and --workload names another",
+        )
     if "model" in given(args) and "dtypes" not in tables:
         instead = "drop --model" if tables else f"use --size {' '.join(args.model)} for timings"
         raise ConfigError(f"--model requires --dtypes; add --dtypes, or {instead}")
@@ -145,7 +165,7 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
         refuse(
             [name for name in names if name in (*OF_PRESETS, "mode")], "--accumulation and --normalization use no model"
         )
-    if tables and not PRESETS.keys() & {*args.model}:
+    if tables and not _is_own(args) and not PRESETS.keys() & {*args.model}:
         refuse(
             [name for name in names if name in OF_PRESETS],
             f"these options require a preset, got --model {' '.join(args.model)}",
@@ -222,6 +242,7 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
 
     chosen = [one_of("precision", name, Precision) for name in args.precision] or list(Precision)
     axes: dict[str, Sequence[object]] = {
+        "workload": args.step.workload,
         "size": args.size,
         "batch_size": [args.batch_size],
         "attention": args.attention,
@@ -231,11 +252,16 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
     if args.train_steps < 0:
         raise ConfigError(f"--train-steps must be at least 0, got {args.train_steps}")
     base = RunConfig(device=args.device, seed=args.seed, mode=Mode(one_of("mode", args.mode, Mode)), warmup=args.warmup)
+    base = args.step.base(base)
     timed = grid(replace(base, steps=args.steps, rounds=args.rounds), **axes)
     once = replace(base, mode=Mode.TRAIN_STEP, warmup=0, steps=1)
-    apart = grid(replace(once, workload=ERRORS), **axes)
+    if _is_own(args):
+        low = {"precision": [name for name in axes["precision"] if name != BASELINE]}
+        apart = grid(replace(once, profiler=ERRORS), **{**axes, **low})
+    else:
+        apart = grid(once, **{**axes, "workload": [ERRORS]})
     if args.train_steps:
-        apart += grid(replace(once, workload=CURVES, steps=args.train_steps), **axes)
+        apart += grid(replace(once, steps=args.train_steps), **{**axes, "workload": [CURVES]})
     if args.explain:  # a CPU's trace has no kernels
         device = "cuda" if args.device == "auto" else args.device
         apart += grid(replace(base, profiler="kineto", device=device, warmup=5, steps=3), **axes)
@@ -249,6 +275,10 @@ def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
         axes |= {"context_length": args.context_length} if args.context_length else {}
         axes |= {"model": [preset(model)], "batch_size": [args.batch_size], "attention": args.attention}
         return grid(base, **axes)
+    if _is_own(args):
+        axes |= {"context_length": args.context_length} if args.context_length else {}
+        axes |= {"batch_size": [args.batch_size], "attention": args.attention, "workload": [model]}
+        return grid(args.step.base(base), **axes)
     workload = model if ":" in model else one_of("model", model, [TOY, *PRESETS])
     return grid(base, workload=[workload], **axes)
 
@@ -305,7 +335,10 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
     if not rows:
         return failed_text(record, format)
     shown = [{name: short(value, SHORT) for name, value in row.items()} for row in collapsed(rows)]
+    own = is_foreign(record.run_config.workload)
     for row in shown:
+        if own and row["what"] == "logits":
+            row["what"] = "outputs"
         if str(row["what"]).rpartition(".")[2].isdigit():  # an index in an nn.Sequential needs its type
             row["what"] = f"{row['what']} {row['type']}"
     notes = [note for name, note in NOTES.items() if any(row[name] for row in as_tables(record.results)["dtypes"])]

@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from cs_systems.comparison.runs import compare
 from cs_systems.config import Precision, RunConfig, describe
+from cs_systems.core.plugins import is_foreign
 from cs_systems.core.rows import TrainingCurveRow, first_row
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import RunRecord
@@ -109,7 +110,7 @@ TIMED, ERRORS, CURVES = "train_step", "precision_error", "training_curve"
 
 def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict[Precision, list[RunRecord]]]:
     """Return cell (in fp32) → precision, in the order of `Precision` → its records (repeats), without a profiler."""
-    mine = [r for r in records if r.config["workload"] == workload and r.config.get("profiler", "none") == "none"]
+    mine = [record for record in records if _role(record) == workload]
     cells: dict[RunConfig, dict[Precision, list[RunRecord]]] = {}
     for record in sorted(mine, key=lambda r: list(Precision).index(r.run_config.precision)):
         cell = replace(record.run_config, precision=BASELINE, warmup=0, warmup_s=0.0, steps=1, rounds=1)
@@ -117,10 +118,18 @@ def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict
     return cells
 
 
+def _role(record: RunRecord) -> str | None:
+    """Return TIMED, ERRORS or CURVES; a user's own model is timed, or under the profiler of the name ERRORS."""
+    workload, profiler = record.config["workload"], record.config.get("profiler", "none")
+    if not is_foreign(workload):
+        return str(workload) if profiler == "none" else None
+    return {"none": TIMED, ERRORS: ERRORS}.get(profiler)
+
+
 def name_of(cell: RunConfig) -> str:
     """Return a description of the cell for any workload, without the precision."""
-    silent = {"precision"} if cell.workload == TIMED else {"precision", "mode"}
-    return describe(replace(cell, workload=TIMED), silent)
+    silent = {"precision", "profiler"} if cell.workload == TIMED else {"precision", "profiler", "mode"}
+    return describe(cell if is_foreign(cell.workload) else replace(cell, workload=TIMED), silent)
 
 
 def gains(found: dict[Precision, list[RunRecord]]) -> list[GainRow]:

@@ -10,15 +10,19 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import PurePath
 from statistics import median
 from typing import Any, TypedDict
 
 from cs_systems.config import ConfigError, describe
 from cs_systems.core import statistics
+from cs_systems.core.plugins import is_foreign
+from cs_systems.core.rows import first_row
 from cs_systems.record import Environment, RunRecord
 
 # These fields describe the measurement and not the computation: cells match even if they differ.
 _NOT_IDENTITY = {"steps", "warmup", "warmup_s", "rounds", "seed", "profiler", "profiler_args"}
+_SOURCES = ("workload", "attention", "inputs")
 _MACHINE = (
     *("device_name", "torch", "triton", "cuda", "driver", "python"),
     *("code_version", "git_commit", "float32_matmul"),
@@ -122,6 +126,27 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return {name: value for name, value in flat.items() if name not in _NOT_IDENTITY}
 
 
+def _identities(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Return the fields that identify each record; code in a file has the name of the file, in any folder.
+
+    Where two files of the records have the same name, their folders stay.
+    """
+    flat = [_flat(record.run_config.to_dict()) for record in records]
+    paths: dict[str, set[str]] = defaultdict(set)
+    for values in flat:
+        for name in _SOURCES:
+            paths[_in_any_folder(values[name])].add(values[name])
+    return [
+        values | {name: short for name in _SOURCES if len(paths[short := _in_any_folder(values[name])]) == 1}
+        for values in flat
+    ]
+
+
+def _in_any_folder(source: str | None) -> str:
+    """Return `mine.py:factory` for `folder/mine.py:factory`, and any other name as it is."""
+    return PurePath(source).name if source and ".py:" in source else source or ""
+
+
 def _compared(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> dict[str, tuple[Any, Any]]:
     values_a, values_b = _values(a), _values(b)
     return {
@@ -133,8 +158,8 @@ def _compared(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> dict[str, tuple
 
 def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
-    for record in records:
-        for name, value in _flat(record.run_config.to_dict()).items():
+    for identity in _identities([*records]):
+        for name, value in identity.items():
             found[name].add(json.dumps(value))
     return found
 
@@ -142,12 +167,10 @@ def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
 def _cells(records: Iterable[RunRecord], compared: Mapping[str, Any]) -> dict[str, list[RunRecord]]:
     """Return the measured records by cell; a cell's records are its repeats."""
     cells: dict[str, list[RunRecord]] = defaultdict(list)
-    for record in records:
-        if record.measurement is not None:
-            identity = {
-                name: value for name, value in _flat(record.run_config.to_dict()).items() if name not in compared
-            }
-            cells[json.dumps(identity, sort_keys=True)].append(record)
+    records = [record for record in records if record.measurement is not None]
+    for record, values in zip(records, _identities(records), strict=True):
+        identity = {name: value for name, value in values.items() if name not in compared}
+        cells[json.dumps(identity, sort_keys=True)].append(record)
     return cells
 
 
@@ -170,7 +193,7 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
     processes_a, processes_b = _processes(a, phase), _processes(b, phase)
     found = statistics.ratio_interval(processes_a, processes_b)
     return {
-        "cell": describe(a[0].run_config, without) or "all of it",
+        "cell": describe(a[0].run_config, without) or _plainly(a[0], without) or "all of it",
         "phase": phase,
         "a_median_s": median(d for process in processes_a for round in process for d in round),
         "b_median_s": median(d for process in processes_b for round in process for d in round),
@@ -184,6 +207,12 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
     }
 
 
+def _plainly(record: RunRecord, without: Collection[str]) -> str:
+    """Return the precision and mode of a cell of a user's own workload that differs in nothing from the defaults."""
+    names = [name for name in ("precision", "mode") if is_foreign(record.config["workload"]) and name not in without]
+    return " · ".join(str(record.config[name]) for name in names)
+
+
 def _unmatched(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterable[str]:
     for name, here, there in (("A", a, b), ("B", b, a)):
         if alone := len(here.keys() - there.keys()):
@@ -195,10 +224,23 @@ def _differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str
         left, right = _machine(a, name), _machine(b, name)
         if left != right:
             yield f"{name} differs: {', '.join(left) or 'unknown'} in A, {', '.join(right) or 'unknown'} in B"
+    code_a, code_b = _code(a), _code(b)
+    for name in code_a.keys() & code_b.keys():
+        if code_a[name] != code_b[name]:
+            yield f"the code of {name} differs between A and B"
     for side, records in (("A", a), ("B", b)):
         codes = sorted({w.code for r in records for w in r.warnings})
         if codes:
             yield f"caveats of {side}: {', '.join(codes)}"
+
+
+def _code(records: Iterable[RunRecord]) -> dict[str, set[str]]:
+    """Return the hashes of each source file of a user's own workload, by its name without the folder."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for record in records:
+        if digest := first_row(record.results, "ran").get("workload_sha256"):
+            found[_in_any_folder(record.config["workload"])].add(str(digest))
+    return found
 
 
 def _machine(records: Iterable[RunRecord], name: str) -> list[str]:

@@ -698,7 +698,7 @@ class PrecisionErrorRow(TypedDict):
     worst_parameter: str | None
     worst_parameter_error: float | None
     underflow_share: float | None  # of the gradient's elements that are not 0 in the reference
-    nonfinite_share: float  # of the gradient's elements
+    nonfinite_share: float | None  # of the gradient's elements
 
 
 class TrainingCurveRow(TypedDict):

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn._reduction import legacy_get_string
 from torch.overrides import TorchFunctionMode
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
@@ -35,9 +36,6 @@ class _LikeCuda(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func is Tensor.backward:  # checkpoints recompute forward inside, where the mode would be off
-            with self:
-                return _backward(*args, **kwargs)
         if func in _DROPOUTS:
             return _dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
@@ -49,10 +47,6 @@ class _LikeCuda(TorchFunctionMode):
                 args = tuple(_widened(value) for value in args)
                 kwargs = {name: _widened(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
-
-
-def _backward(tensor: Tensor, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
-    torch.autograd.backward(tensor, gradient, *args, **kwargs)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **given: Any) -> Tensor:
@@ -89,13 +83,40 @@ class _TrainsMask(torch.autograd.Function):
         return gradients[0], of_scores.sum_to_size(ctx.mask_shape), None
 
 
-def _cross_entropy(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """Run cross entropy with the log-softmax in the dtype of the logits, and a wide copy for the loss."""
-    names = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
-    options = dict(zip(names, args, strict=False)) | kwargs
-    known = {name: options[name] for name in ("weight", "ignore_index", "reduction") if name in options}
-    logs = torch.ops.aten._log_softmax(input, 1 if input.dim() > 1 else 0, False)
-    return F.nll_loss(logs.float(), target, **known)
+    if size_average is not None or reduce is not None:
+        reduction = legacy_get_string(size_average, reduce)
+    classes = 1 if input.dim() > 1 else 0
+    logs: Tensor = torch.ops.aten._log_softmax(input, classes, False)
+    loss: Tensor = F.nll_loss(logs.float(), target, weight, ignore_index=ignore_index, reduction=reduction)
+    if not label_smoothing:
+        return loss
+    is_kept = target != ignore_index
+    weighted = logs if weight is None else logs * weight.view(-1, *[1] * (logs.dim() - classes - 1))
+    smooth = -weighted.sum(classes, dtype=torch.float32) * is_kept
+    if reduction != "none":
+        smooth = smooth.sum()
+    if reduction == "mean":
+        smooth = smooth / (is_kept.sum() if weight is None else (weight[target.where(is_kept, 0)] * is_kept).sum())
+    return (1 - label_smoothing) * loss + label_smoothing / input.shape[classes] * smooth
+
+
+def _inside(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return function(*args, **kwargs)
+
+    return call
 
 
 def _is_by_class(args: tuple[Any, ...]) -> bool:
@@ -116,5 +137,8 @@ def like_cuda() -> Iterator[None]:
         # A recurrent layer of oneDNN keeps memory whose size is unknown; that of cuDNN is close to torch's own cells.
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
-        stack.enter_context(_LikeCuda())
+        stack.enter_context(mode := _LikeCuda())
+        # torch calls the engine with the mode off, and checkpoints run forward again inside.
+        run_engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+        stack.enter_context(patch("torch.autograd._engine_run_backward", _inside(mode, run_engine)))
         yield

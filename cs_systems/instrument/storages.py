@@ -130,16 +130,10 @@ class StorageTracker(TorchDispatchMode):
                     self._bytes[before] -= size
                     self._bytes[category] += size
 
-    def forget(self) -> None:
-        """Forget everything that was counted, after a building that failed."""
-        self._live.clear()
-        self._bytes.clear()
-        self._peak.clear()
-        self.allocator = CachingAllocator() if self.allocator else None
-
-    def built(self, model: nn.Module) -> None:
-        """End the building of a model, and name its gradients from now on."""
+    def built(self, model: nn.Module, inputs: Iterable[Any]) -> None:
+        """Count a model and the inputs that exist before the first step; name its gradients from now on."""
         self.name([*model.parameters(), *model.buffers()], PARAMETERS)
+        self.name(inputs, BATCH)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(lambda p: self.name([p.grad], GRADIENTS))
@@ -166,8 +160,6 @@ class StorageTracker(TorchDispatchMode):
         )
 
     def _gone(self, key: int) -> None:
-        if key not in self._live:  # forgotten
-            return
         category, size, block = self._live.pop(key)
         self._bytes[category] -= size
         if self.allocator is not None and block is not None:

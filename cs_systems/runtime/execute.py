@@ -30,6 +30,7 @@ from cs_systems.runtime.plain_rows import check_phases, plain_row, plain_tables
 from cs_systems.runtime.process_state import ProcessState, seed_all
 from cs_systems.runtime.timing import measure
 from cs_systems.workloads import Unavailable, Workload, _foreign
+from cs_systems.workloads._foreign_errors import ForeignErrors
 from cs_systems.workloads._module import ModuleStep
 from cs_systems.workloads._training import Training
 
@@ -46,6 +47,8 @@ def build(config: RunConfig, device: Device) -> Workload:
     made = _factory(config)
     if plugins.is_foreign(config.workload):
         seed_all(config.seed)
+        if config.profiler == "precision_error":
+            return ForeignErrors(config, device)
         return _foreign.build(made, config, device)
     workload: Workload = made(config, device)
     return workload
@@ -325,7 +328,7 @@ def _provenance(config: RunConfig) -> dict[str, str]:
 def _tables(cell: _Cell, device: Device) -> Results:
     """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
     made: Any = getattr(cell.workload, "tables", dict)()
-    is_ours = isinstance(getattr(cell.workload, "inner", cell.workload), Training)
+    is_ours = isinstance(getattr(cell.workload, "inner", cell.workload), (Training, ForeignErrors))
     own = cast(Results, made if is_ours or not plugins.is_foreign(cell.config.workload) else plain_tables(made))
     measured = _measured_cost(cell.workload)
     own |= _forecast(cell, device)

@@ -5,22 +5,26 @@ The model is built on fake tensors too, or for real on the CPU where its code re
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._pytree import tree_map_only
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from cs_systems.config import ConfigError, Precision, RunConfig
+from cs_systems.config import ConfigError, Phase, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.rows import ForecastRow
 from cs_systems.instrument import structure
@@ -83,18 +87,21 @@ def _forecast(config: RunConfig, fake: bool) -> ForecastRow:
         stack.enter_context(_quiet())
         if on_cuda:
             stack.enter_context(like_cuda())
-        workload, step = _built(config, tracker, mode)
+        workload, step = _built(config, mode)
         stack.enter_context(mode)
         stack.enter_context(tracker)
         # The scale of the loss is a scalar, but its check reads a value.
         step.scaler = torch.amp.GradScaler("cpu", enabled=False)
-        tracker.built(step.model)
+        tracker.built(step.model, _inputs(step, mode))
         for number in range(1, STEPS + 1):
             tracker.flops = 0
             step.prepare()
             for phase, run in step.step():
                 with tracker.phase(number, phase, step.optimizer):
-                    run()
+                    if phase == Phase.INPUT:
+                        _fetch(run, step, mode)
+                    else:
+                        run()
         workload.check()
     last = [row for row in tracker.rows if row["step"] == STEPS]
     return {
@@ -108,6 +115,13 @@ def _forecast(config: RunConfig, fake: bool) -> ForecastRow:
     }
 
 
+def _fetch(run: Callable[[], Any], step: ModuleStep, mode: Any) -> None:
+    """Fetch a batch as the host does, and copy it, because it may be a view of data that stay on the host."""
+    with _disable_current_modes():
+        run()
+    step.batch = tree_map_only(Tensor, lambda tensor: _fake(tensor, mode).clone(), step.batch)
+
+
 def _check(config: RunConfig) -> None:
     """Raise Unavailable for a cell whose memory fake tensors cannot predict."""
     if not plugins.is_foreign(config.workload):
@@ -118,21 +132,33 @@ def _check(config: RunConfig) -> None:
         raise Unavailable("fake tensors predict one process; leave out --strategy")
 
 
-def _built(config: RunConfig, tracker: StorageTracker, mode: Any) -> tuple[ForeignWorkload, ModuleStep]:
+def _built(config: RunConfig, mode: Any) -> tuple[ForeignWorkload, ModuleStep]:
     """Build the workload on fake tensors, or for real if its code needs values."""
-    if isinstance(mode, FakeTensorMode):
-        try:
-            with mode, tracker:
-                return _workload(config)
-        except (Unavailable, ConfigError):
-            raise
-        except Exception:
-            tracker.forget()
+    if not isinstance(mode, FakeTensorMode):
+        return _workload(config)
+    try:
+        with mode, _without_values():
+            return _workload(config)
+    except (Unavailable, ConfigError):
+        raise
+    except Exception:  # whatever the user's code raises under fake tensors
         workload, step = _workload(config)
         _make_fake(step, mode)
         return workload, step
-    with tracker:
-        return _workload(config)
+
+
+@contextmanager
+def _without_values() -> Iterator[None]:
+    """Let modules of fake tensors be initialised and converted, which reads values or swaps tensors in torch."""
+
+    def convert(parameter: Tensor, converted: Tensor) -> None:
+        parameter.data = converted.data
+
+    with (
+        patch("torch.utils.swap_tensors", convert),
+        patch("torch.nn.init._no_grad_trunc_normal_", lambda tensor, *_, **__: tensor),
+    ):
+        yield
 
 
 def _workload(config: RunConfig) -> tuple[ForeignWorkload, ModuleStep]:
@@ -148,22 +174,35 @@ def _workload(config: RunConfig) -> tuple[ForeignWorkload, ModuleStep]:
     return workload, step
 
 
+def _inputs(step: ModuleStep, mode: Any) -> list[Any]:
+    """Return the tensors that are on the device before the first step: the batch, and those that the loss refers to."""
+    found = tree_leaves(step.batch)
+    for function in (step.setup.loss, step.setup.forward):
+        if inspect.isfunction(function):
+            names = inspect.getclosurevars(function)
+            found += tree_leaves([names.nonlocals, names.globals])
+    return [_fake(value, mode) if isinstance(value, Tensor) else value for value in found]
+
+
+def _fake(tensor: Tensor, mode: Any) -> Tensor:
+    """Return the one fake tensor that stands for this tensor; itself if it is fake, or is to stay real."""
+    if isinstance(tensor, FakeTensor) or not isinstance(mode, FakeTensorMode):
+        return tensor
+    return mode.from_tensor(tensor)
+
+
 def _make_fake(step: ModuleStep, mode: FakeTensorMode) -> None:
     """Replace the parameters, buffers and batch of a step that was built for real; its optimizer follows."""
-
-    def fake(tensor: Tensor) -> Tensor:
-        return mode.from_tensor(tensor)
-
     replaced: dict[int, Tensor] = {}
     for module in step.model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    tensors[name] = replaced.setdefault(id(tensor), fake(tensor))  # type: ignore[assignment]
+                    tensors[name] = replaced.setdefault(id(tensor), _fake(tensor, mode))  # type: ignore[assignment]
     if step.optimizer is not None:
         for group in step.optimizer.param_groups:
             group["params"] = [replaced[id(p)] for p in group["params"]]
-    step.batch = tree_map_only(Tensor, fake, step.batch)
+    step.batch = tree_map_only(Tensor, lambda tensor: _fake(tensor, mode), step.batch)
 
 
 def _stacks(model: nn.Module) -> dict[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import prod
 
-from cs_systems.config import PRESETS, ConfigError, ModelConfig, RunConfig, one_of
+from cs_systems.config import CONFIGURED, PRESETS, ConfigError, ModelConfig, RunConfig, one_of
 from cs_systems.snapshots.categories import (
     ACTIVATIONS,
     BEFORE_RECORDING,
@@ -69,6 +69,8 @@ def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNam
     if config is not None and config.workload == "train_step":
         elements = [e for e in ELEMENT_BYTES if _fits(config.model, e, sizes)]
         return _names(config.model, elements, config, f"tensors are named by their size, from {config.model.label}")
+    if config is not None and config.workload not in CONFIGURED:
+        return TensorNames({}, {}, "")  # a model of somebody's own may have sizes of a preset, but not its names
     for name, model in PRESETS.items():
         elements = [e for e in ELEMENT_BYTES if _fits(model, e, sizes)]
         if elements and _explains_most(model, elements, attribution):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,11 +43,14 @@ class PrecisionError:
         self.config = replace(config, mode=Mode.FORWARD_BACKWARD)
         self.device = device
         self.preflight(config, device)
-        self.reference_dtype = _reference_dtype(self.config, device)
+        self._begin(_reference_dtype(self.config, device))
+        self.tokens: int | None = config.batch_size * config.tokens_per_sequence
+
+    def _begin(self, reference_dtype: torch.dtype) -> None:
+        self.reference_dtype = reference_dtype
         self.logits = self.loss = torch.empty(0)
         self.gradients: dict[str, Tensor] = {}
         self.rows: list[PrecisionErrorRow] = []
-        self.tokens = config.batch_size * config.tokens_per_sequence
         self.low_loss: float | None = None
 
     @staticmethod
@@ -71,17 +75,16 @@ class PrecisionError:
 
     def _reference(self) -> None:
         devices.set_float32_matmul(Precision.FP32)  # a tf32 cell would otherwise compute an fp32 reference in tf32
-        exact = TrainStep(_exact(self.config), self.device)
+        exact = self._make(_exact(self.config))
         exact.model.to(self.reference_dtype)
         run_parts(exact)
-        assert exact.logits is not None
         assert exact.loss is not None
-        self.logits, self.loss = exact.logits.detach(), exact.loss.detach()
+        self.logits, self.loss = self._outputs(exact), exact.loss.detach()
         self.gradients = {n: p.grad for n, p in exact.model.named_parameters() if p.grad is not None}
         devices.set_float32_matmul(self.config.precision)
 
     def _low(self) -> None:
-        low = TrainStep(self.config, self.device)
+        low = self._make(self.config)
         if self.config.precision is not Precision.FP16:
             self.rows = [self._errors(low, None)]
             return
@@ -90,7 +93,15 @@ class PrecisionError:
             scale /= 2  # as GradScaler does, a step later
         self.rows.append(row)
 
-    def _errors(self, low: TrainStep, scale: float | None) -> PrecisionErrorRow:
+    def _make(self, config: RunConfig) -> Any:
+        return TrainStep(config, self.device)
+
+    def _outputs(self, step: Any) -> Tensor:
+        """Return what the model computed in the last step, without its graph."""
+        logits: Tensor = step.logits.detach()
+        return logits
+
+    def _errors(self, low: Any, scale: float | None) -> PrecisionErrorRow:
         """Return the table row of one step.
 
         scale: the factor of the loss before backward, by which the gradients are divided afterwards; None for no
@@ -99,7 +110,6 @@ class PrecisionError:
         if scale is not None:
             low.scaler = torch.amp.GradScaler(self.device.torch.type, init_scale=scale)
         run_parts(low)
-        assert low.logits is not None
         assert low.loss is not None
         self.low_loss = float(low.loss.detach())
         found = {n: p.grad for n, p in low.model.named_parameters() if p.grad is not None}
@@ -117,13 +127,13 @@ class PrecisionError:
         return {
             "reference": str(self.reference_dtype).removeprefix("torch."),
             "loss_scale": scale,
-            "logits_error": _known(_norm(low.logits.detach().to(self.logits.dtype) - self.logits), _norm(self.logits)),
+            "logits_error": _known(_norm(self._outputs(low).to(self.logits.dtype) - self.logits), _norm(self.logits)),
             "loss_error": _known(abs(self.low_loss - float(self.loss)), float(self.loss)),
             "gradient_error": _known(_whole(distances.values()), _whole(norms.values())),
             "worst_parameter": worst,
             "worst_parameter_error": _known(of_each[worst], 1.0) if worst else None,
             "underflow_share": lost / exact if exact else None,
-            "nonfinite_share": nonfinite / elements,
+            "nonfinite_share": nonfinite / elements if elements else None,
         }
 
     def cost(self) -> None:

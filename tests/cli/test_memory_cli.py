@@ -144,7 +144,11 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
         ),
         (
             ["--fits", "1GiB", "--workload", "json:loads"],
-            "--fits requires --workload train_step, got json:loads; leave out --fits",
+            "the memory cannot be predicted: json:loads(s, *",
+        ),
+        (
+            ["--fits", "1GiB", "--workload", "toy"],
+            "--fits requires --workload train_step or your own, got toy; leave out --fits",
         ),
     ],
 )
@@ -177,7 +181,7 @@ def test_snapshot_without_gpu_is_unavailable(tmp_path: Path, capsys: pytest.Capt
     memory, snapshot = read_records(tmp_path)[0]
     assert (memory.status, snapshot.status) == ("ok", "unavailable")
     assert snapshot.reason == "a memory snapshot requires a CUDA device; leave it out or run on a GPU"
-    assert "unavailable: --snapshot requires a CUDA device" in capsys.readouterr().out
+    assert "unavailable: a memory snapshot requires a CUDA device" in capsys.readouterr().out
 
 
 def test_best_checkpoint_verifies_each_cell_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

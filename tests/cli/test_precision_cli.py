@@ -28,6 +28,9 @@ def outside():
 
 def nothing():
     torch.zeros(1)
+
+def factory(config, device):
+    return nn.Linear(8, 8), torch.randn(config.batch_size, 8)
 """
 
 
@@ -154,6 +157,20 @@ def test_precisions_are_compared_with_fp32(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device that must be missing")
+def test_precisions_of_a_users_own_model_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "steps.py").write_text(STEPS)
+    words = ["--precision", "bf16", "--steps", "2", "--warmup", "1", "--rounds", "1", "--device", "cpu"]
+    assert (
+        main(["precision", "--workload", f"{tmp_path}/steps.py:factory", *words, "--out", str(tmp_path / "out")]) == 0
+    )
+    cells = [(r.config["precision"], r.config["profiler"], r.status) for r in read_records(tmp_path / "out")[0]]
+    assert cells == [("fp32", "none", "ok"), ("bf16", "none", "ok"), ("bf16", "precision_error", "ok")]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "steps.py:factory: time of a step" in printed
+    assert "factory: relative error against float32 of the same parameters and batch precision outputs loss" in printed
+    assert "logits" not in printed
+
+
 def test_missing_device_is_reported_once_per_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--precision", "bf16", "--device", "cuda", "--explain", "--out", str(tmp_path)]
     assert main(["precision", *words]) == 3
@@ -215,6 +232,10 @@ def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pyte
             "these options require a preset, got --model toy; leave out --context-length",
         ),
         (["--dtypes", "--mode", "backward"], "mode backward requires workload attention"),
+        (["--workload", "toy"], "--workload must be path.py:name or package.module:name, got toy; correct it"),
+        (["--workload", "json:loads", "--model", "medium"], "--workload names the models; leave out --model"),
+        (["--workload", "json:loads", "--accumulation"], "and --workload names one; leave out --accumulation"),
+        (["--workload", "json:loads", "--train-steps", "3"], "names another; leave out --train-steps"),
     ],
 )
 def test_invalid_options_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,3 +217,28 @@ def test_csv_of_two_traces_is_rejected_and_names_analyze(capsys: pytest.CaptureF
         in capsys.readouterr().err
     )
     assert main(["analyze", trace, trace, "--format", "csv", "--table", "phases"]) == 0
+
+
+def test_cells_of_own_workloads_match_by_name_in_any_folder() -> None:
+    def run(folder: str, digest: str, precisions: tuple[str, ...] = ("fp32", "bf16")) -> list[RunRecord]:
+        configs = [
+            RunConfig(workload=f"{folder}mine.py:{name}", precision=precision)  # type: ignore[arg-type]
+            for name in ("llama", "resnet")
+            for precision in precisions
+        ]
+        return [replace(record(c, 0.01), results={"ran": [{"workload_sha256": digest}]}) for c in configs]
+
+    found = compare(run("here/", "1"), run("/there/", "2"))
+    assert found.compared == {}
+    assert [row["cell"] for row in found.rows] == [
+        "here/mine.py:llama",
+        "here/mine.py:llama · bf16",
+        "here/mine.py:resnet",
+        "here/mine.py:resnet · bf16",
+    ]
+    assert {"the code of mine.py:llama differs between A and B"} <= {*found.doubts}
+    assert not any("the code" in doubt for doubt in compare(run("", "1"), run("x/", "1")).doubts)
+    two_files = [*run("a/", "1"), *run("b/", "1")]
+    assert len(compare(two_files, two_files).rows) == 8
+    llama, resnet = run("", "1")[:2], run("", "1")[2:]
+    assert [row["cell"] for row in compare(llama, resnet).rows] == ["fp32 · train-step", "bf16"]

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from cs_systems.config import RunConfig, preset
+from cs_systems.cli._forecasts import print_fits
+from cs_systems.config import ConfigError, RunConfig, preset
 from cs_systems.core.plugins import is_foreign
 from cs_systems.formulas.memory.allocator import MIB, CachingAllocator
-from cs_systems.formulas.memory.fit import algorithm_of, largest
+from cs_systems.formulas.memory.fit import CONTEXT_BYTES, algorithm_of, largest
 from cs_systems.formulas.memory.model import step_memory
+from cs_systems.instrument.like_cuda import like_cuda
+from cs_systems.record import Measurement, RunRecord
 from cs_systems.runtime.forecast import forecast
 from tests.snapshots.caching_allocator import CachingAllocator as Simulated
 
@@ -32,6 +37,17 @@ def convolutions(config, device):
 def mlp(config, device):
     layers = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)) for _ in range(3)]
     return nn.Sequential(*layers), torch.randn(64 * config.batch_size, 64)
+def loader(config, device):
+    data = torch.randn(64 * config.batch_size, 64)
+    return nn.Linear(64, 64), torch.utils.data.DataLoader(data, batch_size=config.batch_size)
+def closure(config, device):
+    target = torch.randn(config.batch_size, 64)
+    return nn.Linear(64, 64), {"input": target, "unused": target}, lambda y: (y - target - TABLE[0]).square().mean()
+TABLE = torch.zeros(1000, 64)
+def half(config, device):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    model[1].weight = model[0].weight
+    return model.to(torch.bfloat16), torch.randn(config.batch_size, 64).bfloat16()
 def llama(config, device):
     from transformers import LlamaConfig, LlamaForCausalLM
     ids = torch.randint(64, (config.batch_size, 32))
@@ -64,23 +80,57 @@ def _config(source: Path, name: str, **fields: object) -> RunConfig:
     "name",
     [
         "mlp",
+        "convolutions",
+        "loader",
         pytest.param("llama", marks=pytest.mark.skipif(not HAS_TRANSFORMERS, reason="needs transformers")),
     ],
 )
 def test_step_on_fake_tensors_needs_the_bytes_of_a_real_one(source: Path, name: str, precision: str) -> None:
-    if (name, precision) == ("mlp", "bf16"):
-        pytest.skip("oneDNN keeps a copy of its own inside a linear layer in bf16, which fake tensors do not show")
     config = _config(source, name, precision=precision, device="cpu")
     fake, real = forecast(config), forecast(config, fake=False)
     assert (fake["reason"], real["reason"]) == (None, None)
     assert fake["peak_bytes"] == pytest.approx(real["peak_bytes"], rel=0.02)
     assert fake["flops"] == real["flops"]
     assert "batch_size" in fake["reads"]
+    assert [row["components"].get("batch") for row in fake["phases"]] == [
+        row["components"].get("batch") for row in real["phases"]
+    ]
     last = fake["phases"][-1]["components"]
     assert last["optimizer_state"] >= 2 * last["gradients"]
 
 
-@pytest.mark.parametrize(("precision", "checkpoint"), [("fp32", "none"), ("bf16", "none"), ("fp32", "every:1")])
+def test_data_of_a_loader_are_not_counted_and_its_batches_are(source: Path) -> None:
+    row = forecast(_config(source, "loader", device="cpu", batch_size=8))
+    assert [phase["components"].get("batch", 0) for phase in row["phases"][:2]] == [0, 8 * 64 * 4]
+
+
+def test_tensors_that_the_loss_refers_to_are_counted_once(source: Path) -> None:
+    row = forecast(_config(source, "closure", device="cpu", batch_size=8))
+    assert {phase["components"]["batch"] for phase in row["phases"]} == {4 * 64 * (8 + 1000)}
+
+
+def test_model_converted_while_it_is_built_keeps_its_tied_weights(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cs_systems.runtime.forecast._make_fake", None)  # it must not be built for real
+    row = forecast(_config(source, "half", device="cpu"))
+    assert row["reason"] is None
+    assert row["phases"][0]["components"]["parameters"] == 2 * (64 * 64 + 2 * 64)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight": torch.arange(1.0, 6)}, {"ignore_index": 2}, {"reduction": "sum"}])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("shape", [(8, 5), (8, 5, 3)])
+def test_cross_entropy_like_cuda_is_that_of_torch(shape: tuple[int, ...], label_smoothing: float, options: Any) -> None:
+    torch.manual_seed(0)
+    logits, target = torch.randn(shape), torch.randint(5, (shape[0], *shape[2:]))
+    right = torch.nn.functional.cross_entropy(logits, target, label_smoothing=label_smoothing, **options)
+    with like_cuda(), torch.autocast("cpu", torch.bfloat16):
+        found = torch.nn.functional.cross_entropy(logits, target, label_smoothing=label_smoothing, **options)
+    torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize(("precision", "checkpoint"), [("fp32", "none"), ("bf16", "none"), ("bf16", "every:1")])
 def test_prediction_for_cuda_agrees_with_the_closed_form(source: Path, precision: str, checkpoint: str) -> None:
     model = replace(preset("small"), num_layers=2)
     fields = {"precision": precision, "checkpoint": checkpoint, "model": model, "device": "cuda", "batch_size": 2}
@@ -134,3 +184,33 @@ def test_largest_that_fits_is_found_in_few_tries(limit: int, start: int) -> None
     found = largest(needed, limit, start)
     assert found == max((n for n in range(10**6) if max(3 * n + 2, 5 * n - 400) <= limit), default=0)
     assert len(tried) <= 12
+
+
+def test_fits_extrapolates_measured_peaks_where_fake_tensors_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = []
+
+    def measure(config: RunConfig) -> RunRecord:
+        measured.append(config.batch_size)
+        peak = 10 * MIB + 30 * MIB * config.batch_size
+        return RunRecord("key", config.to_dict(), "ok", measurement=Measurement("cuda", (), 0.0, peak, None))
+
+    refused: Any = {"reason": "the step does not run on fake tensors: x; y", "peak_bytes": None, "reads": []}
+    config = RunConfig(workload="mine.py:factory", batch_size=8)
+    print_fits(config, CONTEXT_BYTES + 1000 * MIB, lambda config: refused, measure)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert measured == [2, 4, 8]
+    assert "largest that fits: batch 33" in printed
+    assert "because the step does not run on fake tensors: x: 70.0 MiB at batch 2, 130 MiB at batch 4" in printed
+    assert "is at most 0.0% off" in printed
+    with pytest.raises(ConfigError, match="does not run on fake tensors: x"):
+        print_fits(config, 1000 * MIB, lambda config: refused, None)
+
+
+def test_error_of_the_extrapolation_is_that_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(config: RunConfig) -> RunRecord:
+        peak = {1: 100, 2: 120, 4: 200}[config.batch_size] * MIB
+        return RunRecord("key", config.to_dict(), "ok", measurement=Measurement("cuda", (), 0.0, peak, None))
+
+    refused: Any = {"reason": "x", "peak_bytes": None, "reads": []}
+    print_fits(RunConfig(workload="mine.py:factory"), 2**40, lambda config: refused, measure)
+    assert re.search(r"is at most [5-9]\.\d% off", " ".join(capsys.readouterr().out.split()))

@@ -60,6 +60,7 @@ LEAVES_NOTHING = {
     "nsys": "nsys left no report; read its messages in worker.log, beside the records",
     "nsys_memory": "nsys left no report; read its messages in worker.log, beside the records",
     "overlap": "torch.profiler left no trace of rank 0; check the free disk space",
+    "precision_error": "no error was measured; use --workload path.py:name",
     "rank_memory": "no memory was read on rank 0; check the free disk space",
     "residuals": "no saved tensor was listed; check the free disk space",
 }

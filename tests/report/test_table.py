@@ -46,6 +46,14 @@ def test_table_of_ranks_fits_80_columns_and_explains_rates() -> None:
     assert "\nmodel FLOP/s: FLOPs by formula / time; causal attention counts half; for one rank\n" in wide
 
 
+def test_counted_flops_are_not_called_a_formula(train_records: list[RunRecord]) -> None:
+    own = [replace(r, config=r.config | {"workload": "mine.py:factory"}) for r in train_records]
+    text = render(own, columns=["step.model_flops_per_s"])
+    assert "FLOPs as PyTorch counts them" in text
+    assert "by formula" not in text
+    assert "by formula" in render(train_records, columns=["step.model_flops_per_s"])
+
+
 def test_attention_table_fits_80_columns(attention_records: list[RunRecord]) -> None:
     text = render(attention_records, width=80)
     assert max(map(len, text.splitlines())) <= 80

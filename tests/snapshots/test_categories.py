@@ -345,6 +345,15 @@ def test_unknown_model_has_no_names(real: Attribution) -> None:
     assert tensor_names(real) == UNNAMED
 
 
+@pytest.mark.parametrize("workload", ["mine.py:factory", "loop train"])
+def test_model_of_ones_own_never_gets_the_names_of_a_preset(workload: str, tmp_path: Path) -> None:
+    assert tensor_names(large_model(tmp_path, 4)).note.startswith("names are guessed")
+    config = RunConfig().to_dict() | {"workload": workload}
+    data = {"schema_version": 1, "config": config, "max_allocated_bytes": None, "tensors": []}
+    (tmp_path / "made.pickle.json").write_text(json.dumps(data))
+    assert tensor_names(large_model(tmp_path, 4)) == UNNAMED
+
+
 def test_sidecar_names_tensors(tmp_path: Path) -> None:
     """Tensors are named by the block that holds them, activations by the configuration."""
     config = RunConfig(model=preset("small", context_length=256), batch_size=2, precision=Precision.BF16)

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
 import cs_systems
 from cs_systems.config import ModelConfig, Precision, RunConfig
+from cs_systems.core.plugins import holding
 from cs_systems.machine.device import Device, resolve
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.figures import plot
+from cs_systems.runtime.execute import build
 from cs_systems.workloads import Unavailable, precision_error
 from cs_systems.workloads.precision_error import PrecisionError, run_parts
 from cs_systems.workloads.training_curve import ALPHABET, SUCCESSORS, TrainingCurve
@@ -149,3 +153,37 @@ def test_errors_and_learning_on_gpu(precision: Precision) -> None:
     rows = measured("training_curve", precision, device="cuda", steps=LEARNT).results["training_curve"]
     losses = [row["loss"] for row in rows]
     assert fmean(losses[-ENDS:]) < fmean(losses[:ENDS]), "single losses vary with the data of their step"
+
+
+def _own(config: RunConfig, device: Any) -> Any:
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    batches = DataLoader(torch.randn(16, 8), batch_size=config.batch_size, shuffle=True)  # type: ignore[arg-type]
+    return layers, batches, lambda y: y.square().mean()
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16, Precision.BF16_PURE])
+def test_own_model_is_compared_on_the_same_batch_and_dropout(precision: Precision) -> None:
+    config = RunConfig(workload="live own", precision=precision, profiler="precision_error", device="cpu")
+    with holding(config.workload, _own):
+        made = build(config, resolve("cpu"))
+        run_parts(made)
+    rows = made.tables()["precision_error"]  # type: ignore[attr-defined]
+    assert len(rows) == 1 + (precision is Precision.FP16)
+    for row in rows:
+        assert 0 < row["logits_error"] < 0.02
+        assert 0 < row["gradient_error"] < 0.02
+        assert row["reference"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("made", "fields", "reason"),
+    [
+        (_own, {"precision": Precision.FP32}, "fp32 is the reference of the errors, and is not compared with itself"),
+        (_own, {"attention": "flex"}, "does not use attention="),
+        (lambda config, device: print, {}, "is a step of its own, whose outputs and gradients are unknown; return"),
+    ],
+)
+def test_own_error_that_cannot_be_measured_has_a_reason(made: Any, fields: dict[str, Any], reason: str) -> None:
+    config = RunConfig(workload="live own", **{"precision": Precision.BF16, "profiler": "precision_error", **fields})
+    with holding(config.workload, made), pytest.raises(Unavailable, match=reason):
+        run_parts(build(config, resolve("cpu")))

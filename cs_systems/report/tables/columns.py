@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.config import ConfigError, Phase, one_of
+from cs_systems.config import CONFIGURED, ConfigError, Phase, one_of
 from cs_systems.core import units
 from cs_systems.core.collectives import readable_bytes
 from cs_systems.core.printable import plain
@@ -169,6 +169,8 @@ def legend(spec: Spec, rows: pd.DataFrame) -> str:
     """Return the meaning of a column, if its heading does not explain it."""
     column = spec.column
     meaning = layout.LEGENDS.get(spec.name, layout.LEGENDS.get(column, ""))
+    if column in layout.COUNTED and not rows["workload"].isin(CONFIGURED).any():
+        meaning = layout.COUNTED[column]
     if (rows["world_size"] > 1).any():
         meaning += layout.OF_RANKS.get(column, "")
     of = "link" if column == "link_share" else "ceiling"

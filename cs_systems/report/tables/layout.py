@@ -67,7 +67,7 @@ OTHER = Layout(
 # These profilers measure a step's memory; its time includes a synchronisation at each boundary.
 MEMORY_PROFILERS = frozenset({"memory", "memory_snapshot", "nsys_memory", "rank_memory", "residuals"})
 # The step time has no meaning under these profilers, nor for these workloads, whose results are their tables.
-UNTIMED_PROFILERS = MEMORY_PROFILERS | {"dtypes"}
+UNTIMED_PROFILERS = MEMORY_PROFILERS | {"dtypes", "precision_error"}
 UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
 MEMORY_COLUMNS = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
 # Caveats that also concern records that are not timings.
@@ -143,6 +143,11 @@ LEGENDS = {
     "hfu": "HFU: executed FLOP/s as a share of the device's peak at that precision",
 }
 
+# Replacements of a legend for workloads from outside the package.
+COUNTED = {
+    "model_flops_per_s": "model FLOP/s: FLOPs as PyTorch counts them, or as the workload declares them, / time",
+    "hardware_flops_per_s": "executed FLOP/s: all FLOPs, with recomputation, / time",
+}
 OF_RANKS = {  # additions to a legend if a step has several ranks
     "tokens_per_s": "tokens/s: sum over all ranks",
     "samples_per_s": "samples/s: sum over all ranks",

@@ -1,0 +1,17 @@
+"""Error of a user's own model in low precision: the cell's workload becomes `workloads._foreign_errors`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cs_systems.profilers import Collected, ProfileLost, Profiler
+from cs_systems.record import RunRecord
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    if not record.results.get("precision_error"):
+        raise ProfileLost("no error was measured; use --workload path.py:name")
+    return Collected()
+
+
+PROFILER = Profiler(collect=collect)

@@ -1,0 +1,63 @@
+"""Error of a user's own model in low precision against fp32, over one step; not a timing.
+
+The columns are those of `precision_error`. The reference is in fp32, because code that converts tensors to a dtype of
+its own does not run in float64. The two steps have the same parameters, batch and seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from cs_systems.config import ConfigError, Mode, Precision, RunConfig
+from cs_systems.core import plugins
+from cs_systems.core.rows import PrecisionErrorRow, Ran
+from cs_systems.machine.device import Device
+from cs_systems.workloads import Unavailable
+from cs_systems.workloads._foreign import build
+from cs_systems.workloads._module import ModuleStep
+from cs_systems.workloads.precision_error import PrecisionError
+
+
+class ForeignErrors(PrecisionError):
+    """Workload that compares one step of a user's own model with the same step in fp32."""
+
+    def __init__(self, config: RunConfig, device: Device) -> None:
+        if config.precision is Precision.FP32:
+            raise Unavailable("fp32 is the reference of the errors, and is not compared with itself")
+        if config.is_distributed:
+            raise Unavailable("errors are measured on one process; leave out --strategy")
+        self.config = replace(config, mode=Mode.FORWARD_BACKWARD)
+        self.device, self.tokens = device, None
+        self._begin(torch.float32)
+
+    def _make(self, config: RunConfig) -> ModuleStep:
+        torch.manual_seed(config.seed)
+        made = build(plugins.get("workloads", config.workload), config, self.device)
+        if not isinstance(made.inner, ModuleStep):
+            raise Unavailable(
+                f"{config.workload} is a step of its own, whose outputs and gradients are unknown; "
+                "return (model, batch, loss)"
+            )
+        made.check()
+        torch.manual_seed(config.seed)  # the dropout of the first step is that of the reference
+        return made.inner
+
+    def _errors(self, low: Any, scale: float | None) -> PrecisionErrorRow:
+        if low.loss is not None:  # a further step would have the next batch
+            low = self._make(self.config)
+        return super()._errors(low, scale)
+
+    def _outputs(self, step: Any) -> Tensor:
+        leaves = tree_leaves(dict(step.output) if hasattr(step.output, "keys") else step.output)
+        found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim()]
+        if not found:
+            raise ConfigError(f"the model returned {type(step.output).__name__} without a tensor of numbers")
+        return torch.cat([leaf.detach().flatten().to(self.reference_dtype) for leaf in found])
+
+    def describe(self) -> Ran:
+        return {"loss": self.low_loss}
