@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from cs_systems.config import ConfigError
 from cs_systems.parallel._collectives import Averaging, broadcast, maximum
 from cs_systems.parallel._sender import Sender
 
@@ -59,7 +58,7 @@ def by_size(params: Sequence[nn.Parameter], size_bytes: float, last_bytes: float
 
 
 def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) -> None:
-    """Raise ConfigError on every rank if one has other parameters or buffers than rank 0, naming the first of them.
+    """Raise ValueError on every rank if one has other parameters or buffers than rank 0, naming the first of them.
 
     group: the ranks that are compared, numbered as they are in it; all by default.
     """
@@ -73,7 +72,7 @@ def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) 
     for rank, theirs in enumerate(all_ranks):
         for here, there in zip_longest(all_ranks[0], theirs, fillvalue="nothing"):
             if here != there:
-                raise ConfigError(
+                raise ValueError(
                     f"rank {rank} has a different model from rank 0: {there} ({len(theirs)} tensors) where rank 0 has "
                     f"{here} ({len(all_ranks[0])} tensors); build the same model, in the same order, on every rank"
                 )
@@ -121,7 +120,7 @@ class DataParallel(nn.Module):
         of the two would differ from rank to rank, and they may then deadlock, or receive each other's data.
 
     The first backward on rank 0 gives the order in which buckets become ready; later steps send in that order.
-    Raises ConfigError where the ranks have different models.
+    Raises ValueError where the ranks have different models.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ def test_causal_is_a_flag_or_takes_values(words: tuple[str, ...], expected: list
             {"mode": ("train-step",)},
             "has no mode train-step; use forward, backward or forward-backward",
         ),
-        ({"precision": ("bf61",)}, "unknown precision 'bf61': did you mean bf16"),
+        ({"precision": ("bf61",)}, "unknown dtype 'bf61': did you mean bf16"),
         ({"l2": "cold"}, "unknown l2 state 'cold'"),
         ({"heads": (6,), "heads_kv": (4,)}, "heads 6 is not a multiple of heads_kv 4"),
         ({"seq": (0,)}, "seq is 0; it must be at least 1"),

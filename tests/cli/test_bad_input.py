@@ -119,7 +119,6 @@ def test_malformed_input_exits_2_before_any_cell(
         "analyze a.json --tbl phases": "Perhaps you meant: --table STR",
         "report runs --format xml": "unknown format 'xml': did you mean html? known: terminal, markdown, latex, typst,",
         "profile --with nsy": "unknown value of --with 'nsy': did you mean nsys? known: nsys, kineto, ncu",
-        "run --with ncu -- train.py": "known: none, kineto, nsys",
         "compare a b --phase": "no value; give one, or leave out the option",
     }.items(),
 )

@@ -71,7 +71,7 @@ def test_size_is_one_value_or_a_range(text: str, sizes: list[int]) -> None:
         ),
         (("--collective", "allreduce"), "unknown collective 'allreduce': did you mean all_reduce"),
         (("--dtype", "fp12"), "unknown dtype 'fp12': did you mean"),
-        (("--world-size", "0"), "world_size is 0; it must be at least 1"),
+        (("--world-size", "0"), "--world-size is 0; it must be at least 1"),
         (("--calls", "0"), "calls is 0; it must be at least 1"),
         (("--device", "cuda:1"), "cuda:1 is a single device, but each rank needs its own; use --device cuda"),
     ],

@@ -283,7 +283,7 @@ def test_torch_ddp_has_predicted_but_no_counted_bytes() -> None:
         ("tp --tp-degree 2", "--tp-degree requires --strategy fsdp+tp or ddp_*+tp; add one, or leave out"),
         (
             "fsdp+tp",
-            "tp with another strategy requires tp_degree; set it to the number of ranks that share one block",
+            "tp with another strategy requires --tp-degree; set it to the number of ranks that share one block",
         ),
         (
             "fsdp --bucket-size-mb 1",

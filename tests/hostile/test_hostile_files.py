@@ -9,14 +9,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cs_systems.cli import main
-from cs_systems.cli._output import Format
+from cs_systems.cli._output import FORMATS
 from tests.hostile import files
 
 RECORDS = Path(__file__).parents[2] / "profiles" / "step_time" / "records.jsonl"
@@ -99,7 +99,7 @@ def test_hostile_nsys_exports_are_read_or_refused(tmp_path: Path) -> None:
     assert {status for _, status, _ in found} <= {0, 2}
 
 
-@pytest.mark.parametrize("format", get_args(Format))
+@pytest.mark.parametrize("format", FORMATS)
 def test_hostile_names_are_printed_in_every_format(
     format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,7 +127,7 @@ def test_profiler_keeps_old_keys_and_round_trips_json() -> None:
 
 
 def test_unprofilable_request_is_refused_before_running(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="a profile covers one round, got 2 rounds; leave --rounds at 1"):
+    with pytest.raises(ConfigError, match="rounds is 2, but a profile covers one round; leave out rounds"):
         replace(TINY, profiler="kineto", rounds=2)
     with pytest.raises(ConfigError, match="profiler kineto needs its own process; drop in_process=True"):
         cs_systems.run(replace(TINY, profiler="kineto"), in_process=True)

@@ -22,7 +22,7 @@ from cs_systems.runtime.sweep import Progress
 from tests.runtime.test_survival import WORKLOADS, cell, is_running, wait_for
 
 LIMIT_S = 30.0
-NO_SHAPE = "ConfigError: rank 1 has a different model from rank 0: parameter 0.weight (4, 4) float32 (4 tensors) where "
+NO_SHAPE = "ValueError: rank 1 has a different model from rank 0: parameter 0.weight (4, 4) float32 (4 tensors) where "
 
 
 def on_ranks(name: str, **rest: object) -> RunConfig:

@@ -60,7 +60,7 @@ class FullyShardedDataParallel(nn.Module):
 
     Make the optimizer from `parameters()` of this wrapper: they hold this rank's parts, so a norm over them, as
     clip_grad_norm_ takes, is of these alone. The whole ones are attributes of their modules while those run.
-    Raises ConfigError where the ranks have different models.
+    Raises ValueError where the ranks have different models.
     """
 
     def __init__(
