@@ -86,6 +86,14 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "scripts/benchmarks/startup.py",
     ),
     "profiles/analyze_speed/cpu.md": (*PROFILE, "cs_systems/cli/analyze.py", "scripts/benchmarks/analyze_speed.py"),
+    "profiles/model_families/table.md": (
+        *(*PROFILE, "cs_systems/instrument/*"),
+        *("scripts/benchmarks/model_families.py", "tests/families/models.py"),
+    ),
+    "profiles/foreign_memory/table.md": (
+        *("cs_systems/runtime/forecast.py", "cs_systems/instrument/like_cuda.py", "cs_systems/instrument/storages.py"),
+        *("cs_systems/formulas/memory/allocator.py", "scripts/benchmarks/foreign_memory.py"),
+    ),
     "profiles/memory_prediction/speed.md": (
         *("cs_systems/formulas/memory/*", "cs_systems/core/checkpoint_plan.py"),
         "scripts/benchmarks/prediction_speed.py",
