@@ -62,7 +62,8 @@ def forecast(config: RunConfig, *, fake: bool = True) -> ForecastRow:
             "measure it at several --batch-size instead"
         )
     except Exception as error:  # whatever the user's code raises under fake tensors
-        return _unknown(f"the step does not run on fake tensors: {type(error).__name__}: {str(error).splitlines()[0]}")
+        first, *_ = str(error).splitlines() or [""]
+        return _unknown(f"the step does not run on fake tensors: {type(error).__name__}: {first}")
 
 
 def _unknown(reason: str) -> ForecastRow:
