@@ -306,9 +306,11 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
             records.append(RunRecord.from_dict(data))
         except (json.JSONDecodeError, UnicodeDecodeError):
             complaints.append(f"{file}:{number} is incomplete (the run was interrupted while writing it); skipped")
+        except RecursionError:
+            complaints.append(f"{file}:{number} is not a record of cs_systems (nested too deeply); skipped")
         except NewerSchema as error:
             raise ConfigError(f"{file}:{number}: {error}") from error
-        except (ConfigError, TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+        except (ConfigError, TypeError, KeyError, AttributeError, ValueError) as error:
             if strict and isinstance(error, ConfigError):
                 raise ConfigError(f"{file}:{number}: {error}") from error
             problem = f"{file}:{number} is not a record of this version ({error}); "

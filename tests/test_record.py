@@ -95,6 +95,17 @@ def test_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
     assert len(complaints) == 1
 
 
+@pytest.mark.parametrize(("line", "problem"), [(b"[" * 100_000, "nested too deeply"), (b"7", "no JSON object")])
+def test_line_that_is_no_object_costs_only_itself(tmp_path: Path, line: bytes, problem: str) -> None:
+    append_record(tmp_path, some("a"))
+    file = tmp_path / "records.jsonl"
+    file.write_bytes(file.read_bytes() + line + b"\n")
+    append_record(tmp_path, some("b"))
+    found, complaints = read_records(tmp_path)
+    assert [r.key for r in found] == ["a", "b"]
+    assert complaints == [f"{file}:2 is not a record of cs_systems ({problem}); skipped"]
+
+
 def test_newer_schema_is_refused(tmp_path: Path) -> None:
     line = json.loads(some("a").to_json()) | {"schema_version": SCHEMA_VERSION + 1}
     (tmp_path / "records.jsonl").write_text(json.dumps(line) + "\n")
