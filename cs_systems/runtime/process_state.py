@@ -305,7 +305,7 @@ class ProcessState:
     """Snapshot of all settings, the random numbers, the threads and the child processes."""
 
     def __init__(self) -> None:
-        self._values = {setting.name: setting.read() for setting in _SETTINGS}
+        self._values = {setting.name: self._now(setting) for setting in _SETTINGS}
         self._torch_random = torch.get_rng_state()
         self._cuda_random, self._numpy_random = _cuda_random(), _numpy_random()
         self._threads = {thread.ident for thread in threading.enumerate()}

@@ -101,6 +101,11 @@ def closes_its_streams() -> None:
     os.closerange(1, 3)
 
 
+def detaches_its_stream() -> None:
+    with suppress(ValueError):  # it is detached already
+        sys.stdout.detach()
+
+
 def replaces_its_streams() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 

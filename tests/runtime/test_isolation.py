@@ -104,6 +104,13 @@ def test_interleaved_cell_that_leaves_a_thread_fails_alone() -> None:
     assert re.search("cell left thread .*; measure it without --interleave", records["leaves_a_thread"].reason or "")
 
 
+def test_interleaved_cell_that_detaches_a_stream_fails_no_other() -> None:
+    cells = [cell("detaches_its_stream", rounds=2), cell("ReportsState", rounds=2)]
+    records = {r.run_config.workload.rpartition(":")[2]: r for r in sweep(cells, interleave=True)}
+    assert records["ReportsState"].status == "ok"
+    assert records["detaches_its_stream"].status in ("ok", "error"), records["detaches_its_stream"].reason
+
+
 def test_import_side_effects_reach_only_cells_of_that_code(tmp_path: Path) -> None:
     changing = tmp_path / "changing.py"
     changing.write_text(
