@@ -10,7 +10,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 T = TypeVar("T", bound=Callable[..., Any])
 C = TypeVar("C")
@@ -87,11 +87,21 @@ def nearest(value: str, known: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(value, known, n=3, cutoff=0.5) or containing[:3]
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a value is a number, NaN and infinity included; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def whole(config: Any, *names: str) -> None:
     """Raise ConfigError unless each named field of `config` is a whole number below 2^63 in magnitude."""
     for name in names:
         value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not is_whole(value):
             raise ConfigError(f"{name} is {shown(value)}; it must be a whole number", name)
         if abs(value) >= 1 << 63:
             raise ConfigError(f"{name} is {value}; it must be below 2^63, the limit of torch and tables", name)
@@ -104,7 +114,7 @@ def number(config: Any, name: str) -> None:
         ConfigError: the field is not a finite number.
     """
     value = getattr(config, name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         raise ConfigError(f"{name} is {shown(value)}; it must be a number", name)
     object.__setattr__(config, name, float(value))
 

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import plugins
 from cs_systems.core.caveats import REMEDIES, Caveat
-from cs_systems.core.validation import arguments_checked, short_name, shown
+from cs_systems.core.validation import arguments_checked, is_number, is_whole, short_name, shown
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
@@ -98,16 +98,16 @@ class Recorder:
         models = _listed("model", model, nn.Module)
         optimizers = _listed("optimizer", optimizer, Optimizer)
         for what, count, least in (("warmup", warmup, 0), ("steps", steps, 1), ("profile_steps", profile_steps, 1)):
-            if not isinstance(count, int) or isinstance(count, bool) or count < least:
+            if not is_whole(count) or count < least:
                 raise ConfigError(f"{what} is {shown(count)}; give a whole number, at least {least}")
         one_of("profile", profile, PROFILES)
         if not isinstance(out, str | os.PathLike):
             raise ConfigError(f"out is {shown(out)}; give the folder of the records")
         if not isinstance(snapshot, bool):
             raise ConfigError(f"snapshot is {shown(snapshot)}; give True or False")
-        if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
+        if tokens is not None and (not is_whole(tokens) or tokens < 1):
             raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number")
-        if not isinstance(patience_s, int | float) or isinstance(patience_s, bool) or not patience_s >= 0:
+        if not is_number(patience_s) or not patience_s >= 0:
             raise ConfigError(f"patience_s is {shown(patience_s)}; give a number of seconds")
         default = " + ".join(type(m).__name__ for m in models) or "unnamed"
         name = short_name("name", default if name is None else name)

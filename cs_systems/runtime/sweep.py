@@ -19,7 +19,7 @@ from cs_systems.config import ConfigError, ModelConfig, RunConfig, one_of
 from cs_systems.core import plugins
 from cs_systems.core.display import Displayed
 from cs_systems.core.rows import ForecastRow, PreflightRow
-from cs_systems.core.validation import arguments_checked, shown
+from cs_systems.core.validation import arguments_checked, is_number, is_whole, shown
 from cs_systems.profilers import Profiler
 from cs_systems.record import DONE, Environment, RunRecord, make_key
 from cs_systems.runtime import profiled, scheduler
@@ -77,9 +77,9 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
     for config in configs:
         if config.strategy != "single" or config.strategy_options:
             parallel.check_config(config)
-    if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
+    if not is_whole(repeats) or repeats < 1:
         raise ConfigError(f"repeats is {shown(repeats)}; it must be at least 1, a whole number", "repeats")
-    if timeout_s is not None and (not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool)):
+    if timeout_s is not None and not is_number(timeout_s):
         raise ConfigError(f"timeout_s is {shown(timeout_s)}; it must be a number of seconds", "timeout_s")
     if timeout_s is not None and not 0 < timeout_s <= _YEAR_S:
         raise ConfigError(f"timeout_s is {timeout_s:g}; it must be more than 0 s and at most a year", "timeout_s")
@@ -275,7 +275,7 @@ def sweep(
     cells = _listed(configs)
     check(cells, repeats, timeout_s)
     _check_options(out=out, fresh=fresh, skip_oom=skip_oom, interleave=interleave)
-    if shuffle_seed is not None and (not isinstance(shuffle_seed, int) or isinstance(shuffle_seed, bool)):
+    if shuffle_seed is not None and not is_whole(shuffle_seed):
         raise ConfigError(f"shuffle_seed is {shown(shuffle_seed)}; it must be a whole number")
     if not callable(on_progress):
         raise ConfigError(f"on_progress is {shown(on_progress)}; give a function of one Progress")
