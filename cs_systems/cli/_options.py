@@ -195,6 +195,11 @@ class ModelCells:
     mode: Annotated[Names, arg(help="forward, forward-backward, train-step")] = ("train-step",)
     compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
     checkpoint: Annotated[Plans, arg(help=f"activation checkpointing: {FORMS}")] = ("none",)
+    compile_scope: Annotated[str, optional("STR", "model, or block: compile time does not grow with depth", "model")] = (
+        "model"
+    )
+    graph: Annotated[str, optional("STR", "none, or step: the whole step as one CUDA graph", "none")] = "none"
+    parts: Annotated[MaybeNames, arg(help="parts computed in another way (cs-systems doctor lists them)")] = ()
     optimizer: Annotated[str, optional("STR", ", ".join(OPTIMIZERS[1:]), "adamw_fused")] = "default"
     keep_graph: Annotated[bool, flag("in mode forward, record the graph for backward (not with no_grad)")] = False
     d_model: Annotated[MaybeInt, optional("INT", "width of the model", "the preset's")] = None
@@ -216,10 +221,16 @@ class ModelCells:
         for name in ("context_length", "batch_size", "precision", "compile", "attention", "mode", "checkpoint"):
             if values := getattr(self, name):
                 axes[name] = values
-        axes |= {"optimizer": [self.optimizer], "keep_graph": [self.keep_graph]}
-        if workloads is None:
-            return grid(base, **axes)
-        return grid(workloads.base(base), workload=workloads.workload, **axes)
+        axes |= {name: [getattr(self, name)] for name in ("optimizer", "keep_graph", "graph", "parts")}
+        if workloads is not None:
+            base, axes = workloads.base(base), {"workload": workloads.workload, **axes}
+        return self._scoped(grid(base, **axes))
+
+    def _scoped(self, configs: list[RunConfig]) -> list[RunConfig]:
+        """Return the cells with --compile-scope, in those that are compiled. Raises ConfigError if none is."""
+        if self.compile_scope != ModelCells.compile_scope and {*self.compile} == {"none"}:
+            refuse(["compile_scope"], "--compile-scope requires --compile, such as --compile default")
+        return [c if c.compile == "none" else replace(c, compile_scope=self.compile_scope) for c in configs]
 
 
 @dataclass(frozen=True)
