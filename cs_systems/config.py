@@ -255,7 +255,20 @@ def _check_types(config: RunConfig) -> None:
     of_type(config, AttentionShape | None, "an AttentionShape", "shape")
     of_type(config, CollectiveShape | None, "a CollectiveShape", "collective")
     of_type(config, str | None, "a text, path/to/file.py:name", "inputs")
-    texts(config, "workload", "attention", "compile", "compile_scope", "graph", "optimizer", "checkpoint", "device", "l2", "strategy", "profiler")
+    texts(
+        config,
+        "workload",
+        "attention",
+        "compile",
+        "compile_scope",
+        "graph",
+        "optimizer",
+        "checkpoint",
+        "device",
+        "l2",
+        "strategy",
+        "profiler",
+    )
     flags(config, "keep_graph")
     for name in _TUPLES:
         words = getattr(config, name)

@@ -151,7 +151,8 @@ class Tables:
         self.numbers = torch.tensor([n for _, n in chunks], dtype=torch.int32, device=device)
         self.gradients = torch.empty(len(tensors), dtype=torch.int64, device=device)
         self._uploaded: tuple[int, ...] = ()
-        self._pinned: list[Tensor] = []
+        # A graph repeats the copy of the table that it was captured with, so that table has memory of its own.
+        self._captured = torch.empty_like(self.gradients, device="cpu", pin_memory=self.gradients.is_cuda)
 
     def launch(self, gradients: Sequence[Tensor], progress: Tensor, settings: Hyperparameters) -> None:
         """Update all tensors of the group. gradients: bfloat16, contiguous; progress: as the kernel takes it."""
@@ -175,13 +176,15 @@ class Tables:
     def _upload(self, addresses: tuple[int, ...]) -> None:
         """Copy the gradients' addresses to the device, unless they are those of the last step.
 
-        A CUDA graph repeats the copy from the pinned memory at each replay, so that memory is kept.
+        One CUDA graph may capture the copy.
         """
         if addresses == self._uploaded:
             return
-        table = torch.tensor(addresses)
-        if self.gradients.is_cuda:
-            table = table.pin_memory()
-            self._pinned = [table, *self._pinned[: 0 if not torch.cuda.is_current_stream_capturing() else 1]]
-        self.gradients.copy_(table, non_blocking=True)
         self._uploaded = addresses
+        table = torch.tensor(addresses)
+        if self.gradients.is_cuda and torch.cuda.is_current_stream_capturing():
+            self.gradients.copy_(self._captured.copy_(table), non_blocking=True)
+        elif self.gradients.is_cuda:
+            self.gradients.copy_(table.pin_memory(), non_blocking=True)
+        else:
+            self.gradients.copy_(table)

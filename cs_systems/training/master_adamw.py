@@ -55,11 +55,11 @@ class MasterAdamW(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             if trained := [p for p in group["params"] if p.grad is not None]:
-                self._advance(group, trained[0].device)
+                self.advance(group, trained[0].device)
                 self.update(trained, group)
         return loss
 
-    def _advance(self, group: dict[str, Any], device: torch.device) -> None:
+    def advance(self, group: dict[str, Any], device: torch.device) -> None:
         """Count the step on the device: its number t, and 1 - beta^t of both betas, in float64."""
         if "progress" not in group:
             group["progress"] = torch.zeros(3, dtype=torch.float64, device=device)
@@ -105,7 +105,9 @@ def _aligned(gradient: Tensor) -> Tensor:
     return gradient if ready else gradient.clone(memory_format=torch.contiguous_format)
 
 
-def _update_with_torch(p: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], number: int) -> None:
+def _update_with_torch(
+    p: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], number: int
+) -> None:
     """Compute what `kernels.adamw.adamw_kernel` does, with the same random bits."""
     (beta1, beta2), progress = group["betas"], group["progress"]
     g = gradient.float()

@@ -30,8 +30,8 @@ def unavailable(config: RunConfig, device: Device) -> str | None:
         return f"{config.optimizer} counts its steps on the host; use --optimizer adamw_fused, or drop --graph"
     if config.warmup <= EAGER_STEPS:
         return f"the step is captured after {EAGER_STEPS} others; use --warmup {EAGER_STEPS + 1} or more"
-    if config.profiler not in ("none", "nsys"):
-        return f"{config.profiler} cannot look into a CUDA graph; drop --graph to profile the step"
+    if config.profiler != "none":
+        return f"{config.profiler} does not see the phases of a CUDA graph; drop --graph to profile the step"
     return None
 
 
@@ -49,7 +49,7 @@ class StepGraph:
         self.phases = phases
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream(priority=-1)  # above the stream of an update in backward
 
     @property
     def captured(self) -> bool:

@@ -23,7 +23,8 @@ from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.training import checkpointing, fp8, parts
 from cs_systems.training.losses import cross_entropy
-from cs_systems.training.parts import HeadLoss
+from cs_systems.training.master_adamw import MOMENTS, MasterAdamW
+from cs_systems.training.parts import Update
 from cs_systems.workloads import Unavailable, _graph
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
 from cs_systems.workloads._training import Training, compile_blocks, compiled, strategy_of
@@ -43,15 +44,16 @@ class TrainStep(Training):
         with device.torch:
             model = BasicTransformerLM(config.model, self.backend)
             shape = (config.batch_size, config.tokens_per_sequence)
-            part, divided = strategy_of(config).part_of_batch(process_group.rank(), process_group.size())
-            if part:
-                torch.manual_seed(config.seed + part)
+            rank, divided = strategy_of(config).part_of_batch(process_group.rank(), process_group.size())
+            if rank:
+                torch.manual_seed(config.seed + rank)
             self.tokens = torch.randint(config.model.vocab_size, shape)
             self.targets = torch.randint(config.model.vocab_size, shape)
-        self.head_loss: HeadLoss | None = None
-        for chosen in parts.chosen(config.parts).values():
-            chosen.apply(model)
-            self.head_loss = chosen.head_loss or self.head_loss
+        chosen = parts.chosen(config.parts).values()
+        for part in chosen:
+            part.apply(model)
+        self.head_loss = next((part.head_loss for part in chosen if part.head_loss), None)
+        self.update: Update | None = None
         if config.precision is Precision.BF16_PURE:
             for parameter in model.parameters():
                 parameter.data = parameter.data.bfloat16()
@@ -61,6 +63,9 @@ class TrainStep(Training):
         self.world_tokens = divided * self.tokens.numel()
         self.parameters = sum(p.numel() for p in model.parameters())
         super().__init__(config, device, model)
+        if begin := next((part.during_backward for part in chosen if part.during_backward), None):
+            assert isinstance(self.optimizer, MasterAdamW)
+            self.update = begin(model, self.optimizer)
         run = self.wrapped if self.head_loss is None else model.hidden
         if config.compile_scope == "block":
             compile_blocks(model.layers, config.compile)
@@ -73,7 +78,7 @@ class TrainStep(Training):
         backend = check_backend(config, device, call)
         if reason := checkpointing.unavailable(config):
             raise Unavailable(reason)
-        for reason in (parts.unavailable(config), _graph.unavailable(config, device), _scope_unavailable(config)):
+        for reason in (parts.unavailable(config), _graph.unavailable(config, device), _options_unavailable(config)):
             if reason:
                 raise Unavailable(reason)
         if config.precision is Precision.FP8:
@@ -81,7 +86,8 @@ class TrainStep(Training):
             if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
                 raise Unavailable(reason)
         strategy = strategy_of(config)
-        if backend is None or "features" in strategy.splits:  # no formula covers tensor-parallel blocks
+        # No formula covers tensor-parallel blocks, other parts than the plain ones, and a graph's own memory.
+        if backend is None or "features" in strategy.splits or config.parts or config.graph != "none":
             return None
         known = replace(config, device=device.torch.type, precision=config.computes_in)
         return _predicted_bytes(known, backend.algorithm(call), strategy)
@@ -102,6 +108,17 @@ class TrainStep(Training):
             else:
                 weight = self.model.get_parameter("lm_head.weight")
                 self.loss = self.head_loss(self.output.flatten(0, -2), weight, self.targets.flatten())
+
+    def _backward(self) -> None:
+        if self.update:
+            self.update.begin()
+        super()._backward()
+
+    def _update(self) -> None:
+        if self.update:
+            self.update.finish()
+        else:
+            super()._update()
 
     def payload(self) -> Payload:
         c = self.config
@@ -134,7 +151,9 @@ class TrainStep(Training):
         }
 
 
-def _scope_unavailable(config: RunConfig) -> str | None:
+def _options_unavailable(config: RunConfig) -> str | None:
+    if config.optimizer in MOMENTS and config.precision is not Precision.BF16_PURE:
+        return f"{config.optimizer} keeps master weights of bf16 parameters; use --precision bf16-pure, or adamw_fused"
     if config.compile_scope == "block" and config.is_distributed:
         return "blocks are compiled in one process only; use --compile-scope model, or --strategy single"
     return None

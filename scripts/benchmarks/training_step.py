@@ -44,6 +44,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "+loss": {**COMPILED, "graph": "step", **MASTER, "parts": ("fused_cross_entropy",)},
     "+joined": {**COMPILED, "graph": "step", **MASTER, "parts": PARTS},
     "+bf16state": {**COMPILED, "graph": "step", **MASTER, "parts": PARTS, "optimizer": "adamw_bf16_state"},
+    "+overlap": {**COMPILED, "graph": "step", **MASTER, "parts": (*PARTS, "update_in_backward")},
+    "+overlap bf16state": {
+        **COMPILED,
+        "graph": "step",
+        **MASTER,
+        "parts": (*PARTS, "update_in_backward"),
+        "optimizer": "adamw_bf16_state",
+    },
+    "+cudnn": {**COMPILED, "graph": "step", **MASTER, "parts": PARTS, "attention": "sdpa_cudnn"},
+    "+autotune": {
+        "compile": "max-autotune-no-cudagraphs",
+        "compile_scope": "block",
+        "graph": "step",
+        **MASTER,
+        "parts": PARTS,
+    },
     "joined eager graph": {"graph": "step", **MASTER, "parts": PARTS},
     "model scope": {"compile": "default", "graph": "step", **MASTER, "parts": PARTS},
 }
@@ -109,7 +125,9 @@ def main() -> int:
     args = parser.parse_args()
     device, began = resolve("cuda"), time.monotonic()
     rates = measured_rates(device)
-    print(f"{device.name}, torch {torch.__version__}: product {rates[0] / 1e12:.0f} TFLOP/s, copy {rates[1] / 1e12:.2f} TB/s")
+    print(
+        f"{device.name}, torch {torch.__version__}: product {rates[0] / 1e12:.0f} TFLOP/s, copy {rates[1] / 1e12:.2f} TB/s"
+    )
     rows: list[dict[str, Any]] = []
     for context in args.contexts:
         for size in args.sizes:
@@ -148,15 +166,15 @@ def timed(run: Callable[[], Any], device: Device) -> float:
     return median(times[2:])
 
 
-def row_of(
-    name: str, base: RunConfig, device: Device, steps: int, rates: tuple[float, float]
-) -> dict[str, Any]:
+def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[float, float]) -> dict[str, Any]:
     device.release_memory()
     device.reset_peaks()
     torch._dynamo.reset()
     started = time.monotonic()
     flops = cost.total(
-        cost.step_cost(base.model, base.batch_size, base.tokens_per_sequence, Mode.TRAIN_STEP, cost.FULL_MATRIX, Precision.BF16).values()
+        cost.step_cost(
+            base.model, base.batch_size, base.tokens_per_sequence, Mode.TRAIN_STEP, cost.FULL_MATRIX, Precision.BF16
+        ).values()
     ).model_flops
     assert flops is not None
     floor_s = flops / rates[0] + 28 * cost.parameter_count(base.model) / rates[1]

@@ -9,13 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
+from cs_systems.training.master_adamw import MasterAdamW
 
 PACKAGE = "training.parts"
+
+
+class Update(Protocol):
+    """Update of the parameters that runs during backward."""
+
+    def begin(self) -> None:
+        """Prepare the update, before backward."""
+
+    def finish(self) -> None:
+        """Complete the update, after backward."""
+
+
 HeadLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -32,6 +46,7 @@ class Part:
         apply: changes a BasicTransformerLM in place.
         head_loss: `(hidden (rows, D), lm_head's weight (V, D), targets (rows,)) -> loss`, in place of lm_head and
             cross-entropy; None for a part of the model.
+        during_backward: `(model, optimizer) -> Update`, in place of the optimizer's step; None for other parts.
         unavailable: returns the reason that the part cannot run in a cell, with the remedy, or None.
         tolerance: dtype name → largest relative error of outputs and gradients against float64.
     """
@@ -39,6 +54,7 @@ class Part:
     replaces: str
     apply: Callable[[nn.Module], None] = lambda model: None
     head_loss: HeadLoss | None = None
+    during_backward: Callable[[nn.Module, MasterAdamW], Update] | None = None
     unavailable: Callable[[RunConfig], str | None] = always_available
     tolerance: Mapping[str, float] = field(
         default_factory=lambda: {"float64": 1e-10, "float32": 1e-5, "bfloat16": 2e-2}
