@@ -131,7 +131,7 @@ class CallSequence:
                 return self.run(addresses)
         stream: int = torch._C._cuda_getCurrentRawStream(self._device)
         with self._lock:  # a launch copies its parameters, so they can be changed as soon as it returns
-            self._addresses[:] = addresses
+            self._addresses[:] = addresses  # type: ignore[assignment]
             for tensor_map in self._maps:
                 tensor_map.point_to(addresses[tensor_map.operand])
             if self._counters is not None:
