@@ -21,12 +21,19 @@ from typing import Any
 
 from cs_systems.core.validation import ConfigError, one_of
 
-CONSTANTS = {"attention": "BACKEND", "workloads": "WORKLOAD", "profilers": "PROFILER", "parallel": "STRATEGY"}
+CONSTANTS = {
+    "attention": "BACKEND",
+    "workloads": "WORKLOAD",
+    "profilers": "PROFILER",
+    "parallel": "STRATEGY",
+    "diagnosis": "RULE",
+}
 _KINDS = {
     "attention": "attention backend",
     "workloads": "workload",
     "profilers": "profiler",
     "parallel": "parallel strategy",
+    "diagnosis": "rule",
 }
 
 LIVE = "live "  # prefix of the name of an object that this process holds
