@@ -50,6 +50,15 @@ VERDICTS = (*CLOCK, "cs_systems/comparison/runs.py", "cs_systems/runtime/execute
 
 # quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
 SOURCES: dict[str, tuple[str, ...]] = {
+    "profiles/training_step/table.md": (
+        *STEP,
+        "cs_systems/training/parts/*",
+        "cs_systems/training/master_adamw.py",
+        "cs_systems/kernels/adamw.py",
+        "cs_systems/kernels/cross_entropy.py",
+        "cs_systems/workloads/_graph.py",
+        "scripts/benchmarks/training_step.py",
+    ),
     "profiles/step_time/table.md": (*STEP, "cs_systems/attention/naive.py", "scripts/studies/step_time.py"),
     "profiles/attention_h200/table.md": (
         *CALL,

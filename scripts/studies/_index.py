@@ -93,6 +93,10 @@ def _annotation_cost(folder: Path) -> str:
     )
 
 
+def _training_step(folder: Path) -> str:
+    return (folder / "table.md").read_text(encoding="utf-8").splitlines()[2].partition(". ")[0] + "."
+
+
 def _model_families(folder: Path) -> str:
     rows = table(folder / "table.md")
     text = " and ".join(
@@ -335,6 +339,12 @@ BENCHMARKS = {
     "overhead": Benchmark("How much does the harness add to a step?", _overhead, "h200.md"),
     "precision": Benchmark(
         "What does each precision gain on small, and does it train as well?", _precision, "table.txt", "training.svg"
+    ),
+    "training_step": Benchmark(
+        "How far is each recipe of the training step from a compiled Llama, and what does each part gain?",
+        _training_step,
+        "table.md",
+        "figure.svg",
     ),
     "profile_coverage": Benchmark(
         "What share of kernel time is given to a phase and to a layer, do both profilers agree, and is it right?",
