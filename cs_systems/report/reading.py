@@ -17,6 +17,7 @@ from cs_systems.record import some_records as any_records
 
 # Columns are not checked: those of older versions and of users' own workloads are not in `Results`.
 _TABLES = dict[str, list[dict[str, Any]]]
+_PLAIN = frozenset({str, int, float, bool})
 STATUSES = ("ok", "oom", "unavailable", "timeout", "killed", "error")
 
 
@@ -57,6 +58,8 @@ def _malformed(record: RunRecord) -> str | None:
 
 def _type_problem(value: Any, kind: Any, name: str) -> str | None:
     """Describe the first part of the value that does not match the annotated type; None if all of it does."""
+    if type(value) in _PLAIN and type(value) is kind:  # most values, of which a large run has millions
+        return None
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return None if value is None or isinstance(value, str | int | float | list | dict) else _problem(value, name)
