@@ -129,7 +129,7 @@ class _Compiled:
 
     def run(self, tensors: Sequence[Tensor]) -> None:
         addresses = [x.data_ptr() for x in tensors]
-        if self._scratch_bytes:
+        if self._offsets:
             scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=self._device)
             base = scratch.data_ptr()
             addresses += [base + offset for offset in self._offsets]
