@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.attention._autograd import applied, without_second_derivative
 from cs_systems.attention._mask import causal_offset, check_window
 from cs_systems.attention._operators import OPTIONS, operators
 from cs_systems.attention._refusals import check_one_device
 from cs_systems.formulas.cost import AttentionAlgorithm
-from cs_systems.kernels.prepared import PreparedPass
+from cs_systems.kernels.prepared import PreparedPass, empty_rows
 from cs_systems.kernels.triton.configs import Tiles, padded_d_head, tiles_for
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def attention(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    out: Tensor = FlashAttentionTriton.apply(q, k, v, causal, scale, align, tiles, window)
+    out: Tensor = _apply(q, k, v, causal, scale, align, tiles, window)
     return out
 
 
@@ -94,7 +94,7 @@ class FlashAttentionTriton(torch.autograd.Function):
         return o  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @without_second_derivative
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         if torch.compiler.is_compiling():
             gradients = _backward_op(*ctx.saved_tensors, do, *ctx.call)
@@ -103,11 +103,14 @@ class FlashAttentionTriton(torch.autograd.Function):
         return *gradients, None, None, None, None, None
 
 
+_apply = applied(FlashAttentionTriton)
+
+
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the output, laid out as q, and the log-sum-exp."""
-    o, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    o, lse = torch.empty_like(q), empty_rows(q)
     _FORWARD.run((q, k, v), (o, lse), causal, offset, scale, window, tiles)
     return o, lse
 
