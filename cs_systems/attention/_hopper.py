@@ -124,7 +124,7 @@ class HopperKernels:
         if not q.numel() or not k.numel():
             return dq.zero_(), dk.zero_(), dv.zero_()
         in_order = self.repeatable and torch.are_deterministic_algorithms_enabled()
-        self._backward.run((q, k, v, o, lse.contiguous(), do), (dq, dk, dv), causal, offset, scale, in_order)
+        self._backward.run((q, k, v, o, lse, do), (dq, dk, dv), causal, offset, scale, in_order)
         return dq, dk, dv
 
     @cached_property

@@ -121,7 +121,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, each laid out as its tensor."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    _BACKWARD.run((q, k, v, o, lse.contiguous(), do), (dq, dk, dv), causal, offset, scale, window, tiles)
+    _BACKWARD.run((q, k, v, o, lse, do), (dq, dk, dv), causal, offset, scale, window, tiles)
     return dq, dk, dv
 
 

@@ -55,7 +55,7 @@ class PreparedPass:
             outputs: operands that they write, of layouts that follow from those of the inputs.
             launches: as in `Launches`.
             accepts: returns True if the kernels support the layout of a tensor. Other inputs are copied, and other
-                outputs written to a copy. Tensors with fewer dimensions than the first input are contiguous.
+                outputs written to a copy. Of tensors with fewer dimensions, contiguous ones are supported.
             check: raises ValueError for inputs that the backend rejects. Called for each new layout.
         """
         self._names = (*inputs, *outputs)
@@ -79,7 +79,7 @@ class PreparedPass:
 
     def _prepare(self, tensors: list[Tensor], options: tuple[Any, ...]) -> tuple[_Runnable, list[bool] | None]:
         """Return the calls for tensors of this layout, and which tensors they accept; None: all."""
-        accepted = [x.ndim < tensors[0].ndim or self._accepts(x) for x in tensors]
+        accepted = [x.is_contiguous() if x.ndim < tensors[0].ndim else self._accepts(x) for x in tensors]
         device, rejects = tensors[0].get_device(), not all(accepted)
         if device == INTERPRETER:
             return _Interpreted(self._launches, options), accepted if rejects else None
