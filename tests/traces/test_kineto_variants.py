@@ -128,3 +128,20 @@ def test_counters_in_place_of_kernels_are_refused_with_the_reason(write_trace: W
         ConfigError, match=r"holds no kernel, but 1 counters of kernels .*; record without profiler_metrics"
     ):
         read(write_trace([call, counter]))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            '{\n "schema": "1.0.1", "pid": 5, "nodes": []}',
+            "an execution trace of PyTorch, which has no times; give the",
+        ),
+        ("[[-1, 1, 37888, 7]]", "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot"),
+    ],
+)
+def test_json_of_another_recorder_is_refused_by_its_name(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        read(path)
