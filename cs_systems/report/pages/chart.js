@@ -2,8 +2,23 @@
 const ROW = 18, TITLE = 22, AXIS = 20, PADDING = 6;
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif";
 const LEAST_SPAN = 200; // of the axis across the width, at the closest
-const HATCHED = "unattributed"; // the colour whose boxes are hatched
-let colors = {}; // name → CSS colour
+const HATCHES = { unattributed: 1, other: -1, outside: -1 }; // names whose boxes are hatched, and the slope of the lines
+let colors = {}, over = {}; // name → CSS colour; name → colour of text on it
+
+function readColors(names) {
+  const style = getComputedStyle(document.documentElement);
+  const used = [...names, ...Object.keys(HATCHES), "hatch", "ink", "soft", "line", "page"];
+  colors = Object.fromEntries(used.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  over = Object.fromEntries(used.map((name) => [name, HATCHES[name] ? colors.ink : textOn(colors[name])]));
+}
+// Return black or white, the one that has more contrast to the colour, `#rrggbb`.
+function textOn(color) {
+  const light = (at) => {
+    const value = parseInt(color.slice(at, at + 2), 16) / 255;
+    return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  };
+  return 0.2126 * light(1) + 0.7152 * light(3) + 0.0722 * light(5) > 0.179 ? "#000000" : "#ffffff";
+}
 
 // Lanes of boxes along one axis, with zooming, panning and tooltips.
 // A row: {title?, start, duration, size, color(i), label(i), tip(i), faint?(i)}; its boxes are in order and do not overlap.
@@ -112,11 +127,11 @@ class Chart {
       g.globalAlpha = row.faint?.(i) ? 0.15 : 1;
       g.fillStyle = colors[color];
       g.fillRect(left, row.top, wide, height);
-      if (color === HATCHED && wide > 3) hatch(g, left, row.top, wide, height);
+      if (HATCHES[color] && wide > 3) hatch(g, left, row.top, wide, height, HATCHES[color]);
       if (wide > 22) {
         const x = Math.max(left, 0) + 4, room = Math.min(right, width) - x - 4;
         const text = fitted(row.label(i), room);
-        g.fillStyle = color === HATCHED ? colors.ink : colors["on-block"];
+        g.fillStyle = over[color];
         if (text) g.fillText(text, x, row.top + height / 2 + 0.5, room);
       }
     }
@@ -214,7 +229,7 @@ function fitted(text, room) {
   const most = Math.floor(room / letter);
   return text.length <= most ? text : most < 4 ? "" : `${text.slice(0, most - 1)}…`;
 }
-function hatch(g, left, top, width, height) {
+function hatch(g, left, top, width, height, slope) {
   g.save();
   g.beginPath();
   g.rect(left, top, width, height);
@@ -222,8 +237,8 @@ function hatch(g, left, top, width, height) {
   g.strokeStyle = colors.hatch;
   g.beginPath();
   for (let x = left - height - ((left - height) % 7); x < left + width; x += 7) {
-    g.moveTo(x, top + height);
-    g.lineTo(x + height, top);
+    g.moveTo(x, slope > 0 ? top + height : top);
+    g.lineTo(x + height, slope > 0 ? top : top + height);
   }
   g.stroke();
   g.restore();

@@ -5,16 +5,11 @@ const data = JSON.parse(byId("profile").textContent);
 const { step, names, functions, places } = data;
 const UNATTRIBUTED = "unattributed", MOST_ROWS = 24;
 const familyOf = (f) => data.families[names.family[functions.name[f]]];
-const phaseColor = (phase) => PHASES[phase] ?? UNATTRIBUTED;
-const PHASES = { forward: "forward", loss: "loss", backward: "backward", optimizer: "update" };
+const PHASES = ["forward", "loss", "backward", "optimizer"];
+const phaseColor = (phase) => (PHASES.includes(phase) ? phase : UNATTRIBUTED);
 const asked = { family: null, names: null }; // highlighted: a family, a set of name indices; null: all
 
-function readColors() {
-  const style = getComputedStyle(document.documentElement);
-  const used = [...data.families, ...Object.values(PHASES), "even", "odd", UNATTRIBUTED, "hatch", "on-block", "ink",
-    "soft", "line", "page"];
-  colors = Object.fromEntries(used.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-}
+const COLORS = [...data.families, ...PHASES, "even", "odd"];
 
 function time(ns) {
   const [unit, name] = ns >= 1e9 ? [1e9, "s"] : ns >= 1e6 ? [1e6, "ms"] : ns >= 1e3 ? [1e3, "µs"] : [1, "ns"];
@@ -246,7 +241,7 @@ function legend() {
   byId("families").append(...buttons);
 }
 
-readColors();
+readColors(COLORS);
 const timeline = new Chart(byId("timeline"), [...hostRows(), ...deviceRows()], step.end_ns);
 const charts = [timeline];
 timeline.onShow = (from, to) => { byId("shown").textContent = `${time(from)} … ${time(to)} of the step.`; };
@@ -261,7 +256,7 @@ if (step.kernels) { // a trace of a CPU has none
 }
 for (const chart of charts) chart.tell();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  readColors();
+  readColors(COLORS);
   for (const chart of charts) chart.redraw();
 });
 Object.assign(document.documentElement.dataset, {

@@ -9,11 +9,7 @@ const MOST_BANDS = 600; // up to this many allocations in view are separated by 
 const TOP = 24, BOTTOM = 4; // margins of the timeline
 let alone = null; // the category that is shown alone
 
-function readColors() {
-  const style = getComputedStyle(document.documentElement);
-  const used = [...categories.map(slug), UNATTRIBUTED, "even", "odd", "hatch", "on-block", "ink", "soft", "line", "page", "reserved"];
-  colors = Object.fromEntries(used.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-}
+const COLORS = [...categories.map(slug), "even", "odd"];
 const fixed = (value) => value.toFixed(Math.max(0, 2 - Math.floor(Math.log10(Math.max(value, 1)))));
 function bytes(n) {
   const [unit, name] = bytesUnit(n);
@@ -185,7 +181,7 @@ class MemoryChart extends Chart {
         heights[c] += given[i];
         const top = this.place(below + given[i]), height = given[i] * scale;
         if (lines && height >= 3) {
-          g.fillStyle = colors["on-block"];
+          g.fillStyle = over[slug(categories[c])];
           g.globalAlpha = 0.25;
           g.fillRect(x, Math.round(top), 1, 1);
           g.globalAlpha = 1;
@@ -201,7 +197,7 @@ class MemoryChart extends Chart {
   }
   drawReserved(g, width) {
     if (!this.highest || data.reserved.every(([, reserved]) => !reserved)) return;
-    g.strokeStyle = colors.reserved;
+    g.strokeStyle = colors.soft;
     g.setLineDash([4, 3]);
     g.beginPath();
     const x = (t) => ((t - this.from) / (this.to - this.from)) * width;
@@ -327,7 +323,7 @@ function legend() {
   byId("categories").append(...buttons);
 }
 
-readColors();
+readColors(COLORS);
 const timeline = new MemoryChart(byId("timeline"));
 const rows = segmentRows();
 const segments = new BytesChart(byId("segments"), rows, Math.max(1, ...rows.map((row) => row.start.at(-1) + row.duration.at(-1))));
@@ -339,7 +335,7 @@ byId("out").addEventListener("click", () => timeline.zoom(2));
 byId("whole").addEventListener("click", () => timeline.whole());
 byId("to-peak").addEventListener("click", () => timeline.show(peak.at_ns - timeline.end / 100, peak.at_ns + timeline.end / 100));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  readColors();
+  readColors(COLORS);
   for (const chart of [timeline, segments]) chart.redraw();
 });
 Object.assign(document.documentElement.dataset, {
