@@ -83,6 +83,24 @@ def test_trace_of_rocm_is_read(write_trace: WriteTrace, category: str) -> None:
     assert made.trace.limitations == ()
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_kernel_belongs_to_the_latest_call_with_its_number(write_trace: WriteTrace, backwards: bool) -> None:
+    """Numbers are used again, also in another thread; a call inside another has its number, and does not count."""
+    events: list[Event] = []
+    for turn in range(3):
+        at = 100.0 * turn
+        outer = event("cuda_runtime", "hipLaunchKernel", at, 10, 7, 7 + turn, correlation=5)
+        inner = event("cuda_driver", "hipModuleLaunchKernel", at + 2, 3, 7, 7 + turn, correlation=5)
+        events += [outer, inner, event("kernel", f"k{turn}", at + 20, 5, 0, 0, device=0, stream=0, correlation=5)]
+    if backwards:
+        events = [one for turn in reversed(range(3)) for one in events[3 * turn : 3 * turn + 3]]
+    kernels = list(read(write_trace(events)).kernels)
+    launches = [(k.function.name, k.thread, k.start_s - (k.launch_start_s or 0)) for k in kernels]
+    assert [name for name, *_ in launches] == ["k0", "k1", "k2"]
+    assert [thread for _, thread, _ in launches] == [7, 8, 9]
+    assert [lag for *_, lag in launches] == pytest.approx([20e-6] * 3)
+
+
 def graphs(launches: int, kernels: int, node_ids: bool, runtime: str = "cudaGraphLaunch") -> list[Event]:
     """Return launches of a graph and one plain kernel; every second launch has no recorded kernel."""
     events = [
