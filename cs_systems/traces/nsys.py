@@ -55,7 +55,7 @@ REQUIRED = {
     COPIES["memset"]: ("start", "end"),
     MEMORY: ("start", "bytes", "memKind", "memoryOperationType", "address"),
 }
-MOST_ROWS = 40_000_000  # of these tables: about 8 GB of memory
+MOST_ROWS = 40_000_000  # of these tables: about 6 GB of memory
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
 PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
@@ -96,9 +96,11 @@ def exported(report: Path) -> Iterator[Path]:
     Raises ConfigError if nsys is not on the PATH or the export fails.
     """
     if shutil.which(EXPORT[0]) is None:
+        beside = report.with_suffix(".sqlite")
         raise ConfigError(
-            f"nsys must export {report}, and nsys is not on the PATH; add it to the PATH, or export elsewhere with "
-            f"`{' '.join(EXPORT)} {report.name}` and analyze the .sqlite"
+            f"nsys must export {report}, and nsys is not on the PATH; "
+            + (f"analyze {beside}, the export beside it, " if beside.is_file() else "add it to the PATH, ")
+            + f"or export elsewhere with `{' '.join(EXPORT)} {report.name}` and analyze the .sqlite"
         )
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "export.sqlite"

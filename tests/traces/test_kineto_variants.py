@@ -65,7 +65,7 @@ def rocm(category: str, steps: int = 2) -> list[Event]:
     return events
 
 
-@pytest.mark.parametrize("category", ["cuda_runtime", "hip_runtime"])
+@pytest.mark.parametrize("category", ["cuda_runtime", "hip_runtime", "xpu_runtime"])
 def test_trace_of_rocm_is_read(write_trace: WriteTrace, category: str) -> None:
     path = write_trace(rocm(category))
     made = profile(read(path))

@@ -270,7 +270,13 @@ def test_report_requires_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     report = tmp_path / f"run{suffix}"
     report.write_bytes(b"\x01\x02\x03")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"nsys is not on the PATH; .*nsys export -t sqlite --lazy=false"):
+    with pytest.raises(ConfigError, match=r"nsys is not on the PATH; add it .*nsys export -t sqlite --lazy=false"):
+        read(report)
+    beside = report.with_suffix(".sqlite")
+    beside.touch()
+    with pytest.raises(
+        ConfigError, match=rf"nsys is not on the PATH; analyze {beside}, the export beside it, or export"
+    ):
         read(report)
     nsys = tmp_path / "nsys"
     nsys.write_text("#!/bin/sh\necho 'importer missing' >&2; exit 1\n")
