@@ -96,6 +96,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "scripts/benchmarks/startup.py",
     ),
     "profiles/analyze_speed/cpu.md": (*PROFILE, "cs_systems/cli/analyze.py", "scripts/benchmarks/analyze_speed.py"),
+    "profiles/trace_corpus/table.md": (*PROFILE, "scripts/benchmarks/trace_corpus.py"),
     "profiles/model_families/table.md": (
         *(*PROFILE, "cs_systems/instrument/*"),
         *("scripts/benchmarks/model_families.py", "tests/families/models.py"),

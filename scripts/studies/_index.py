@@ -284,6 +284,16 @@ def _counters(folder: Path) -> str:
     return f"On one NVIDIA H200, the occupancy, beside the most that a kernel's resources allow, is {text}."
 
 
+def _trace_corpus(folder: Path) -> str:
+    rows = table(folder / "table.md")
+    holding = [row for row in rows if row["kernels"]]
+    equal = sum(row["equal"] == "yes" for row in holding)
+    return (
+        f"Of {len(rows)} public files, {len(holding)} hold kernels; {equal} of these are read with the number and the "
+        "time of kernels that an independent reader counts."
+    )
+
+
 # Folder of profiles/ → its benchmark.
 BENCHMARKS = {
     "analyze_speed": Benchmark(
@@ -361,6 +371,9 @@ BENCHMARKS = {
         "How much time and memory does `cs-systems snapshot` take for a large file, and how soon can its page be used?",
         _snapshot_speed,
         "cpu.md",
+    ),
+    "trace_corpus": Benchmark(
+        "Which public traces does `cs-systems analyze` read, how, and what stays unknown?", _trace_corpus, "table.md"
     ),
     "verdicts": Benchmark(
         "Can the verdicts of `compare` be trusted, on runs of equal steps and on runs with a planted 5% slowdown?",
