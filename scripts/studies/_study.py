@@ -5,6 +5,7 @@ Each scripts/studies/<name>.py answers the question of its `Study`; its docstrin
     python scripts/studies/_study.py                          # lists them
     python scripts/studies/_study.py --all --budget-s 540     # runs them, the most telling first; again: the rest
     python scripts/studies/_study.py --index                  # writes profiles/README.md from their pages
+    python scripts/studies/_study.py --figures                # draws every figure of profiles/ again, from its records
 """
 
 from __future__ import annotations
@@ -236,20 +237,14 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
     """
     from cs_systems.report.figures import plot
 
-    records, complaints = [], []
-    for folder in [*([out] if records_path(out).is_file() or not measured else []), *measured]:
-        read, torn = read_records(folder)
-        records, complaints = records + read, complaints + torn
+    records, complaints = records_of(out, measured)
     found = cells(records)
     explanation = [*complaints, *study.explain(found), *_missing(study, records)]
     text = "\n".join(f"- {sentence}" for sentence in explanation)
     command = " ".join([study.command, *(["--measured", *map(str, measured)] if measured else [])])
     tables = [table.strip() for table in study.tables(found, "markdown")]
-    drawn = [cell.record for cell in found if study.drawn(cell)] or records
-    if (draw := study.draw) is not None:
-        plot.write(lambda: draw(found), out / FIGURE_FILE)
-    elif fitting := plot.kinds(drawn):  # a study that was cut short may not fill its own figure yet
-        plot.save(drawn, out / FIGURE_FILE, study.figure if study.figure in fitting else None)
+    if drawing := picture_of(study, found):
+        plot.write(drawing, out / FIGURE_FILE)
     picture = [f"![{study.question}]({FIGURE_FILE})"] if (out / FIGURE_FILE).is_file() else []
     sections = [f"# {study.question}", answered(study, found), *picture, *tables, "## Findings", text, f"    {command}"]
     write_file(out / PAGE_FILE, ("\n\n".join(sections) + "\n").encode())
@@ -259,6 +254,27 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
         f"{out}: {RECORDS_FILE if records_path(out).is_file() else 'no records'}, table.md, figure.svg", file=sys.stderr
     )
     return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
+
+
+def records_of(out: Path, measured: Sequence[Path] = ()) -> tuple[list[RunRecord], list[str]]:
+    """Return the records of the folders, and the complaints about lines that could not be read."""
+    records, complaints = [], []
+    for folder in [*([out] if records_path(out).is_file() or not measured else []), *measured]:
+        read, torn = read_records(folder)
+        records, complaints = records + read, complaints + torn
+    return records, complaints
+
+
+def picture_of(study: Study, found: list[Cell]) -> Callable[[], Any] | None:
+    """Return the function that draws the study's figure; None if these cells cannot fill one."""
+    from cs_systems.report.figures import plot
+
+    if (draw := study.draw) is not None:
+        return lambda: draw(found)
+    drawn = [cell.record for cell in found if study.drawn(cell)] or [cell.record for cell in found]
+    fitting = plot.kinds(drawn)  # a study that was cut short may not fill its own figure yet
+    kind = study.figure if study.figure in fitting else None
+    return (lambda: plot.figure(drawn, kind)) if fitting else None
 
 
 def answered(study: Study, found: list[Cell]) -> str:
@@ -348,6 +364,7 @@ def main() -> int:
     )
     parser.add_argument("--all", action="store_true", help="run every study")
     parser.add_argument("--index", action="store_true", help="write profiles/README.md from the committed pages")
+    parser.add_argument("--figures", action="store_true", help="draw the figures of profiles/ again from records")
     parser.add_argument("--out-root", type=Path, help="folder of the studies' folders (default: profiles, or runs)")
     parser.add_argument("--budget-s", type=float, default=inf, help="start no new cell after this many seconds")
     parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: full on a GPU, else small")
@@ -356,6 +373,10 @@ def main() -> int:
         write_file(INDEX, index_page([*ORDER, APART], PAGE_FILE, FIGURE_FILE).encode())
         print(INDEX)
         return 0
+    if args.figures:
+        from _gallery import draw_all
+
+        return draw_all()
     if args.all:
         return run_all(args.out_root, args.budget_s, args.scale)
     for study in studies():
