@@ -46,7 +46,8 @@ readme: $(INSTALLED)  ## the tables of README.md and docs/results.md, and profil
 	$(BIN)/python scripts/studies/_study.py --index
 
 figures: $(INSTALLED)  ## every figure of profiles/, which README and docs show too, from the committed records; fails if a text is cut
-	$(BIN)/python scripts/studies/_study.py --figures
+	$(BIN)/python scripts/studies/_gallery.py
+	$(BIN)/python scripts/benchmarks/profile_page.py --picture profiles/profile_page/page.png --kernels > /dev/null
 
 studies: $(INSTALLED)  ## every study at the size that fits this machine; again: goes on with the rest
 	$(BIN)/python scripts/studies/_study.py --all

@@ -1,5 +1,7 @@
 """Figures of profiles/: each is drawn again from its committed records, and must be legible.
 
+    python scripts/studies/_gallery.py        # draws all of them; fails if a text is cut or overlaps another one
+
 A study's figure is drawn by its `Study`, from the folders that its page names after --measured; those of commands and
 benchmarks are in OTHERS.
 """
@@ -70,3 +72,7 @@ def draw_all() -> int:
     if status:
         print("texts of these figures are cut or overlap; change the figure's drawing", file=sys.stderr)
     return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(draw_all())

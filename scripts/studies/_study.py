@@ -5,7 +5,6 @@ Each scripts/studies/<name>.py answers the question of its `Study`; its docstrin
     python scripts/studies/_study.py                          # lists them
     python scripts/studies/_study.py --all --budget-s 540     # runs them, the most telling first; again: the rest
     python scripts/studies/_study.py --index                  # writes profiles/README.md from their pages
-    python scripts/studies/_study.py --figures                # draws every figure of profiles/ again, from its records
 """
 
 from __future__ import annotations
@@ -364,7 +363,6 @@ def main() -> int:
     )
     parser.add_argument("--all", action="store_true", help="run every study")
     parser.add_argument("--index", action="store_true", help="write profiles/README.md from the committed pages")
-    parser.add_argument("--figures", action="store_true", help="draw the figures of profiles/ again from records")
     parser.add_argument("--out-root", type=Path, help="folder of the studies' folders (default: profiles, or runs)")
     parser.add_argument("--budget-s", type=float, default=inf, help="start no new cell after this many seconds")
     parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: full on a GPU, else small")
@@ -373,10 +371,6 @@ def main() -> int:
         write_file(INDEX, index_page([*ORDER, APART], PAGE_FILE, FIGURE_FILE).encode())
         print(INDEX)
         return 0
-    if args.figures:
-        from _gallery import draw_all
-
-        return draw_all()
     if args.all:
         return run_all(args.out_root, args.budget_s, args.scale)
     for study in studies():
