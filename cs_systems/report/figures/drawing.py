@@ -47,13 +47,13 @@ def one_panel(height: float) -> tuple[Figure, Axes]:
 
 def log_scale(axis: Axis, text: Callable[[float], str] = "{:,g}".format) -> None:
     """Make an axis logarithmic, with plain numbers at some of its ticks, and none between them."""
-    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter, NullLocator
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = getattr(axis.axes.dataLim, f"interval{axis.axis_name}")
     decades = high / low if 0 < low < high < float("inf") else 1.0
     subs = (1.0,) if decades > 200 else (1.0, 2.0, 5.0) if decades > 20 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
-    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_locator(LogLocator(subs=subs) if decades > 2 else AutoLocator())
     axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())  # its default writes powers of ten in LaTeX

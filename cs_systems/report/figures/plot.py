@@ -123,7 +123,15 @@ def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
 
     Its ids begin with `prefix`, so that several figures can stand in one page.
     """
-    text = _bytes(figure(records, kind, titled=False), "svg", "none").decode()
+    return drawn_svg(lambda: figure(records, kind, titled=False), kind, prefix)
+
+
+def drawn_svg(draw: Callable[[], Figure], kind: str, prefix: str = "") -> str:
+    """Return the figure that `draw` returns, in STYLE, as `svg` does."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        text = _bytes(wrap_labels(draw()), "svg", "none").decode()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}{kind}-", text)
     for name, color in PAINTED.items():

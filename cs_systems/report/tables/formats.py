@@ -10,6 +10,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import TYPE_CHECKING
 
 from cs_systems.core.printable import plain, text_cell, visible
@@ -186,12 +187,20 @@ def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> 
     return out.getvalue()
 
 
+def html(tables: Sequence[Table], width: int | None, color: bool) -> str:
+    """Format tables as parts of a page, one section for each: `pages.tables.page` makes the page."""
+    from cs_systems.report.pages.tables import part  # brings jinja2
+
+    return part(tables)
+
+
 FORMATS: dict[str, Callable[[Sequence[Table], int | None, bool], str]] = {
     "terminal": terminal,
     "markdown": markdown,
     "latex": latex,
     "typst": typst,
     "csv": comma_separated,
+    "html": html,
 }
 
 
@@ -210,6 +219,8 @@ def paragraph(text: str, format: str) -> str:
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerow([text_cell(text)])
         return out.getvalue()
+    if format == "html":
+        return f"<p>{escape(plain(text))}</p>\n"
     escaped = {"markdown": _markdown, "latex": _latex, "typst": lambda sentence: f"#{_typst(sentence)}"}
     return (escaped[format](plain(text)) if format in escaped else visible(text)) + "\n"
 
