@@ -45,7 +45,7 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
     cost: Results = {"overhead": overhead(record)}
     remedy = f"open {trace.name} in the profiler's own viewer"
     try:
-        seen = profile(_with_modules(read(trace), record))
+        seen = profile(_with_modules(read(trace, operators=True), record))
     except ConfigError as error:
         return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
     results: Results = {**analysis_results(seen, costs_of(record, families_by_phase(seen))), **cost}
@@ -80,7 +80,9 @@ def _with_modules(trace: Trace, record: RunRecord) -> Trace:
 def _page(file: Path, seen: Profile, results: Results, record: RunRecord) -> dict[str, Path]:
     from cs_systems.report.pages.profile import render  # it imports jinja2, which only a page needs
 
-    file.write_text(render(view(seen), as_tables(results), describe(record.run_config)), encoding="utf-8")
+    of_ranks = {name: rows for name, rows in as_tables(record.results).items() if name == "ranks"}
+    page = render(view(seen), {**as_tables(results), **of_ranks}, describe(record.run_config))
+    file.write_text(page, encoding="utf-8")
     return {"page": file}
 
 

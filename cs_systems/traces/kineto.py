@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -49,15 +50,17 @@ FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
 MOST_LISTED = 20  # processes that a message names
+MOST_OPERATORS = 1_000_000  # a trace with more gets none
 
 
 @without_collector()
-def read(path: Path, process: int | None = None) -> Trace:
+def read(path: Path, process: int | None = None, *, operators: bool = False) -> Trace:
     """Return the contents of a trace.
 
     Args:
         path: The trace, gzipped or not.
         process: The pid of the process to read; required where the trace holds several.
+        operators: Return every operator too, in `Trace.operators`; only a timeline needs them.
 
     Raises:
         ConfigError: The trace is damaged, too large, or has too little in it for any table.
@@ -67,7 +70,7 @@ def read(path: Path, process: int | None = None) -> Trace:
             text = Text(file, path)
             before = header(text)
             devices, modules = _devices(before), unpacked(before.get(HEADER))
-            reader = _Reader(path)
+            reader = _Reader(path, operators)
             for some in events(text):
                 for event in some:
                     reader.take(event)
@@ -102,13 +105,14 @@ class _Process:
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    operators: list[Range] = field(default_factory=list)
 
 
 class _Reader:
     """Collector of the fields needed of each event; it matches kernels with their launches after the last event."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, operators: bool) -> None:
+        self.path, self.operators = path, operators
         self.origin_us: float | None = None
         self.processes: dict[int, _Process] = defaultdict(_Process)
         self.kernels: list[tuple[Function, float, float, int, int, bool, int]] = []  # the last is the correlation
@@ -143,8 +147,11 @@ class _Reader:
             return
         if category == "cpu_op" and "Sequence number" not in _args(event):  # the most frequent events
             if "#" not in str(event.get("name")):
-                return
-            keep = self._range  # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
+                if not self.operators:
+                    return
+                keep = self._bare
+            else:
+                keep = self._range  # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
         phase = event.get("ph")
         if phase != "X" and phase != "B":
             return
@@ -214,12 +221,22 @@ class _Reader:
             self._op(event, start, end)
         elif not _OPERATOR.search(str(event["name"])):
             self._range(event, start, end)
+        elif self.operators:
+            self._bare(event, start, end)
+
+    def _bare(self, event: Event, start: float, end: float) -> None:
+        """Keep an operator for a timeline alone."""
+        operators = self.processes[int(event["pid"])].operators
+        if len(operators) <= MOST_OPERATORS:
+            operators.append(Range(intern(str(event["name"])), start, end, int(event["tid"])))
 
     def _op(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
         numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
         op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
         self.processes[int(event["pid"])].ops.append(op)
+        if self.operators:
+            self._bare(event, start, end)
 
     def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:
         self._refuse()
@@ -237,6 +254,9 @@ class _Reader:
             )
         if not process.ranges and (elsewhere := sum(len(one.ranges) for one in self.processes.values())):
             limitations.append(f"its {elsewhere} range(s) are of processes that launched no kernel, and do not count")
+        if len(process.operators) > MOST_OPERATORS:
+            process.operators.clear()
+            limitations.append(f"its operators are not drawn: there are over {MOST_OPERATORS:,}; record fewer steps")
         kernels, copies = self.kernels, self.copies
         if sum(bool(one.launches) for one in self.processes.values()) > 1:
             kernels = [row for row in kernels if row[-1] in process.launches]
@@ -254,6 +274,7 @@ class _Reader:
             overheads=self.overheads,
             ops=process.ops or None,
             limitations=tuple(limitations),
+            operators=_ranges(process.operators) if process.operators else None,
         )
 
     def _refuse(self) -> None:

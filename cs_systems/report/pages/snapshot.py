@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cs_systems.core import units
 from cs_systems.record import Row
 from cs_systems.report.pages import _templates
+from cs_systems.report.pages._packing import packed
 from cs_systems.report.tables.profile import says_something
 from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.snapshot import CAPTIONS, SHOWN
@@ -30,6 +31,7 @@ def render(view: View, tables: Tables, heading: Sequence[str], title: str) -> st
     values = {
         "title": title,
         "view": view,
+        "data": packed(view),
         "facts": _facts(view),
         "notes": [*heading, *_limits(view)],
         "sections": [_section(name, *tables[name]) for name in SHOWN if name in tables and tables[name][0]],
