@@ -33,6 +33,7 @@ GPU_KERNELS = (
     *("cs_systems/attention/flash_attn.py", "cs_systems/attention/_sdpa.py", "cs_systems/kernels/cuda/driver.py"),
     "cs_systems/kernels/cuda/*",
     *("cs_systems/kernels/gluon/*", "cs_systems/kernels/layout.py"),
+    *("cs_systems/kernels/driver.py", "cs_systems/kernels/prepared.py"),
 )
 DATA_PARALLEL = (
     *("cs_systems/parallel/ddp_*.py", "cs_systems/parallel/torch_ddp.py", "cs_systems/parallel/_data_parallel.py"),

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for
+from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for, compiled_for
+from cs_systems.kernels.driver import parameter_bytes
 from cs_systems.kernels.triton.configs import tiles_for
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
@@ -54,7 +55,12 @@ def compile_few_keys(capability: int) -> dict[str, dict[str, Any]]:
 
 
 def resources(capability: int, launch: Any) -> dict[str, Any]:
-    return vars(compile_for(capability, launch.kernel, launch.arguments, launch.options))
+    """Return the resources, and the bytes of each parameter that the launch prepares."""
+    from cs_systems.kernels.triton.launch import parameters_of
+
+    found = compile_for(capability, launch.kernel, launch.arguments, launch.options)
+    compiled = compiled_for(capability, launch.kernel, launch.arguments, launch.options)
+    return {**vars(found), "prepared_bytes": [*map(parameter_bytes, parameters_of(compiled, launch.arguments))]}
 
 
 def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int) -> dict[str, Any]:
@@ -91,6 +97,15 @@ def test_kernel_fits_multiprocessor_without_new_spills(capability: int, dtype: s
     assert 0 < resources["shared_bytes"] <= SHARED_LIMIT_BYTES[capability]
     assert resources["registers"] * 32 * resources["num_warps"] <= 65_536
     assert resources["spills"] <= KNOWN_SPILLS.get((capability, dtype, d_head, kernel), 0)
+
+
+@LONG_TIMEOUT
+@pytest.mark.parametrize(("capability", "dtype", "d_head", "kernel"), CASES)
+def test_prepared_parameters_have_sizes_of_compiled_kernel(
+    capability: int, dtype: str, d_head: int, kernel: str
+) -> None:
+    resources = compiled(capability)[f"{dtype} {d_head} {kernel}"]
+    assert resources["prepared_bytes"] == resources["parameter_bytes"]
 
 
 @LONG_TIMEOUT

@@ -72,7 +72,8 @@ def test_page_states_peak_categories_and_captions(page: str) -> None:
         "from autograd's own thread",
     ):
         assert expected in text
-    assert {caption.lower() for caption in CAPTIONS.values()} <= texts_between_tags(page)
+    shown = {caption.lower() for name, caption in CAPTIONS.items() if name != "out_of_memory"}  # no request failed
+    assert shown <= texts_between_tags(page)
 
 
 def test_hover_shows_stack_and_categories_at_peak(page: str, tmp_path: Path) -> None:

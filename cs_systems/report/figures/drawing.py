@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.report import palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Middle tones stand out on white and on a dark page, and colour-blind eyes can tell them apart; markers differ as well.
-COLORS = ("#3b82c4", "#e08a2e", "#2f9e77", "#c0568f", "#8572c9", "#9a8430", "#5aa9b8", "#b5554a")
+COLORS = tuple(look.color for look in palette.SERIES)
 
 MARKERS = "os^Dv<>P"
 
-GREY = "#8a8f98"
+GREY = palette.SOFT.light
 
-INK = "#1e2227"
+INK = palette.INK.light
 
 MOST_CURVES = len(COLORS)
 
@@ -30,6 +31,17 @@ def one_panel(height: float) -> tuple[Figure, Axes]:
 
     drawn = Figure(figsize=(WIDTH, height), layout="constrained")
     return drawn, drawn.add_subplot()
+
+
+def filled(look: palette.Paint) -> dict[str, Any]:
+    """Return the arguments of a bar: its colour, and its hatch in a colour that stands out from it."""
+    over = palette.HATCH.light if look.hue in palette.FILLS else palette.PAGE.light
+    return {"facecolor": look.color, "hatch": look.hatch, "edgecolor": over, "linewidth": 0}
+
+
+def beside(text: Any) -> None:
+    """Put the text on a patch of the page's colour, because bars and lines may pass below it."""
+    text.set_bbox({"facecolor": palette.PAGE.light, "edgecolor": "none", "boxstyle": "round,pad=0.15", "alpha": 0.85})
 
 
 def with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from cs_systems.core import units
 from cs_systems.core.printable import plain
 from cs_systems.record import RunRecord
-from cs_systems.report.figures.drawing import COLORS, GREY, WIDTH, with_legend
+from cs_systems.report import palette
+from cs_systems.report.figures.drawing import WIDTH, filled, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PHASES = {"forward": COLORS[0], "loss": COLORS[4], "backward": COLORS[2], "optimizer": COLORS[5]}
-COMMUNICATION = COLORS[1]
+PHASES = ("forward", "loss", "backward", "optimizer")
 MOST = 12  # cells in one figure
 
 
@@ -37,9 +37,9 @@ def streams(records: Sequence[RunRecord]) -> Figure:
             ]
             if spans:
                 label = phase or ("communication" if stream == "communication" else "other computation")
-                color = COMMUNICATION if stream == "communication" else PHASES.get(phase or "", GREY)
+                look = palette.paint("communication" if stream == "communication" else phase or "outside")
                 new = label if label not in named else None
-                axes.broken_barh(spans, (number + height - 0.36, 0.34), facecolors=color, linewidth=0, label=new)
+                axes.broken_barh(spans, (number + height - 0.36, 0.34), label=new, **filled(look))
                 named.add(label)
         axes.text(last_s / unit.factor * 1.01, number, _overlap_label(record), va="center", fontsize=8)
     axes.set_yticks(range(len(cells)), [_name(record) for record in cells])

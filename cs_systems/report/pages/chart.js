@@ -173,10 +173,10 @@ class Chart {
     g.globalAlpha = row.faint?.[i] ? FAINT : 1;
     g.fillStyle = palette.css[name];
     g.fillRect(left, row.top, wide, height);
-    if (name === HATCHED) hatch(g, left, row.top, wide, height);
+    if (HATCHES[name]) hatch(g, left, row.top, wide, height, HATCHES[name]);
     if (wide > 22) {
       const x = Math.max(left, 0) + 4, room = Math.min(right, width) - x - 4, text = fitted(row.label(i), room);
-      g.fillStyle = name === HATCHED ? palette.css.ink : palette.css["on-block"];
+      g.fillStyle = palette.over[name];
       g.globalAlpha = row.faint?.[i] ? 0.45 : 1;
       if (text) g.fillText(text, x, row.top + height / 2 + 0.5, room);
     }
@@ -241,7 +241,7 @@ function fitted(text, room) {
   const most = Math.floor(room / letter);
   return text.length <= most ? text : most < 4 ? "" : `${text.slice(0, most - 1)}…`;
 }
-function hatch(g, left, top, width, height) {
+function hatch(g, left, top, width, height, slope) {
   g.save();
   g.beginPath();
   g.rect(left, top, width, height);
@@ -250,8 +250,8 @@ function hatch(g, left, top, width, height) {
   g.strokeStyle = palette.css.hatch;
   g.beginPath();
   for (let x = left - height - ((left - height) % 7); x < left + width; x += 7) {
-    g.moveTo(x, top + height);
-    g.lineTo(x + height, top);
+    g.moveTo(x, slope > 0 ? top + height : top);
+    g.lineTo(x + height, slope > 0 ? top : top + height);
   }
   g.stroke();
   g.restore();

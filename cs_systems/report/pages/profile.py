@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cs_systems.core import units
 from cs_systems.core.printable import plain
 from cs_systems.core.rows import Row, Tables
+from cs_systems.report.diagnoses import sentences
 from cs_systems.report.pages import _templates
 from cs_systems.report.pages._packing import packed
 from cs_systems.report.tables import modules
@@ -30,19 +31,21 @@ COLUMNS = {**SHOWN, "ranks": RANKS, **modules.SHOWN}
 HEADINGS = {**CAPTIONS, "ranks": "ranks: median time of each phase", **modules.CAPTIONS}
 
 if TYPE_CHECKING:
+    from cs_systems.diagnosis import Diagnosis
     from cs_systems.traces.timeline import StepView, View
 
 
-def render(view: View, results: Tables, title: str) -> str:
+def render(view: View, results: Tables, title: str, diagnoses: Sequence[Diagnosis] | None = None) -> str:
     """Render the page of a profile.
 
     view: from `traces.timeline.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
-    profiled record; `ranks`, of one with several ranks.
+    profiled record; `ranks`, of one with several ranks. diagnoses: what the page begins with.
     """
     notes = results["notes"]
     short = dict(zip(view["names"]["name"], view["names"]["short"], strict=True))
     values = {
         "title": title,
+        "diagnoses": sentences(diagnoses),
         "view": view,
         "data": packed(view),
         "by_module": any(path is not None for path in view["places"].get("module", ())),

@@ -16,7 +16,7 @@ function criterion(field, wanted) {
   const known = new Map(), fits = inside(wanted);
   return (stream, i) => {
     const path = valueOf.module(stream, i);
-    if (wanted === HATCHED) return path === null;
+    if (wanted === UNATTRIBUTED) return path === null;
     if (!known.has(path)) known.set(path, path !== null && (!wanted || fits.test(path)));
     return known.get(path);
   };

@@ -9,7 +9,7 @@ const cutPaths = new Map();
 function modulePath(path) {
   if (!cutPaths.has(path)) {
     const words = path === null ? [] : path.split(".");
-    cutPaths.set(path, path === null ? [["module", HATCHED, HATCHED]] : words.map((word, n) => ["module", words.slice(0, n + 1).join("."), stripe(word)]));
+    cutPaths.set(path, path === null ? [["module", UNATTRIBUTED, UNATTRIBUTED]] : words.map((word, n) => ["module", words.slice(0, n + 1).join("."), stripe(word)]));
   }
   return cutPaths.get(path);
 }

@@ -1,11 +1,11 @@
 // The rows of the timeline: the steps; of each stream its phases, layers, kernels and copies; of each thread its launches,
 // operators, ranges and waits.
 const MOST_ROWS = 24;
-const PHASES = { forward: "forward", loss: "loss", backward: "backward", optimizer: "update" };
-const phaseColor = (phase) => PHASES[phase] ?? HATCHED;
+const PHASES = ["forward", "loss", "backward", "optimizer"];
+const phaseColor = (phase) => (PHASES.includes(phase) ? phase : UNATTRIBUTED);
 const stripes = new Map();
 function stripe(name) { // two shades of grey in turn, the same for a name everywhere
-  if (name === HATCHED) return HATCHED;
+  if (name === UNATTRIBUTED) return UNATTRIBUTED;
   if (!stripes.has(name)) stripes.set(name, stripes.size % 2 ? "odd" : "even");
   return stripes.get(name);
 }
@@ -110,7 +110,7 @@ function launchRows(thread, title) {
   const of = launches.get(thread), first = (i) => of.kernels[i][0], name = ([stream, k]) => names.short[functions.name[stream.function[k]]];
   const say = (i) => (of.kernels[i].length > 1 ? `graph of ${grouped(of.kernels[i].length)} kernels` : name(first(i)));
   const made = laneOf(of, {
-    label: say, color: () => "other", texts: [], text: () => -1,
+    label: say, color: () => "odd", texts: [], text: () => -1,
     tip: (i) => [`launch: ${say(i)}`, when(of.start[i], of.duration[i]), waited(...first(i))],
     details: (i) => ({
       heading: `launch: ${say(i)}`,

@@ -101,20 +101,20 @@ class MemoryChart extends Chart {
         const c = category[i], below = (heights[c] ??= this.below(moment, c));
         heights[c] += given[i];
         const top = this.place(below + given[i]), height = given[i] * scale, opacity = shaded.get(i);
-        if (lines && height >= 3) this.fill(g, "on-block", 0.25, x, Math.round(top), 1);
-        if (opacity) this.fill(g, "ink", opacity, x, top, Math.max(height, 1));
+        if (lines && height >= 3) this.fill(g, palette.over[slug(categories[c])], 0.25, x, Math.round(top), 1);
+        if (opacity) this.fill(g, palette.css.ink, opacity, x, top, Math.max(height, 1));
       }
     }
   }
   fill(g, color, opacity, x, top, height) {
-    g.fillStyle = palette.css[color];
+    g.fillStyle = color;
     g.globalAlpha = opacity;
     g.fillRect(x, top, 1, height);
     g.globalAlpha = 1;
   }
   drawReserved(g, width) {
     if (!this.highest || data.reserved.every(([, reserved]) => !reserved)) return;
-    g.strokeStyle = palette.css.reserved;
+    g.strokeStyle = palette.css.soft;
     g.setLineDash([4, 3]);
     g.beginPath();
     const x = (t) => ((t - this.from) / (this.to - this.from)) * width;
@@ -133,7 +133,7 @@ class MemoryChart extends Chart {
   drawCursor(g, width) {
     if (this.cursor === null) return;
     const x = this.xAt(this.cursor);
-    if (x >= 0 && x <= width) this.fill(g, "accent", 1, x, TOP, this.height);
+    if (x >= 0 && x <= width) this.fill(g, palette.css.accent, 1, x, TOP, this.height);
   }
   drawPeak(g, width) {
     const x = ((peak.at_ns - this.from) / (this.to - this.from)) * width;

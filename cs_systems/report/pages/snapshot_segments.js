@@ -27,7 +27,7 @@ function segmentRows() {
         }),
       }),
       laid(blocks, (b) => b.size, {
-        color: ({ segment, n }) => (segment.category[n] < 0 ? HATCHED : slug(categories[segment.category[n]])),
+        color: ({ segment, n }) => (segment.category[n] < 0 ? UNATTRIBUTED : slug(categories[segment.category[n]])),
         label: ({ segment, n }) => data.names[segment.name[n]] ?? categories[segment.category[n]] ?? "free",
         tip: blockTip,
         details: blockDetails,
