@@ -346,6 +346,11 @@ def test_keyboard_reaches_search_details_neighbours_launch_sums_and_help(page: s
         tab.press("Escape")
         tab.press("n")
         assert tab.evaluate(HEADING) == "softmax_warp_backward"
+        tab.press("/", *"block 2", "Enter")
+        assert tab.evaluate(HEADING) == "block 2"  # a range or a run of kernels
+        assert "ranges and calls in all steps" in tab.evaluate("byId('found').textContent")
+        tab.press("Escape", "Escape", "Escape")
+        assert tab.evaluate("byId('found').textContent") == ""
 
 
 def test_selected_range_is_summed(page: str, nsys_path: Path, tmp_path: Path) -> None:
@@ -473,6 +478,15 @@ answer({ labels, asked: byId("asked").textContent, found: byId("found").textCont
     assert "attn" in got["labels"][3]
     assert got["asked"] == "module: layers.*.attn ✕"
     assert re.match(r"\d+ kernels, ", got["found"])
+
+
+def test_page_shows_the_times_of_the_ranks(nsys_path: Path) -> None:
+    seen = profile_of(nsys_path)
+    peaks = {"peak_allocated_bytes": 1 << 30, "peak_reserved_bytes": None}
+    ranks = [{"rank": rank, "phase": "forward", "median_s": 2e-3, "wait_s": rank * 1e-3, **peaks} for rank in (0, 1)]
+    text = render(view(seen), {**results(seen), "ranks": ranks}, "two ranks")
+    assert "ranks: median time of each phase" in texts_between_tags(text)
+    assert "wait for the last rank" in texts_between_tags(text)
 
 
 def test_packed_columns_are_unpacked_to_the_same_numbers(tmp_path: Path, page: str) -> None:

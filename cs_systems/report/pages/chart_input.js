@@ -102,6 +102,7 @@ class ChartInput {
         this.hover(null, null);
         if (pinned) chart.pin(null);
         else if (chart.selected) chart.select(null);
+        else chart.onEscape?.();
       },
       ...chart.keys,
     }[event.key];

@@ -16,11 +16,13 @@ const details = {
     const does = element("p", actions.filter(Boolean).map(([text, act]) => button(text, act)), "buttons");
     return [element("h2", heading), list, ...(table ? [table] : []), ...(long ? [element("pre", long)] : []), ...(actions.length ? [does] : [])];
   },
-  // Scroll so that a row of a canvas is not behind the panel.
-  uncover(canvas, top) {
-    const y = canvas.getBoundingClientRect().top + top, room = innerHeight - this.box.offsetHeight - 48;
-    if (y > room) scrollBy(0, y - room);
-    else if (y < 0) scrollBy(0, y - 24);
+  // Scroll so that a row of a canvas is not behind the panel; nor the row `other` if there is room for both.
+  uncover(canvas, top, other = top) {
+    const above = canvas.getBoundingClientRect().top, room = innerHeight - this.box.offsetHeight - 48;
+    const [first, last] = [Math.min(top, other), Math.max(top, other)].map((y) => above + y);
+    const y = above + top, both = last - first < room - 24;
+    if ((both ? last : y) > room) scrollBy(0, (both ? last : y) - room);
+    else if ((both ? first : y) < 0) scrollBy(0, (both ? first : y) - 24);
   },
 };
 function element(tag, content, className = "") {

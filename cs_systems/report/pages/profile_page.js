@@ -7,16 +7,20 @@ timeline.onShow = (from, to) => { byId("shown").textContent = `${time(from)} …
 timeline.onSelect = showSelection;
 timeline.onDraw = drawArrows;
 timeline.keys = { l: followLaunch, n: () => nextHit(), N: () => nextHit(-1), ",": () => moveStep(-1), ".": () => moveStep(1) };
+timeline.onEscape = () => {
+  byId("search").value = "";
+  asked.words = [];
+  ask({});
+};
 timeline.onPin = (hit) => {
-  if (hit && icicle?.pinned) icicle.pin(null);
   details.show("pinned", hit && hit.row.details(hit.i), true);
   const kernel = hit?.row.say.kernel?.(hit.row.items[hit.i]);
   if (icicle) {
-    icicle.marked = kernel ? boxesOf(icicle, icicleBy, ...kernel) : [];
+    Object.assign(icicle, { pinned: null, marked: kernel ? boxesOf(icicle, icicleBy, ...kernel) : [] });
     icicle.redraw();
   }
   markRows(kernel);
-  if (hit) details.uncover(timeline.canvas, hit.row.top);
+  if (hit) details.uncover(timeline.canvas, hit.row.top, kernel && launchHit(...kernel)?.row.top);
 };
 // Mark the rows of the tables that a kernel counts in.
 function markRows(kernel) {
@@ -45,7 +49,7 @@ function drawIcicle() {
   icicle ??= Object.assign(new Chart(byId("icicle"), [], whole), {
     onPin: (hit) => {
       const path = hit ? lineage(hit.row.boxes[hit.i]) : [];
-      if (hit && timeline.pinned) timeline.pin(null);
+      timeline.pinned = null;
       details.show("pinned", hit && hit.row.details(hit.i), true);
       ask(Object.fromEntries(path.map((box) => [box.field, box.value]))); // of modules, the innermost counts
       if (hit) details.uncover(icicle.canvas, hit.row.top);
@@ -74,7 +78,7 @@ byId("search").addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 byId("details-close").addEventListener("click", () => {
-  for (const chart of charts()) chart.pin(null);
+  for (const chart of charts()) if (chart.pinned) chart.pin(null);
   timeline.select(null);
   timeline.canvas.focus();
 });
