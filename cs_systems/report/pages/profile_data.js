@@ -23,32 +23,11 @@ function firstAtOrAfter(sorted, t) {
   }
   return low;
 }
-// Return the index of the step in which the host was at time t, or -1.
 const stepStarts = steps.map((step) => step.start_ns);
+// Return the index of the step in which the host was at time t, or -1.
 function stepAt(t) {
   const index = firstAtOrAfter(stepStarts, t + 1) - 1;
   return index >= 0 && t <= steps[index].start_ns + steps[index].wall_ns ? index : -1;
 }
-
-// Each stream gets `step`, the step that launched each kernel, and `call`, its launch: an index in `launches[thread]`.
-const launches = new Map(); // thread → { start, duration, kernels: [[stream, i]] of each launch }, in order
-for (const stream of data.streams) {
-  stream.step = Int32Array.from(stream.start, (start, i) => stepAt(stream.launch[i] ?? start));
-  stream.call = new Int32Array(stream.start.length).fill(-1);
-}
-{
-  const launched = data.streams.flatMap((stream) => stream.launch.flatMap((at, i) => (at === null ? [] : [[stream, i]])));
-  launched.sort(([a, i], [b, k]) => a.launch[i] - b.launch[k]);
-  for (const [stream, i] of launched) {
-    const thread = stream.thread[i];
-    if (!launches.has(thread)) launches.set(thread, { start: [], duration: [], kernels: [] });
-    const of = launches.get(thread);
-    if (of.start.at(-1) !== stream.launch[i]) { // the kernels of a CUDA graph share one launch
-      of.start.push(stream.launch[i]);
-      of.duration.push(stream.launching[i] ?? 0);
-      of.kernels.push([]);
-    }
-    of.kernels.at(-1).push([stream, i]);
-    stream.call[i] = of.start.length - 1;
-  }
-}
+// Each stream gets `step`: the step that launched each kernel.
+for (const stream of data.streams) stream.step = Int32Array.from(stream.start, (start, i) => stepAt(stream.launch[i] ?? start));

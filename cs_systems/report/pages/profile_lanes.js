@@ -106,23 +106,6 @@ function operatorDetails(lane, i, name) {
     actions: [kernels.length && ["to its first kernel", () => pinKernel(...kernels[0])], selecting(lane, i)],
   };
 }
-function launchRows(thread, title) {
-  const of = launches.get(thread), first = (i) => of.kernels[i][0], name = ([stream, k]) => names.short[functions.name[stream.function[k]]];
-  const say = (i) => (of.kernels[i].length > 1 ? `graph of ${grouped(of.kernels[i].length)} kernels` : name(first(i)));
-  const made = laneOf(of, {
-    label: say, color: () => "odd", texts: [], text: () => -1,
-    tip: (i) => [`launch: ${say(i)}`, when(of.start[i], of.duration[i]), waited(...first(i))],
-    details: (i) => ({
-      heading: `launch: ${say(i)}`,
-      items: span(of, i, [["kernel", { text: name(first(i)), does: () => pinKernel(...first(i)) }], ["kernel begins", waited(...first(i))], ["operator", operatorAt(thread, of.start[i])]]),
-      actions: [["to its kernel (l)", () => pinKernel(...first(i))]],
-    }),
-  }, `${title} · launches`);
-  lanes.launches.set(thread, made);
-  made.rows.forEach((row) => { row.launch = (k) => of.kernels[row.items[k]]; });
-  return made.rows;
-}
-const waited = (stream, i) => `${time(Math.max(stream.start[i] - stream.launch[i], 0))} after its launch`;
 function callRows(lane, title) {
   return laneOf(lane, {
     label: (i) => lane.name[i], color: () => "other", texts: lane.name, text: (i) => i,
@@ -244,46 +227,4 @@ function copyRows(copies, title) {
     tip: (i) => [copies.kind[i], when(copies.start[i], copies.duration[i]), size(i)],
     details: (i) => ({ heading: copies.kind[i], items: span(copies, i, [["size", size(i)], ["rate", rate(i)]]) }),
   }, `${title} · ${count(copies.start.length, "copy", "copies")}`).rows;
-}
-
-// Arrows between a pinned kernel and its launch, or a pinned launch and its kernels.
-const MOST_ARROWS = 200;
-function drawArrows(g) {
-  const hit = timeline.pinned;
-  if (!hit) return;
-  const kernels = hit.row.launch?.(hit.i) ?? (hit.row.say.kernel ? [hit.row.say.kernel(hit.row.items[hit.i])] : []);
-  for (const [stream, i] of kernels.slice(0, MOST_ARROWS)) {
-    const from = launchHit(stream, i), to = lanes.kernels.get(stream).hit(i);
-    if (from && to) drawArrow(g, timeline.xAt(from.row.start[from.i]), from.row.top, timeline.xAt(to.row.start[to.i]), to.row.top + ROW);
-  }
-}
-// Draw an arrow upwards: the streams are above the threads.
-function drawArrow(g, x, y, toX, toY) {
-  const bend = Math.max((y - toY) / 2, 12);
-  g.strokeStyle = g.fillStyle = palette.css.ink;
-  g.lineWidth = 1.5;
-  g.beginPath();
-  g.moveTo(x, y);
-  g.bezierCurveTo(x, y - bend, toX, toY + bend, toX, toY + 5);
-  g.stroke();
-  g.beginPath();
-  g.moveTo(toX, toY);
-  g.lineTo(toX - 4, toY + 7);
-  g.lineTo(toX + 4, toY + 7);
-  g.fill();
-}
-const launchHit = (stream, i) => (stream.call[i] < 0 ? null : lanes.launches.get(stream.thread[i]).hit(stream.call[i]));
-function pinKernel(stream, i) {
-  const hit = lanes.kernels.get(stream).hit(i);
-  if (hit) timeline.pin(hit, true);
-}
-function pinLaunch(stream, i) {
-  const hit = launchHit(stream, i);
-  if (hit) timeline.pin(hit, true);
-}
-// Go from a pinned kernel to its launch, or back.
-function followLaunch() {
-  const hit = timeline.pinned;
-  if (hit?.row.launch) pinKernel(...hit.row.launch(hit.i)[0]);
-  else if (hit?.row.say.kernel) pinLaunch(...hit.row.say.kernel(hit.row.items[hit.i]));
 }

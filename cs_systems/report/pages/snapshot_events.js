@@ -28,7 +28,7 @@ function eventRow([number, i, made], index) {
   if (index === current) row.setAttribute("aria-current", "true");
   return row;
 }
-function history() {
+function startHistory() {
   if (!events.length) return void byId("event")?.closest("section").remove();
   byId("event").max = String(events.length - 1);
   byId("event").addEventListener("input", () => showEvent(Number(byId("event").value)));

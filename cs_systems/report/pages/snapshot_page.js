@@ -62,7 +62,7 @@ byId("details-close").addEventListener("click", () => {
 for (const chart of charts) chart.tell();
 legend();
 linkTables();
-history();
+startHistory();
 drawAnewOnChange(() => charts);
 for (const chart of charts) chart.draw();
 Object.assign(document.documentElement.dataset, {
