@@ -89,7 +89,7 @@ def main() -> None:
             for _ in range(args.runs):
                 with browser.open(page) as tab:
                     views.append(tab.evaluate("({...document.documentElement.dataset})"))
-                    drawn += frames(tab, zooms(deepest=1e6, factor=0.5))["drawn"]
+                    drawn += frames(tab, zooms(deepest=1e6, factor=0.5))
         print("\n| page MB | ready ms | of it script ms | frame ms, median | frame ms, worst |")
         print("| ---: | ---: | ---: | ---: | ---: |")
         ready, build = (median(float(each[name]) for each in views) for name in ("readyMs", "buildMs"))

@@ -218,8 +218,8 @@ def _profile_page(folder: Path) -> str:
     row = max(table(folder / "speed.md"), key=lambda row: float(row["page MB"]))
     return (
         f"In headless Chromium on a CPU, the page of {row['kernels']} kernels and {row['operators drawn']} operators "
-        f"has {row['page MB']} MB, is ready in {row['ready ms']} ms, and takes {row['frame ms, median']} ms to draw a "
-        f"frame, at the slowest zoom {row['frame ms, slowest zoom']} ms."
+        f"has {row['page MB']} MB and takes {row['on a processor ms']} ms of a processor until it can be used, and "
+        f"{row['frame ms, median']} ms for a frame, at the slowest zoom {row['frame ms, slowest zoom']} ms."
     )
 
 

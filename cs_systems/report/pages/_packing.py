@@ -50,4 +50,5 @@ def _bytes(column: NDArray[np.int64]) -> bytes:
     more = np.zeros_like(used)
     more[:, :-1] = used[:, 1:]
     taken: NDArray[np.uint64] = (groups & 127) | (more.astype(np.uint64) << 7)
-    return taken[used].astype(np.uint8).tobytes()
+    packed_bytes: bytes = taken[used].astype(np.uint8).tobytes()
+    return packed_bytes
