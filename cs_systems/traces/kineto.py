@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
 MOST_LISTED = 20  # processes that a message names
+MOST_OPERATORS = 1_000_000  # a trace with more gets none
 # Categories of calls that launch work: CUDA's, ROCm's, Intel's, and those of devices that PyTorch does not know.
 _CALLS = tuple(
     f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
@@ -69,12 +71,13 @@ KernelRow = tuple[Function, float, float, int, int, bool, int]
 
 
 @without_collector()
-def read(path: Path, process: int | None = None) -> Trace:
+def read(path: Path, process: int | None = None, *, operators: bool = False) -> Trace:
     """Return the contents of a trace.
 
     Args:
         path: The trace, gzipped or not.
         process: The pid of the process to read; required where the trace holds several.
+        operators: Return every operator too, in `Trace.operators`; only a timeline needs them.
 
     Raises:
         ConfigError: The trace is damaged, too large, or has too little in it for any table.
@@ -84,7 +87,7 @@ def read(path: Path, process: int | None = None) -> Trace:
             text = Text(file, path)
             before = header(text)
             devices, modules = _devices(before), unpacked(before.get(HEADER))
-            reader = _Reader(path)
+            reader = _Reader(path, operators)
             for some in events(text):
                 for event in some:
                     reader.take(event)
@@ -122,13 +125,14 @@ class _Process:
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    operators: list[Range] = field(default_factory=list)
 
 
 class _Reader:
     """Collector of the fields needed of each event; it matches kernels with their launches after the last event."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, operators: bool) -> None:
+        self.path, self.operators = path, operators
         self.origin_us: float | None = None
         self.processes: dict[int, _Process] = defaultdict(_Process)
         self.kernels: list[KernelRow] = []
@@ -164,8 +168,11 @@ class _Reader:
             return
         if category == "cpu_op" and "Sequence number" not in _args(event):  # the most frequent events
             if "#" not in str(event.get("name")):
-                return
-            keep = self._range  # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
+                if not self.operators:
+                    return
+                keep = self._bare
+            else:
+                keep = self._range  # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
         phase = event.get("ph")
         if phase != "X" and phase != "B":
             return
@@ -236,12 +243,22 @@ class _Reader:
             self._op(event, start, end)
         elif not _OPERATOR.search(str(event["name"])):
             self._range(event, start, end)
+        elif self.operators:
+            self._bare(event, start, end)
+
+    def _bare(self, event: Event, start: float, end: float) -> None:
+        """Keep an operator for a timeline alone."""
+        operators = self.processes[int(event["pid"])].operators
+        if len(operators) <= MOST_OPERATORS:
+            operators.append(Range(intern(str(event["name"])), start, end, int(event["tid"])))
 
     def _op(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
         numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
         op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
         self.processes[int(event["pid"])].ops.append(op)
+        if self.operators:
+            self._bare(event, start, end)
 
     def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:
         self._refuse()
@@ -259,6 +276,9 @@ class _Reader:
             )
         if not process.ranges and (elsewhere := sum(len(one.ranges) for one in self.processes.values())):
             limitations.append(f"its {elsewhere} range(s) are of processes that launched no kernel, and do not count")
+        if len(process.operators) > MOST_OPERATORS:
+            process.operators.clear()
+            limitations.append(f"its operators are not drawn: there are over {MOST_OPERATORS:,}; record fewer steps")
         kernels, copies = self.kernels, self.copies
         if sum(bool(one.launches) for one in self.processes.values()) > 1:
             kernels = [row for row in kernels if row[-1] in process.launches]
@@ -285,6 +305,7 @@ class _Reader:
             overheads=self.overheads,
             ops=process.ops or None,
             limitations=tuple(limitations),
+            operators=_ranges(process.operators) if process.operators else None,
         )
 
     def _refuse(self) -> None:

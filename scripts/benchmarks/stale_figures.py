@@ -45,7 +45,19 @@ SHARDED = (
 )
 PROFILE = ("cs_systems/traces/*",)
 SNAPSHOT = ("cs_systems/snapshots/*",)
-PAGES = ("cs_systems/report/pages/chart.js", "cs_systems/report/pages/page.css", "cs_systems/report/pages/page.js")
+CHARTS = (
+    "chart*",
+    "columns.js",
+    "details.js",
+    "format.js",
+    "keys.js",
+    "palette.js",
+    "tip.js",
+    "page.css",
+    "page.js",
+    "_packing.py",
+)
+PAGES = tuple(f"cs_systems/report/pages/{name}" for name in CHARTS)
 VERDICTS = (*CLOCK, "cs_systems/comparison/runs.py", "cs_systems/runtime/execute.py", "scripts/benchmarks/verdicts.py")
 
 # quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
