@@ -28,9 +28,9 @@ def test_training_table_fits_80_columns(train_records: list[RunRecord]) -> None:
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("train_step on NVIDIA H200; constant: batch 4, precision fp32, mode train-step")
     heading = next(line for line in lines if line.startswith("size"))
-    assert heading.split() == ["size", "ctx", "attention", "ms", "ms", "ms", "ms", "%", "note"]
+    assert heading.split() == ["size", "ctx", "attention", "ms", "ms", "ms", "%", "note"]
     (oom,) = (line for line in lines if "oom: predicted" in line)
-    assert oom.split() == ["large", "1024", "naive", "–", "–", "–", "–", "–", "oom:", "predicted", "151", "GiB"]
+    assert oom.split() == ["large", "1024", "naive", "–", "–", "–", "–", "oom:", "predicted", "151", "GiB"]
     assert "hidden columns: loss (ms)" in text
     assert "widen the terminal or choose columns with cs-systems report DIR --columns" in text.replace("\n", " ")
 

@@ -22,6 +22,7 @@ from cs_systems.report.phase_columns import known_phases
 from cs_systems.report.tables import columns as cols
 from cs_systems.report.tables import layout
 from cs_systems.report.tables.columns import Column, Spec
+from cs_systems.report.tables.speedups import with_speedups
 from cs_systems.report.tables.table import Table
 
 if TYPE_CHECKING:
@@ -56,24 +57,27 @@ def render(
     phases: Sequence[str] | None = None,
     width: int | None = None,
     color: bool = False,
+    sort: str | None = None,
+    relative_to: str | None = None,
 ) -> str:
     """Return the records as text in one of `formats.FORMATS`: a table for each workload, and its caveats.
 
     `pivot` is "ROWS:COLUMNS:VALUE", as in "size,context_length:attention:median_ms". `width` (characters) and `color`
-    are for the terminal only. CSV without columns is the whole frame. Raises ConfigError for an unknown format, column
-    or phase.
+    are for the terminal only. `sort` is a column, `NAME:desc` for the largest first. `relative_to` is FIELD=VALUE: its
+    cells are the baselines of a column with the speed-up. CSV without columns is the whole frame. Raises ConfigError
+    for an unknown format, column or phase.
     """
     from cs_systems.report.tables.formats import FORMATS
 
     write = FORMATS[one_of("format", format, FORMATS)]
     for phase in phases or ():
         one_of("phase", phase, known_phases(records))
-    if format == "csv" and not columns and not pivot:
+    if format == "csv" and not (columns or pivot or sort or relative_to):
         whole = frame(without_retried(records))
         for name in whole.select_dtypes("object").columns:
             whole[name] = [text_cell(value) if isinstance(value, str) else value for value in whole[name]]
         return whole[whole["phase"].isna() | whole["phase"].isin(phases or cols.phases_of(whole))].to_csv(index=False)
-    return write(tables(records, columns, pivot, phases), width, color)
+    return write(tables(records, columns, pivot, phases, sort, relative_to), width, color)
 
 
 def tables(
@@ -81,8 +85,13 @@ def tables(
     columns: Sequence[str] | None = None,
     pivot: str | None = None,
     phases: Sequence[str] | None = None,
+    sort: str | None = None,
+    relative_to: str | None = None,
 ) -> list[Table]:
-    """Return one Table per workload among the records, in order of appearance; profiled ones are separate."""
+    """Return one Table per workload among the records, in order of appearance; profiled ones are separate.
+
+    The arguments are those of `render`.
+    """
     made = []
     for chosen in by_kind(without_retried(records)).values():
         chosen = [_without_timing_caveats(record) for record in chosen]
@@ -91,8 +100,27 @@ def tables(
         whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
         rows = _rows(whole, phases)
         notes = (*_elsewhere(whole), *_same_step(chosen), *map(str, counted_caveats(chosen)), *_failures(chosen, marks))
-        made.append(_listed(whole, rows, columns, notes) if pivot is None else _pivoted(whole, rows, pivot, notes))
+        if pivot is not None:
+            made.append(_pivoted(whole, rows, pivot, notes))
+            continue
+        if sort:
+            rows = _sorted(rows, sort, whole)
+        table = _listed(whole, rows, columns, notes)
+        made.append(with_speedups(table, chosen, rows["record"].tolist(), relative_to) if relative_to else table)
     return made
+
+
+def _sorted(rows: pd.DataFrame, sort: str, whole: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows by a column, `NAME` or `NAME:desc`; rows without a value come last."""
+    import pandas as pd
+
+    name, _, order = sort.partition(":")
+    one_of("order of --sort", order or "asc", ("asc", "desc"))
+    phases = cols.phases_of(whole)
+    values = cols.values(cols.parse(cols.full_name(name, phases), phases), rows, whole)
+    keys = _sort_key(pd.Series([v[0] if isinstance(v, tuple) else v for v in values], index=rows.index, name=name))
+    order_of_rows = keys.sort_values(ascending=order != "desc", kind="stable", na_position="last").index
+    return rows.loc[order_of_rows].reset_index(drop=True)
 
 
 def _without_timing_caveats(record: RunRecord) -> RunRecord:
