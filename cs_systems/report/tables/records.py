@@ -7,6 +7,8 @@ table's caveats follow it, with their remedies.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +36,10 @@ ANY_STEP_FIELDS = (
     *("device", "memory_limit_bytes", "precision", "seed"),
     *("warmup", "warmup_s", "steps", "rounds", "profiler"),
 )
+
+
+MOST_REASONS = 3  # of one caveat that a note spells out
+_NUMBER = re.compile(r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -291,16 +297,39 @@ def _failures(records: Iterable[RunRecord], marks: Mapping[tuple[str, str | None
 
 
 def counted_caveats(records: Iterable[RunRecord]) -> list[CountedCaveat]:
-    """Return each caveat once, in order of appearance, with its number of cells and its first message."""
+    """Return each caveat once, in order of appearance, with its number of cells and what their messages say."""
     messages_by_caveat: dict[tuple[str, str], list[str]] = {}
     for record in records:
         for caveat in record.warnings:
             remedy = REMEDIES.get(caveat.code, caveat.remedy)
             messages_by_caveat.setdefault((caveat.code, remedy), []).append(caveat.message)
     return [
-        CountedCaveat(code, len(messages), ("" if len(set(messages)) == 1 else "e.g. ") + messages[0], remedy)
+        CountedCaveat(code, len(messages), summarized(messages), remedy)
         for (code, remedy), messages in messages_by_caveat.items()
     ]
+
+
+def summarized(messages: Sequence[str]) -> str:
+    """Return one message for all: texts that differ in numbers alone get the range of each number.
+
+    Example: `the steps span 13%` and `the steps span 8,997%` become `the steps span 13 to 8,997%`.
+    """
+    reasons: dict[tuple[str, ...], list[list[str]]] = {}  # words between the numbers → the numbers of each message
+    for message in messages:
+        for reason in message.split("; "):
+            reasons.setdefault(tuple(_NUMBER.split(reason)), []).append(_NUMBER.findall(reason))
+    if len(reasons) > MOST_REASONS:
+        return f"e.g. {messages[0]}"
+    return "; ".join(
+        "".join(map("".join, itertools.zip_longest(words, map(_range, zip(*numbers, strict=True)), fillvalue="")))
+        for words, numbers in reasons.items()
+    )
+
+
+def _range(texts: Sequence[str]) -> str:
+    """Return `low to high` of numbers as they are written."""
+    ordered = sorted(texts, key=lambda text: float(text.replace(",", "")))
+    return ordered[0] if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
 
 
 def _cells(count: int) -> str:
