@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -62,13 +63,15 @@ def page_asked(args: Asked) -> Asked:
     Raises:
         ConfigError: a page would be printed into a terminal, or --open is given with another format.
     """
-    if not args.open:
-        check_page(args.format, args.output)
-        return args
-    if args.format not in (None, "terminal", "html"):
-        raise ConfigError(f"--open shows a page; leave out --open or --format {args.format}")
-    output = args.output or Path(tempfile.mkdtemp(prefix="cs-systems-")) / "page.html"
-    return replace(args, format="html", output=output)
+    if args.open:
+        if args.format not in (None, "terminal", "html"):
+            raise ConfigError(f"--open shows a page; leave out --open or --format {args.format}")
+        output = args.output or Path(tempfile.mkdtemp(prefix="cs-systems-")) / "page.html"
+        args = replace(args, format="html", output=output)
+    check_page(args.format, args.output)
+    if args.format == "html":
+        importlib.import_module("cs_systems.report.pages.tables")  # lets tables be written in this format
+    return args
 
 
 def joined(texts: Sequence[str], format: Format, title: str, pictures: Sequence[Picture] = ()) -> str:

@@ -84,7 +84,11 @@ NOTES = {
 
 BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
 
-DISTURBED = "efficiency over 100%: the baseline was probably disturbed by other programs; measure again with --fresh"
+DISTURBED = (
+    "an efficiency over 100% is not shown: the baseline was probably disturbed by other programs; measure again with "
+    "--fresh"
+)
+UNKNOWN = "–"
 MOST_EFFICIENT = 1.05  # above this, the excess over 100% is more than noise
 
 
@@ -283,4 +287,6 @@ def _table(
 
 
 def _percent(name: str, value: Any) -> Any:
+    if name == "efficiency" and value is not None and value > MOST_EFFICIENT:
+        return UNKNOWN
     return f"{value:.1%}" if name in PERCENT and value is not None else value

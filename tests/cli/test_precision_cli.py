@@ -248,3 +248,11 @@ def test_records_of_unknown_precision_are_refused(tmp_path: Path, capsys: pytest
     (tmp_path / "records.jsonl").write_text(recorded.read_text().replace('"precision":"bf16"', '"precision":"fp4"'))
     assert main(["precision", "--show", str(tmp_path)]) == 2
     assert "unknown precision 'fp4'" in capsys.readouterr().err
+
+
+def test_show_keeps_the_caveats_of_timings(capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = Path(__file__).parents[2] / "profiles" / "precision"
+    assert main(["precision", "--show", str(recorded)]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"launch-bound \(\d cells?\): ", output)
+    assert re.search(r"unstable \(\d cells?\): ", output)

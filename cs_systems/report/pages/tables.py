@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from cs_systems.report.pages import _templates
+from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.table import Table
 
 Picture = tuple[str, str]  # caption, and the <svg> element that `plot.svg` makes
@@ -20,6 +21,13 @@ def part(tables: Sequence[Table]) -> str:
     """Return a section for each table: its caption, the table, the legends of its columns, and its notes."""
     named = [(f"table-{hashlib.sha256(table.caption.encode()).hexdigest()[:8]}", table) for table in tables]
     return _templates.render("part.html.jinja", {"tables": named})
+
+
+def _html(tables: Sequence[Table], width: int | None, color: bool) -> str:
+    return part(tables)
+
+
+FORMATS["html"] = _html  # for `records.render` and `rows.render_rows`; only a command that makes a page needs it
 
 
 def page(
