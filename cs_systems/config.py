@@ -12,7 +12,7 @@ import itertools
 import json
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -417,6 +417,17 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         "profiler": "" if config.profiler == "none" else f"under {config.profiler}",
     }
     return " · ".join(text for name, text in parts.items() if text and name not in silent)
+
+
+def same_fields(configs: Sequence[RunConfig]) -> set[str]:
+    """Return the fields that are equal in all cells, as `describe` leaves them out: also `model.x` and `shape.x`."""
+    first, found = configs[0], set[str]()
+    for name in ("", "model", "shape"):
+        parts = [getattr(c, name) if name else c for c in configs]
+        if all(part is not None for part in parts):
+            alike = set.intersection(*(_same(parts[0], part) for part in parts))
+            found |= {f"{name}.{field}" for field in alike} if name else alike
+    return found if first.shape or "model" not in found else found | {"model.name"}
 
 
 def _same(a: Any, b: Any) -> set[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import Positional, arg
 
@@ -19,12 +19,13 @@ from cs_systems.cli._options import Decimals, MaybeInt, MaybePath, MaybeText, Na
 from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
-from cs_systems.core.rows import as_tables
+from cs_systems.core.rows import Results, Tables, as_tables
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
 from cs_systems.traces.range_names import SPLITS
 
 if TYPE_CHECKING:
+    from cs_systems.diagnosis import Diagnosis
     from cs_systems.traces.profile import Profile
 
 
@@ -94,7 +95,8 @@ def _text(args: Analyze, tables: Sequence[str]) -> str:
         from cs_systems.traces.timeline import results, view
 
         shown = {**as_tables(results(profiles[0])), "range_tree": range_tree(profiles[0])}
-        return render(view(profiles[0]), shown, f"{args.file.name}, by {profiles[0].trace.profiler}")
+        title = f"{args.file.name}, by {profiles[0].trace.profiler}"
+        return render(view(profiles[0]), shown, title, _diagnoses(profiles[0], shown))
     return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
 
 
@@ -141,7 +143,19 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
         elif rows[top:]:
             remarks.append(f"{len(rows) - top} more {name}; --top shows more")
         parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows[:top], (SHOWN | modules.SHOWN)[name], remarks))
-    return document_text(args.format, _heading(profile), parts, args.output)
+    found = None if args.table else _diagnoses(profile, made)
+    return document_text(args.format, _heading(profile), parts, args.output, found)
+
+
+def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:
+    """Return the diagnoses of a trace; tables that are not made yet are made."""
+    from cs_systems.diagnosis import _evidence, apply_rules
+    from cs_systems.traces.tables import NO_COSTS, TABLES
+
+    if not profile.trace.kernels:
+        return None
+    tables = {name: made[name] if name in made else TABLES[name](profile, NO_COSTS) for name in _evidence.TABLES}
+    return apply_rules(_evidence.of_trace(cast(Results, tables), profile.trace.devices.get(profile.devices[0])))
 
 
 def _heading(profile: Profile) -> list[str]:

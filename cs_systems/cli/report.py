@@ -13,7 +13,9 @@ from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
 from cs_systems.cli._output import MaybeFormat, check_outputs, check_page, deliver, figure_file, terminal_width
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import visible
+from cs_systems.diagnosis import diagnose
 from cs_systems.record import RunRecord
+from cs_systems.report import diagnoses
 from cs_systems.report.reading import some_records
 
 
@@ -96,6 +98,9 @@ def _text(args: Report, records: list[RunRecord]) -> str:
         return html.render(records)
     from cs_systems.report.tables.records import render
 
-    width = terminal_width(args.output)
+    width, format = terminal_width(args.output), args.format or "terminal"
     columns, phases = args.columns or None, args.phase or None
-    return render(records, args.format or "terminal", columns, args.pivot, phases, width, color=width is not None)
+    table = render(records, format, columns, args.pivot, phases, width, color=width is not None)
+    if args.columns or args.pivot or args.phase or format not in diagnoses.IN:  # one table is asked for
+        return table
+    return diagnoses.text(diagnose(records), format, width) + table

@@ -24,6 +24,7 @@ from cs_systems.record import Row
 from cs_systems.report.tables.snapshot import CAPTIONS, DIFFERENT, LONG, SHOWN
 
 if TYPE_CHECKING:
+    from cs_systems.diagnosis import Diagnosis
     from cs_systems.snapshots.categories import Attribution
     from cs_systems.snapshots.tensor_names import TensorNames
 
@@ -92,11 +93,19 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> li
     from cs_systems.snapshots.tensor_names import tensor_names
 
     names = tensor_names(found, args.size)
+    diagnoses = None if args.table else _diagnoses(found, names)
     parts: list[Part] = []
     for name in tables:
         rows, remarks = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
         parts.append((CAPTIONS[name], rows, SHOWN[name], remarks))
-    return document_text(args.format, heading(found, names), parts, args.output)
+    return document_text(args.format, heading(found, names), parts, args.output, diagnoses)
+
+
+def _diagnoses(found: Attribution, names: TensorNames) -> list[Diagnosis] | None:
+    from cs_systems.diagnosis import apply_rules
+    from cs_systems.diagnosis._evidence import of_snapshot
+
+    return apply_rules(of_snapshot(found, names))
 
 
 def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[Sequence[Row], list[str]]:
@@ -124,7 +133,8 @@ def _page(args: SnapshotArgs, found: Attribution) -> str:
 
     names = tensor_names(found, args.size)
     tables = {name: _table(name, found, names, args.top or MOST_ROWS_OF_PAGE) for name in SHOWN}
-    return render(view(found, names), tables, heading(found, names), f"Memory of {args.file.name}")
+    title = f"Memory of {args.file.name}"
+    return render(view(found, names), tables, heading(found, names), title, _diagnoses(found, names))
 
 
 def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: Attribution) -> list[str]:

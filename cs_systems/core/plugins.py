@@ -27,6 +27,7 @@ CONSTANTS = {
     "profilers": "PROFILER",
     "parallel": "STRATEGY",
     "training.parts": "PART",
+    "diagnosis": "RULE",
 }
 _KINDS = {
     "attention": "attention backend",
@@ -34,6 +35,7 @@ _KINDS = {
     "profilers": "profiler",
     "parallel": "parallel strategy",
     "training.parts": "part of the model",
+    "diagnosis": "rule",
 }
 
 LIVE = "live "  # prefix of the name of an object that this process holds

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cs_systems.core import units
 from cs_systems.core.printable import plain
 from cs_systems.core.rows import Row, Tables
+from cs_systems.report.diagnoses import sentences
 from cs_systems.report.pages import _templates
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.columns import UNKNOWN
@@ -21,19 +22,21 @@ from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.table import Table
 
 if TYPE_CHECKING:
+    from cs_systems.diagnosis import Diagnosis
     from cs_systems.traces.timeline import StepView, View
 
 
-def render(view: View, results: Tables, title: str) -> str:
+def render(view: View, results: Tables, title: str, diagnoses: Sequence[Diagnosis] | None = None) -> str:
     """Render the page of a profile.
 
     view: from `traces.timeline.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
-    profiled record.
+    profiled record. diagnoses: what the page begins with.
     """
     notes = results["notes"]
     short = dict(zip(view["names"]["name"], view["names"]["short"], strict=True))
     values = {
         "title": title,
+        "diagnoses": sentences(diagnoses),
         "view": view,
         "heading": _heading(view["step"]),
         "facts": _facts(view, results),
