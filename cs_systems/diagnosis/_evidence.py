@@ -289,8 +289,8 @@ def _memory_of(record: RunRecord) -> MemoryUse | None:
     phases = _sound(record.results).get("memory_phases")
     if not phases:
         return None
-    reached = max(phases, key=lambda row: row["peak_allocated_bytes"] or 0)
-    peak = reached["peak_allocated_bytes"]
+    reached = max(phases, key=lambda row: row.get("peak_allocated_bytes") or 0)
+    peak = reached.get("peak_allocated_bytes")
     if not peak:
         return None
     known = known_by_formula(record)
@@ -300,7 +300,7 @@ def _memory_of(record: RunRecord) -> MemoryUse | None:
     if known is not None and known[0].mode is not Mode.FORWARD:
         config, algorithm = known
         checkpointed = step_memory(replace(config, checkpoint=EACH_BLOCK), algorithm).peak_bytes
-    reserved = max((row["peak_reserved_bytes"] or 0 for row in phases), default=0)
+    reserved = max((row.get("peak_reserved_bytes") or 0 for row in phases), default=0)
     rows: tuple[Row, ...] = (cast(Row, reached), cast(Row, categories))
     return MemoryUse(peak, reserved or None, reached["phase"], categories, rows=rows, checkpointed_bytes=checkpointed)
 

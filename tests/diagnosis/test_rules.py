@@ -370,7 +370,7 @@ tables = st.dictionaries(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(tables, st.sampled_from(["kineto", "memory", "none"]), st.lists(st.floats(0, 1e9), max_size=8))
 def test_any_tables_give_bounded_diagnoses(made: Any, profiler: str, walls: list[float]) -> None:
     config = RunConfig(profiler=profiler).to_dict()
