@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cs_systems.cli._options import one_name
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core.printable import visible
+from cs_systems.core.printable import command_line, visible
 from cs_systems.record import records_path
 from cs_systems.report import files
 
@@ -27,6 +27,26 @@ else:
     TableFormat = Annotated[object, one_name("format", TABLE_FORMATS)]
     Format = MaybeFormat = Annotated[object, one_name("format", FORMATS)]
 RUN_FILES = ("records*.jsonl", "worker*.log", ".*")  # files that a sweep itself writes into its folder
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a sweep whose records so far are kept in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("interrupted; the records so far are kept; to continue:")
+        self.folder = folder
+
+    def command(self, words: Sequence[str]) -> str:
+        """Return the command that goes on, given the words of the one that was interrupted."""
+        kept, skip = list[str](), False
+        for word in words:
+            if skip or word == "--fresh" or word.startswith("--out="):
+                skip = False
+            elif word == "--out":
+                skip = True
+            else:
+                kept.append(word)
+        return command_line("cs-systems", *kept, "--out", self.folder)
 
 
 def terminal_width(output: Path | None = None) -> int | None:
