@@ -152,20 +152,11 @@ class RunConfig:
         whole(self, "warmup", "seed")
         number(self, "warmup_s")
         not_negative(self, "warmup", "warmup_s")
-        one_of("compile mode", self.compile, COMPILE_MODES)
-        one_of("compile scope", self.compile_scope, COMPILE_SCOPES)
-        if self.compile_scope != "model" and self.compile == "none":
-            raise ConfigError("--compile-scope block requires --compile, such as --compile default", "compile_scope")
-        one_of("graph", self.graph, GRAPHS)
-        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _check_step(self)
         try:
             segments(self.checkpoint, _MOST_BLOCKS if ":" in self.workload else self.model.num_layers)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        if self.workload not in _BUILT_IN_STEPS:
-            for name in ("compile_scope", "graph", "parts"):
-                if getattr(self, name) != getattr(RunConfig, name):
-                    raise ConfigError(f"{option(name)} is for the built-in model, got workload {self.workload}", name)
         one_of("l2 state", self.l2, L2_STATES)
         if self.steps < self.rounds:
             raise ConfigError(
@@ -275,6 +266,20 @@ def _check_types(config: RunConfig) -> None:
         if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
             raise ConfigError(f"{name} is {shown(words)}; give a tuple of texts, such as ('name=value',)")
         object.__setattr__(config, name, tuple(words))  # JSON turns tuples into lists
+
+
+def _check_step(config: RunConfig) -> None:
+    """Raise ConfigError for an unknown way to compute a training step, or one that would not be applied."""
+    one_of("compile mode", config.compile, COMPILE_MODES)
+    one_of("compile scope", config.compile_scope, COMPILE_SCOPES)
+    if config.compile_scope != "model" and config.compile == "none":
+        raise ConfigError("--compile-scope block requires --compile, such as --compile default", "compile_scope")
+    one_of("graph", config.graph, GRAPHS)
+    one_of("optimizer", config.optimizer, OPTIMIZERS)
+    if config.workload not in _BUILT_IN_STEPS:
+        for name in ("compile_scope", "graph", "parts"):
+            if getattr(config, name) != getattr(RunConfig, name):
+                raise ConfigError(f"{option(name)} is for the built-in model, got workload {config.workload}", name)
 
 
 def _check_foreign(config: RunConfig) -> None:

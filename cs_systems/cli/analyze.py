@@ -1,14 +1,15 @@
 """Analyze a trace: kernel time by phase, family and layer, and the time the GPU was idle.
 
-Takes an SQLite export or .nsys-rep of nsys, or a Chrome trace (.json, .json.gz) of torch.profiler; for two files, shows
-how the second differs. For a .ncu-rep, shows the counters of each kernel.
+Takes an SQLite export, .nsys-rep or .qdrep of nsys, or a Chrome trace (.json, .json.gz) of torch.profiler; for two
+files, shows how the second differs. For a .ncu-rep, shows the counters of each kernel; for a .hatchet of Triton's
+Proton, its scopes.
 
 Times under a profiler show shares and causes; to know how long a step takes, use `cs-systems time`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Analyze:
     file: Annotated[
-        Positional[Path], arg(metavar="FILE", help="the trace: .sqlite, .nsys-rep, .json, .json.gz or .ncu-rep")
+        Positional[Path],
+        arg(metavar="FILE", help="the trace: .sqlite, .nsys-rep, .qdrep, .json, .json.gz, .ncu-rep or .hatchet"),
     ]
     other: Annotated[
         Positional[MaybePath], optional("FILE2", "trace B, compared with FILE (A) by phase, family and layer")
@@ -64,9 +66,16 @@ def run(args: Analyze) -> int:
     """
     check_page(args.format, args.output)
     check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
-    text = _counters(args) if args.file.suffix == ".ncu-rep" else _tables_of_trace(args)
-    deliver(text, args.format, args.output)
+    deliver(_text_of(args), args.format, args.output)
     return 0
+
+
+def _text_of(args: Analyze) -> str:
+    from cs_systems.traces.proton import is_profile
+
+    if args.file.suffix == ".ncu-rep":
+        return _counters(args)
+    return _scopes(args) if is_profile(args.file) else _tables_of_trace(args)
 
 
 def _tables_of_trace(args: Analyze) -> str:
@@ -104,13 +113,25 @@ def _counters(args: Analyze) -> str:
     from cs_systems.cli._counters import counters_text
     from cs_systems.traces.ncu import read
 
-    options = {*given(args, Analyze(args.file))} - {"format", "output"}
-    if options or args.format == "html":
-        raise ConfigError(
-            f"{args.file} contains counters of kernels; use only --format (not html) and --output with it"
-        )
+    _only(args, "counters of kernels", "--format (not html) and --output", {"format", "output"})
     rows = read(args.file)
     return "\n".join(counters_text(f"{args.file} · ncu · {len(rows)} kernels", rows, args.format, args.output))
+
+
+def _scopes(args: Analyze) -> str:
+    from cs_systems.cli._scopes import KNOWN, scopes_text
+    from cs_systems.traces.proton import read
+
+    allowed = "--table, --top, --format (not html) and --output"
+    _only(args, "scopes of Triton's Proton", allowed, {"table", "top", "format", "output"})
+    tables = chosen_tables(args.table, KNOWN, False, args.format, args.top)
+    return "\n".join(scopes_text(read(args.file), tables, args.top, args.format, args.output))
+
+
+def _only(args: Analyze, holds: str, allowed: str, names: Set[str]) -> None:
+    """Raise ConfigError for options that have no meaning for what the file holds."""
+    if {*given(args, Analyze(args.file))} - names or args.format == "html":
+        raise ConfigError(f"{args.file} contains {holds}; use only {allowed} with it")
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:

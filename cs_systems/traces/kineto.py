@@ -49,6 +49,21 @@ FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
 MOST_LISTED = 20  # processes that a message names
+# Categories of calls that launch work: CUDA's, ROCm's, Intel's, and those of devices that PyTorch does not know.
+_CALLS = tuple(
+    f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
+)
+# Category that is counted and not read → its meaning, and the remedy.
+_UNREAD = {
+    "mtia_ccp_events": "events of an MTIA accelerator, which are not read",
+    "hpu_op": "events of a Gaudi accelerator, which are not read",
+    "cuda_profiler_range": "counters of kernels in place of their times; record without profiler_metrics in "
+    "_ExperimentalConfig",
+}
+
+
+# Function, start and end in s, device, stream, whether a CUDA graph ran it, correlation.
+KernelRow = tuple[Function, float, float, int, int, bool, int]
 
 
 @without_collector()
@@ -99,6 +114,8 @@ class _Process:
     """Host events of one process."""
 
     launches: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # correlation → (start, end, thread)
+    graphs: set[int] = field(default_factory=set)  # correlations of launches of whole CUDA graphs
+    shapes: dict[int, Function] = field(default_factory=dict)  # correlation → sizes, where the call has them
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -111,7 +128,7 @@ class _Reader:
         self.path = path
         self.origin_us: float | None = None
         self.processes: dict[int, _Process] = defaultdict(_Process)
-        self.kernels: list[tuple[Function, float, float, int, int, bool, int]] = []  # the last is the correlation
+        self.kernels: list[KernelRow] = []
         self.copies: list[tuple[Copy, int]] = []  # with the correlation
         self.functions: dict[Function, Function] = {}
         self.overheads: list[tuple[float, float]] = []
@@ -119,12 +136,13 @@ class _Reader:
         self.endless: list[str] = []
         self.damaged: Counter[str] = Counter()  # by category
         self.first_damaged = ""
+        self.unread: Counter[str] = Counter()  # by category
         self.keep: dict[object, Callable[[Event, float, float], None]] = {
             "kernel": self._kernel,
             "gpu_memcpy": self._copy,
             "gpu_memset": self._copy,
-            "cuda_runtime": self._call,
-            "cuda_driver": self._call,
+            **dict.fromkeys(_CALLS, self._call),
+            **dict.fromkeys(_UNREAD, lambda event, start, end: self.unread.update([event["cat"]])),
             "cpu_op": self._op,
             "user_annotation": self._range,
             # The categories of PyTorch before 1.12.
@@ -177,14 +195,7 @@ class _Reader:
 
     def _kernel(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
-        grid, block = (tuple(map(int, args[name])) if args.get(name) else None for name in ("grid", "block"))
-        function = Function(
-            str(event["name"]),
-            grid,  # type: ignore[arg-type]
-            block,  # type: ignore[arg-type]
-            _whole(args.get("registers per thread")),
-            _whole(args.get("shared memory")),
-        )
+        function = _function(str(event["name"]), args)
         one = self.functions.setdefault(function, function)
         in_graph = bool(args.get("graph node id"))
         where = int(args["device"]), int(args["stream"])
@@ -199,9 +210,14 @@ class _Reader:
     def _call(self, event: Event, start: float, end: float) -> None:
         name, thread, process = str(event["name"]), int(event["tid"]), self.processes[int(event["pid"])]
         self.launched = self.launched or "Launch" in name
-        if correlation := event.get("args", {}).get("correlation"):
+        args = event.get("args", {})
+        if correlation := args.get("correlation"):
             # Keep the outer call, which comes first. Triton and cuBLAS launch through the driver alone.
             process.launches.setdefault(int(correlation), (start, end, thread))
+            if "GraphLaunch" in name:
+                process.graphs.add(int(correlation))
+            elif "grid" in args:
+                process.shapes[int(correlation)] = _function("", args)
         if stalls(name):
             process.calls.append(Call(name, start, end, thread))
 
@@ -224,7 +240,7 @@ class _Reader:
     def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:
         self._refuse()
         process = self.processes[self._process(wanted)]
-        limitations = []
+        limitations = [f"it holds {count} {_UNREAD[category]}" for category, count in self.unread.items()]
         if self.endless:
             limitations.append(
                 f"{len(self.endless)} event(s) never end ({self.endless[0]!r} …) and are left out; "
@@ -243,6 +259,13 @@ class _Reader:
             copies = [row for row in copies if row[-1] in process.launches]
             if left_out := len(self.kernels) - len(kernels):
                 limitations.append(f"{left_out} kernels are left out: another or an unknown process launched them")
+        if process.graphs or process.shapes:
+            kernels = [_completed(row, process) for row in kernels]
+            if empty := len(process.graphs - {row[-1] for row in kernels}):
+                limitations.append(
+                    f"{empty} of {len(process.graphs)} launches of CUDA graphs have no recorded kernel; record with a "
+                    "newer PyTorch, whose profiler records the kernels of graphs"
+                )
         return Trace(
             source=str(self.path),
             profiler="kineto",
@@ -273,6 +296,8 @@ class _Reader:
                     f"{self.path} is damaged: each of its {count} {what}s lacks a valid time or number "
                     f"(the first such event is {self.first_damaged}); record again"
                 )
+        if not self.kernels and (count := self.unread["cuda_profiler_range"]):
+            raise ConfigError(f"{self.path} holds no kernel, but {count} {_UNREAD['cuda_profiler_range']}")
         if not self.kernels and not ranges and not self.endless:
             raise ConfigError(f"{self.path} holds no kernel and no range; {record}, and {mark}")
         if not self.kernels and self.launched:
@@ -330,6 +355,21 @@ def _clock(time_us: Any) -> float:
     return float(time_us)
 
 
+def _function(name: str, sizes: Event) -> Function:
+    """Return a kernel's name with the sizes of its launch, which CUDA's profiler writes at the kernel."""
+    grid, block = (tuple(map(int, sizes[side])) if sizes.get(side) else None for side in ("grid", "block"))
+    registers, shared = _whole(sizes.get("registers per thread")), _whole(sizes.get("shared memory"))
+    return Function(name, grid, block, registers, shared)  # type: ignore[arg-type]
+
+
+def _completed(row: KernelRow, process: _Process) -> KernelRow:
+    """Return a kernel with what its launch tells: its sizes on ROCm, and in old files that a graph ran it."""
+    function, *times_and_place, in_graph, correlation = row
+    if function.grid is None and correlation in process.shapes:
+        function = process.shapes[correlation]._replace(name=function.name)
+    return (function, *times_and_place, in_graph or correlation in process.graphs, correlation)  # type: ignore[return-value]
+
+
 def _whole(value: Any) -> int | None:
     return value if type(value) is int and abs(value) < 1 << 63 else None
 
@@ -340,9 +380,7 @@ def _described(event: Event) -> str:
     return f"a {event['cat']} with {fields or 'no field'}"
 
 
-def _kernels(
-    rows: Sequence[tuple[Function, float, float, int, int, bool, int]], launches: dict[int, tuple[float, float, int]]
-) -> Kernels:
+def _kernels(rows: Sequence[KernelRow], launches: dict[int, tuple[float, float, int]]) -> Kernels:
     if not rows:
         return NO_KERNELS
     rows = sorted(rows, key=itemgetter(1))

@@ -1,4 +1,4 @@
-"""Reader of Nsight Systems traces: the output of `nsys export -t sqlite`, or a .nsys-rep that nsys can export.
+"""Reader of Nsight Systems traces: the output of `nsys export -t sqlite`, or a report that nsys can export.
 
 The file is opened read-only and treated as untrusted. Tables and columns differ between versions, and an export omits
 empty tables: missing data is a limitation, and an error only where no table can be made.
@@ -49,6 +49,7 @@ NODES = "--cuda-graph-trace=node"
 PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
 LONGEST_VALUE = 1 << 26  # bytes of a text, blob or row: without a limit an expression can allocate any amount
+REPORTS = (".nsys-rep", ".qdrep")  # until 2021.3 nsys wrote .qdrep
 EXPORT = ("nsys", "export", "-t", "sqlite", "--lazy=false", "--force-overwrite=true")
 # The columns of a kernel's Function except shared memory.
 _LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
@@ -78,7 +79,7 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 @contextmanager
 def exported(report: Path) -> Iterator[Path]:
-    """Export a .nsys-rep to SQLite and yield its path, in a folder that is removed afterwards.
+    """Export a .nsys-rep or .qdrep to SQLite and yield its path, in a folder that is removed afterwards.
 
     Raises ConfigError if nsys is not on the PATH or the export fails.
     """

@@ -25,7 +25,9 @@ def read(path: Path, process: int | None = None) -> Trace:
         ConfigError: The file is not a usable trace; the message says what is missing and how to record it.
     """
     if path.is_dir():
-        inside = sorted(file for file in path.iterdir() if file.name.endswith((*TRACE_SUFFIXES, ".ncu-rep")))
+        inside = sorted(
+            file for file in path.iterdir() if file.name.endswith((*TRACE_SUFFIXES, ".ncu-rep", ".hatchet"))
+        )
         if not inside:
             refuse_other(path, "analyze")
         given = choice(path, inside) if inside else "a trace file"
@@ -39,7 +41,7 @@ def read(path: Path, process: int | None = None) -> Trace:
         raise ConfigError(f"{path} is empty: the trace was never written; check the disk space and record again")
     if head.startswith(SQLITE_MAGIC):
         return replace(nsys.read(path, process), modules=read_beside(path))
-    if path.suffix == ".nsys-rep":
+    if path.suffix in nsys.REPORTS:
         with nsys.exported(path) as database:
             return replace(nsys.read(database, process), source=str(path), modules=read_beside(path))
     if head.startswith(GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):

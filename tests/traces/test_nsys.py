@@ -284,8 +284,9 @@ def test_folder_and_missing_file_have_distinct_errors(tmp_path: Path) -> None:
         read(tmp_path / "none.sqlite")
 
 
-def test_nsys_rep_requires_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nsys_path: Path) -> None:
-    report = tmp_path / "run.nsys-rep"
+@pytest.mark.parametrize("suffix", [".nsys-rep", ".qdrep"])
+def test_report_requires_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nsys_path: Path, suffix: str) -> None:
+    report = tmp_path / f"run{suffix}"
     report.write_bytes(b"\x01\x02\x03")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match=r"nsys is not on the PATH; .*nsys export -t sqlite --lazy=false"):
