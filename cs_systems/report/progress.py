@@ -87,7 +87,7 @@ def current(progress: Progress) -> str:
     place = f", round {progress.round + 1}/{rounds}" if progress.round is not None and rounds > 1 else ""
     if progress.warmup:
         done, steps = progress.warmup
-        place = f", warm-up step {done}/{steps}"
+        place = f", warm-up step {done}/{steps}, then {progress.config.steps} timed"
     return plain(describe(progress.config)) + place
 
 
