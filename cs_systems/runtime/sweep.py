@@ -33,7 +33,7 @@ _YEAR_S = 365 * 86400  # the largest timeout that the system's wait accepts
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress update, sent between measurements and in a warm-up, never before or between timed steps."""
+    """Progress update, sent between measurements and in a warm-up, never between timed steps."""
 
     done: int
     total: int
