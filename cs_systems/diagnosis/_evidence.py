@@ -116,7 +116,9 @@ class Evidence:
 
     @property
     def is_empty(self) -> bool:
-        return self.step_s is None and self.memory is None
+        """Flag of evidence without a timed step, a trace with kernels, or a peak of memory."""
+        has_times = self.measurement is not None or "steps" in self.tables or "overlap" in self.tables
+        return self.memory is None and not (has_times and self.step_s)
 
     @cached_property
     def clean_s(self) -> float | None:

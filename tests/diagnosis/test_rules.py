@@ -258,6 +258,8 @@ def test_clean_step_has_no_diagnosis(clean: Evidence) -> None:
 def test_nothing_to_judge_is_no_diagnosis_and_prints_nothing() -> None:
     assert apply_rules(Evidence()) is None
     assert diagnose([]) is None
+    on_cpu: Any = {"overhead": [{"recorded_s": 0.2, "not_recorded_s": 0.1}], "ranges": []}
+    assert diagnose(RunRecord("key", RunConfig(profiler="kineto").to_dict(), "ok", results=on_cpu)) is None
     assert diagnoses.text(None) == ""
     assert diagnoses.text([]) == f"{NOTHING}\n\n"
 
