@@ -118,7 +118,14 @@ ARGS = Parallel
 
 
 def run(args: Parallel) -> int:
-    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, print_figure_and_paths
+    from cs_systems.cli._sweep import (
+        asked_for,
+        exit_status,
+        measured,
+        print_cells,
+        print_diagnoses,
+        print_figure_and_paths,
+    )
     from cs_systems.runtime.sweep import check
 
     configs = cells(args)
@@ -128,6 +135,8 @@ def run(args: Parallel) -> int:
     outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
     check_outputs(outputs, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
+    if args.format == "terminal" and args.output is None:
+        print_diagnoses(records)
     tables = texts(records, args.format, terminal_width(args.output))
     deliver_tables(tables, args.format, args.output, [folder])
     recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]

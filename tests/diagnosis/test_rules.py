@@ -184,6 +184,11 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
         0.1 - 0.06 * 0.23,
         "--checkpoint every:1 computes",
     ),
+    "straggler": (
+        timed(tables={"ranks": [{"rank": r, "wait_s": 0.01 * r} for r in (0, 2) for _ in ("loss", "backward")]}),
+        0.06,
+        "rank 2 waits 40% of the step for rank 0: compare its batch",
+    ),
     "unstable-times": (
         timed(measurement=measured([0.08, 0.1, 0.1, 0.1, 0.12])),
         0.08,
@@ -361,13 +366,13 @@ columns = st.sampled_from(
         *("step", "device", "wall_s", "busy_share", "cause", "time_s", "phase", "family", "kernel", "part", "share"),
         *("calls_per_step", "ceiling", "ceiling_share", "exposed_s", "step_s", "range", "total_s", "hardware_flops"),
         *("bytes", "peak_flops_per_s", "peak_bytes_per_s", "not_recorded_s", "component", "peak_bytes"),
-        *("peak_allocated_bytes", "peak_reserved_bytes"),
+        *("peak_allocated_bytes", "peak_reserved_bytes", "rank", "wait_s"),
     ]
 )
 words = st.sampled_from(["forward", "backward", "optimizer", "all", "matmul", "softmax", "launch-bound", "copy"])
 rows = st.dictionaries(columns, numbers | words, max_size=8)
 tables = st.dictionaries(
-    st.sampled_from([*TABLES, "cost", "ceiling", "ran", "overhead", "memory_phases", "memory_forecast"]),
+    st.sampled_from([*TABLES, "cost", "ceiling", "ran", "overhead", "ranks", "memory_phases", "memory_forecast"]),
     st.lists(rows, max_size=3),
 )
 
