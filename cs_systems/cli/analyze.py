@@ -97,8 +97,10 @@ def _text(args: Analyze, tables: Sequence[str]) -> str:
     from cs_systems.traces.read import read
 
     between = (args.between[0], args.between[1]) if args.between else None
-    profiles = [profile(read(path, args.process), args.range, between) for path in (args.file, args.other) if path]
-    if args.format == "html":
+    page = args.format == "html"
+    traces = [read(path, args.process, operators=page) for path in (args.file, args.other) if path]
+    profiles = [profile(trace, args.range, between) for trace in traces]
+    if page:
         from cs_systems.report.pages.profile import render
         from cs_systems.traces.range_tree import range_tree
         from cs_systems.traces.timeline import results, view

@@ -132,7 +132,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--budget-s", type=float, default=500.0, help="rows that would start later are left out")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--report", type=Path, metavar="DIR", help="measure nothing; write table.md from DIR/h200.json")
     args = parser.parse_args()
+    if args.report:
+        from _training_step_page import write
+
+        write(args.report)
+        return 0
     device, began = resolve("cuda"), time.monotonic()
     rates = measured_rates(device)
     print(
@@ -173,10 +179,11 @@ def step_flops(config: RunConfig) -> int:
 
 
 def predicted(name: str, config: RunConfig, rates: tuple[float, float]) -> float | None:
-    """Return the largest time that the last switch of a row can save by the bytes it no longer moves; None: unknown.
+    """Return the time that the last switch of a row saves by the bytes it no longer moves; None: no prediction.
 
     master: autocast reads and writes 6 bytes for each cast weight and 6 for its gradient, AdamW 28 instead of 26. Loss:
-    28 bytes for each logit (casts, log-softmax and its backward) instead of 8. Update in backward: all of the update.
+    28 bytes for each logit (casts, log-softmax and its backward) instead of 8. Update in backward: all of the update,
+    which is a limit.
     """
     parameters = cost.parameter_count(config.model)
     logits = config.batch_size * config.tokens_per_sequence * config.model.vocab_size

@@ -12,7 +12,11 @@ from cs_systems.machine.device import resolve
 from cs_systems.workloads import _graph
 from cs_systems.workloads.train_step import TrainStep
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # torch's own, when dynamo traces a block under torch.compile
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 MASTER: dict[str, Any] = {"precision": "bf16-pure", "optimizer": "adamw_master"}
 PARTS = ("joined_projections", "fused_cross_entropy")
