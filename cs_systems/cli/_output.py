@@ -91,13 +91,24 @@ def page_asked(args: Asked) -> Asked:
     return replace(args, format="html", output=output)
 
 
-def joined(texts: Sequence[str], format: Format, title: str, pictures: Sequence[Picture] = ()) -> str:
-    """Return the texts as one: one after the other, or as the sections of a page with its title and pictures."""
+def joined(
+    texts: Sequence[str],
+    format: Format,
+    title: str,
+    pictures: Sequence[Picture] = (),
+    records: Sequence[RunRecord] = (),
+) -> str:
+    """Return the texts as one: one after the other, or as the sections of a page with its title and pictures.
+
+    A page begins with the diagnoses of the records.
+    """
     if format != "html":
         return "\n".join(texts)
+    from cs_systems.diagnosis import diagnose
+    from cs_systems.report.diagnoses import sentences
     from cs_systems.report.pages.tables import page
 
-    return page(title, texts, pictures=pictures)
+    return page(title, texts, pictures=pictures, diagnoses=sentences(diagnose(records)))
 
 
 def pictures_of(records: Sequence[RunRecord], kind: str) -> list[Picture]:

@@ -146,7 +146,8 @@ def run(args: Parallel) -> int:
     tables = texts(records, args.format, terminal_width(args.output))
     recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]
     if args.format == "html":
-        tables = [joined(tables, "html", f"Parallel strategies of {folder}", pictures_of(recorded, "streams"))]
+        title, pictures = f"Parallel strategies of {folder}", pictures_of(recorded, "streams")
+        tables = [joined(tables, "html", title, pictures, records)]
     deliver_tables(tables, args.format, args.output, [folder], args.open)
     print_figure_and_paths(args.format, folder, "streams", args.figure, recorded)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cs_systems.cli._output import joined
 from cs_systems.config import RunConfig, preset
 from cs_systems.core import plugins
 from cs_systems.diagnosis import MOST, NOTHING, WORTH, Diagnosis, apply_rules, diagnose
@@ -386,3 +387,11 @@ def test_any_tables_give_bounded_diagnoses(made: Any, profiler: str, walls: list
         assert 0 <= found.at_best <= found.now
         assert WORTH <= found.share <= 1
         assert found.sentence
+
+
+def test_page_of_tables_begins_with_the_sentences() -> None:
+    records = read_records(PROFILES / "fully_sharded")[0]
+    shown = joined(["<p>tables</p>"], "html", "Strategies", records=records)
+    assert shown.index("the GPU keeps waiting for kernel launches") < shown.index("<p>tables</p>")
+    assert shown.count("<li>") == MOST
+    assert 'class="diagnoses"' not in joined(["<p>tables</p>"], "html", "Runs")
