@@ -127,7 +127,14 @@ ARGS = Parallel
 
 
 def run(args: Parallel) -> int:
-    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, print_figure_and_paths
+    from cs_systems.cli._sweep import (
+        asked_for,
+        exit_status,
+        measured,
+        print_cells,
+        print_diagnoses,
+        print_figure_and_paths,
+    )
     from cs_systems.runtime.sweep import check
 
     configs = cells(args)
@@ -138,10 +145,13 @@ def run(args: Parallel) -> int:
     outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
     check_outputs(outputs, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
+    if args.format == "terminal" and args.output is None:
+        print_diagnoses(records)
     tables = texts(records, args.format, terminal_width(args.output))
     recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]
     if args.format == "html":
-        tables = [joined(tables, "html", f"Parallel strategies of {folder}", pictures_of(recorded, "streams"))]
+        title, pictures = f"Parallel strategies of {folder}", pictures_of(recorded, "streams")
+        tables = [joined(tables, "html", title, pictures, records)]
     deliver_tables(tables, args.format, args.output, [folder], args.open)
     print_figure_and_paths(args.format, folder, "streams", args.figure, recorded)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))

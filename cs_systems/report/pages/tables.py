@@ -35,6 +35,7 @@ def page(
     parts: Sequence[str],
     facts: Sequence[tuple[str, str]] = (),
     pictures: Sequence[Picture] = (),
+    diagnoses: Sequence[str] = (),
 ) -> str:
     """Return the page.
 
@@ -43,10 +44,12 @@ def page(
         parts: sections, as `part` makes them, or `formats.paragraph` in format html.
         facts: numbers to show first, by name.
         pictures: figures to show before the sections.
+        diagnoses: sentences that the page begins with.
     """
     values = {
         "title": title,
         "facts": facts,
+        "diagnoses": diagnoses,
         "sections": [Markup(text) for text in parts],
         "pictures": [(caption, Markup(svg)) for caption, svg in pictures],
     }
