@@ -291,7 +291,8 @@ class Trace:
     """Contents of a trace of one process.
 
     `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none,
-    `modules` where the recorder wrote none.
+    `modules` where the recorder wrote none. `operators` is every operator, where the reader was asked for them: `ops`
+    are those that autograd numbers.
     """
 
     source: str
@@ -306,6 +307,7 @@ class Trace:
     limitations: tuple[str, ...]
     allocations: Allocations | None = None
     modules: Modules | None = None
+    operators: Ranges | None = None
 
 
 class Timeline(Generic[T]):
