@@ -502,8 +502,8 @@ const size = 20000, end = 10 * size, row = {
 palette.read();
 const look = (from, to) => {
   const pixels = new Uint8ClampedArray(4 * 100), wide = mixed(row, { from, to, end }, 100, pixels, 0).length;
-  const alpha = pixels.filter((_, k) => k % 4 === 3);
-  return { wide, binned: Boolean(row.bins), least: Math.min(...alpha), most: Math.max(...alpha), rgb: [...pixels.slice(0, 3)] };
+  const alpha = pixels.filter((_, k) => k % 4 === 3), [least, most] = [Math.min(...alpha), Math.max(...alpha)];
+  return { wide, binned: Boolean(row.bins), least, most, rgb: [...pixels.slice(0, 3)] };
 };
 const close = look(0, end / 100);
 answer({ close, whole: look(0, end), boxes: look(0, 100).wide, matmul: palette.rgb[palette.shade("matmul")] });
