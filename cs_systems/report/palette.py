@@ -67,7 +67,7 @@ FAMILIES = {
 PHASES = {
     "forward": Paint("lavender"),
     "loss": Paint("pink", "..."),
-    "backward": Paint("vermilion", "///"),
+    "backward": Paint("green", "\\\\\\"),
     "optimizer": FAMILIES["optimizer"],
     "communication": FAMILIES["collective"],
     "outside": Paint("pale", "///"),

@@ -10,6 +10,7 @@ import gzip
 import math
 import re
 import zlib
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -64,6 +65,7 @@ _UNREAD = {
 }
 
 
+Launch = tuple[float, float, int]  # start and end in s, thread
 # Function, start and end in s, device, stream, whether a CUDA graph ran it, correlation.
 KernelRow = tuple[Function, float, float, int, int, bool, int]
 
@@ -116,7 +118,8 @@ def _devices(before: Event) -> dict[int, str]:
 class _Process:
     """Host events of one process."""
 
-    launches: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # correlation → (start, end, thread)
+    launches: dict[int, Launch] = field(default_factory=dict)  # by correlation
+    reused: dict[int, list[Launch]] = field(default_factory=dict)  # further calls with a correlation, after the first
     graphs: set[int] = field(default_factory=set)  # correlations of launches of whole CUDA graphs
     shapes: dict[int, Function] = field(default_factory=dict)  # correlation → sizes, where the call has them
     ranges: list[Range] = field(default_factory=list)
@@ -220,7 +223,10 @@ class _Reader:
         args = event.get("args", {})
         if correlation := args.get("correlation"):
             # Keep the outer call, which comes first. Triton and cuBLAS launch through the driver alone.
-            process.launches.setdefault(int(correlation), (start, end, thread))
+            call = (start, end, thread)
+            first = process.launches.setdefault(int(correlation), call)
+            if first is not call and (start >= first[1] or end <= first[0]):
+                process.reused.setdefault(int(correlation), []).append(call)
             if "GraphLaunch" in name:
                 process.graphs.add(int(correlation))
             elif "grid" in args:
@@ -257,7 +263,7 @@ class _Reader:
     def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:
         self._refuse()
         process = self.processes[self._process(wanted)]
-        limitations = [f"it holds {count} {_UNREAD[category]}" for category, count in self.unread.items()]
+        limitations = [f"it holds {count:,} {_UNREAD[category]}" for category, count in self.unread.items()]
         if self.endless:
             limitations.append(
                 f"{len(self.endless)} event(s) never end ({self.endless[0]!r} …) and are left out; "
@@ -286,6 +292,8 @@ class _Reader:
                     f"{empty} of {len(process.graphs)} launches of CUDA graphs have no recorded kernel; record with a "
                     "newer PyTorch, whose profiler records the kernels of graphs"
                 )
+        if process.reused:
+            kernels = _of_latest_calls(kernels, process)
         return Trace(
             source=str(self.path),
             profiler="kineto",
@@ -318,7 +326,7 @@ class _Reader:
                     f"(the first such event is {self.first_damaged}); record again"
                 )
         if not self.kernels and (count := self.unread["cuda_profiler_range"]):
-            raise ConfigError(f"{self.path} holds no kernel, but {count} {_UNREAD['cuda_profiler_range']}")
+            raise ConfigError(f"{self.path} holds no kernel, but {count:,} {_UNREAD['cuda_profiler_range']}")
         if not self.kernels and not ranges and not self.endless:
             raise ConfigError(f"{self.path} holds no kernel and no range; {record}, and {mark}")
         if not self.kernels and self.launched:
@@ -389,6 +397,27 @@ def _completed(row: KernelRow, process: _Process) -> KernelRow:
     if function.grid is None and correlation in process.shapes:
         function = process.shapes[correlation]._replace(name=function.name)
     return (function, *times_and_place, in_graph or correlation in process.graphs, correlation)  # type: ignore[return-value]
+
+
+def _of_latest_calls(rows: Iterable[KernelRow], process: _Process) -> list[KernelRow]:
+    """Return the kernels with a correlation of their own where several calls have theirs: ROCm uses numbers again.
+
+    The latest call before a kernel launched it; of calls inside one another the outermost.
+    """
+    calls: dict[int, list[Launch]] = {}
+    for correlation, others in process.reused.items():
+        outermost = calls[correlation] = []
+        for call in sorted([process.launches[correlation], *others], key=lambda call: (call[0], -call[1])):
+            if not outermost or call[1] > outermost[-1][1]:
+                outermost.append(call)
+    apart = []
+    for number, row in enumerate(rows):
+        if of := calls.get(row[-1]):
+            key = -2 - number
+            process.launches[key] = of[max(0, bisect_right(of, row[1], key=itemgetter(0)) - 1)]
+            row = (*row[:-1], key)
+        apart.append(row)
+    return apart
 
 
 def _whole(value: Any) -> int | None:

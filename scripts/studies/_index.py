@@ -93,6 +93,10 @@ def _annotation_cost(folder: Path) -> str:
     )
 
 
+def _training_step(folder: Path) -> str:
+    return (folder / "table.md").read_text(encoding="utf-8").splitlines()[2].partition(". ")[0] + "."
+
+
 def _model_families(folder: Path) -> str:
     rows = table(folder / "table.md")
     text = " and ".join(
@@ -283,6 +287,16 @@ def _counters(folder: Path) -> str:
     return f"On one NVIDIA H200, the occupancy, beside the most that a kernel's resources allow, is {text}."
 
 
+def _trace_corpus(folder: Path) -> str:
+    rows = table(folder / "table.md")
+    holding = [row for row in rows if row["kernels"]]
+    equal = sum(row["equal"] == "yes" for row in holding)
+    return (
+        f"Of {len(rows)} public files, {len(holding)} hold kernels; {equal} of these are read with the number and the "
+        "time of kernels that an independent reader counts."
+    )
+
+
 # Folder of profiles/ → its benchmark.
 BENCHMARKS = {
     "analyze_speed": Benchmark(
@@ -339,6 +353,12 @@ BENCHMARKS = {
     "precision": Benchmark(
         "What does each precision gain on small, and does it train as well?", _precision, "table.txt", "training.svg"
     ),
+    "training_step": Benchmark(
+        "How far is each recipe of the training step from a compiled Llama, and what does each part gain?",
+        _training_step,
+        "table.md",
+        "figure.svg",
+    ),
     "profile_coverage": Benchmark(
         "What share of kernel time is given to a phase and to a layer, do both profilers agree, and is it right?",
         _profile_coverage,
@@ -354,6 +374,9 @@ BENCHMARKS = {
         "How much time and memory does `cs-systems snapshot` take for a large file, and how soon can its page be used?",
         _snapshot_speed,
         "cpu.md",
+    ),
+    "trace_corpus": Benchmark(
+        "Which public traces does `cs-systems analyze` read, how, and what stays unknown?", _trace_corpus, "table.md"
     ),
     "verdicts": Benchmark(
         "Can the verdicts of `compare` be trusted, on runs of equal steps and on runs with a planted 5% slowdown?",
