@@ -112,22 +112,26 @@ def _counters(args: Analyze) -> str:
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
-    from cs_systems.traces import module_tables, range_tree
+    from cs_systems.traces import module_tables, operator_table, range_tree
     from cs_systems.traces.tables import NO_COSTS, TABLES, notes
 
     parts: list[Part] = []
     long = LONG | modules.LONG
-    functions = TABLES | module_tables.TABLES | range_tree.TABLES
+    functions = TABLES | module_tables.TABLES | range_tree.TABLES | operator_table.TABLES
     made = {name: functions[name](profile, NO_COSTS) for name in tables}
     if not args.table:
         may_be_empty = TABLES if profile.trace.kernels else {}
         made = {n: rows for n, rows in made.items() if has_something(n, rows) or (n in may_be_empty and not rows)}
         if not profile.trace.kernels:
-            made = {n: rows for n, rows in made.items() if n in TABLES}
+            made = {n: rows for n, rows in made.items() if n in TABLES or n in operator_table.TABLES}
     said = set[str]()  # what a note says of the whole profile stands under the first table alone
     for name, rows in made.items():
-        is_of_modules = name in module_tables.TABLES
-        remarks = module_tables.notes(name, profile, rows) if is_of_modules else notes(name, profile, rows)
+        if name in module_tables.TABLES:
+            remarks = module_tables.notes(name, profile, rows)
+        elif name in operator_table.TABLES:
+            remarks = operator_table.notes(profile, rows)
+        else:
+            remarks = notes(name, profile, rows)
         if name == "layers" and (reason := module_tables.why_nothing(profile)):
             remarks.append(reason)
         remarks = [remark for remark in remarks if remark not in said]

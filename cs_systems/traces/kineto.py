@@ -26,6 +26,7 @@ from cs_systems.core.file_types import Unpacked
 from cs_systems.core.validation import shown
 from cs_systems.traces.chrome_trace import Event, Text, events, header
 from cs_systems.traces.modules import HEADER, unpacked
+from cs_systems.traces.operators import OperatorReader
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -48,6 +49,7 @@ MOST_KEPT = 4_000_000  # events kept for the tables: about 1 GB of memory
 FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file is read
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
+RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
 MOST_LISTED = 20  # processes that a message names
 
 
@@ -102,6 +104,7 @@ class _Process:
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    operators: OperatorReader = field(default_factory=OperatorReader)
 
 
 class _Reader:
@@ -125,7 +128,7 @@ class _Reader:
             "gpu_memset": self._copy,
             "cuda_runtime": self._call,
             "cuda_driver": self._call,
-            "cpu_op": self._op,
+            "cpu_op": self._cpu_op,
             "user_annotation": self._range,
             # The categories of PyTorch before 1.12.
             "Kernel": self._kernel,
@@ -141,10 +144,6 @@ class _Reader:
         keep = self.keep.get(category) if type(category) is str else None
         if keep is None:
             return
-        if category == "cpu_op" and "Sequence number" not in _args(event):  # the most frequent events
-            if "#" not in str(event.get("name")):
-                return
-            keep = self._range  # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
         phase = event.get("ph")
         if phase != "X" and phase != "B":
             return
@@ -165,7 +164,11 @@ class _Reader:
 
     def refuse_too_many(self, file: Unpacked) -> None:
         """Raise ConfigError if the events to keep exceed, or clearly will exceed, what fits into memory."""
-        owned = (len(p.launches) + len(p.ranges) + len(p.calls) + len(p.ops) + 4 for p in self.processes.values())
+        # An operator takes a quarter of the memory of the others.
+        owned = (
+            len(p.launches) + len(p.ranges) + len(p.calls) + len(p.ops) + len(p.operators) // 4 + 4
+            for p in self.processes.values()
+        )
         kept = sum(owned) + len(self.kernels) + len(self.copies) + len(self.overheads) + len(self.endless)
         expected = kept / file.share if file.count > FORECAST_FROM else kept
         if kept > MOST_KEPT or expected > FORECAST * MOST_KEPT:
@@ -208,18 +211,25 @@ class _Reader:
     def _range(self, event: Event, start: float, end: float) -> None:
         self.processes[int(event["pid"])].ranges.append(Range(str(event["name"]), start, end, int(event["tid"])))
 
+    def _cpu_op(self, event: Event, start: float, end: float) -> None:
+        # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
+        is_range = "#" in str(event["name"]) and "Sequence number" not in _args(event)
+        (self._range if is_range else self._op)(event, start, end)
+
     def _operator(self, event: Event, start: float, end: float) -> None:
         """Keep an event of an old file, whose category is that of operators and of the user's ranges."""
-        if "Sequence number" in _args(event):
-            self._op(event, start, end)
-        elif not _OPERATOR.search(str(event["name"])):
-            self._range(event, start, end)
+        is_op = "Sequence number" in _args(event) or _OPERATOR.search(str(event["name"]))
+        (self._op if is_op else self._range)(event, start, end)
 
     def _op(self, event: Event, start: float, end: float) -> None:
-        args = event["args"]
-        numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
-        op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
-        self.processes[int(event["pid"])].ops.append(op)
+        name, thread, args, process = str(event["name"]), int(event["tid"]), _args(event), self._process_of(event)
+        if "Sequence number" in args:
+            numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
+            process.ops.append(Op(name, start, end, thread, *numbers))
+        process.operators.add(name, start, end, thread, args)
+
+    def _process_of(self, event: Event) -> _Process:
+        return self.processes[int(event["pid"])]
 
     def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:
         self._refuse()
@@ -237,6 +247,8 @@ class _Reader:
             )
         if not process.ranges and (elsewhere := sum(len(one.ranges) for one in self.processes.values())):
             limitations.append(f"its {elsewhere} range(s) are of processes that launched no kernel, and do not count")
+        if not self.kernels and self.launched:
+            limitations.append(f"it holds no kernel, although some were launched; {RECORD}")
         kernels, copies = self.kernels, self.copies
         if sum(bool(one.launches) for one in self.processes.values()) > 1:
             kernels = [row for row in kernels if row[-1] in process.launches]
@@ -254,15 +266,16 @@ class _Reader:
             overheads=self.overheads,
             ops=process.ops or None,
             limitations=tuple(limitations),
+            operators=process.operators.read(),
         )
 
     def _refuse(self) -> None:
         """Raise ConfigError if no table can be made of the events.
 
-        Ranges without kernels are a valid trace of the host, if nothing was launched.
+        Ranges or operators without kernels are a valid trace of the host.
         """
         ranges = any(process.ranges for process in self.processes.values())
-        record = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
+        operators = any(process.operators for process in self.processes.values())
         mark = "mark step, forward, backward … with torch.profiler.record_function"
         for what, category, found in (
             ("kernel", "kernel", self.kernels),
@@ -273,10 +286,12 @@ class _Reader:
                     f"{self.path} is damaged: each of its {count} {what}s lacks a valid time or number "
                     f"(the first such event is {self.first_damaged}); record again"
                 )
+        if operators:
+            return
         if not self.kernels and not ranges and not self.endless:
-            raise ConfigError(f"{self.path} holds no kernel and no range; {record}, and {mark}")
+            raise ConfigError(f"{self.path} holds no kernel and no range; {RECORD}, and {mark}")
         if not self.kernels and self.launched:
-            raise ConfigError(f"{self.path} holds no kernel, although some were launched; {record}")
+            raise ConfigError(f"{self.path} holds no kernel, although some were launched; {RECORD}")
         if not ranges and not self.kernels:
             never = f" that ends ({self.endless[0]!r} never ends)" if self.endless else ""
             raise ConfigError(f"{self.path} holds no range{never}; {mark}")
@@ -289,7 +304,10 @@ class _Reader:
         """
         found = Counter({pid: len(self.kernels) for pid, process in self.processes.items() if process.launches})
         if not self.kernels or not found:
-            found = Counter({pid: len(process.ranges) for pid, process in self.processes.items() if process.ranges})
+            counts = {pid: len(process.ranges) for pid, process in self.processes.items()}
+            if not any(counts.values()):
+                counts = {pid: len(process.operators) for pid, process in self.processes.items()}
+            found = Counter({pid: count for pid, count in counts.items() if count})
         elif len(found) > 1:
             owner: dict[int, int] = {}
             alike = set[int]()

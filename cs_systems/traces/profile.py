@@ -220,9 +220,12 @@ def _launched_in(trace: Trace, steps: Sequence[Step]) -> Bools:
 
 def _window(trace: Trace, from_s: float = 0.0, to_s: float = math.inf) -> Step:
     """Return the step between two times since the start of the recording; by default, the whole recording."""
-    kernels, ranges = trace.kernels, trace.ranges
-    begins = np.concatenate([ranges.start_s, kernels.start_s, kernels.launch_start_s])
-    ends = np.concatenate([ranges.end_s, kernels.end_s, kernels.launch_end_s])
+    kernels, ranges, operators = trace.kernels, trace.ranges, trace.operators
+    begins = [ranges.start_s, kernels.start_s, kernels.launch_start_s]
+    ends = [ranges.end_s, kernels.end_s, kernels.launch_end_s]
+    if operators is not None:
+        begins, ends = [*begins, operators.start_s], [*ends, operators.end_s]
+    begins, ends = np.concatenate(begins), np.concatenate(ends)
     start, end = float(np.nanmin(begins)), float(np.nanmax(ends))
     if not from_s < min(to_s, end - start):
         raise ConfigError(
