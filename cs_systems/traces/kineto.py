@@ -13,7 +13,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -24,8 +24,9 @@ import numpy as np
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import Unpacked
 from cs_systems.core.validation import shown
+from cs_systems.traces.called_modules import PREFIX, called_modules
 from cs_systems.traces.chrome_trace import Event, Text, events, header
-from cs_systems.traces.modules import HEADER, unpacked
+from cs_systems.traces.modules import HEADER, Modules, unpacked
 from cs_systems.traces.operators import OperatorReader
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
@@ -74,7 +75,7 @@ def read(path: Path, process: int | None = None) -> Trace:
                 for event in some:
                     reader.take(event)
                 reader.refuse_too_many(file)
-            return replace(reader.trace(devices, process), modules=modules)
+            return reader.trace(devices, process, modules)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ConfigError(f"{path} is truncated ({error}); copy it again, or record it again") from None
         except OverflowError:
@@ -105,6 +106,7 @@ class _Process:
     calls: list[Call] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     operators: OperatorReader = field(default_factory=OperatorReader)
+    modules: list[Range] = field(default_factory=list)  # calls of modules, from Python's stacks
 
 
 class _Reader:
@@ -130,6 +132,7 @@ class _Reader:
             "cuda_driver": self._call,
             "cpu_op": self._cpu_op,
             "user_annotation": self._range,
+            "python_function": self._module,
             # The categories of PyTorch before 1.12.
             "Kernel": self._kernel,
             "Memcpy": self._copy,
@@ -166,7 +169,7 @@ class _Reader:
         """Raise ConfigError if the events to keep exceed, or clearly will exceed, what fits into memory."""
         # An operator takes a quarter of the memory of the others.
         owned = (
-            len(p.launches) + len(p.ranges) + len(p.calls) + len(p.ops) + len(p.operators) // 4 + 4
+            len(p.launches) + len(p.ranges) + len(p.modules) + len(p.calls) + len(p.ops) + len(p.operators) // 4 + 4
             for p in self.processes.values()
         )
         kept = sum(owned) + len(self.kernels) + len(self.copies) + len(self.overheads) + len(self.endless)
@@ -211,6 +214,10 @@ class _Reader:
     def _range(self, event: Event, start: float, end: float) -> None:
         self.processes[int(event["pid"])].ranges.append(Range(str(event["name"]), start, end, int(event["tid"])))
 
+    def _module(self, event: Event, start: float, end: float) -> None:
+        if (name := str(event["name"])).startswith(PREFIX):
+            self._process_of(event).modules.append(Range(name, start, end, int(event["tid"])))
+
     def _cpu_op(self, event: Event, start: float, end: float) -> None:
         # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
         is_range = "#" in str(event["name"]) and "Sequence number" not in _args(event)
@@ -231,9 +238,12 @@ class _Reader:
     def _process_of(self, event: Event) -> _Process:
         return self.processes[int(event["pid"])]
 
-    def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:
+    def trace(self, devices: dict[int, str], wanted: int | None, modules: Modules | None) -> Trace:
         self._refuse()
         process = self.processes[self._process(wanted)]
+        ranges = process.ranges
+        if modules is None and (called := called_modules(process.modules)):
+            ranges, modules = [*ranges, *called[0]], called[1]
         limitations = []
         if self.endless:
             limitations.append(
@@ -262,10 +272,11 @@ class _Reader:
             kernels=_kernels(kernels, process.launches),
             copies=[copy for copy, _ in copies],
             calls=process.calls,
-            ranges=_ranges(process.ranges),
+            ranges=_ranges(ranges),
             overheads=self.overheads,
             ops=process.ops or None,
             limitations=tuple(limitations),
+            modules=modules,
             operators=process.operators.read(),
         )
 

@@ -58,7 +58,7 @@ class Operators:
         order = np.lexsort((-end_s, start_s, thread))
         self.signature = signature.take(order)
         self.start_s, self.end_s, self.thread = start_s[order], end_s[order], thread[order]
-        self.parent, self.depth = _nested(self.start_s, self.end_s, self.thread)
+        self.parent, self.depth = nested(self.start_s, self.end_s, self.thread)
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -106,7 +106,7 @@ class Operators:
         return found
 
 
-def _nested(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
+def nested(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
     """Return (parent, depth) of each operator; they are in the order of their starts on each thread."""
     parent, depth, around = array("q"), array("q"), array("q")
     before = None

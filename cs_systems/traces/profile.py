@@ -16,7 +16,7 @@ from cs_systems.config import ConfigError, Phase
 from cs_systems.traces.attribution import Place, attribute, main_thread
 from cs_systems.traces.gaps import Gaps, gaps_in
 from cs_systems.traces.inferred_phases import are_marked, how_inferred
-from cs_systems.traces.range_names import PHASES, STEPS, UNATTRIBUTED, general, meaning
+from cs_systems.traces.range_names import PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
 from cs_systems.traces.trace import (
     Bools,
     Categorical,
@@ -144,13 +144,15 @@ def profile(trace: Trace, steps: str | None = None, between: tuple[float, float]
     if len(kernels) and not inside.any():
         raise ConfigError(
             f"{trace.source}: none of its {len(kernels)} kernels was launched inside {_listed(chosen)} "
-            f"({(number < 0).sum()} before the first); choose other ranges with --range: {_names(trace.ranges)}"
+            f"({(number < 0).sum()} before the first); choose other ranges with --range: {_names(trace)}"
         )
     if len(kernels) and not (kernels.end_s > kernels.start_s)[inside].any():
         raise ConfigError(f"{trace.source} is damaged: its kernels take no time; record again")
     notes = [*trace.limitations, *how]
     if any(place.phase == Phase.BACKWARD for place in places.values) and not are_marked(trace):
         notes.append(how_inferred(trace))
+    if kernels and trace.modules and trace.modules.how:
+        notes.append(trace.modules.how)
     if not kernels:
         notes.append("no kernels: the times are those of the ranges on the host, not of the device")
     for where, left_out in outside.items():
@@ -191,13 +193,13 @@ def find_steps(
     if pattern:
         limits = "".join(f"; {limitation}" for limitation in trace.limitations)
         raise ConfigError(
-            f"{trace.source}: no range is named {pattern!r}; choose one with --range: {_names(trace.ranges)}{limits}"
+            f"{trace.source}: no range is named {pattern!r}; choose one with --range: {_names(trace)}{limits}"
         )
     named = _outermost(trace.ranges, *STEPS)
     for steps, note in ((named, []), (_steps_by_phases(trace.ranges), [BY_PHASES])):
         if steps and (not trace.kernels or _launched_in(trace, steps).any()):
             return steps, note
-    listed = f": {_names(trace.ranges)}" if len(trace.ranges) else ""
+    listed = f": {_names(trace)}" if len(trace.ranges) else ""
     return [_window(trace)], [f"{WHOLE}; choose ranges with --range, or a time with --between{listed}"]
 
 
@@ -280,10 +282,17 @@ def _by_step(trace: Trace, number: Ints, which: Ints) -> dict[tuple[int, int], S
     return dict(sorted(zip(keys, rows, strict=True)))
 
 
-def _names(ranges: Ranges) -> str:
-    found = Counter(map(general, ranges.name))
+def _names(trace: Trace) -> str:
+    """Return the names of the ranges for a hint; operators and modules only where there is nothing else."""
+    found = Counter(map(general, trace.ranges.name))
+    own = {name: count for name, count in found.items() if not _is_operator_or_module(trace, name)}
+    found = Counter(own) or found
     listed = ", ".join(f"{name!r} ({count}×)" for name, count in found.most_common(12))
     return listed + (" …" if len(found) > 12 else "")
+
+
+def _is_operator_or_module(trace: Trace, name: str) -> bool:
+    return is_operator(name) or (trace.modules is not None and trace.modules.is_module(name))
 
 
 def _listed(steps: Sequence[Step]) -> str:

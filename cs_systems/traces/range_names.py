@@ -52,13 +52,21 @@ PARTS = {
 }
 
 
-# Numbers that distinguish the occurrences of one range.
-_OCCURRENCE = re.compile(r"(?<=ProfilerStep#)\d+|, (?:op_id|seq) = \d+")
+# Numbers that distinguish the occurrences of one range; the last three are those of emit_nvtx.
+_OCCURRENCE = re.compile(
+    r"(?<=ProfilerStep#)\d+|, (?:op_id|seq) = \d+|, sizes = \[.*?\](?=, input_op_ids|$)|, input_op_ids = \[.*\]$"
+)
+_OPERATOR = re.compile(r"\w+::\w+|\w+Backward\d*|autograd::engine::.*")
 
 
 def general(name: str) -> str:
     """Return the name that all occurrences of a range share: `ProfilerStep#551` → `ProfilerStep#*`."""
     return _OCCURRENCE.sub(lambda found: "*" if found[0].isdigit() else "", name)
+
+
+def is_operator(name: str) -> bool:
+    """Return whether a range is named like an operator of PyTorch."""
+    return _OPERATOR.fullmatch(general(name)) is not None
 
 
 class Meaning(NamedTuple):
