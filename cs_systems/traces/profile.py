@@ -15,6 +15,7 @@ import numpy as np
 from cs_systems.config import ConfigError, Phase
 from cs_systems.traces.attribution import Place, attribute, main_thread
 from cs_systems.traces.gaps import Gaps, gaps_in
+from cs_systems.traces.inferred_layers import with_blocks
 from cs_systems.traces.inferred_phases import are_marked, how_inferred
 from cs_systems.traces.range_names import PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
 from cs_systems.traces.trace import (
@@ -65,6 +66,7 @@ class Profile:
     by_step: dict[tuple[int, int], StepKernels]
     gaps: dict[int, Gaps]
     notes: tuple[str, ...]
+    why_no_blocks: str | None = None  # where the trace names no layer and repetition does not tell
 
     @property
     def devices(self) -> list[int]:
@@ -138,7 +140,8 @@ def profile(trace: Trace, steps: str | None = None, between: tuple[float, float]
     if empty := int((~has_kernel).sum()) if has_kernel.any() else 0:
         how = [*how, f"{empty} of {len(chosen)} steps launched no kernel and are left out"]
         chosen = [step for step, counts in zip(chosen, has_kernel.tolist(), strict=True) if counts]
-    places, kernels = attribute(trace), trace.kernels
+    layers, kernels = with_blocks(trace, attribute(trace)), trace.kernels
+    places = layers.places
     number, inside = steps_of(kernels.launched_s, chosen)
     outside = {"before the first step": number < 0, "between or after the steps": (number >= 0) & ~inside}
     if len(kernels) and not inside.any():
@@ -151,6 +154,8 @@ def profile(trace: Trace, steps: str | None = None, between: tuple[float, float]
     notes = [*trace.limitations, *how]
     if any(place.phase == Phase.BACKWARD for place in places.values) and not are_marked(trace):
         notes.append(how_inferred(trace))
+    if layers.found:
+        notes.append(layers.found)
     if kernels and trace.modules and trace.modules.how:
         notes.append(trace.modules.how)
     if not kernels:
@@ -172,6 +177,7 @@ def profile(trace: Trace, steps: str | None = None, between: tuple[float, float]
         _by_step(trace, number, which),
         gaps_in(kernels, chosen),
         tuple(notes),
+        layers.tried,
     )
 
 
