@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import Decimals, MaybeInt, MaybePath, MaybeText, Names, given, optional, refuse
+from cs_systems.cli._options import Decimals, MaybeInt, MaybePath, MaybeText, Names, Repeated, given, optional, refuse
 from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.rows import as_tables
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
-from cs_systems.traces.range_names import SPLITS
+from cs_systems.traces.range_names import PHASES, SPLITS
 
 if TYPE_CHECKING:
     from cs_systems.traces.profile import Profile
@@ -45,6 +45,12 @@ class Analyze:
     between: Annotated[
         Decimals, optional("T0 T1", "one step, from T0 to T1 in seconds since the start of the recording")
     ] = ()
+    phase: Annotated[
+        Repeated, optional("PHASE=NAME", f"name or pattern of the ranges of a phase; repeatable: {', '.join(PHASES)}")
+    ] = ()
+    range_names: Annotated[
+        MaybePath, optional("FILE", "TOML file with names of ranges and their meaning, besides the known ones")
+    ] = None
     process: Annotated[MaybeInt, optional("PID", "process to analyze, if the file has several")] = None
     top: Annotated[
         MaybeInt, optional("N", "number of kernels, steps, ranges or layers to show", "10, of layers 100; in CSV all")
@@ -83,11 +89,15 @@ def _tables_of_trace(args: Analyze) -> str:
 
 
 def _text(args: Analyze, tables: Sequence[str]) -> str:
+    from cs_systems.traces.known_ranges import with_habits
     from cs_systems.traces.profile import profile
     from cs_systems.traces.read import read
 
     between = (args.between[0], args.between[1]) if args.between else None
-    profiles = [profile(read(path, args.process), args.range, between) for path in (args.file, args.other) if path]
+    traces = [read(path, args.process) for path in (args.file, args.other) if path]
+    profiles = [
+        profile(trace, args.range, between, notes) for trace, notes in with_habits(traces, args.phase, args.range_names)
+    ]
     if args.format == "html":
         from cs_systems.report.pages.profile import render
         from cs_systems.traces.range_tree import range_tree

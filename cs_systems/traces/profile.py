@@ -123,7 +123,12 @@ class Profile:
 
 
 @without_collector()
-def profile(trace: Trace, steps: str | None = None, between: tuple[float, float] | None = None) -> Profile:
+def profile(
+    trace: Trace,
+    steps: str | None = None,
+    between: tuple[float, float] | None = None,
+    also: Sequence[str] = (),
+) -> Profile:
     """Return the profile of a trace: choose the steps and attribute every kernel.
 
     Args:
@@ -131,6 +136,7 @@ def profile(trace: Trace, steps: str | None = None, between: tuple[float, float]
         steps: The name of the steps' ranges, or a glob; None means `step`, `ProfilerStep#*`, from one forward to the
             next, or the whole recording.
         between: Start and end of the only step, in s since the start of the recording.
+        also: Notes of `known_ranges` about the meaning of ranges.
 
     Raises:
         ConfigError: No step is found, or no kernel in one.
@@ -151,7 +157,7 @@ def profile(trace: Trace, steps: str | None = None, between: tuple[float, float]
         )
     if len(kernels) and not (kernels.end_s > kernels.start_s)[inside].any():
         raise ConfigError(f"{trace.source} is damaged: its kernels take no time; record again")
-    notes = [*trace.limitations, *how]
+    notes = [*trace.limitations, *how, *also]
     if any(place.phase == Phase.BACKWARD for place in places.values) and not are_marked(trace):
         notes.append(how_inferred(trace))
     if layers.found:
