@@ -19,7 +19,7 @@ from cs_systems.cli._options import Decimals, MaybeInt, MaybePath, MaybeText, Na
 from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
-from cs_systems.core.rows import as_tables
+from cs_systems.core.rows import Row, as_tables
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
 from cs_systems.traces.range_names import PHASES, SPLITS
@@ -128,7 +128,7 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
     parts: list[Part] = []
     long = LONG | modules.LONG
     functions = TABLES | module_tables.TABLES | range_tree.TABLES | operator_table.TABLES
-    made = {name: functions[name](profile, NO_COSTS) for name in tables}
+    made: dict[str, Sequence[Row]] = {name: functions[name](profile, NO_COSTS) for name in tables}
     if not args.table:
         may_be_empty = TABLES if profile.trace.kernels else {}
         made = {n: rows for n, rows in made.items() if has_something(n, rows) or (n in may_be_empty and not rows)}
@@ -153,7 +153,8 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
             rest = sum(row["share"] for row in rows[top:])
             remarks.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
         elif rows[top:]:
-            remarks.append(f"{len(rows) - top} more {name}; --top shows more")
+            what = "ranges" if name == "range_tree" else name
+            remarks.append(f"{len(rows) - top} more {what}; --top shows more")
         parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows[:top], (SHOWN | modules.SHOWN)[name], remarks))
     return document_text(args.format, _heading(profile), parts, args.output)
 

@@ -117,8 +117,8 @@ def print_profile(record: RunRecord, folder: Path) -> None:
     for row in results.get("overhead", ()):
         say(overhead(record, row))
     if "coverage" not in results:  # a caveat of the record gives the reason
-        for name in (n for n in ("ranges", "operators") if n in results):
-            print(table_text(CAPTIONS[name], as_tables(results)[name][:TOP], SHOWN[name], []))
+        for of_host in (n for n in ("ranges", "operators") if n in results):
+            print(table_text(CAPTIONS[of_host], as_tables(results)[of_host][:TOP], SHOWN[of_host], []))
         _print_artifacts(record, folder)
         return
     noted = results["notes"]

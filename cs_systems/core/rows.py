@@ -257,6 +257,9 @@ class RangeTreeRow(TypedDict):
     time_s: float
     self_s: float  # without the ranges inside
     share: float
+    idle_s: float | None  # when it was open on the host and no kernel ran; None for several devices
+    flops: float | None  # of the operators with a formula
+    achieved_flops_per_s: float | None
 
 
 class OperatorRow(TypedDict):

@@ -35,7 +35,7 @@ def operator_work(name: str, shapes: Sequence[object], arguments: Sequence[str] 
     if (rule := FORMULAS.get(name)) is None:
         return None
     try:
-        flops = rule.count([_shape(one) for one in shapes], arguments)
+        flops = rule.flops([_shape(one) for one in shapes], arguments)
     except (IndexError, ValueError):
         return None
     return Work(flops, rule.formula) if flops < LARGEST else None
@@ -51,7 +51,7 @@ Count = Callable[[Sequence[Shape], Sequence[str]], int]
 
 class _Rule(NamedTuple):
     formula: str
-    count: Count
+    flops: Count
     by_arguments: bool = False
 
 

@@ -29,11 +29,11 @@ PRODUCTS = ("matmul", "attention")
 
 
 class Repetition(NamedTuple):
-    """Repeated part of a sequence: from `first` on, `count` times `period` kernels, with a share of the time."""
+    """Repeated part of a sequence: from `first` on, `blocks` times `period` kernels, with a share of the time."""
 
     first: int
     period: int
-    count: int
+    blocks: int
     share: float
 
 
@@ -84,14 +84,14 @@ def with_blocks(trace: Trace, places: Categorical[Place]) -> Layers:
     for which, one in sure:
         _number(blocks, which, one)
     share = _share(trace, of_model & (phase == Phase.FORWARD)[places.codes], blocks)
-    if share < LEAST_SHARE or len({one.count for _, one in sure}) > 1:
+    if share < LEAST_SHARE or len({one.blocks for _, one in sure}) > 1:
         return Layers(places, tried=f"forward's kernels do not repeat as those of blocks do{_best(found)}")
     block = sure[0][1]
     backward = np.flatnonzero(of_model & (phase == Phase.BACKWARD)[places.codes])
-    also, of_backward = _backward(trace, backward, blocks, block.count) if len(backward) else ("", 1.0)
+    also, of_backward = _backward(trace, backward, blocks, block.blocks) if len(backward) else ("", 1.0)
     confidence = "high" if min(share, of_backward) >= SURE_SHARE else "medium"
     how = (
-        f"no range names a layer: {block.count} blocks are found by repetition, {block.period} kernels each, with "
+        f"no range names a layer: {block.blocks} blocks are found by repetition, {block.period} kernels each, with "
         f"{share:.0%} of forward's time{also} (confidence: {confidence}); the first kernel of a block may be some "
         "kernels off"
     )
@@ -143,9 +143,9 @@ def _in_passes(trace: Trace, passes: Sequence[Ints]) -> list[Repetition | None]:
 
 
 def _number(blocks: Ints, which: Ints, one: Repetition, backward: bool = False) -> None:
-    numbers = np.repeat(np.arange(one.count), one.period)
-    inside = which[one.first : one.first + one.count * one.period]
-    blocks[inside] = one.count - 1 - numbers if backward else numbers
+    numbers = np.repeat(np.arange(one.blocks), one.period)
+    inside = which[one.first : one.first + one.blocks * one.period]
+    blocks[inside] = one.blocks - 1 - numbers if backward else numbers
 
 
 def _backward(trace: Trace, which: Ints, blocks: Ints, count: int) -> tuple[str, float]:
@@ -158,7 +158,7 @@ def _backward(trace: Trace, which: Ints, blocks: Ints, count: int) -> tuple[str,
         blocks[which] = UNKNOWN
     passes = _passes(trace, which)
     for own, one in zip(passes, _in_passes(trace, passes), strict=True):
-        if one and one.share >= LEAST_SHARE and one.count == count:
+        if one and one.share >= LEAST_SHARE and one.blocks == count:
             _number(blocks, own, one, backward=True)
     share = _share(trace, which, blocks)
     if share < LEAST_SHARE:
@@ -198,4 +198,4 @@ def _best(found: list[Repetition | None]) -> str:
     if not known:
         return ""
     best = max(known, key=lambda one: one.share)
-    return f": at best {best.period} kernels repeat {best.count} times, with {best.share:.0%} of the time"
+    return f": at best {best.period} kernels repeat {best.blocks} times, with {best.share:.0%} of the time"

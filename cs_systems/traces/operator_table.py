@@ -45,7 +45,8 @@ def operators(profile: Profile, costs: Costs = NO_COSTS) -> list[OperatorRow]:
     outer = in_step & ~ops.within_equal(group)
 
     def summed(values: Floats, where: Ints) -> list[float]:
-        return (np.bincount(group[where], values[where], len(names)) / steps).tolist()
+        sums: list[float] = (np.bincount(group[where], values[where], len(names)) / steps).tolist()
+        return sums
 
     every, outermost = np.flatnonzero(in_step), np.flatnonzero(outer)
     flops = np.array([np.nan if work is None else work.flops for work in works])[ops.signature.codes]
@@ -110,7 +111,8 @@ def _launched(profile: Profile, ops: Operators) -> tuple[Floats, Floats]:
     by = ops.at(kernels.thread[which], kernels.launch_start_s[which])
     which, by = which[by != UNKNOWN], by[by != UNKNOWN]
     times = kernels.end_s[which] - kernels.start_s[which]
-    return np.bincount(by, minlength=len(ops)).astype(float), np.bincount(by, times, len(ops))
+    count, time_s = (np.bincount(by, values, len(ops)).astype(np.float64) for values in (np.ones(len(by)), times))
+    return count, time_s
 
 
 def _grouped(ops: Operators) -> tuple[Ints, list[tuple[str, str | None]]]:

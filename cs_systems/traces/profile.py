@@ -239,8 +239,7 @@ def _window(trace: Trace, from_s: float = 0.0, to_s: float = math.inf) -> Step:
     ends = [ranges.end_s, kernels.end_s, kernels.launch_end_s]
     if operators is not None:
         begins, ends = [*begins, operators.start_s], [*ends, operators.end_s]
-    begins, ends = np.concatenate(begins), np.concatenate(ends)
-    start, end = float(np.nanmin(begins)), float(np.nanmax(ends))
+    start, end = float(np.nanmin(np.concatenate(begins))), float(np.nanmax(np.concatenate(ends)))
     if not from_s < min(to_s, end - start):
         raise ConfigError(
             f"--between {from_s:g} {to_s:g} holds nothing of {trace.source}; its recording lasts from 0 to "

@@ -52,7 +52,7 @@ SHOWN = {
     },
     "range_tree": {
         "range": "range", "calls_per_step": "kernels", "time_s": "time", "self_s": "self time",
-        "share": "share of time",
+        "share": "share", "idle_s": "idle", "achieved_flops_per_s": "rate",
     },
     "operators": {
         "operator": "operator", "shapes": "shapes", "calls_per_step": "calls", "device_self_s": "GPU self",
