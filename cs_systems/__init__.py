@@ -19,6 +19,7 @@ from cs_systems.config import PRESETS, AttentionShape, ModelConfig, RunConfig, g
 from cs_systems.version import __version__
 
 if TYPE_CHECKING:
+    from cs_systems.diagnosis import diagnose
     from cs_systems.record import RunRecord, read_records
     from cs_systems.recorder import Recorder
     from cs_systems.report.frame import frame, load
@@ -30,6 +31,7 @@ _LAZY = {
     "Recorder": "cs_systems.recorder",
     "RunRecord": "cs_systems.record",
     "TrainingSetup": "cs_systems.workloads._setup",
+    "diagnose": "cs_systems.diagnosis",
     "read_records": "cs_systems.record",
     "frame": "cs_systems.report.frame",
     "load": "cs_systems.report.frame",
@@ -47,6 +49,7 @@ __all__ = [
     "RunRecord",
     "TrainingSetup",
     "__version__",
+    "diagnose",
     "frame",
     "grid",
     "load",

@@ -12,7 +12,7 @@ import itertools
 import json
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -53,6 +53,7 @@ class Phase(StrEnum):
     SYNCHRONIZE = "synchronize"  # the rest of the gradient averaging, after backward
     CLIP = "clip"  # of the gradients' norm
     OPTIMIZER = "optimizer"
+    GRAPH = "graph"  # all phases, replayed as one CUDA graph
 
 
 class Mode(StrEnum):
@@ -85,11 +86,15 @@ class Precision(StrEnum):
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager")
 # Modes in which Inductor launches kernels one by one, so that a trace attributes them to layers.
 MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
-OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused")
+OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused", "adamw_master", "adamw_bf16_state")
+COMPILE_SCOPES = ("model", "block")
+GRAPHS = ("none", "step")
 _MOST_BLOCKS = 4096  # of a model from outside the package, whose own number is known once it is built
 L2_STATES = ("clear", "warm")
 # These workloads use every field that describes the computation; any other workload may ignore some.
 CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
+_BUILT_IN_STEPS = ("train_step", "training_curve")
+_TUPLES = ("strategy_args", "profiler_args", "workload_args", "parts")
 _UNNAMED = ("train_step", "attention", "collective")  # the rest of a cell's description identifies these
 
 
@@ -112,6 +117,9 @@ class RunConfig:
     attention: str = "naive"
     precision: Precision = Precision.FP32
     compile: str = "none"
+    compile_scope: str = "model"  # "block": each block, so that compile time does not grow with depth
+    graph: str = "none"  # "step": the whole step as one CUDA graph
+    parts: tuple[str, ...] = ()  # plug-ins of training/parts
     optimizer: str = "default"
     checkpoint: str = "none"  # a plan of `checkpoint_plan`
     keep_graph: bool = False
@@ -144,8 +152,7 @@ class RunConfig:
         whole(self, "warmup", "seed")
         number(self, "warmup_s")
         not_negative(self, "warmup", "warmup_s")
-        one_of("compile mode", self.compile, COMPILE_MODES)
-        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _check_step(self)
         try:
             segments(self.checkpoint, _MOST_BLOCKS if ":" in self.workload else self.model.num_layers)
         except ValueError as error:
@@ -219,7 +226,7 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as a dict that survives a JSON round trip: tuples become lists."""
-        lists = {name: list(getattr(self, name)) for name in ("strategy_args", "profiler_args", "workload_args")}
+        lists = {name: list(getattr(self, name)) for name in _TUPLES}
         return dataclasses.asdict(self) | lists
 
     @classmethod
@@ -239,13 +246,40 @@ def _check_types(config: RunConfig) -> None:
     of_type(config, AttentionShape | None, "an AttentionShape", "shape")
     of_type(config, CollectiveShape | None, "a CollectiveShape", "collective")
     of_type(config, str | None, "a text, path/to/file.py:name", "inputs")
-    texts(config, "workload", "attention", "compile", "optimizer", "checkpoint", "device", "l2", "strategy", "profiler")
+    texts(
+        config,
+        "workload",
+        "attention",
+        "compile",
+        "compile_scope",
+        "graph",
+        "optimizer",
+        "checkpoint",
+        "device",
+        "l2",
+        "strategy",
+        "profiler",
+    )
     flags(config, "keep_graph")
-    for name in ("strategy_args", "profiler_args", "workload_args"):
+    for name in _TUPLES:
         words = getattr(config, name)
         if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
             raise ConfigError(f"{name} is {shown(words)}; give a tuple of texts, such as ('name=value',)")
         object.__setattr__(config, name, tuple(words))  # JSON turns tuples into lists
+
+
+def _check_step(config: RunConfig) -> None:
+    """Raise ConfigError for an unknown way to compute a training step, or one that would not be applied."""
+    one_of("compile mode", config.compile, COMPILE_MODES)
+    one_of("compile scope", config.compile_scope, COMPILE_SCOPES)
+    if config.compile_scope != "model" and config.compile == "none":
+        raise ConfigError("--compile-scope block requires --compile, such as --compile default", "compile_scope")
+    one_of("graph", config.graph, GRAPHS)
+    one_of("optimizer", config.optimizer, OPTIMIZERS)
+    if config.workload not in _BUILT_IN_STEPS:
+        for name in ("compile_scope", "graph", "parts"):
+            if getattr(config, name) != getattr(RunConfig, name):
+                raise ConfigError(f"{option(name)} is for the built-in model, got workload {config.workload}", name)
 
 
 def _check_foreign(config: RunConfig) -> None:
@@ -376,6 +410,10 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         "precision": config.precision.value,
         "mode": config.mode.value,
         "compile": "" if config.compile == "none" else f"compile={config.compile}",
+        "compile_scope": "" if config.compile_scope == "model" else f"by {config.compile_scope}",
+        "graph": "" if config.graph == "none" else f"graph of the {config.graph}",
+        "parts": "+".join(config.parts),
+        "optimizer": "" if config.optimizer == "default" else config.optimizer,
         "checkpoint": "" if config.checkpoint == "none" else f"checkpoint={config.checkpoint}",
         "strategy": "" if config.strategy == "single" else ":".join([config.strategy, *config.strategy_args]),
         "bucket_size_mb": "" if config.bucket_size_mb is None else f"buckets of {config.bucket_size_mb:g} MB",
@@ -384,6 +422,17 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         "profiler": "" if config.profiler == "none" else f"under {config.profiler}",
     }
     return " · ".join(text for name, text in parts.items() if text and name not in silent)
+
+
+def same_fields(configs: Sequence[RunConfig]) -> set[str]:
+    """Return the fields that are equal in all cells, as `describe` leaves them out: also `model.x` and `shape.x`."""
+    first, found = configs[0], set[str]()
+    for name in ("", "model", "shape"):
+        parts = [getattr(c, name) if name else c for c in configs]
+        if all(part is not None for part in parts):
+            alike = set.intersection(*(_same(parts[0], part) for part in parts))
+            found |= {f"{name}.{field}" for field in alike} if name else alike
+    return found if first.shape or "model" not in found else found | {"model.name"}
 
 
 def _same(a: Any, b: Any) -> set[str]:

@@ -29,6 +29,8 @@ SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
 NO_TIMING = frozenset({"nan-loss", "inf-loss"})  # caveat codes: arithmetic on NaN or inf may take a different time
+# Workloads whose results are their tables; the time of their step has no meaning.
+UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
 LOOP = "loop "  # prefix of the workload of a record that a Recorder made: `loop NAME`
 LONGEST_S = 1e9  # upper limit of a step's duration: 30 years
 # Types of a record's fields, checked because a file may come from any program.

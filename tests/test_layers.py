@@ -17,7 +17,8 @@ from cs_systems.core import plugins
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = (
-    *("config", "record", "core", "formulas", "traces", "snapshots", "comparison", "report", "profilers", "cli"),
+    *("config", "record", "core", "formulas", "traces", "snapshots", "comparison", "diagnosis"),
+    *("report", "profilers", "cli"),
     # The parent of the workers.
     "runtime.channel",
     "runtime.guardian",

@@ -6,20 +6,24 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
+from cs_systems.attention._autograd import applied, without_second_derivative
 from cs_systems.attention._mask import causal_offset
 from cs_systems.attention._operators import operators
-from cs_systems.attention._refusals import no_cuda, wrong_dtype
+from cs_systems.attention._refusals import check_one_device, no_cuda, wrong_dtype
 from cs_systems.formulas.cost import AttentionAlgorithm
+from cs_systems.kernels.layout import padded_d_head, takes_layout
+from cs_systems.kernels.prepared import PreparedPass, empty_rows
 
 DTYPES = ("float16", "bfloat16")
 LARGEST_D_HEAD = 128
+INPUTS = ("q", "k", "v")
 NOT_DETERMINISTIC = (
     "the gradient of q is not deterministic, and torch.use_deterministic_algorithms is on; use flash_triton, whose "
     "gradients are deterministic, or turn it off"
@@ -68,6 +72,7 @@ class HopperKernels:
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Raise ValueError with the reason and the remedy for a call that cannot be served."""
+        check_one_device(q, k, v)
         if not q.dtype == k.dtype == v.dtype:
             dtypes = f"{q.dtype}, {k.dtype}, {v.dtype}"
             raise ValueError(f"q, k, v are {dtypes}; cast them to one dtype, or call under autocast")
@@ -86,8 +91,6 @@ class HopperKernels:
 
     def algorithm(self, call: AttentionCall) -> AttentionAlgorithm:
         """Return forward's tiles, the padded head size, and backward's padded queries."""
-        from cs_systems.kernels.layout import padded_d_head
-
         depth = padded_d_head(call.d_head)
         padded = self.padded_queries(depth)
         return AttentionAlgorithm(64, 128, depth, backward_matmuls=5, dq_accumulator_bytes=4, padded_queries=padded)
@@ -104,17 +107,12 @@ class HopperKernels:
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Return the output, laid out as q, and the log-sum-exp."""
+        o, lse = torch.empty_like(q), empty_rows(q)
+        if q.numel() and k.numel():
+            self._forward.run((q, k, v), (o, lse), causal, offset, scale)
+            return o, lse
         self.check(q, k, v)
-        from cs_systems.kernels.layout import takes_layout
-
-        o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-        if not q.numel() or not k.numel():
-            return o.zero_(), lse.fill_(-torch.inf)
-        with torch.cuda.device_of(q):  # kernels are launched on the current device
-            q, k, v = readable(q, k, v)
-            written = o if takes_layout(o) else o.contiguous()
-            self.problem()(q, k, v, causal, offset, scale, multiprocessors(q)).forward(written, lse).run()
-            return (o if written is o else o.copy_(written)), lse
+        return o.zero_(), lse.fill_(-torch.inf)
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
@@ -122,27 +120,45 @@ class HopperKernels:
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Return the gradients of q, k and v, each laid out as its tensor."""
         self.alert_not_deterministic()
-        from cs_systems.kernels.layout import padded_d_head, takes_layout
-
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         if not q.numel() or not k.numel():
             return dq.zero_(), dk.zero_(), dv.zero_()
-        with torch.cuda.device_of(q):
-            q, k, v, o, do = readable(q, k, v, o, do)
-            problem = self.problem()(q, k, v, causal, offset, scale, multiprocessors(q))
-            rows = (q.shape[0] * q.shape[1], problem.padded_q)
-            lse_log2, delta = lse.new_empty(rows), lse.new_empty(rows)
-            summed = lse.new_empty(*rows, padded_d_head(q.shape[-1]))
-            written_q, written_k, written_v = (x if takes_layout(x) else x.contiguous() for x in (dq, dk, dv))
-            in_order = self.repeatable and torch.are_deterministic_algorithms_enabled()
-            turns = (torch.empty(problem.turns, device=q.device, dtype=torch.int32),) if in_order else ()
-            problem.prepare(o, lse, do, lse_log2, delta, summed, *turns).run()
-            problem.backward(do, lse_log2, delta, summed, written_k, written_v, *turns).run()
-            problem.finish(summed, written_q).run()
-            for x, source in ((dq, written_q), (dk, written_k), (dv, written_v)):
-                if source is not x:
-                    x.copy_(source)
+        in_order = self.repeatable and torch.are_deterministic_algorithms_enabled()
+        self._backward.run((q, k, v, o, lse, do), (dq, dk, dv), causal, offset, scale, in_order)
         return dq, dk, dv
+
+    @cached_property
+    def _forward(self) -> PreparedPass:
+        return PreparedPass(INPUTS, ("o", "lse"), self._forward_launches, takes_layout, self.check)
+
+    @cached_property
+    def _backward(self) -> PreparedPass:
+        inputs, outputs = (*INPUTS, "o", "lse", "do"), ("dq", "dk", "dv")
+        return PreparedPass(
+            inputs, outputs, self._backward_launches, takes_layout, lambda *inputs: self.check(*inputs[:3])
+        )
+
+    def _forward_launches(
+        self, device: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+        causal: bool, offset: int, scale: float,
+    ) -> tuple[list[Any], dict[str, Tensor]]:  # fmt: skip
+        return [self.problem()(q, k, v, causal, offset, scale, multiprocessors(device)).forward(o, lse)], {}
+
+    def _backward_launches(
+        self, device: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
+        dq: Tensor, dk: Tensor, dv: Tensor, causal: bool, offset: int, scale: float, in_order: bool,
+    ) -> tuple[list[Any], dict[str, Tensor]]:  # fmt: skip
+        problem = self.problem()(q, k, v, causal, offset, scale, multiprocessors(device))
+        rows = (q.shape[0] * q.shape[1], problem.padded_q)
+        lse_log2, delta = lse.new_empty(rows), lse.new_empty(rows)
+        summed = lse.new_empty(*rows, padded_d_head(q.shape[-1]))
+        turns = {"turns": lse.new_empty(problem.turns, dtype=torch.int32)} if in_order else {}
+        launches = [
+            problem.prepare(o, lse, do, lse_log2, delta, summed, **turns),
+            problem.backward(do, lse_log2, delta, summed, dk, dv, **turns),
+            problem.finish(summed, dq),
+        ]
+        return launches, {"lse_log2": lse_log2, "delta": delta, "summed": summed, **turns}
 
 
 def attention_of(kernels: HopperKernels) -> Callable[..., Tensor]:
@@ -168,11 +184,13 @@ def attention_of(kernels: HopperKernels) -> Callable[..., Tensor]:
             return o
 
         @staticmethod
-        @once_differentiable
+        @without_second_derivative
         def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
             run = backward_op if torch.compiler.is_compiling() else kernels.backward
             gradients = run(*(*ctx.saved_tensors, do, *ctx.call))
             return *gradients, None, None, None
+
+    apply = applied(FlashAttention)
 
     def attention(
         q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None, align: str = "upper_left"
@@ -190,7 +208,7 @@ def attention_of(kernels: HopperKernels) -> Callable[..., Tensor]:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         if scale <= 0:  # the kernels take the maximum before they scale
             q, scale = (q * 0, 1.0) if scale == 0 else (-q, -scale)
-        out: Tensor = FlashAttention.apply(q, k, v, causal, causal_offset(q.shape[-2], k.shape[-2], align), scale)
+        out: Tensor = apply(q, k, v, causal, causal_offset(q.shape[-2], k.shape[-2], align), scale)
         return out
 
     return attention
@@ -206,12 +224,6 @@ def backend_of(kernels: HopperKernels, describe: Callable[[], str | None]) -> At
     )
 
 
-def readable(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return each tensor unchanged if TMA can read it, else a contiguous copy."""
-    from cs_systems.kernels.layout import takes_layout
-
-    return tuple(x if takes_layout(x) else x.clone(memory_format=torch.contiguous_format) for x in tensors)
-
-
-def multiprocessors(tensor: Tensor) -> int:
-    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
+@cache
+def multiprocessors(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

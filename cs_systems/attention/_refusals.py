@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from cs_systems.attention import TOLERANCE, AttentionCall
 
@@ -26,6 +27,12 @@ def wrong_dtype(call: AttentionCall, dtypes: Iterable[str]) -> str | None:
         return None
     instead = ", or the backend naive" if call.dtype in TOLERANCE else ""
     return f"{call.dtype} is not supported on {call.device}; use {' or '.join(dtypes)}{instead}"
+
+
+def check_one_device(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError if a kernel would get an address of another device."""
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k, v are on {q.device}, {k.device}, {v.device}; move them to one device")
 
 
 def cannot_run(call: AttentionCall) -> str | None:

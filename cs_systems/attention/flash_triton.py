@@ -14,17 +14,22 @@ from __future__ import annotations
 import math
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from cs_systems.attention import AttentionBackend, AttentionCall
-from cs_systems.attention._mask import causal_offset
-from cs_systems.attention._operators import operators
+from cs_systems.attention._autograd import applied, without_second_derivative
+from cs_systems.attention._mask import causal_offset, check_window
+from cs_systems.attention._operators import OPTIONS, operators
+from cs_systems.attention._refusals import check_one_device
 from cs_systems.formulas.cost import AttentionAlgorithm
+from cs_systems.kernels.prepared import PreparedPass, empty_rows
 from cs_systems.kernels.triton.configs import Tiles, padded_d_head, tiles_for
+
+if TYPE_CHECKING:
+    from cs_systems.kernels.triton.launch import Launch, Problem
 
 DTYPES = ("float32", "float16", "bfloat16")
 LARGEST_D_HEAD = 256
@@ -40,19 +45,22 @@ def attention(
     scale: float | None = None,
     align: str = "upper_left",
     tiles: Tiles | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Compute attention with the Triton kernels.
 
     q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head), where
     heads_kv divides heads. scale defaults to 1/√d_head. Under autocast the inputs are cast, as torch does for its own
-    attention. tiles: replaces the table's tiles, for tuning. Raises ValueError with the reason and the remedy for a
-    call that `unavailable` rejects.
+    attention. tiles: replaces the table's tiles, for tuning. window: a causal query sees only the last `window` keys
+    up to its own, and tiles outside are skipped. Raises ValueError with the reason and the remedy for a call that
+    `unavailable` rejects.
     """
+    check_window(window, causal)
     device = q.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    out: Tensor = FlashAttentionTriton.apply(q, k, v, causal, scale, align, tiles)
+    out: Tensor = _apply(q, k, v, causal, scale, align, tiles, window)
     return out
 
 
@@ -73,60 +81,85 @@ class FlashAttentionTriton(torch.autograd.Function):
         scale: float | None = None,
         align: str = "upper_left",
         tiles: Tiles | None = None,
+        window: int | None = None,
     ) -> Tensor:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         offset = causal_offset(q.shape[-2], k.shape[-2], align)
         if torch.compiler.is_compiling():
-            o, lse = _forward_op(q, k, v, is_causal, offset, scale)
+            o, lse = _forward_op(q, k, v, is_causal, offset, scale, window or 0)
         else:
-            o, lse = _forward(q, k, v, is_causal, offset, scale, tiles)
+            o, lse = _forward(q, k, v, is_causal, offset, scale, window or 0, tiles)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.call, ctx.tiles = (is_causal, offset, scale), tiles
+        ctx.call, ctx.tiles = (is_causal, offset, scale, window or 0), tiles
         return o  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @without_second_derivative
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         if torch.compiler.is_compiling():
             gradients = _backward_op(*ctx.saved_tensors, do, *ctx.call)
         else:
             gradients = _backward(*(*ctx.saved_tensors, do, *ctx.call, ctx.tiles))
-        return *gradients, None, None, None, None
+        return *gradients, None, None, None, None, None
+
+
+_apply = applied(FlashAttentionTriton)
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float, tiles: Tiles | None = None
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the output, laid out as q, and the log-sum-exp."""
-    _check(q, k, v)
-    from cs_systems.kernels.triton.launch import Problem
-
-    o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-    problem = Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles)
-    with torch.cuda.device_of(q):  # triton launches on the current device
-        problem.forward(_as_4d(o), lse).run()
+    o, lse = torch.empty_like(q), empty_rows(q)
+    _FORWARD.run((q, k, v), (o, lse), causal, offset, scale, window, tiles)
     return o, lse
 
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
-    causal: bool, offset: int, scale: float, tiles: Tiles | None = None,
+    causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, each laid out as its tensor."""
-    from cs_systems.kernels.triton.launch import Problem
-
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    do = do if _tiles_are_near(do) else do.contiguous()
-    lse = _as_4d(lse[..., None])[..., 0]
-    lse_log2, delta = torch.empty_like(lse), torch.empty_like(lse)
-    problem = Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles)
-    with torch.cuda.device_of(q):
-        problem.dq(_as_4d(o), lse, _as_4d(do), lse_log2, delta, _as_4d(dq)).run()
-        problem.dkdv(_as_4d(do), lse_log2, delta, _as_4d(dk), _as_4d(dv)).run()
+    _BACKWARD.run((q, k, v, o, lse, do), (dq, dk, dv), causal, offset, scale, window, tiles)
     return dq, dk, dv
 
 
-_forward_op, _backward_op = operators("flash_triton", _forward, _backward)
+def _forward_launches(
+    device: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+    causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None,
+) -> tuple[list[Launch], dict[str, Tensor]]:  # fmt: skip
+    problem = _problem(device, q, k, v, causal, offset, scale, window, tiles)
+    return [problem.forward(_as_4d(o), lse)], {}
+
+
+def _backward_launches(
+    device: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
+    dq: Tensor, dk: Tensor, dv: Tensor, causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None,
+) -> tuple[list[Launch], dict[str, Tensor]]:  # fmt: skip
+    problem = _problem(device, q, k, v, causal, offset, scale, window, tiles)
+    lse, o, do, dq, dk, dv = _as_4d(lse[..., None])[..., 0], *map(_as_4d, (o, do, dq, dk, dv))
+    lse_log2, delta = torch.empty_like(lse), torch.empty_like(lse)
+    launches = [problem.dq(o, lse, do, lse_log2, delta, dq), problem.dkdv(do, lse_log2, delta, dk, dv)]
+    return launches, {"lse_log2": lse_log2, "delta": delta}
+
+
+def _problem(
+    device: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    offset: int,
+    scale: float,
+    window: int,
+    tiles: Tiles | None,
+) -> Problem:
+    from cs_systems.kernels.triton.launch import Problem
+
+    capability = None if device < 0 else torch.cuda.get_device_capability(device)
+    tiles = tiles or tiles_for(capability, q.element_size(), q.shape[-1])
+    return Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles, window)
 
 
 def _as_4d(x: Tensor) -> Tensor:
@@ -136,6 +169,12 @@ def _as_4d(x: Tensor) -> Tensor:
     return x[(None,) * (4 - x.ndim)] if x.ndim != 3 else x[:, None]
 
 
+def _reads(x: Tensor) -> bool:
+    """Return True if the kernels can access (..., seq, d_head) in place, as one batch of heads."""
+    is_one_batch = all(x.stride(i) == x.shape[i + 1] * x.stride(i + 1) for i in range(x.ndim - 4))
+    return is_one_batch and _tiles_are_near(x)
+
+
 def _tiles_are_near(x: Tensor) -> bool:
     """Return True if the elements of any tile of (..., seq, d_head) are less than 2³¹ apart."""
     rows, columns = min(x.shape[-2], MOST_ROWS) - 1, x.shape[-1] - 1
@@ -143,6 +182,7 @@ def _tiles_are_near(x: Tensor) -> bool:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    check_one_device(q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; cast them to one dtype, or call under autocast")
     # In 3 dimensions the first is the batch; in more, the third last is heads. A kernel reads past a smaller batch.
@@ -161,6 +201,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     call = AttentionCall(q.device.type, dtype, q.shape[-1], q.shape[-2], k.shape[-2], heads_q, heads_kv)
     if reason := unavailable(call):
         raise ValueError(f"flash_triton: {reason}")
+
+
+_INPUTS = ("q", "k", "v")
+_FORWARD = PreparedPass(_INPUTS, ("o", "lse"), _forward_launches, _reads, _check)
+_BACKWARD = PreparedPass(
+    (*_INPUTS, "o", "lse", "do"), ("dq", "dk", "dv"), _backward_launches, _reads, lambda *inputs: _check(*inputs[:3])
+)
+_forward_op, _backward_op = operators("flash_triton", _forward, _backward, f"{OPTIONS}, int window")
 
 
 def unavailable(call: AttentionCall) -> str | None:
@@ -189,8 +237,8 @@ def _unavailable_interpreted(call: AttentionCall) -> str | None:
 
 
 def _unavailable_compiled(call: AttentionCall) -> str | None:
-    if call.device == "cpu":
-        return "Triton has no CPU kernels; use flash_torch, a GPU, or TRITON_INTERPRET=1 (slow)"
+    if call.device != "cuda":
+        return f"Triton has no kernels for {call.device}; use flash_torch, a GPU, or TRITON_INTERPRET=1 (slow)"
     if not torch.cuda.is_available():
         return "torch finds no CUDA device; run with --device cpu, or install a CUDA build of torch"
     capability = torch.cuda.get_device_capability()

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from itertools import chain, count
+from itertools import chain, count, product
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_type_hints
@@ -26,7 +26,9 @@ from cs_systems.config import (
     grid,
     one_of,
 )
+from cs_systems.core import plugins
 from cs_systems.core.checkpoint_plan import FORMS
+from cs_systems.core.recipes import RECIPES
 from cs_systems.core.validation import option
 
 # tyro checks the defaults of these without typeguard. For a `tuple[int, ...]` or an `int | None` it imports typeguard,
@@ -195,6 +197,20 @@ class ModelCells:
     mode: Annotated[Names, arg(help="forward, forward-backward, train-step")] = ("train-step",)
     compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
     checkpoint: Annotated[Plans, arg(help=f"activation checkpointing: {FORMS}")] = ("none",)
+    recipe: Annotated[
+        MaybeNames,
+        arg(
+            help=f"named sets of the options above and below: {', '.join(RECIPES)}; an option that is given replaces "
+            "the recipe's"
+        ),
+    ] = ()
+    compile_scope: Annotated[
+        str, optional("STR", "model, or block: compile time does not grow with depth", "model")
+    ] = "model"
+    graph: Annotated[str, optional("STR", "none, or step: the whole step as one CUDA graph", "none")] = "none"
+    parts: Annotated[
+        MaybeNames, arg(help=f"computed in another way: {', '.join(plugins.names('training.parts'))}")
+    ] = ()
     optimizer: Annotated[str, optional("STR", ", ".join(OPTIMIZERS[1:]), "adamw_fused")] = "default"
     keep_graph: Annotated[bool, flag("in mode forward, record the graph for backward (not with no_grad)")] = False
     d_model: Annotated[MaybeInt, optional("INT", "width of the model", "the preset's")] = None
@@ -216,10 +232,30 @@ class ModelCells:
         for name in ("context_length", "batch_size", "precision", "compile", "attention", "mode", "checkpoint"):
             if values := getattr(self, name):
                 axes[name] = values
-        axes |= {"optimizer": [self.optimizer], "keep_graph": [self.keep_graph]}
-        if workloads is None:
-            return grid(base, **axes)
-        return grid(workloads.base(base), workload=workloads.workload, **axes)
+        axes |= {name: [getattr(self, name)] for name in ("optimizer", "keep_graph", "graph", "parts")}
+        if workloads is not None:
+            base, axes = workloads.base(base), {"workload": workloads.workload, **axes}
+        return self._with_recipes(self._scoped(grid(base, **axes)))
+
+    def _scoped(self, configs: list[RunConfig]) -> list[RunConfig]:
+        """Return the cells with --compile-scope, in those that are compiled. Raises ConfigError if none is."""
+        if self.compile_scope != ModelCells.compile_scope and {*self.compile} == {"none"} and not self.recipe:
+            refuse(["compile_scope"], "--compile-scope requires --compile, such as --compile default")
+        return [c if c.compile == "none" else replace(c, compile_scope=self.compile_scope) for c in configs]
+
+    def _with_recipes(self, configs: list[RunConfig]) -> list[RunConfig]:
+        """Return each cell with each recipe; an option that differs from its default replaces the recipe's."""
+        if not self.recipe:
+            return configs
+        from cs_systems.formulas.cost import parameter_count
+
+        own = {name for name in given(self) if name != "recipe"}
+        cells = []
+        for config, name in product(configs, self.recipe):
+            recipe = RECIPES[one_of("recipe", name, RECIPES)]
+            options = recipe.of(parameter_count(config.model))
+            cells.append(replace(config, **{k: v for k, v in options.items() if k not in own}))
+        return cells
 
 
 @dataclass(frozen=True)

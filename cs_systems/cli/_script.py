@@ -119,10 +119,12 @@ def conclude(records: list[Any], out: str) -> None:
     if not records:
         print("cs-systems: no record: the script ran no backward pass of torch in its main thread", file=sys.stderr)
         return
+    from cs_systems.diagnosis import diagnose
+    from cs_systems.report.diagnoses import text
     from cs_systems.report.tables.records import render
 
     where = f"records: {out}/records.jsonl\nreport:  cs-systems report {out}"
-    print(f"\n{render(records)}\n{where}", file=sys.stderr)
+    print(f"\n{text(diagnose(records))}{render(records)}\n{where}", file=sys.stderr)
 
 
 def is_first_rank() -> bool:

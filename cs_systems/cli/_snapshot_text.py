@@ -10,6 +10,9 @@ from cs_systems.snapshots.allocations import BEFORE
 from cs_systems.snapshots.categories import UNKNOWN, Attribution
 from cs_systems.snapshots.tensor_names import TensorNames
 
+MOST_CAUSES = 5
+SUMS = "the row `all` is the sum of the devices, whose peaks may be at different times"
+
 
 def heading(found: Attribution, names: TensorNames) -> list[str]:
     """Return the snapshot's description, its peak, and which information is unknown or inferred."""
@@ -80,6 +83,16 @@ def notes(name: str, found: Attribution, rows: Sequence[Row]) -> list[str]:
         whole = sum(row["bytes"] for row in rows)
         total = f"total {whole:,} bytes at the peak; category unknown for {unknown:,}"
         return [f"{total}; {human(rounding, 'bytes')} more than requested, because the allocator rounds up"]
+    if name == "out_of_memory":
+        return [
+            f"event {row['event']:,}" + (f", at {row['where']}" if row["where"] else "") + f": {row['cause']}"
+            for row in rows[:MOST_CAUSES]
+        ]
+    if name == "annotations" and rows:
+        return [
+            "count, at peak: allocations made under the name, and their bytes alive at the peak; maximum, change: of "
+            "all allocated memory during a range"
+        ]
     if name == "fragmentation" and rows:
         idle = sum(row["reserved_bytes"] - row["allocated_bytes"] for row in rows)
         return [f"{human(idle, 'bytes')} reserved but not allocated; empty_cache() would return the empty segments"]

@@ -41,6 +41,7 @@ def run_and_report(
     if options.dry_run:
         return print_cells(configs, options)
     folder, records = measured(configs, options, command, seed)
+    print_diagnoses(records)
     if show:
         for record in records:
             show(record, folder)
@@ -52,6 +53,14 @@ def run_and_report(
     page = folder / "report.html"
     print(f"report:  {command_line('cs-systems', 'report', folder, '--format', 'html', '--output', page)}")
     return exit_status(asked_for(records, options.of_part(configs)))
+
+
+def print_diagnoses(records: Sequence[RunRecord]) -> None:
+    """Print the sentences that an output begins with: where the cells lose the most."""
+    from cs_systems.diagnosis import diagnose
+    from cs_systems.report import diagnoses
+
+    print(diagnoses.text(diagnose(records), width=terminal_width()), end="")
 
 
 def print_figure_and_paths(

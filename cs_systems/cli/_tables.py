@@ -5,20 +5,20 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cs_systems.cli._output import Format, terminal_width
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import Row
 from cs_systems.report.tables.profile import OPTIONAL, says_something
 
+if TYPE_CHECKING:
+    from cs_systems.diagnosis import Diagnosis
+
 Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 COMPARED = tuple(f"{side}_{unit}" for side in ("a", "b", "difference") for unit in ("s", "bytes"))
-BESIDE = {
-    "kernel": 52,
-    "range": 55,
-    "operator": 60,
-    "caller": 60,
-}  # width of the other columns of a table with such a column
+# Width of the other columns of a table with such a column.
+BESIDE = {"kernel": 52, "range": 55, "annotation": 48, "operator": 60, "caller": 60}
 
 
 def chosen_tables(
@@ -79,21 +79,29 @@ def difference_part(by: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> 
     return f"kernel time per step by {by}, B compared with A", rows, titles, [*notes]
 
 
-def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], output: Path | None) -> list[str]:
-    """Return the heading and the tables.
+def document_text(
+    format: str,
+    heading: Sequence[str],
+    parts: Sequence[Part],
+    output: Path | None,
+    found: Sequence[Diagnosis] | None = None,
+) -> list[str]:
+    """Return the diagnoses, the heading and the tables.
 
     On a terminal the heading is printed as lines; in other formats as notes, which every format escapes.
     """
     from cs_systems.core.printable import plain
+    from cs_systems.report import diagnoses
     from cs_systems.report.tables.formats import DEFAULT_WIDTH
 
+    begin = diagnoses.text(found, format, terminal_width(output)) if format in diagnoses.IN else ""
     if format == "terminal":
         width = terminal_width(output) or DEFAULT_WIDTH
         lines = [plain(heading[0]), *(textwrap.fill(plain(line), width) for line in heading[1:])]
-        return ["\n".join(lines) + "\n", *(table_text(*part, format, output) for part in parts)]
+        return [begin + "\n".join(lines) + "\n", *(table_text(*part, format, output) for part in parts)]
     first, *rest = parts
     return [
-        table_text(*first[:3], [*heading, *first[3]], format, output),
+        begin + table_text(*first[:3], [*heading, *first[3]], format, output),
         *(table_text(*part, format, output) for part in rest),
     ]
 

@@ -1,17 +1,18 @@
 """Analyze a trace: kernel time by phase, family and layer, and the time the GPU was idle.
 
-Takes an SQLite export or .nsys-rep of nsys, or a Chrome trace (.json, .json.gz) of torch.profiler; for two files, shows
-how the second differs. For a .ncu-rep, shows the counters of each kernel.
+Takes an SQLite export, .nsys-rep or .qdrep of nsys, or a Chrome trace (.json, .json.gz) of torch.profiler; for two
+files, shows how the second differs. For a .ncu-rep, shows the counters of each kernel; for a .hatchet of Triton's
+Proton, its scopes.
 
 Times under a profiler show shares and causes; to know how long a step takes, use `cs-systems time`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import Positional, arg
 
@@ -19,19 +20,21 @@ from cs_systems.cli._options import Decimals, MaybeInt, MaybePath, MaybeText, Na
 from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
-from cs_systems.core.rows import Row, as_tables
+from cs_systems.core.rows import Results, Row, Tables, as_tables
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
 from cs_systems.traces.range_names import PHASES, SPLITS
 
 if TYPE_CHECKING:
+    from cs_systems.diagnosis import Diagnosis
     from cs_systems.traces.profile import Profile
 
 
 @dataclass(frozen=True)
 class Analyze:
     file: Annotated[
-        Positional[Path], arg(metavar="FILE", help="the trace: .sqlite, .nsys-rep, .json, .json.gz or .ncu-rep")
+        Positional[Path],
+        arg(metavar="FILE", help="the trace: .sqlite, .nsys-rep, .qdrep, .json, .json.gz, .ncu-rep or .hatchet"),
     ]
     other: Annotated[
         Positional[MaybePath], optional("FILE2", "trace B, compared with FILE (A) by phase, family and layer")
@@ -69,9 +72,16 @@ def run(args: Analyze) -> int:
     """
     check_page(args.format, args.output)
     check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
-    text = _counters(args) if args.file.suffix == ".ncu-rep" else _tables_of_trace(args)
-    deliver(text, args.format, args.output)
+    deliver(_text_of(args), args.format, args.output)
     return 0
+
+
+def _text_of(args: Analyze) -> str:
+    from cs_systems.traces.proton import is_profile
+
+    if args.file.suffix == ".ncu-rep":
+        return _counters(args)
+    return _scopes(args) if is_profile(args.file) else _tables_of_trace(args)
 
 
 def _tables_of_trace(args: Analyze) -> str:
@@ -94,17 +104,19 @@ def _text(args: Analyze, tables: Sequence[str]) -> str:
     from cs_systems.traces.read import read
 
     between = (args.between[0], args.between[1]) if args.between else None
+    page = args.format == "html"
     traces = [read(path, args.process) for path in (args.file, args.other) if path]
     profiles = [
         profile(trace, args.range, between, notes) for trace, notes in with_habits(traces, args.phase, args.range_names)
     ]
-    if args.format == "html":
+    if page:
         from cs_systems.report.pages.profile import render
         from cs_systems.traces.range_tree import range_tree
         from cs_systems.traces.timeline import results, view
 
         shown = {**as_tables(results(profiles[0])), "range_tree": range_tree(profiles[0])}
-        return render(view(profiles[0]), shown, f"{args.file.name}, by {profiles[0].trace.profiler}")
+        title = f"{args.file.name}, by {profiles[0].trace.profiler}"
+        return render(view(profiles[0]), shown, title, _diagnoses(profiles[0], shown))
     return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
 
 
@@ -112,13 +124,25 @@ def _counters(args: Analyze) -> str:
     from cs_systems.cli._counters import counters_text
     from cs_systems.traces.ncu import read
 
-    options = {*given(args, Analyze(args.file))} - {"format", "output"}
-    if options or args.format == "html":
-        raise ConfigError(
-            f"{args.file} contains counters of kernels; use only --format (not html) and --output with it"
-        )
+    _only(args, "counters of kernels", "--format (not html) and --output", {"format", "output"})
     rows = read(args.file)
     return "\n".join(counters_text(f"{args.file} · ncu · {len(rows)} kernels", rows, args.format, args.output))
+
+
+def _scopes(args: Analyze) -> str:
+    from cs_systems.cli._scopes import KNOWN, scopes_text
+    from cs_systems.traces.proton import read
+
+    allowed = "--table, --top, --format (not html) and --output"
+    _only(args, "scopes of Triton's Proton", allowed, {"table", "top", "format", "output"})
+    tables = chosen_tables(args.table, KNOWN, False, args.format, args.top)
+    return "\n".join(scopes_text(read(args.file), tables, args.top, args.format, args.output))
+
+
+def _only(args: Analyze, holds: str, allowed: str, names: Set[str]) -> None:
+    """Raise ConfigError for options that have no meaning for what the file holds."""
+    if {*given(args, Analyze(args.file))} - names or args.format == "html":
+        raise ConfigError(f"{args.file} contains {holds}; use only {allowed} with it")
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
@@ -156,7 +180,19 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
             what = "ranges" if name == "range_tree" else name
             remarks.append(f"{len(rows) - top} more {what}; --top shows more")
         parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows[:top], (SHOWN | modules.SHOWN)[name], remarks))
-    return document_text(args.format, _heading(profile), parts, args.output)
+    found = None if args.table else _diagnoses(profile, made)
+    return document_text(args.format, _heading(profile), parts, args.output, found)
+
+
+def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:
+    """Return the diagnoses of a trace; tables that are not made yet are made."""
+    from cs_systems.diagnosis import _evidence, apply_rules
+    from cs_systems.traces.tables import NO_COSTS, TABLES
+
+    if not profile.trace.kernels:
+        return None
+    tables = {name: made[name] if name in made else TABLES[name](profile, NO_COSTS) for name in _evidence.TABLES}
+    return apply_rules(_evidence.of_trace(cast(Results, tables), profile.trace.devices.get(profile.devices[0])))
 
 
 def _heading(profile: Profile) -> list[str]:

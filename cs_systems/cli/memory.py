@@ -76,7 +76,7 @@ def run(args: Memory) -> int:
 
     Raises ConfigError for a malformed request.
     """
-    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells
+    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, print_diagnoses
     from cs_systems.record import records_path
 
     _check_used(args)
@@ -95,6 +95,7 @@ def run(args: Memory) -> int:
     if args.sweep.dry_run:
         return print_cells(cells, args.sweep)
     folder, records = measured(cells, args.sweep, "memory", args.steps.seed)
+    print_diagnoses(records)
     for record in records:
         print_memory(record, folder)
     print(visible(f"records: {records_path(folder)}"))
@@ -114,6 +115,7 @@ def _check_used(args: Memory) -> None:
 
 
 def _show(folder: Path) -> int:
+    from cs_systems.cli._sweep import print_diagnoses
     from cs_systems.report.reading import some_records
 
     records, complaints = some_records(folder)
@@ -122,6 +124,7 @@ def _show(folder: Path) -> int:
     shown = [record for record in records if OF_MEMORY & {*record.results, *record.artifacts}]
     if not shown:
         raise ConfigError(f"{folder} has no memory results; measure them with cs-systems memory --out DIR")
+    print_diagnoses(shown)
     for record in shown:
         print_memory(record, folder)
     return 0

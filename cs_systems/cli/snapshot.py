@@ -21,9 +21,10 @@ from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.record import Row
-from cs_systems.report.tables.snapshot import CAPTIONS, DIFFERENT, LONG, SHOWN
+from cs_systems.report.tables.snapshot import CAPTIONS, DEVICES, DIFFERENT, LONG, OPTIONAL, SHOWN
 
 if TYPE_CHECKING:
+    from cs_systems.diagnosis import Diagnosis
     from cs_systems.snapshots.categories import Attribution
     from cs_systems.snapshots.tensor_names import TensorNames
 
@@ -37,7 +38,7 @@ class SnapshotArgs:
     ]
     other: Annotated[Positional[MaybePath], optional("FILE2", "snapshot B, compared with FILE (A)")] = None
     table: Annotated[Names, arg(help=f"tables to show: {', '.join(SHOWN)}", help_behavior_hint="(default: all)")] = ()
-    device: Annotated[MaybeInt, optional("N", "device to analyze, if the file has several")] = None
+    device: Annotated[MaybeInt, optional("N", "device to analyze, if the file has several", "all")] = None
     top: Annotated[MaybeInt, optional("N", "number of rows of long tables", "10; in CSV all")] = None
     size: Annotated[MaybeText, optional("PRESET", f"model, to name the tensors: {', '.join(PRESETS)}", "inferred")] = (
         None
@@ -73,10 +74,17 @@ def run(args: SnapshotArgs) -> int:
 
 
 def _text(args: SnapshotArgs, tables: Sequence[str]) -> str:
-    found = [_read(path, args.device) for path in (args.file, args.other) if path]
     if args.other:
-        return "\n".join(_comparison(args, tables, *found))
-    return _page(args, found[0]) if args.format == "html" else "\n".join(_tables(args, tables, found[0]))
+        return "\n".join(_comparison(args, tables, *(_read(path, args.device) for path in (args.file, args.other))))
+    found = _read_all(args.file) if args.device is None else [_read(args.file, args.device)]
+    if len(found) > 1 and args.format in ("html", "csv"):
+        numbers = " or ".join(str(one.replay.snapshot.device) for one in found)
+        raise ConfigError(f"--format {args.format} shows one device; choose it with --device {numbers}")
+    if args.format == "html":
+        return _page(args, found[0])
+    if len(found) > 1:
+        return "\n".join(_devices(args, tables, found))
+    return "\n".join(_tables(args, tables, found[0]))
 
 
 def _read(path: Path, device: int | None) -> Attribution:
@@ -87,16 +95,45 @@ def _read(path: Path, device: int | None) -> Attribution:
     return attribute(replay(read(path, device)))
 
 
+def _read_all(path: Path) -> list[Attribution]:
+    from cs_systems.snapshots.allocations import replay
+    from cs_systems.snapshots.categories import attribute
+    from cs_systems.snapshots.snapshot import read_all
+
+    return [attribute(replay(snapshot)) for snapshot in read_all(path)]
+
+
+def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribution]) -> list[str]:
+    """Return a table of all devices, then each device's tables: the composition alone, unless --table names others."""
+    from cs_systems.cli._snapshot_text import SUMS
+    from cs_systems.snapshots.tables import devices
+
+    overview: Part = ("devices", devices(found), DEVICES, [SUMS])
+    text = document_text(args.format, [f"{args.file} · {len(found)} devices"], [overview], args.output)
+    chosen = tables if args.table else ["composition", "out_of_memory"]
+    return [*text, *(line for one in found for line in _tables(args, chosen, one))]
+
+
 def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> list[str]:
     from cs_systems.cli._snapshot_text import heading
     from cs_systems.snapshots.tensor_names import tensor_names
 
     names = tensor_names(found, args.size)
+    diagnoses = None if args.table else _diagnoses(found, names)
     parts: list[Part] = []
     for name in tables:
         rows, remarks = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
+        if not rows and name in OPTIONAL and not args.table:
+            continue
         parts.append((CAPTIONS[name], rows, SHOWN[name], remarks))
-    return document_text(args.format, heading(found, names), parts, args.output)
+    return document_text(args.format, heading(found, names), parts, args.output, diagnoses)
+
+
+def _diagnoses(found: Attribution, names: TensorNames) -> list[Diagnosis] | None:
+    from cs_systems.diagnosis import apply_rules
+    from cs_systems.diagnosis._evidence import of_snapshot
+
+    return apply_rules(of_snapshot(found, names))
 
 
 def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[Sequence[Row], list[str]]:
@@ -124,7 +161,8 @@ def _page(args: SnapshotArgs, found: Attribution) -> str:
 
     names = tensor_names(found, args.size)
     tables = {name: _table(name, found, names, args.top or MOST_ROWS_OF_PAGE) for name in SHOWN}
-    return render(view(found, names), tables, heading(found, names), f"Memory of {args.file.name}")
+    title = f"Memory of {args.file.name}"
+    return render(view(found, names), tables, heading(found, names), title, _diagnoses(found, names))
 
 
 def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: Attribution) -> list[str]:

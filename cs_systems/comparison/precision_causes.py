@@ -10,7 +10,7 @@ from statistics import median
 from cs_systems.comparison.precision import BASELINE, Speedup, interval, speedup
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.record import RunRecord
-from cs_systems.traces.gaps import LAUNCH
+from cs_systems.traces.gaps import LAUNCH, idle_by_cause
 
 PRODUCTS = ("matmul", "attention")  # kernel families that run on tensor cores
 CASTS = "copy"  # a cast is a copy into another dtype
@@ -50,15 +50,18 @@ def _apart(record: RunRecord) -> RunConfig:
 
 def clean_twins(record: RunRecord, records: Iterable[RunRecord]) -> list[RunRecord]:
     """Return the records of the same cell that were timed without a profiler, one per repeat."""
-    return [r for r in records if r.is_timing and _is_clean(r) and _what(r) == _what(record)]
+    return [r for r in records if r.is_timing and _is_clean(r) and computation(r) == computation(record)]
 
 
 def _is_clean(record: RunRecord) -> bool:
     return bool(record.config.get("profiler", "none") == "none")
 
 
-def _what(record: RunRecord) -> tuple[RunConfig, str | None]:
-    """Return the computation and its device; `auto` and `cuda` may mean the same device."""
+def computation(record: RunRecord) -> tuple[RunConfig, str | None]:
+    """Return the computation and its device, which are those of the timed and of the profiled record of one cell.
+
+    `auto` and `cuda` may mean the same device.
+    """
     config = replace(record.run_config, device="auto", profiler="none", profiler_args=())
     device = record.environment.device if record.environment else None
     return replace(config, warmup=0, warmup_s=0.0, steps=1, rounds=1), device
@@ -118,14 +121,8 @@ def _of(times: dict[str, float], families: Sequence[str]) -> float:
 
 
 def _launch_bound(record: RunRecord, clean_s: float | None) -> float:
-    gaps = [row for row in record.results.get("gaps", ()) if row["device"] == 0]
-    launch = sum(row["time_s"] for row in gaps if row["cause"] == LAUNCH)
-    steps = [row for row in record.results["steps"] if row["device"] == 0]
-    if clean_s is None:
-        return float(launch / median(row["wall_s"] for row in steps))
-    idle_s = max(0.0, clean_s - median(row["kernel_s"] for row in steps))
-    idle = sum(row["time_s"] for row in gaps)
-    return float(idle_s / clean_s * (launch / idle if idle else 0.0))
+    launch_s = idle_by_cause(record.results, clean_s).get(LAUNCH, 0.0)
+    return launch_s / (clean_s or median(row["wall_s"] for row in record.results["steps"] if row["device"] == 0))
 
 
 def sentence(row: CausesRow) -> str:

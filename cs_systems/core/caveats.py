@@ -104,13 +104,18 @@ def _unstable(m: Measurement, phase: str) -> Iterator[Caveat]:
         yield _caveat("unstable", "; ".join(reasons))
 
 
-def _launch_bound(m: Measurement, phases: Iterable[str]) -> Iterator[Caveat]:
+def launch_bound_phases(m: Measurement, phases: Iterable[str] | None = None) -> list[str]:
+    """Return the phases, of these or of all, that the device finished as soon as the host had submitted them."""
     bound = []
-    for phase in phases:
+    for phase in m.phase_names() if phases is None else phases:
         shares = [s.lag_s[phase] / s.phases_s[phase] for s in m.timed if s.lag_s and s.phases_s[phase] > 0]
         if shares and median(shares) < LAUNCH_BOUND_LAG:
             bound.append(phase)
-    if bound:
+    return bound
+
+
+def _launch_bound(m: Measurement, phases: Iterable[str]) -> Iterator[Caveat]:
+    if bound := launch_bound_phases(m, phases):
         yield _caveat("launch-bound", f"the GPU waited for kernel launches in: {', '.join(bound)}")
 
 

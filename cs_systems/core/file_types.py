@@ -17,9 +17,13 @@ from cs_systems.core.validation import ConfigError
 SQLITE_MAGIC, GZIP_MAGIC = b"SQLite format 3\0", b"\x1f\x8b"
 # From protocol 2 on, a pickle begins with its protocol; an older one begins with a list, a dictionary or a global.
 PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\n[\w.]+\n")
+# Profile of Triton's Proton: a tree of scopes, or Chrome traces whose kernels name their scopes.
+SCOPES = re.compile(rb'\s*\[\s*\{\s*"(children|frame|metrics)"\s*:')
+SCOPES_TRACE = re.compile(rb'\s*\{\s*"displayTimeUnit"\s*:\s*"us"\s*,\s*"traceEvents"\s*:.*"call_stack"', re.DOTALL)
 HEAD_BYTES = 1 << 16
 # A trace or a snapshot compresses 10 to 50 times; repeated bytes, as in a decompression bomb, 1,000 times.
 MOST_EXPANSION, EXPANSION_FROM = 100, 1 << 24
+ANALYZED = (".nsys-rep", ".qdrep", ".ncu-rep", ".hatchet")  # names of traces whose content does not decide
 HOLDS = {  # command → content of its files
     "report": "records of runs",
     "analyze": "a profiler's trace",
@@ -83,7 +87,9 @@ def command_for(path: Path) -> str | None:
     if not path.is_file():
         return None
     begins = head(path)
-    if begins.startswith(SQLITE_MAGIC) or b'"traceEvents"' in begins or path.suffix in (".nsys-rep", ".ncu-rep"):
+    if begins.startswith(SQLITE_MAGIC) or b'"traceEvents"' in begins or path.suffix in ANALYZED:
+        return "analyze"
+    if SCOPES.match(begins):
         return "analyze"
     if PICKLE.match(begins):
         return "snapshot"

@@ -21,12 +21,21 @@ from typing import Any
 
 from cs_systems.core.validation import ConfigError, one_of
 
-CONSTANTS = {"attention": "BACKEND", "workloads": "WORKLOAD", "profilers": "PROFILER", "parallel": "STRATEGY"}
+CONSTANTS = {
+    "attention": "BACKEND",
+    "workloads": "WORKLOAD",
+    "profilers": "PROFILER",
+    "parallel": "STRATEGY",
+    "training.parts": "PART",
+    "diagnosis": "RULE",
+}
 _KINDS = {
     "attention": "attention backend",
     "workloads": "workload",
     "profilers": "profiler",
     "parallel": "parallel strategy",
+    "training.parts": "part of the model",
+    "diagnosis": "rule",
 }
 
 LIVE = "live "  # prefix of the name of an object that this process holds
@@ -36,7 +45,7 @@ _held: dict[str, Any] = {}
 @functools.cache
 def names(package: str) -> tuple[str, ...]:
     """Return the plug-ins of `cs_systems.<package>`, sorted, without importing any."""
-    folder = Path(__file__).parents[1] / package
+    folder = _folder(package)
     files = [*folder.glob("*.py"), *(init.parent for init in folder.glob("*/__init__.py"))]
     return tuple(sorted(p.stem for p in files if not p.stem.startswith("_")))
 
@@ -163,9 +172,13 @@ def signature(function: Any) -> str:
         return ""
 
 
+def _folder(package: str) -> Path:
+    return Path(__file__).parents[1].joinpath(*package.split("."))
+
+
 def _built_in(package: str, name: str) -> Path:
     """Return the file that exports the constant of a built-in plug-in: a module, or a package's __init__."""
-    folder = Path(__file__).parents[1] / package
+    folder = _folder(package)
     return file if (file := folder / f"{name}.py").is_file() else folder / name / "__init__.py"
 
 

@@ -285,6 +285,39 @@ class OperatorRow(TypedDict):
     callers: int
 
 
+class ScopeRow(TypedDict):
+    """Scope or kernel of a profile of Triton's Proton, with all that is inside it."""
+
+    scope: str  # indented by its depth
+    path: str  # names from the outermost scope on
+    device: str | None  # of a kernel
+    calls: int | None  # launches of kernels
+    time_s: float | None  # on the device
+    self_s: float | None  # without the nodes inside
+    share: float | None  # of the profile's time
+    cpu_s: float | None  # of the host, where the program timed the scope
+    flops: float | None  # as the program declared
+    flops_per_s: float | None
+    bytes: float | None  # as the program declared
+    bytes_per_s: float | None
+    cycles: int | None  # of a scope inside a kernel
+    samples: int | None  # of the program counter
+    stalled_share: float | None  # of the samples
+
+
+class ScopeKernelRow(TypedDict):
+    """Kernel of a profile of Triton's Proton, summed over all scopes."""
+
+    kernel: str
+    device: str
+    calls: int | None
+    time_s: float | None
+    mean_s: float | None
+    share: float | None
+    flops_per_s: float | None
+    bytes_per_s: float | None
+
+
 class RatioRow(TypedDict):
     """Ratio of backward to forward in a step, in `ratio`, by one measure of time."""
 

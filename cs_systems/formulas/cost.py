@@ -19,7 +19,8 @@ The memory that a step needs is in `memory.model`, the peaks of known devices ar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Phase, Precision
 from cs_systems.core.checkpoint_plan import Segment, segments
@@ -120,6 +121,17 @@ class PhaseCost:
     bytes: int | None
     score_flops: int | None = None
     score_bytes: int | None = None
+
+
+def total(costs: Iterable[PhaseCost]) -> PhaseCost:
+    """Return the sum of several phases' costs; a quantity that one of them does not know stays unknown."""
+
+    def added(name: str) -> int | None:
+        values = [getattr(cost, name) for cost in costs]
+        return None if None in values else sum(values)
+
+    costs = list(costs)
+    return PhaseCost(*(added(f.name) for f in fields(PhaseCost)))
 
 
 def parameters_by_component(model: ModelConfig) -> dict[str, int]:

@@ -9,7 +9,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ class KernelResources:
             register.
         shared_bytes: per block.
         instructions: opcode without modifiers ("HGMMA") → its number of occurrences in the machine code.
+        parameter_bytes: of each parameter, in order.
     """
 
     registers: int
@@ -37,11 +38,26 @@ class KernelResources:
     shared_bytes: int
     num_warps: int
     instructions: Mapping[str, int]
+    parameter_bytes: Sequence[int]
 
 
 def compile_for(
     capability: int, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, int]
 ) -> KernelResources:
+    """Compile with `compiled_for`, and return what the kernel takes of a multiprocessor."""
+    compiled = compiled_for(capability, kernel, arguments, options)
+    usage, opcodes = read_machine_code(compiled.asm["cubin"])
+    return KernelResources(
+        registers=int(usage["REG"]),
+        spills=opcodes["STL"] + opcodes["LDL"],
+        shared_bytes=compiled.metadata.shared,
+        num_warps=compiled.metadata.num_warps,
+        instructions=opcodes,
+        parameter_bytes=parameter_bytes(compiled.asm["cubin"], compiled.metadata.name),
+    )
+
+
+def compiled_for(capability: int, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, int]) -> Any:
     """Compile a `@triton.jit` kernel for `capability` (90 is 9.0), specialized as a call with these arguments would be.
 
     Tensors may be on torch's "meta" device: only dtype, alignment and the other arguments' values matter. Raises
@@ -53,15 +69,7 @@ def compile_for(
     if not isinstance(kernel, JITFunction):
         raise RuntimeError("TRITON_INTERPRET was set when triton was imported; compile in a process without it")
     with _target(capability):
-        compiled: Any = kernel.warmup(grid=(1,), **arguments, **options)
-    usage, opcodes = read_machine_code(compiled.asm["cubin"])
-    return KernelResources(
-        registers=int(usage["REG"]),
-        spills=opcodes["STL"] + opcodes["LDL"],
-        shared_bytes=compiled.metadata.shared,
-        num_warps=compiled.metadata.num_warps,
-        instructions=opcodes,
-    )
+        return kernel.warmup(grid=(1,), **arguments, **options)
 
 
 @contextmanager
@@ -85,17 +93,29 @@ def _target(capability: int) -> Iterator[None]:
 
 def read_machine_code(cubin: bytes) -> tuple[dict[str, str], Counter[str]]:
     """Return cuobjdump's resource usage of the one kernel in `cubin`, and the number of occurrences of each opcode."""
-    import triton.backends.nvidia
-
-    tools = Path(triton.backends.nvidia.__file__).parent / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = _output(tools / "cuobjdump", "-res-usage", file.name)
-        assembly = _output(tools / "nvdisasm", file.name)
+    usage = _inspected(cubin, "cuobjdump", "-res-usage")
+    assembly = _inspected(cubin, "nvdisasm")
     # A line is `/*0420*/  @!P0 HGMMA.64x64x16.F32.BF16 R24, …`: the opcode comes after an optional predicate.
     opcodes = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9]*)", assembly, re.MULTILINE)
     return dict(re.findall(r"(\w+):(\d+)", usage)), Counter(opcodes)
+
+
+def parameter_bytes(cubin: bytes, kernel: str) -> list[int]:
+    """Return the bytes of each parameter of a kernel, in order."""
+    sections = re.split(r"^(?=\.(?:section|nv|text))", _inspected(cubin, "cuobjdump", "-elf"), flags=re.MULTILINE)
+    info = next(section for section in sections if section.startswith(f".nv.info.{kernel}\n"))
+    entries = re.findall(r"Ordinal : 0x(\w+)\s+Offset\s+: 0x\w+\s+Size\s+: 0x(\w+)", info)
+    return [size for _, size in sorted((int(ordinal, 16), int(size, 16)) for ordinal, size in entries)]
+
+
+def _inspected(cubin: bytes, tool: str, *options: str) -> str:
+    """Return the output of one of the tools that come with triton."""
+    import triton.backends.nvidia
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return _output(Path(triton.backends.nvidia.__file__).parent / "bin" / tool, *options, file.name)
 
 
 def _output(*command: str | Path) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, describe
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.rows import OverheadRow, Results, Row, as_tables
+from cs_systems.diagnosis import diagnose
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.profilers import Collected
 from cs_systems.record import RunRecord
@@ -82,7 +84,10 @@ def _with_modules(trace: Trace, record: RunRecord) -> Trace:
 def _page(file: Path, seen: Profile, results: Results, record: RunRecord) -> dict[str, Path]:
     from cs_systems.report.pages.profile import render  # it imports jinja2, which only a page needs
 
-    file.write_text(render(view(seen), as_tables(results), describe(record.run_config)), encoding="utf-8")
+    of_record, of_trace = as_tables(record.results), as_tables(results)
+    found = diagnose([replace(record, results=cast(Results, {**of_record, **of_trace}))])
+    shown = {**of_trace, **{name: of_record[name] for name in ("ranks",) if name in of_record}}
+    file.write_text(render(view(seen), shown, describe(record.run_config), found), encoding="utf-8")
     return {"page": file}
 
 

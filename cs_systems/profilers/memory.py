@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.rows import MemoryComponentRow, MemoryPartRow, MemoryPhaseRow, MemoryReading, Results
-from cs_systems.formulas.cost import AttentionAlgorithm
-from cs_systems.formulas.memory.fit import algorithm_of
+from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import PhaseMemory, phase_memory
 from cs_systems.profilers import Collected, Profiler
 from cs_systems.profilers._readings import leave, take
@@ -69,22 +66,6 @@ def by_fake_tensors(record: RunRecord) -> list[PhaseMemory]:
         components.setdefault(place, {})[row["component"]] = row["bytes"]
         peaks[place] += row["peak_bytes"]
     return [PhaseMemory(*place, found, peaks[place]) for place, found in components.items()]
-
-
-def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] | None:
-    """Return (the config on the record's device, its attention algorithm), or None where no formula holds.
-
-    No formula holds for a user's own workload or attention, nor for a compiled model: its compiler decides what is
-    kept.
-    """
-    config = record.run_config
-    if config.workload != "train_step" or config.compile != "none" or record.environment is None:
-        return None
-    config = replace(config, device="cpu" if record.environment.device == "cpu" else "cuda")
-    try:
-        return config, algorithm_of(config)
-    except ConfigError:
-        return None
 
 
 def components(predicted: list[PhaseMemory]) -> list[MemoryComponentRow]:

@@ -14,10 +14,10 @@ from cs_systems.config import RunConfig
 from cs_systems.core.checkpoint_plan import items, segments
 from cs_systems.core.rows import Results
 from cs_systems.formulas.cost import PARAMETER_BYTES, block_parameter_count
+from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import kept_by_a_block
 from cs_systems.profilers import Collected, Profiler
 from cs_systems.profilers._readings import leave, take
-from cs_systems.profilers.memory import known_by_formula
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:

@@ -38,26 +38,25 @@ def world_size() -> int:
 
 
 class Meeting:
-    """Place in the job's store where the ranks leave the records of one recorder; each makes its own in one order."""
+    """Place in the job's store where the ranks leave texts of one recorder; each makes its own in one order."""
 
     def __init__(self) -> None:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store: Any = PrefixStore(f"cs_systems/recorder/{attempt}/{next(_numbers)}", _connect())
 
-    def leave(self, record: RunRecord) -> None:
-        self._store.set(str(rank()), record.to_json())
+    def leave(self, what: str, text: str) -> None:
+        self._store.set(f"{what}/{rank()}", text)
 
-    def collect(self, own: RunRecord, patience_s: float) -> RunRecord:
-        """Return the record of all ranks whose records arrive in time, from rank 0's own."""
-        found, missing = {0: own}, []
-        end = time.monotonic() + patience_s
+    def collect(self, what: str, patience_s: float) -> dict[int, str]:
+        """Return the texts of the other ranks, of those that left theirs in time."""
+        found, end = dict[int, str](), time.monotonic() + patience_s
         for number in range(1, world_size()):
             try:
-                self._store.wait([str(number)], timedelta(seconds=max(0.01, end - time.monotonic())))
-                found[number] = RunRecord.from_dict(json.loads(self._store.get(str(number))))
+                self._store.wait([f"{what}/{number}"], timedelta(seconds=max(0.01, end - time.monotonic())))
+                found[number] = self._store.get(f"{what}/{number}").decode()
             except (dist.DistStoreError, RuntimeError):
-                missing.append(number)
-        return merged_loop(found, missing)
+                continue
+        return found
 
 
 def _connect() -> Any:
@@ -66,6 +65,12 @@ def _connect() -> Any:
         store, _, _ = next(rendezvous("env://", rank(), world_size()))
         return store
     return dist.distributed_c10d._get_default_store()
+
+
+def with_others(own: RunRecord, texts: dict[int, str]) -> RunRecord:
+    """Return the record of all ranks, from rank 0's own and those that the others left."""
+    found = {0: own} | {number: RunRecord.from_dict(json.loads(text)) for number, text in texts.items()}
+    return merged_loop(found, sorted({*range(world_size())} - {*found}))
 
 
 def merged_loop(found: dict[int, RunRecord], missing: Sequence[int]) -> RunRecord:

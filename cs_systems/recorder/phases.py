@@ -170,9 +170,7 @@ class Tracker:
 
     def enter(self, name: str) -> None:
         """Begin a phase that was found; the caller asks `observes` before."""
-        if (call := self.before_next) is not None:
-            self.before_next = None
-            call()
+        self.call_before_next()
         if name == FORWARD and FORWARD not in self.seen:
             self._at_forward()
         self.seen.add(name)
@@ -180,6 +178,12 @@ class Tracker:
         self._found.append((name, self._in_loss))
         self._in_loss = False
         self._switch()
+
+    def call_before_next(self) -> None:
+        """Call `before_next`, if it is set; once, also where it begins a phase itself by waiting for the device."""
+        call, self.before_next = self.before_next, None
+        if call is not None:
+            call()
 
     def exit(self, name: str) -> None:
         """End the phase that `enter` began, if an exception has not ended it before."""

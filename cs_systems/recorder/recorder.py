@@ -8,6 +8,7 @@ accumulated gradients, a step ends where the optimizer has stepped.
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import time
 import warnings
@@ -30,6 +31,7 @@ from cs_systems.core.validation import arguments_checked, is_number, is_whole, s
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
+from cs_systems.profilers import rank_file
 from cs_systems.record import RunRecord, Sample, append_record
 from cs_systems.recorder import _ranks, _result, hooks
 from cs_systems.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
@@ -38,6 +40,7 @@ from cs_systems.runtime.profiled import prefix, with_profile
 from cs_systems.workloads import Unavailable
 
 PROFILES = ("kineto", "nsys", "none")
+ON_EACH_RANK = ("kineto",)  # the others run on rank 0 alone
 STEADY = 3  # clean steps that a profiled record keeps for comparison
 AFTER_FAILURE_S = 2.0  # how long rank 0 waits for the other ranks when its own loop has failed
 
@@ -143,7 +146,8 @@ class Recorder:
         if hooks.is_active():
             raise RuntimeError("another Recorder is active in this process; end its `with` block first")
         self._meeting = _ranks.Meeting() if self._subject.world_size > 1 else None
-        self._is_writer = _ranks.rank() == 0
+        self._rank = _ranks.rank()
+        self._is_writer = self._rank == 0
         if self._is_writer:
             Journal.prepare(self._out)
         device = self._subject.device
@@ -239,16 +243,21 @@ class Recorder:
 
     def _begin_stage(self) -> None:
         """Begin the next stage that can run here, or end the recording."""
-        while self._stages and self._is_writer:
+        while self._stages:
             stage = self._stages[0]
+            if not self._is_writer and stage.profiler not in ON_EACH_RANK:
+                self._stages.pop(0)
+                continue
             try:
+                self._out.mkdir(parents=True, exist_ok=True)  # on another machine than rank 0's
                 region = plugins.get("profilers", stage.profiler).region(
                     self._path(stage), self._subject.device, self._model()
                 )
                 self._region.enter_context(region)
             except Exception as error:
                 status = "unavailable" if isinstance(error, Unavailable) else "error"
-                self._append(self._failure(self._stages.pop(0), status, str(error)))
+                self._publish(self._failure(stage, status, str(error)), stage, 0)
+                self._stages.pop(0)
                 continue
             assert self._tracker is not None
             self._tracker.has_ranges = True
@@ -261,10 +270,7 @@ class Recorder:
         try:
             self._leave_region(stage)
             record = self._record(stage, ended, error)
-            if record.config["profiler"] == "none":
-                self._publish(record, AFTER_FAILURE_S if error is not None else self._patience_s)
-            else:
-                self._append(self._profiled(record, stage))
+            self._publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)
         except Exception as lost:  # the error boundary of a guest: a lost record must not end the loop
             warnings.warn(f"the record of the loop was lost: {_described(lost)}", RuntimeWarning, stacklevel=4)
         if stage.profiler == "none":
@@ -288,7 +294,8 @@ class Recorder:
                 f"{ended} after {done} of {self._warmup} warm-up steps; record a loop of at least {all_steps} steps"
             )
             if stage.profiler != "none":
-                self._remove_files(stage)
+                for file in self._files(stage):
+                    file.unlink()
                 status = "unavailable"
                 reason = f"{ended} before a step was profiled; record a longer loop, or pass profile='none'"
             return self._failure(stage, status, reason)
@@ -339,14 +346,23 @@ class Recorder:
         what, remedy = "nsys writes its report when the process has ended", "cs-systems analyze REPORT.nsys-rep"
         return replace(record, warnings=(*record.warnings, Caveat("no-tables", what, remedy)))
 
-    def _publish(self, record: RunRecord, patience_s: float) -> None:
-        """Write the record of one process, or of all ranks together on rank 0."""
-        if self._meeting is None:
-            self._append(record)
-        elif self._is_writer:
-            self._append(self._meeting.collect(record, patience_s))
-        else:
-            self._meeting.leave(record)
+    def _publish(self, record: RunRecord, stage: Stage, patience_s: float) -> None:
+        """Write the record of one process, or of all ranks together on rank 0; of a profile, with the ranks' traces."""
+        is_timed = stage.profiler == "none"
+        if not self._is_writer and self._meeting is not None:
+            files = [file.name for file in self._files(stage)]
+            self._meeting.leave(stage.profiler, record.to_json() if is_timed else json.dumps(files))
+            return
+        if not is_timed:
+            record = self._profiled(record, stage)
+        if self._meeting is not None and is_timed:
+            record = _ranks.with_others(record, self._meeting.collect(stage.profiler, patience_s))
+        elif self._meeting is not None and record.status == "ok" and stage.profiler in ON_EACH_RANK:
+            left = self._meeting.collect(stage.profiler, patience_s)
+            traces = {f"trace_rank{rank}": name for rank, names in left.items() for name in json.loads(names)}
+            here = {what: name for what, name in traces.items() if (self._out / name).is_file()}
+            record = replace(record, artifacts=record.artifacts | here)
+        self._append(record)
 
     def _append(self, record: RunRecord) -> None:
         if self._is_writer:
@@ -358,12 +374,12 @@ class Recorder:
 
     def _path(self, stage: Stage) -> Path:
         config = self._config(stage)
-        return prefix(self._out, config, Journal(self._out).times_done(config))
+        return rank_file(prefix(self._out, config, Journal(self._out).times_done(config)), self._rank)
 
-    def _remove_files(self, stage: Stage) -> None:
+    def _files(self, stage: Stage) -> list[Path]:
+        """Return the files that a profiler wrote in this process."""
         path = self._path(stage)
-        for file in path.parent.glob(f"{path.name}.*"):
-            file.unlink()
+        return sorted(path.parent.glob(f"{path.name}.*"))
 
     def _model(self) -> nn.Module | None:
         """Return the module whose parts a profiler annotates; None where a compiler made them one function."""

@@ -127,9 +127,8 @@ class ScriptRecorder(Recorder):
         tracker.before_next = lambda: self._next_stage(tracker)
 
     def close(self, error: BaseException | None = None) -> None:
-        tracker = None if self._state == "new" else self._tracker
-        if tracker is not None and tracker.before_next is not None:
-            tracker.before_next()
+        if self._state != "new" and self._tracker is not None:
+            self._tracker.call_before_next()
         super().close(error)
 
     def _without_report(self, record: RunRecord) -> RunRecord:

@@ -74,6 +74,8 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
         plugins.check("workloads", name)
     for name in {c.attention for c in configs}:
         plugins.check("attention", name)
+    for name in {part for c in configs for part in c.parts}:
+        plugins.check("training.parts", name)
     for config in configs:
         if config.strategy != "single" or config.strategy_options:
             parallel.check_config(config)

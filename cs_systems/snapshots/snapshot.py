@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,6 +86,7 @@ class Events:
     time_us: array[int]  # empty where not recorded
     stack: array[int]
     device_free_bytes: dict[int, int]  # event → free bytes of the device, for an `oom`
+    metadata: array[int]  # index in Snapshot.metadata: the text of `_set_memory_metadata` then
 
     def __len__(self) -> int:
         return len(self.action)
@@ -140,6 +141,7 @@ class Snapshot:
     segments: tuple[Segment, ...]  # by address
     events: Events
     stacks: tuple[Stack, ...]
+    metadata: tuple[str, ...]  # the first is the empty text
     annotations: tuple[Annotation, ...]
     settings: Settings
     sidecar: Sidecar | None
@@ -156,13 +158,24 @@ def read(path: Path, device: int | None = None) -> Snapshot:
     Raises:
         ConfigError: The file is not a usable snapshot; the message gives the cause and the remedy.
     """
+    (found,) = _read(path, lambda devices: [_chosen(path, devices, device)])
+    return found
+
+
+def read_all(path: Path) -> list[Snapshot]:
+    """Return the snapshots of all devices in a file; raises ConfigError as `read` does."""
+    return _read(path, lambda devices: devices)
+
+
+def _read(path: Path, choose: Callable[[list[int]], list[int]]) -> list[Snapshot]:
     data = load(path, _HOW)
     if isinstance(data, list) and all(isinstance(segment, dict) for segment in data):  # torch.cuda.memory_snapshot()
         data = {"segments": data}
     if not isinstance(data, dict) or not {"segments", "device_traces"} & {*data}:
         raise ConfigError(f"{path} is a pickle, but not a memory snapshot; write one with {_HOW}")
     try:
-        return _snapshot(path, data, device)
+        devices = _devices(path, data)
+        return [_snapshot(path, data, device, devices) for device in choose(devices)]
     except RecursionError:
         raise ConfigError(
             f"{path} is not a snapshot that PyTorch wrote: values are nested too deep; write one with {_HOW}"
@@ -177,23 +190,36 @@ def read(path: Path, device: int | None = None) -> Snapshot:
 _HOW = "torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps"
 
 
-def _snapshot(path: Path, data: dict[str, Any], device: int | None) -> Snapshot:
+def _devices(path: Path, data: dict[str, Any]) -> list[int]:
+    """Return the devices that have memory or events, in order."""
     segments, traces = data.get("segments") or [], data.get("device_traces") or []
     _refuse_repeated("segment", segments)
     _refuse_repeated("list of blocks", [s["blocks"] for s in segments if "blocks" in s])
     _refuse_repeated("list of events", traces)
-    devices = sorted({_count(s.get("device", 0)) for s in segments} | {n for n, trace in enumerate(traces) if trace})
+    # PyTorch 2.4 puts every annotation among the events of device 0.
+    recorded = {n for n, trace in enumerate(traces) if any(event["action"] != "user_defined" for event in trace)}
+    devices = sorted({_count(s.get("device", 0)) for s in segments} | recorded)
     if not devices:
         raise ConfigError(f"{path} holds no memory of a CUDA device; record on a GPU, and call {_HOW}")
+    return devices
+
+
+def _chosen(path: Path, devices: Sequence[int], device: int | None) -> int:
     if device is None and len(devices) > 1:
         raise ConfigError(f"{path} holds {len(devices)} devices; choose one with --device {_listed(devices)}")
     if device is not None and device not in devices:
         raise ConfigError(f"{path} holds no device {device}; choose --device {_listed(devices)}")
-    device = devices[0] if device is None else device
+    return devices[0] if device is None else device
+
+
+def _snapshot(path: Path, data: dict[str, Any], device: int, devices: Sequence[int]) -> Snapshot:
+    segments, traces = data.get("segments") or [], data.get("device_traces") or []
     stacks = _Stacks()
-    made = tuple(_segment(s, stacks) for s in segments if s.get("device", 0) == device)
+    own = [s for s in segments if s.get("device", 0) == device]
+    made = tuple(_segment(s, stacks) for s in own)
     trace = traces[device] if device < len(traces) else []
-    events = _events(trace, stacks)
+    settings = _settings(data.get("allocator_settings") or {}, _is_expandable(own, trace))
+    events, metadata = _events(trace, stacks)
     annotations = data.get("external_annotations") or []
     return Snapshot(
         source=str(path),
@@ -202,10 +228,11 @@ def _snapshot(path: Path, data: dict[str, Any], device: int | None) -> Snapshot:
         segments=tuple(sorted(made)),
         events=events,
         stacks=tuple(stacks.known),
+        metadata=metadata,
         annotations=tuple(sorted(map(_annotation, _of_device(annotations, device)), key=lambda a: a.time_us)),
-        settings=_settings(data.get("allocator_settings") or {}),
+        settings=settings,
         sidecar=_sidecar(Path(f"{path}.json"), device),
-        missing=tuple(_missing(data, segments, events, len(stacks.known) > 1)),
+        missing=tuple(_missing(data, own, events, len(stacks.known) > 1)),
     )
 
 
@@ -290,19 +317,30 @@ def _text(value: Any) -> str:
     return value
 
 
-def _settings(settings: Mapping[str, Any]) -> Settings:
+def _is_expandable(segments: Iterable[Mapping[str, Any]], trace: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether segments grow, by what only those have: versions of PyTorch differ in the settings they write."""
+    if any(segment.get("is_expandable") for segment in segments):
+        return True
+    return any(event["action"] in ("segment_map", "segment_unmap") for event in trace)
+
+
+def _settings(settings: Mapping[str, Any], expandable: bool) -> Settings:
     divisions = settings.get("roundup_power2_divisions") or {}
     limit = int(settings.get("max_split_size") or -1)
     return Settings(
         roundup_divisions={int(megabytes) * 2**20: int(count) for megabytes, count in divisions.items() if count},
         max_split_bytes=limit if limit > 0 else None,
-        expandable_segments=bool(settings.get("expandable_segments", False)),
+        expandable_segments=expandable or bool(settings.get("expandable_segments", False)),
     )
 
 
-def _events(trace: list[Any], stacks: _Stacks) -> Events:
-    """Return the events as columns; each event is released once read, for there may be millions."""
-    action, stack = array("b"), array("i")
+def _events(trace: list[Any], stacks: _Stacks) -> tuple[Events, tuple[str, ...]]:
+    """Return the events as columns, and the texts that `metadata` indexes.
+
+    Each event is released once read, for there may be millions.
+    """
+    action, stack, metadata = array("b"), array("i"), array("i")
+    texts = {"": 0}
     address, size, time_us = array("q"), array("q"), array("q")
     device_free_bytes: dict[int, int] = {}
     number = stacks.number
@@ -312,6 +350,7 @@ def _events(trace: list[Any], stacks: _Stacks) -> Events:
         address.append(event.get("addr", 0))
         size.append(event.get("size", 0))
         stack.append(number(event.get("frames") or ()))
+        metadata.append(texts.setdefault(str(event.get("user_metadata") or ""), len(texts)))
         if timed:
             time_us.append(event["time_us"])
         if "device_free" in event:
@@ -319,7 +358,7 @@ def _events(trace: list[Any], stacks: _Stacks) -> Events:
         trace[index] = None
     if any(min(column, default=0) < 0 for column in (address, size)):
         raise ValueError("a size or an address is negative")
-    return Events(action, address, size, time_us, stack, device_free_bytes)
+    return Events(action, address, size, time_us, stack, device_free_bytes, metadata), tuple(texts)
 
 
 def _of_device(annotations: Iterable[Mapping[str, Any]], device: int) -> Iterable[Mapping[str, Any]]:

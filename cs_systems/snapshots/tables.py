@@ -10,7 +10,9 @@ from typing import TypedDict
 
 from cs_systems.core.rows import Row
 from cs_systems.snapshots.allocations import BEFORE
+from cs_systems.snapshots.annotations import by_annotation
 from cs_systems.snapshots.categories import ACTIVATIONS, CATEGORIES, UNKNOWN, Attributed, Attribution
+from cs_systems.snapshots.out_of_memory import out_of_memory
 from cs_systems.snapshots.tensor_names import TensorNames
 
 
@@ -89,6 +91,20 @@ class SegmentRow(TypedDict):
     inactive_split_bytes: int
     inactive_splits: int
     largest_split_bytes: int
+
+
+class DeviceRow(TypedDict):
+    """Device of a snapshot, or all of them."""
+
+    device: str
+    events: int
+    segments: int
+    peak_bytes: int
+    peak_time_s: float | None  # from the first event of any device
+    end_bytes: int  # allocated at the end
+    reserved_bytes: int  # at the end
+    highest_reserved_bytes: int
+    out_of_memory: int  # requests that failed
 
 
 class DifferenceRow(TypedDict):
@@ -301,12 +317,48 @@ def differences(
     return sorted(rows, key=lambda row: -abs(row["difference_bytes"]))
 
 
+def devices(found: Sequence[Attribution]) -> list[DeviceRow]:
+    """Return a row for each device and one of their sums; the peaks of devices may be at different times."""
+    first = min((r.replay.snapshot.events.time_us[0] for r in found if r.replay.snapshot.events.time_us), default=0)
+    rows: list[DeviceRow] = []
+    for one in found:
+        replay, snapshot = one.replay, one.replay.snapshot
+        times, peak = snapshot.events.time_us, replay.peak_event
+        rows.append(
+            {
+                "device": str(snapshot.device),
+                "events": len(snapshot.events),
+                "segments": len(snapshot.segments),
+                "peak_bytes": replay.peak_bytes,
+                "peak_time_s": (times[peak] - first) / 1e6 if times and peak > BEFORE else None,
+                "end_bytes": replay.end_bytes,
+                "reserved_bytes": sum(s.bytes for s in snapshot.segments),
+                "highest_reserved_bytes": max(reserved for _, reserved in replay.reserved_bytes),
+                "out_of_memory": len(replay.out_of_memory),
+            }
+        )
+    total: DeviceRow = {
+        "device": "all",
+        "events": sum(row["events"] for row in rows),
+        "segments": sum(row["segments"] for row in rows),
+        "peak_bytes": sum(row["peak_bytes"] for row in rows),
+        "peak_time_s": None,
+        "end_bytes": sum(row["end_bytes"] for row in rows),
+        "reserved_bytes": sum(row["reserved_bytes"] for row in rows),
+        "highest_reserved_bytes": sum(row["highest_reserved_bytes"] for row in rows),
+        "out_of_memory": sum(row["out_of_memory"] for row in rows),
+    }
+    return [*rows, total]
+
+
 Table = Callable[[Attribution, TensorNames], Sequence[Row]]
 TABLES: dict[str, Table] = {
     "composition": composition,
     "layers": layers,
     "top": at_peak,
     "timeline": timeline,
+    "annotations": by_annotation,
+    "out_of_memory": out_of_memory,
     "fragmentation": fragmentation,
     "segments": segments,
     "alive": at_end,

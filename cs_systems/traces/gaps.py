@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple, cast
 
 import numpy as np
 
-from cs_systems.core.rows import GapRow
+from cs_systems.core.rows import GapRow, Results
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Step, Trace
 
@@ -95,6 +96,22 @@ def gap_rows(trace: Trace, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list
             if lasted.any()
         ]
     return rows
+
+
+def idle_by_cause(tables: Results, clean_s: float | None = None) -> dict[str, float]:
+    """Return the time of a step without a kernel on the first device, by cause; empty without a table of gaps.
+
+    clean_s: the duration of the step without the profiler, which slows the host down and so lengthens the gaps. The
+        causes then divide what this step has besides kernels, in the proportions of the trace.
+    """
+    rows = tables.get("gaps", ())
+    lasted = {row["cause"]: row["time_s"] for row in rows if row["device"] == rows[0]["device"]}
+    steps = [row for row in tables.get("steps", ()) if row["device"] == rows[0]["device"]] if rows else []
+    idle_s = sum(lasted.values())
+    if clean_s is None or not steps or not idle_s:
+        return lasted
+    clean_idle_s = max(0.0, clean_s - median(row["busy_share"] * row["wall_s"] for row in steps))
+    return {cause: time_s / idle_s * clean_idle_s for cause, time_s in lasted.items()}
 
 
 def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:

@@ -1,7 +1,8 @@
 """Family of a kernel by its name: the rules are data, and the first match counts.
 
-The names are those of CUDA libraries and compilers from Ampere to Blackwell. The family gives a kernel's purpose, which
-decides what limits it. A kernel that fuses several families belongs to the one that takes most of its time.
+The names are those of CUDA libraries and compilers from Ampere to Blackwell, and of ROCm's libraries. The family gives
+a kernel's purpose, which decides what limits it. A kernel that fuses several families belongs to the one that takes
+most of its time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ FAMILIES = (
 _NORM = r"layer_?norm|rms_?norm|group_?norm|batch_?norm|instance_?norm"
 RULES: tuple[tuple[str, str], ...] = (
     ("collective", r"nccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem|symm_mem"),
-    ("copy", r"^\[?(cuda )?mem(cpy|set)\b"),
+    ("collective", r"rccl|msccl|cross_device_reduce"),
+    ("copy", r"^\[?(cuda )?mem(cpy|set)\b|rocclr_(copy|fill)Buffer"),
     # Inductor puts the fused operators into a name, so rules for its prefixes precede those for words anywhere.
     ("optimizer", r"^triton_for_"),
     ("attention", r"^triton_tem_.*(attention|sdpa)"),
@@ -33,13 +35,16 @@ RULES: tuple[tuple[str, str], ...] = (
     ("attention", r"flash|fmha|sdpa|attention|attn|\bmha_|mha_fwd|mha_bwd|paged_kv"),
     ("softmax", r"softmax"),
     ("matmul", r"gemm|gemv|nvjet|xmma|cutlass|cublas|split_?k|matmul|wgmma|mma_|conv(olve|olution|2d)"),
-    # AMD's Tensile and MIOpen, and cuDNN's convolutions.
-    ("matmul", r"^Cijk_|^igemm_|miopenSp3AsmConv|[dw]grad(2d|\w*_engine)|winograd"),
+    # AMD's AOTriton, Tensile, MIOpen, Composable Kernel, AITER and rocBLAS, and cuDNN's convolutions.
+    ("attention", r"^bwd_(preprocess|kernel_(dk_dv|dq|fuse))"),
+    ("matmul", r"Cijk_|^igemm_|miopenSp3AsmConv|MIOpenConv|_conv_(fwd|bwd|wrw)|fused_?moe|fmoe_"),
+    ("matmul", r"[dw]grad(2d|\w*_engine)|winograd"),
     ("matmul", r"(^|_)b?mm_|\bdot_kernel"),
     ("copy", r"CatArray|copy_kernel|_copy_|transpose|permute|gather|index_?select|index_elementwise|roll_|pad_"),
     ("reduction", r"reduce|nll_loss|cross_entropy|embedding_(backward|bag)|scatter|scan|arg(max|min)|cumsum"),
     ("elementwise", r"elementwise|pointwise|dropout|masked_fill|tri[ul]_|arange|fill|silu|gelu|swiglu|cast"),
-    ("elementwise", r"rotary|rope|distribution_"),
+    ("reduction", r"rocblas_\w*(dot|nrm2|asum)"),
+    ("elementwise", r"rotary|rope|distribution_|rocblas_\w*(axpy|scal)|SubTensorOp|Op\dd?Tensor"),
 )  # fmt: skip
 _COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, pattern in RULES)
 

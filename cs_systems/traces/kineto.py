@@ -10,6 +10,7 @@ import gzip
 import math
 import re
 import zlib
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -52,6 +53,22 @@ FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
 RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
 MOST_LISTED = 20  # processes that a message names
+# Categories of calls that launch work: CUDA's, ROCm's, Intel's, and those of devices that PyTorch does not know.
+_CALLS = tuple(
+    f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
+)
+# Category that is counted and not read → its meaning, and the remedy.
+_UNREAD = {
+    "mtia_ccp_events": "events of an MTIA accelerator, which are not read",
+    "hpu_op": "events of a Gaudi accelerator, which are not read",
+    "cuda_profiler_range": "counters of kernels in place of their times; record without profiler_metrics in "
+    "_ExperimentalConfig",
+}
+
+
+Launch = tuple[float, float, int]  # start and end in s, thread
+# Function, start and end in s, device, stream, whether a CUDA graph ran it, correlation.
+KernelRow = tuple[Function, float, float, int, int, bool, int]
 
 
 @without_collector()
@@ -101,7 +118,10 @@ def _devices(before: Event) -> dict[int, str]:
 class _Process:
     """Host events of one process."""
 
-    launches: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # correlation → (start, end, thread)
+    launches: dict[int, Launch] = field(default_factory=dict)  # by correlation
+    reused: dict[int, list[Launch]] = field(default_factory=dict)  # further calls with a correlation, after the first
+    graphs: set[int] = field(default_factory=set)  # correlations of launches of whole CUDA graphs
+    shapes: dict[int, Function] = field(default_factory=dict)  # correlation → sizes, where the call has them
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
@@ -116,7 +136,7 @@ class _Reader:
         self.path = path
         self.origin_us: float | None = None
         self.processes: dict[int, _Process] = defaultdict(_Process)
-        self.kernels: list[tuple[Function, float, float, int, int, bool, int]] = []  # the last is the correlation
+        self.kernels: list[KernelRow] = []
         self.copies: list[tuple[Copy, int]] = []  # with the correlation
         self.functions: dict[Function, Function] = {}
         self.overheads: list[tuple[float, float]] = []
@@ -124,12 +144,13 @@ class _Reader:
         self.endless: list[str] = []
         self.damaged: Counter[str] = Counter()  # by category
         self.first_damaged = ""
+        self.unread: Counter[str] = Counter()  # by category
         self.keep: dict[object, Callable[[Event, float, float], None]] = {
             "kernel": self._kernel,
             "gpu_memcpy": self._copy,
             "gpu_memset": self._copy,
-            "cuda_runtime": self._call,
-            "cuda_driver": self._call,
+            **dict.fromkeys(_CALLS, self._call),
+            **dict.fromkeys(_UNREAD, lambda event, start, end: self.unread.update([event["cat"]])),
             "cpu_op": self._cpu_op,
             "user_annotation": self._range,
             "python_function": self._module,
@@ -183,14 +204,7 @@ class _Reader:
 
     def _kernel(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
-        grid, block = (tuple(map(int, args[name])) if args.get(name) else None for name in ("grid", "block"))
-        function = Function(
-            str(event["name"]),
-            grid,  # type: ignore[arg-type]
-            block,  # type: ignore[arg-type]
-            _whole(args.get("registers per thread")),
-            _whole(args.get("shared memory")),
-        )
+        function = _function(str(event["name"]), args)
         one = self.functions.setdefault(function, function)
         in_graph = bool(args.get("graph node id"))
         where = int(args["device"]), int(args["stream"])
@@ -205,9 +219,17 @@ class _Reader:
     def _call(self, event: Event, start: float, end: float) -> None:
         name, thread, process = str(event["name"]), int(event["tid"]), self.processes[int(event["pid"])]
         self.launched = self.launched or "Launch" in name
-        if correlation := event.get("args", {}).get("correlation"):
+        args = event.get("args", {})
+        if correlation := args.get("correlation"):
             # Keep the outer call, which comes first. Triton and cuBLAS launch through the driver alone.
-            process.launches.setdefault(int(correlation), (start, end, thread))
+            call = (start, end, thread)
+            first = process.launches.setdefault(int(correlation), call)
+            if first is not call and (start >= first[1] or end <= first[0]):
+                process.reused.setdefault(int(correlation), []).append(call)
+            if "GraphLaunch" in name:
+                process.graphs.add(int(correlation))
+            elif "grid" in args:
+                process.shapes[int(correlation)] = _function("", args)
         if stalls(name):
             process.calls.append(Call(name, start, end, thread))
 
@@ -244,7 +266,7 @@ class _Reader:
         ranges = process.ranges
         if modules is None and (called := called_modules(process.modules)):
             ranges, modules = [*ranges, *called[0]], called[1]
-        limitations = []
+        limitations = [f"it holds {count:,} {_UNREAD[category]}" for category, count in self.unread.items()]
         if self.endless:
             limitations.append(
                 f"{len(self.endless)} event(s) never end ({self.endless[0]!r} …) and are left out; "
@@ -265,6 +287,15 @@ class _Reader:
             copies = [row for row in copies if row[-1] in process.launches]
             if left_out := len(self.kernels) - len(kernels):
                 limitations.append(f"{left_out} kernels are left out: another or an unknown process launched them")
+        if process.graphs or process.shapes:
+            kernels = [_completed(row, process) for row in kernels]
+            if empty := len(process.graphs - {row[-1] for row in kernels}):
+                limitations.append(
+                    f"{empty} of {len(process.graphs)} launches of CUDA graphs have no recorded kernel; record with a "
+                    "newer PyTorch, whose profiler records the kernels of graphs"
+                )
+        if process.reused:
+            kernels = _of_latest_calls(kernels, process)
         return Trace(
             source=str(self.path),
             profiler="kineto",
@@ -299,6 +330,8 @@ class _Reader:
                 )
         if operators:
             return
+        if not self.kernels and (count := self.unread["cuda_profiler_range"]):
+            raise ConfigError(f"{self.path} holds no kernel, but {count:,} {_UNREAD['cuda_profiler_range']}")
         if not self.kernels and not ranges and not self.endless:
             raise ConfigError(f"{self.path} holds no kernel and no range; {RECORD}, and {mark}")
         if not self.kernels and self.launched:
@@ -359,6 +392,42 @@ def _clock(time_us: Any) -> float:
     return float(time_us)
 
 
+def _function(name: str, sizes: Event) -> Function:
+    """Return a kernel's name with the sizes of its launch, which CUDA's profiler writes at the kernel."""
+    grid, block = (tuple(map(int, sizes[side])) if sizes.get(side) else None for side in ("grid", "block"))
+    registers, shared = _whole(sizes.get("registers per thread")), _whole(sizes.get("shared memory"))
+    return Function(name, grid, block, registers, shared)  # type: ignore[arg-type]
+
+
+def _completed(row: KernelRow, process: _Process) -> KernelRow:
+    """Return a kernel with what its launch tells: its sizes on ROCm, and in old files that a graph ran it."""
+    function, *times_and_place, in_graph, correlation = row
+    if function.grid is None and correlation in process.shapes:
+        function = process.shapes[correlation]._replace(name=function.name)
+    return (function, *times_and_place, in_graph or correlation in process.graphs, correlation)  # type: ignore[return-value]
+
+
+def _of_latest_calls(rows: Iterable[KernelRow], process: _Process) -> list[KernelRow]:
+    """Return the kernels with a correlation of their own where several calls have theirs: ROCm uses numbers again.
+
+    The latest call before a kernel launched it; of calls inside one another the outermost.
+    """
+    calls: dict[int, list[Launch]] = {}
+    for correlation, others in process.reused.items():
+        outermost = calls[correlation] = []
+        for call in sorted([process.launches[correlation], *others], key=lambda call: (call[0], -call[1])):
+            if not outermost or call[1] > outermost[-1][1]:
+                outermost.append(call)
+    apart = []
+    for number, row in enumerate(rows):
+        if of := calls.get(row[-1]):
+            key = -2 - number
+            process.launches[key] = of[max(0, bisect_right(of, row[1], key=itemgetter(0)) - 1)]
+            row = (*row[:-1], key)
+        apart.append(row)
+    return apart
+
+
 def _whole(value: Any) -> int | None:
     return value if type(value) is int and abs(value) < 1 << 63 else None
 
@@ -369,9 +438,7 @@ def _described(event: Event) -> str:
     return f"a {event['cat']} with {fields or 'no field'}"
 
 
-def _kernels(
-    rows: Sequence[tuple[Function, float, float, int, int, bool, int]], launches: dict[int, tuple[float, float, int]]
-) -> Kernels:
+def _kernels(rows: Sequence[KernelRow], launches: dict[int, tuple[float, float, int]]) -> Kernels:
     if not rows:
         return NO_KERNELS
     rows = sorted(rows, key=itemgetter(1))

@@ -63,6 +63,13 @@ class Operators:
     def __len__(self) -> int:
         return len(self.start_s)
 
+    def ranges(self) -> Ranges:
+        """Return the operators as ranges, which a timeline draws."""
+        numbers: dict[str, int] = {}
+        of_signature = [numbers.setdefault(one.name, len(numbers)) for one in self.signature.values]
+        codes = np.array(of_signature, np.int64)[self.signature.codes]
+        return Ranges(Categorical(list(numbers), codes), self.start_s, self.end_s, self.thread)
+
     def at(self, thread: Ints, time_s: Floats) -> Ints:
         """Return the innermost operator that was open on each thread at each time, UNKNOWN for none."""
         found = np.full(len(thread), UNKNOWN)

@@ -16,7 +16,7 @@ UNATTRIBUTED = "unattributed"
 COMMUNICATION = "communication"  # layer of every collective, in whichever module's range it was launched
 SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
 FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
-TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # suffixes of the files that profilers write
+TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".json", ".json.gz")  # suffixes of the files that profilers write
 MEANS = " → "  # between a range's name and the meaning that `known_ranges` gives it
 STEPS = ("step", "ProfilerStep#*")  # globs: default names of a step's range
 

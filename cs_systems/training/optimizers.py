@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from cs_systems.training.master_adamw import MOMENTS, MasterAdamW
+
 
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), one parameter after the other.
@@ -58,6 +60,8 @@ def optimizer_class(name: str) -> tuple[Callable[..., torch.optim.Optimizer], di
     """
     if name == "adamw":
         return AdamW, {}
+    if name in MOMENTS:
+        return MasterAdamW, {"moments": MOMENTS[name]}
     return torch.optim.AdamW, {"fused": name == "adamw_fused", "foreach": name == "adamw_foreach"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from cs_systems.parallel import ParallelStrategy, compose
 from cs_systems.parallel._collectives import Call, counting
 from cs_systems.training.optimizers import optimizer_class
 from cs_systems.workloads import Unavailable
+from cs_systems.workloads._graph import StepGraph
 
 
 def strategy_of(config: RunConfig) -> ParallelStrategy:
@@ -52,13 +53,18 @@ class Training:
         if config.mode is Mode.TRAIN_STEP:
             self._make_optimizer()
         self.loss: Tensor | None = None
+        self.graph = None if config.graph == "none" else StepGraph(self._phases)
 
     def _make_optimizer(self) -> None:
         self.optimizer_name = "adamw_fused" if self.config.optimizer == "default" else self.config.optimizer
         cls, options = optimizer_class(self.optimizer_name)
+        if self.config.graph != "none" and self.optimizer_name == "adamw_fused":
+            options["capturable"] = True
         self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), cls, **options)
 
     def prepare(self) -> None:
+        if self.graph is not None and self.graph.captured:
+            return  # the graph writes to the loss and the gradients that it was captured with
         self.loss = None
         self.wrapped.zero_grad(set_to_none=True)
         if self.config.compile in ("reduce-overhead", "max-autotune"):
@@ -70,14 +76,20 @@ class Training:
 
     def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         with counting() as self.calls:
-            yield Phase.FORWARD, self._forward
-            if self.config.mode is not Mode.FORWARD:
-                yield Phase.LOSS, self._compute_loss
-                yield Phase.BACKWARD, self._backward
-                if self.strategy.splits:
-                    yield Phase.SYNCHRONIZE, self._synchronize
-            if self.config.mode is Mode.TRAIN_STEP:
-                yield Phase.OPTIMIZER, self._update
+            if self.graph is None:
+                yield from self._phases()
+            else:
+                yield Phase.GRAPH, self.graph
+
+    def _phases(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        yield Phase.FORWARD, self._forward
+        if self.config.mode is not Mode.FORWARD:
+            yield Phase.LOSS, self._compute_loss
+            yield Phase.BACKWARD, self._backward
+            if self.strategy.splits:
+                yield Phase.SYNCHRONIZE, self._synchronize
+        if self.config.mode is Mode.TRAIN_STEP:
+            yield Phase.OPTIMIZER, self._update
 
     def tables(self) -> Results:
         """Return the table `sent` of a step on ranks."""
@@ -130,13 +142,19 @@ class Training:
         self.scaler.update()
 
 
-def compiled(model: nn.Module, mode: str) -> Callable[..., Any]:
-    """Return the model compiled in this mode of `config.COMPILE_MODES`, or the model itself for "none"."""
-    if mode == "none":
-        return model
-    if mode == "aot_eager":
-        return torch.compile(model, backend="aot_eager")
-    return torch.compile(model, mode=mode)
+def compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """Return a model or function compiled in this mode of `config.COMPILE_MODES`, or itself for "none"."""
+    return function if mode == "none" else torch.compile(function, **_compile_options(mode))
+
+
+def compile_blocks(blocks: Iterable[nn.Module], mode: str) -> None:
+    """Compile each block in place; blocks of one class and shape share one compilation."""
+    for block in blocks:
+        block.compile(**_compile_options(mode))
+
+
+def _compile_options(mode: str) -> dict[str, Any]:
+    return {"backend": "aot_eager"} if mode == "aot_eager" else {"mode": mode}
 
 
 def _options(config: RunConfig) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class PrecisionError:
 
     def _outputs(self, step: Any) -> Tensor:
         """Return what the model computed in the last step, without its graph."""
-        logits: Tensor = step.logits.detach()
+        logits: Tensor = step.output.detach()
         return logits
 
     def _errors(self, low: Any, scale: float | None) -> PrecisionErrorRow:

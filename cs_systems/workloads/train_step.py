@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.attention import AttentionBackend, AttentionCall
-from cs_systems.config import Mode, Precision, RunConfig
+from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.rows import Ran
 from cs_systems.formulas import cost
@@ -21,11 +21,13 @@ from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.training import checkpointing, fp8
+from cs_systems.training import checkpointing, fp8, parts
 from cs_systems.training.losses import cross_entropy
-from cs_systems.workloads import Unavailable
+from cs_systems.training.master_adamw import MOMENTS, MasterAdamW
+from cs_systems.training.parts import Update
+from cs_systems.workloads import Unavailable, _graph
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
-from cs_systems.workloads._training import Training, compiled, strategy_of
+from cs_systems.workloads._training import Training, compile_blocks, compiled, strategy_of
 
 
 class TrainStep(Training):
@@ -42,22 +44,33 @@ class TrainStep(Training):
         with device.torch:
             model = BasicTransformerLM(config.model, self.backend)
             shape = (config.batch_size, config.tokens_per_sequence)
-            part, parts = strategy_of(config).part_of_batch(process_group.rank(), process_group.size())
-            if part:
-                torch.manual_seed(config.seed + part)
+            rank, divided = strategy_of(config).part_of_batch(process_group.rank(), process_group.size())
+            if rank:
+                torch.manual_seed(config.seed + rank)
             self.tokens = torch.randint(config.model.vocab_size, shape)
             self.targets = torch.randint(config.model.vocab_size, shape)
+        chosen = parts.chosen(config.parts).values()
+        for part in chosen:
+            part.apply(model)
+        self.head_loss = next((part.head_loss for part in chosen if part.head_loss), None)
+        self.update: Update | None = None
         if config.precision is Precision.BF16_PURE:
             for parameter in model.parameters():
                 parameter.data = parameter.data.bfloat16()
         if config.precision is Precision.FP8:  # not lm_head, as is common: it would round the logits
             fp8.use_fp8(model.layers)
         checkpointing.apply_checkpointing(model, config.checkpoint)
-        self.world_tokens = parts * self.tokens.numel()
+        self.world_tokens = divided * self.tokens.numel()
         self.parameters = sum(p.numel() for p in model.parameters())
         super().__init__(config, device, model)
-        self.run_model = compiled(self.wrapped, config.compile)
-        self.logits: Tensor | None = None
+        if begin := next((part.during_backward for part in chosen if part.during_backward), None):
+            assert isinstance(self.optimizer, MasterAdamW)
+            self.update = begin(model, self.optimizer)
+        run = self.wrapped if self.head_loss is None else model.hidden
+        if config.compile_scope == "block":
+            compile_blocks(model.layers, config.compile)
+        self.run_model = compiled(run, config.compile) if config.compile_scope == "model" else run
+        self.output: Tensor | None = None  # of run_model: the logits, or what head_loss takes
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int | None:
@@ -65,28 +78,47 @@ class TrainStep(Training):
         backend = check_backend(config, device, call)
         if reason := checkpointing.unavailable(config):
             raise Unavailable(reason)
+        for reason in (parts.unavailable(config), _graph.unavailable(config, device), _options_unavailable(config)):
+            if reason:
+                raise Unavailable(reason)
         if config.precision is Precision.FP8:
             sizes = {"d_model": config.model.d_model, "d_ff": config.model.d_ff}
             if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
                 raise Unavailable(reason)
         strategy = strategy_of(config)
-        if backend is None or "features" in strategy.splits:  # no formula covers tensor-parallel blocks
+        # No formula covers tensor-parallel blocks, other parts than the plain ones, and a graph's own memory.
+        if backend is None or "features" in strategy.splits or config.parts or config.graph != "none":
             return None
         known = replace(config, device=device.torch.type, precision=config.computes_in)
         return _predicted_bytes(known, backend.algorithm(call), strategy)
 
     def prepare(self) -> None:
-        self.logits = None
+        self.output = None
         super().prepare()
 
     def _forward(self) -> None:
         with torch.set_grad_enabled(self._keeps_graph), self.device.autocast(self.config.precision):
-            self.logits = self.run_model(self.tokens)
+            self.output = self.run_model(self.tokens)
 
     def _compute_loss(self) -> None:
-        assert self.logits is not None
+        assert self.output is not None
         with self.device.autocast(self.config.precision):
-            self.loss = cross_entropy(self.logits, self.targets)
+            if self.head_loss is None:
+                self.loss = cross_entropy(self.output, self.targets)
+            else:
+                weight = self.model.get_parameter("lm_head.weight")
+                self.loss = self.head_loss(self.output.flatten(0, -2), weight, self.targets.flatten())
+
+    def _backward(self) -> None:
+        if self.update:
+            self.update.begin()
+        super()._backward()
+
+    def _update(self) -> None:
+        if self.update:
+            self.update.finish()
+        else:
+            super()._update()
 
     def payload(self) -> Payload:
         c = self.config
@@ -99,6 +131,8 @@ class TrainStep(Training):
         algorithm = self.backend.algorithm(_attention_call(c, self.device))
         tokens = c.tokens_per_sequence
         whole = cost.step_cost(c.model, c.batch_size, tokens, c.mode, algorithm, c.computes_in, c.checkpoint)
+        if c.graph != "none":
+            return {Phase.GRAPH: cost.total(whole.values())}
         if (degree := self.strategy.tp_degree or c.world_size) == 1:
             return whole
         return tensor_rank_cost(whole, c.model, c.batch_size * tokens, degree)
@@ -115,6 +149,14 @@ class TrainStep(Training):
             "parameters": self.parameters,
             "loss": None if self.loss is None else float(self.loss.detach()),
         }
+
+
+def _options_unavailable(config: RunConfig) -> str | None:
+    if config.optimizer in MOMENTS and config.precision is not Precision.BF16_PURE:
+        return f"{config.optimizer} keeps master weights of bf16 parameters; use --precision bf16-pure, or adamw_fused"
+    if config.compile_scope == "block" and config.is_distributed:
+        return "blocks are compiled in one process only; use --compile-scope model, or --strategy single"
+    return None
 
 
 def _attention_call(config: RunConfig, device: Device) -> AttentionCall:

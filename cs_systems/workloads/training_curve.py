@@ -40,8 +40,9 @@ class TrainingCurve:
         return TrainStep.preflight(replace(config, mode=Mode.TRAIN_STEP), device)
 
     def prepare(self) -> None:
-        batch = self.batch().to(self.device.torch)
-        self.train.tokens, self.train.targets = batch[:, :-1], batch[:, 1:]
+        batch = self.batch()
+        self.train.tokens.copy_(batch[:, :-1])  # in place: a CUDA graph reads the tensors that it was captured with
+        self.train.targets.copy_(batch[:, 1:])
         self.train.prepare()
 
     def batch(self) -> Tensor:

@@ -105,7 +105,7 @@ def test_compressed_file_without_pickle_is_not_called_damaged(
     assert "is not a pickle; write a memory snapshot with" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("suffix", [".ncu-rep", ".nsys-rep"])
+@pytest.mark.parametrize("suffix", [".ncu-rep", ".nsys-rep", ".qdrep", ".hatchet"])
 def test_empty_profiler_report_is_refused_without_its_reader(
     suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from cs_systems.attention.flash_gluon import _wrong_triton
-from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for
+from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for, compiled_for
+from cs_systems.kernels.driver import parameter_bytes
 
 pytestmark = [
     pytest.mark.skipif(_wrong_triton() is not None, reason=_wrong_triton() or ""),
@@ -32,6 +33,7 @@ KNOWN_SPILLS = {(64, "main"): 89, (128, "main"): 56}
 def compile_all() -> dict[str, dict[str, Any]]:
     from cs_systems.kernels.gluon.launch import Problem
     from cs_systems.kernels.layout import padded_rows
+    from cs_systems.kernels.triton.launch import parameters_of
 
     found = {}
     for d_head in (64, 128):
@@ -49,8 +51,9 @@ def compile_all() -> dict[str, dict[str, Any]]:
                 "finish": problem.finish(summed, o),
             }
             for name, launch in launches.items():
-                resources = compile_for(90, launch.kernel, launch.arguments, launch.options)
-                found[f"{d_head} {causal} {name}"] = vars(resources)
+                call = (90, launch.kernel, launch.arguments, launch.options)
+                prepared = [*map(parameter_bytes, parameters_of(compiled_for(*call), launch.arguments))]
+                found[f"{d_head} {causal} {name}"] = {**vars(compile_for(*call)), "prepared_bytes": prepared}
     return found
 
 
@@ -75,6 +78,13 @@ def test_kernel_fits_multiprocessor_and_uses_hopper_instructions(d_head: int, ca
     assert opcodes["WARPGROUP"] < opcodes["HGMMA"]
     if kernel == "main":
         assert opcodes["UTMAREDG"] > 0
+
+
+@pytest.mark.parametrize("kernel", ["forward", "prepare", "main", "finish"])
+@pytest.mark.parametrize("d_head", [64, 128])
+def test_prepared_parameters_have_sizes_of_compiled_kernel(d_head: int, kernel: str) -> None:
+    resources = compiled()[f"{d_head} True {kernel}"]
+    assert resources["prepared_bytes"] == resources["parameter_bytes"]
 
 
 @pytest.mark.parametrize("kernel", ["prepare", "finish"])

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for
+from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for, compiled_for
+from cs_systems.kernels.driver import parameter_bytes
 from cs_systems.kernels.triton.configs import tiles_for
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
@@ -46,6 +47,12 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def compile_windowed(capability: int) -> dict[str, dict[str, Any]]:
+    """Return the resources of the kernels with a window."""
+    found = launches(capability, "bfloat16", 64, 4096, 4096, window=1024)
+    return {name: resources(capability, launch) for name, launch in found.items()}
+
+
 def compile_few_keys(capability: int) -> dict[str, dict[str, Any]]:
     """Return the resources for one key and for three; both must give the same kernel."""
     return {
@@ -54,10 +61,15 @@ def compile_few_keys(capability: int) -> dict[str, dict[str, Any]]:
 
 
 def resources(capability: int, launch: Any) -> dict[str, Any]:
-    return vars(compile_for(capability, launch.kernel, launch.arguments, launch.options))
+    """Return the resources, and the bytes of each parameter that the launch prepares."""
+    from cs_systems.kernels.triton.launch import parameters_of
+
+    found = compile_for(capability, launch.kernel, launch.arguments, launch.options)
+    compiled = compiled_for(capability, launch.kernel, launch.arguments, launch.options)
+    return {**vars(found), "prepared_bytes": [*map(parameter_bytes, parameters_of(compiled, launch.arguments))]}
 
 
-def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int) -> dict[str, Any]:
+def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int, window: int = 0) -> dict[str, Any]:
     from cs_systems.kernels.triton.launch import Problem
 
     def tensor(seq: int) -> torch.Tensor:
@@ -66,7 +78,7 @@ def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int) -
     (q, o, do, dq), (k, v, dk, dv) = (tuple(tensor(seq) for _ in range(4)) for seq in (seq_q, seq_k))
     lse, lse_log2, delta = (torch.empty(4, 16, seq_q, device="meta") for _ in range(3))
     tiles = tiles_for((capability // 10, capability % 10), q.element_size(), d_head)
-    problem = Problem(q, k, v, True, 0, d_head**-0.5, tiles)
+    problem = Problem(q, k, v, True, 0, d_head**-0.5, tiles, window)
     return {
         "forward": problem.forward(o, lse),
         "dq": problem.dq(o, lse, do, lse_log2, delta, dq),
@@ -94,6 +106,15 @@ def test_kernel_fits_multiprocessor_without_new_spills(capability: int, dtype: s
 
 
 @LONG_TIMEOUT
+@pytest.mark.parametrize(("capability", "dtype", "d_head", "kernel"), CASES)
+def test_prepared_parameters_have_sizes_of_compiled_kernel(
+    capability: int, dtype: str, d_head: int, kernel: str
+) -> None:
+    resources = compiled(capability)[f"{dtype} {d_head} {kernel}"]
+    assert resources["prepared_bytes"] == resources["parameter_bytes"]
+
+
+@LONG_TIMEOUT
 @pytest.mark.parametrize(
     ("capability", "product"), [(80, "HMMA"), (90, "HGMMA"), (100, "UTCHMMA")], ids=["mma", "wgmma", "tcgen05"]
 )
@@ -108,6 +129,14 @@ def test_float32_products_are_not_rounded_to_tf32(kernel: str) -> None:
     instructions = compiled(90)[f"float32 64 {kernel}"]["instructions"]
     assert instructions["FFMA"] > 0
     assert not {"HMMA", "HGMMA"} & instructions.keys()
+
+
+@LONG_TIMEOUT
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernel_with_window_does_not_spill(kernel: str) -> None:
+    resources = compiled(90, "windowed")[kernel]
+    assert resources["spills"] == 0
+    assert resources["prepared_bytes"] == resources["parameter_bytes"]
 
 
 @LONG_TIMEOUT
@@ -131,4 +160,5 @@ def test_compiling_interpreted_kernel_is_rejected() -> None:
 
 
 if __name__ == "__main__":
-    json.dump({"all": compile_all, "few_keys": compile_few_keys}[sys.argv[1]](int(sys.argv[2])), sys.stdout)
+    compile_what = {"all": compile_all, "few_keys": compile_few_keys, "windowed": compile_windowed}[sys.argv[1]]
+    json.dump(compile_what(int(sys.argv[2])), sys.stdout)

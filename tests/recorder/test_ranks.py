@@ -13,16 +13,17 @@ import pytest
 from cs_systems.record import read_records
 from cs_systems.recorder._ranks import merged_loop
 from cs_systems.report.tables.records import render
+from cs_systems.traces.read import read
 from tests.recorder.loops import train
 
 LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "tests.recorder.two_ranks")
 
 
 @pytest.mark.timeout(120)
-def test_ranks_of_torchrun_write_one_record_of_the_straggler(tmp_path: Path) -> None:
+def test_ranks_of_torchrun_write_one_record_of_the_straggler_and_one_profile(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, *LAUNCH, str(tmp_path), "together"], capture_output=True, text=True)
-    assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 1", "rank 1 wrote 0"], done.stderr
-    (record,) = read_records(tmp_path)[0]
+    assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 2", "rank 1 wrote 0"], done.stderr
+    record, profiled = read_records(tmp_path)[0]
     assert (record.status, record.config["world_size"]) == ("ok", 2)
     assert record.measurement is not None
     assert len(record.measurement.timed) == 4
@@ -32,6 +33,14 @@ def test_ranks_of_torchrun_write_one_record_of_the_straggler(tmp_path: Path) -> 
     assert {row["wait_s"] for row in ranks.values()} == {None}
     assert "loop ranks on" in render([record])
     assert "missing-ranks" not in [c.code for c in record.warnings]
+    assert profiled.status == "ok"
+    slow = [total_s(tmp_path / profiled.artifacts[trace], "slow") for trace in ("trace", "trace_rank1")]
+    assert slow[0] < 3 * 0.05 <= slow[1]
+
+
+def total_s(trace: Path, name: str) -> float:
+    """Return the time of all ranges of that name in a trace."""
+    return sum(found.end_s - found.start_s for found in read(trace).ranges.named(name.__eq__))
 
 
 @pytest.mark.timeout(120)

@@ -67,6 +67,25 @@ def test_stop_ends_the_script_after_its_last_recorded_step(style: str, tmp_path:
     assert (torch.autograd._engine_run_backward, len(_global_optimizer_post_hooks)) == before
 
 
+def test_profile_of_a_stopped_script_may_wait_for_the_device_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Synchronise where torch.profiler and a snapshot do so on CUDA: the wait is a phase, which the recorder finds."""
+    export = torch.profiler.profile.export_chrome_trace
+
+    def waits_and_exports(profiler: torch.profiler.profile, path: str) -> None:
+        torch.cuda.synchronize()
+        export(profiler, path)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", waits_and_exports)
+    recorder = ScriptRecorder("waits", stop=True, out=tmp_path, warmup=1, steps=2, profile="kineto", profile_steps=2)
+    with pytest.raises(SystemExit):
+        STYLES["scaler"]()
+    recorder.close()
+    assert [(r.status, r.config["profiler"]) for r in recorder.records] == [("ok", "none"), ("ok", "kineto")]
+
+
 def samples(record: RunRecord) -> tuple[object, ...]:
     assert record.measurement is not None
     return record.measurement.samples

@@ -17,12 +17,13 @@ def main() -> None:
     out, mode = sys.argv[1:]
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    profile = "kineto" if mode == "together" else "none"
     model = DistributedDataParallel(net()) if mode == "together" else net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with Recorder(
-        model, optimizer, out=out, name="ranks", warmup=1, steps=4, profile="none", patience_s=20
+        model, optimizer, out=out, name="ranks", warmup=1, steps=4, profile=profile, patience_s=20
     ) as recorder:
-        for i, batch in enumerate(batches(7)):
+        for i, batch in enumerate(batches(9)):
             if mode == "apart" and rank == 1 and i == 2:
                 break
             with recorder.step():

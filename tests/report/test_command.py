@@ -17,9 +17,19 @@ def folder(tmp_path: Path, train_records: list[RunRecord]) -> Path:
 
 def test_report_prints_table_of_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("train_step on NVIDIA H200")
-    assert max(map(len, lines)) <= 80
+    sentences, _, table = capsys.readouterr().out.partition("\n\n")
+    assert sentences.startswith("1. 90% of the step is forward and backward in fp32")
+    assert table.startswith("train_step on NVIDIA H200")
+    assert max(map(len, [*sentences.splitlines(), *table.splitlines()])) <= 80
+
+
+def test_markdown_begins_with_the_sentences_and_csv_has_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder), "--format", "markdown"]) == 0
+    first, empty, caption, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("1. 90% of the step is forward and backward in fp32")
+    assert (empty, caption[:2]) == ("", "**")
+    assert main(["report", str(folder), "--format", "csv"]) == 0
+    assert "at best" not in capsys.readouterr().out
 
 
 def test_report_applies_columns_phase_and_pivot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

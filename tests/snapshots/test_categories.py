@@ -86,10 +86,9 @@ def test_gradients_have_the_sizes_of_parameters(real: Attribution) -> None:
 
 
 def test_rows_of_each_table_have_equal_columns(real: Attribution) -> None:
-    for table in TABLES.values():
+    for name, table in TABLES.items():
         rows = table(real, UNNAMED)
-        assert rows
-        assert len({tuple(row) for row in rows}) == 1
+        assert len({tuple(row) for row in rows}) == (name != "out_of_memory")  # no request failed
 
 
 STEP = [

@@ -39,6 +39,12 @@ NAMES = {
         "void dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int, float const*, int, float const*)",
         "void wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>(int, int, int, float const*)",
         "void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, false, false, true>(int, int, int)",
+        "Custom_Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64",
+        "_ZN2ck16tensor_operation6device12_GLOBAL__N_137kernel_grouped_conv_fwd_multiple_abd_xdl_cshuffle",
+        "void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm_xdl_cshuffle_v3<float>>(Argument)",
+        "_ZN5aiter19fmoe_int8_g1u0_smf_E",
+        "rocblas_gemvn_kernel_calc<64, 16, int, float>",
+        "MIOpenConvUni",
     ],
     "attention": [
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false>>(Flash_fwd_params)",
@@ -52,6 +58,9 @@ NAMES = {
         "triton_tem_fused_flex_attention_backward_3",
         *("flash_forward_kernel", "flash_dq_kernel", "flash_dkdv_kernel"),  # this project's own
         "_attn_fwd",
+        "_ZN7ck_tile6kentryILi2ENS_13FmhaFwdKernelINS_24BlockFmhaPipelineQRKSVS",
+        *("attn_fwd.kd", "bwd_kernel_dk_dv", "bwd_preprocess"),  # AOTriton's
+        "aiter::fmha_bwd_hd128_bf16_causal",
     ],
     "softmax": [
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*, float const*, int)",
@@ -90,6 +99,7 @@ NAMES = {
         "void at::native::elementwise_kernel<128, 2, gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda>>(int)",
         "void at::native::vectorized_elementwise_kernel<4, at::native::bfloat16_copy_kernel_cuda(TensorIteratorBase&)>(int)",
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<4u>, unsigned int, 3, 64, 64>(OpaqueType*)",
+        *("__amd_rocclr_copyBuffer", "__amd_rocclr_fillBufferAligned"),
         "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)",
         "triton_poi_fused__to_copy_0",
         "triton_poi_fused_clone_transpose_2",
@@ -99,6 +109,7 @@ NAMES = {
     ],
     "collective": [
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "void vllm::cross_device_reduce_1stage<float, 8>(vllm::RankData*)",
         "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
         "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
         "void multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*, unsigned long)",

@@ -11,6 +11,7 @@ from cs_systems.core.checkpoint_plan import ONE_OPERATOR
 from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm, recomputed_flops
 from cs_systems.formulas.memory.allocator import MIB
 from cs_systems.formulas.memory.model import step_memory
+from cs_systems.record import RunRecord
 
 # The CUDA context of a process with its modules loaded: device memory outside every allocator. Measured
 # on one H200 with CUDA 13.0 in each of seven cells: profiles/nvidia_smi_memory.
@@ -50,6 +51,22 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
     if name == "sdpa_flash" and config.device != "cpu":
         return TILED_WITH_ACCUMULATOR
     return DECLARED.get(name, TILED)
+
+
+def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] | None:
+    """Return (the config on the record's device, its attention algorithm), or None where no formula holds.
+
+    No formula holds for a user's own workload or attention, nor for a compiled model: its compiler decides what is
+    kept.
+    """
+    config = record.run_config
+    if config.workload != "train_step" or config.compile != "none" or record.environment is None:
+        return None
+    config = replace(config, device="cpu" if record.environment.device == "cpu" else "cuda")
+    try:
+        return config, algorithm_of(config)
+    except ConfigError:
+        return None
 
 
 def needed_bytes(config: RunConfig) -> int:

@@ -94,8 +94,14 @@ class StepTensors:
         inputs = tokens * TARGET_BYTES * 2
         rotary = 4 * model.context_length * model.d_head
         self.stateless = {"parameters": self.weights, "inputs": inputs + rotary}
-        state = {"optimizer_state": 2 * self.weights} if config.mode is Mode.TRAIN_STEP else {}
+        state = {"optimizer_state": self._state_bytes()} if config.mode is Mode.TRAIN_STEP else {}
         self.always = self.stateless | state
+
+    def _state_bytes(self) -> int:
+        """Return the bytes of the optimizer's state: two moments, with master weights also a remainder of 2 bytes."""
+        of_a_parameter = {"adamw_master": 2 + 4 + 4, "adamw_bf16_state": 2 + 2 + 2}
+        elements = parameter_count(self.model)
+        return elements * of_a_parameter.get(self.config.optimizer, 2 * self.parameter)
 
     def on_device(self, alive: Components, threads: int) -> Components:
         """Return `alive` with the allocator's overhead, after `threads` threads have called cuBLAS.

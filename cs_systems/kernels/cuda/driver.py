@@ -1,8 +1,6 @@
-"""Compilation of CUDA C++ kernels for Hopper by NVRTC, and their launch by the driver with tensor maps.
+"""Compilation of CUDA C++ kernels for Hopper by NVRTC, their loading, and their launches as data.
 
-NVRTC comes through cuda-core, NVIDIA's own Python interface to it. Maps and launches go through the driver's C
-interface: it is on every machine with a GPU, and TMA requires maps at multiples of 64 bytes, which Python objects do
-not guarantee.
+NVRTC comes through cuda-core, NVIDIA's own Python interface to it.
 """
 
 from __future__ import annotations
@@ -16,6 +14,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from cs_systems.kernels.driver import (
+    L2_256,
+    SWIZZLE_128,
+    TENSOR_MAP_TYPES,
+    KernelCall,
+    Parameter,
+    TensorMap,
+    driver,
+    succeed,
+)
 
 FOLDER = Path(__file__).parent
 ARCHITECTURE = "sm_90a"
@@ -40,105 +49,63 @@ def machine_code(source: str, macros: Macros) -> bytes:
 
 
 @cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _succeed(status: int) -> None:
-    if status:
-        name = ctypes.c_char_p()
-        _driver().cuGetErrorName(status, ctypes.byref(name))
-        raise RuntimeError(f"the CUDA driver returned error {status} {(name.value or b'').decode()}")
-
-
-@cache
 def _module(source: str, macros: Macros, device: int) -> ctypes.c_void_p:
     module = ctypes.c_void_p()
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # torch makes its context on first use
-        _succeed(_driver().cuModuleLoadData(ctypes.byref(module), machine_code(source, macros)))
+        succeed(driver().cuModuleLoadData(ctypes.byref(module), machine_code(source, macros)))
     return module
 
 
 @cache
-def function(source: str, name: str, macros: Macros, shared_bytes: int, device: int) -> ctypes.c_void_p:
+def function(source: str, name: str, macros: Macros, shared_bytes: int, device: int) -> int:
     """Return a kernel, loaded into torch's context on that device and allowed its shared memory."""
     found = ctypes.c_void_p()
-    _succeed(_driver().cuModuleGetFunction(ctypes.byref(found), _module(source, macros, device), name.encode()))
+    succeed(driver().cuModuleGetFunction(ctypes.byref(found), _module(source, macros, device), name.encode()))
     most_dynamic_shared = 8
-    _succeed(_driver().cuFuncSetAttribute(found, most_dynamic_shared, shared_bytes))
-    return found
-
-
-class _Attribute(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int * 16))
-
-
-class _Config(ctypes.Structure):
-    _fields_ = (
-        *((f"{of}_{axis}", ctypes.c_uint) for of in ("grid", "block") for axis in "xyz"),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("number", ctypes.c_uint),
-    )
-
-
-PROGRAMMATIC_STREAM_SERIALIZATION = 6
+    succeed(driver().cuFuncSetAttribute(found, most_dynamic_shared, shared_bytes))
+    return found.value or 0
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel call as data.
+    """A kernel call as data, for tensors of one layout.
 
     Attributes:
-        arguments: ctypes objects.
-        keeps: the tensors that the arguments point into.
+        source, kernel, macros: the kernel: its file, its name, and how it is compiled.
+        blocks, threads, shared_bytes: as in a launch.
+        parameters: of the kernel, in its order.
         overlaps: the kernel may start before the previous kernel has ended, and waits for it itself.
     """
 
-    function: ctypes.c_void_p
+    source: str
+    kernel: str
+    macros: Macros
     blocks: int
     threads: int
     shared_bytes: int
-    arguments: tuple[Any, ...]
-    keeps: tuple[Tensor, ...]
+    parameters: tuple[Parameter, ...]
     overlaps: bool = False
 
-    def run(self) -> None:
-        """Launch on the current stream of the current device."""
-        stream = torch.cuda.current_stream().cuda_stream
-        pointers = (ctypes.c_void_p * len(self.arguments))(*map(ctypes.addressof, self.arguments))
-        attributes = (_Attribute * 1)()
-        attributes[0].id, attributes[0].value[0] = PROGRAMMATIC_STREAM_SERIALIZATION, 1
-        sizes = (self.blocks, 1, 1, self.threads, 1, 1, self.shared_bytes)
-        config = _Config(*sizes, stream, attributes, int(self.overlaps))
-        _succeed(_driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None))
+    def load(self, device: int) -> KernelCall:
+        """Compile the kernel, if it is not, and load it on the device."""
+        loaded = function(self.source, self.kernel, self.macros, self.shared_bytes, device)
+        return KernelCall(loaded, (self.blocks, 1), self.threads, self.shared_bytes, self.parameters, self.overlaps)
 
 
-def pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def tensor_map(operand: str, tensor: Tensor, rows: int) -> TensorMap:
+    """Return the parameter for a tensor map with boxes of `rows` rows x 64 columns and a 128-byte swizzle.
 
-
-def tensor_map(tensor: Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    """Return a tensor map with boxes of `rows` rows x 64 columns and a 128-byte swizzle.
-
-    tensor: (batch, heads, seq, d_head), accepted by `takes_layout`. Reads past its ends give zeros, and nothing is
-    written there.
+    tensor: (batch, heads, seq, d_head), accepted by `takes_layout`; only its layout matters.
     """
-    raw = (ctypes.c_uint64 * 24)()
-    made = (ctypes.c_uint64 * 16).from_buffer(raw, -ctypes.addressof(raw) % 64)
-    sizes = tensor.shape[::-1]
     # A dimension of one element may have any stride, but TMA still requires a valid one.
     strides = [step if size > 1 else 64 for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    strides_bytes = [step * tensor.element_size() for step in strides[-2::-1]]
-    types = {torch.float16: 6, torch.bfloat16: 9}
-    int32s, int64s = ctypes.c_uint32 * 4, ctypes.c_uint64 * 4
-    no_interleave, swizzle_128, l2_256, zeros = 0, 3, 3, 0
-    _succeed(
-        _driver().cuTensorMapEncodeTiled(
-            made, types[tensor.dtype], 4, pointer(tensor), int64s(*sizes), int64s(*strides_bytes),
-            int32s(64, rows, 1, 1), int32s(1, 1, 1, 1), no_interleave, swizzle_128, l2_256, zeros,
-        )
-    )  # fmt: skip
-    return made
+    return TensorMap(
+        operand,
+        TENSOR_MAP_TYPES[tensor.dtype],
+        sizes=tuple(tensor.shape[::-1]),
+        strides_bytes=tuple(step * tensor.element_size() for step in strides[-2::-1]),
+        box=(64, rows, 1, 1),
+        swizzle=SWIZZLE_128,
+        l2_promotion=L2_256,
+    )

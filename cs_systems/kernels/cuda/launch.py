@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cs_systems.kernels.cuda.driver import Launch, Macros, function, pointer, tensor_map
+from cs_systems.kernels.cuda.driver import Launch, Macros, tensor_map
 from cs_systems.kernels.cuda.launch_forward import ForwardOptions, forward
+from cs_systems.kernels.driver import Address
 from cs_systems.kernels.layout import heads_together, padded_d_head, padded_rows
 
 KEYS = 128
@@ -61,6 +63,8 @@ class Problem:
     """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), in bf16 or fp16.
 
     Query i sees key j when not causal or j <= i + offset. scale > 0. `takes_layout` accepts all tensors of that dtype.
+    Only the layout of tensors matters: the launches name their operands q, k, v, o, lse, do, dq, dk, dv, and the
+    scratch tensors lse_log2, delta, summed and turns.
     """
 
     q: Tensor
@@ -92,38 +96,37 @@ class Problem:
         lse is float32, natural logarithm, −inf where no key is seen.
         """
         return forward(
-            self.q, self.k, self.v, o, lse, causal=self.causal, offset=self.offset, scale=self.scale,
+            self.q, self.k, self.v, o, causal=self.causal, offset=self.offset, scale=self.scale,
             multiprocessors=self.multiprocessors, options=options,
         )  # fmt: skip
 
     def prepare(
-        self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor,
+        self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, summed: Tensor,
         turns: Tensor | None = None,
     ) -> Launch:  # fmt: skip
         """Return the launch that prepares the inputs of `backward`.
 
-        It writes lse_log2 and delta, in an order of their own, and zeros to dq and turns.
+        It writes lse_log2 and delta, in an order of their own, and zeros to summed and turns.
         """
-        tensors = (o, do, lse, lse_log2, delta, dq)
-        arguments = (*map(pointer, tensors), optional(turns), strides(o), strides(do), self._rows())
-        blocks = lse_log2.numel() // self._tile.part
-        return Launch(self._function("rows", "prepare"), blocks, 256, 0, arguments, tensors)
+        names = ("o", "do", "lse", "lse_log2", "delta", "summed")
+        parameters = (*map(Address, names), optional("turns", turns), strides(o), strides(do), self._rows())
+        return self._launch("rows", "prepare", lse_log2.numel() // self._tile.part, 256, 0, parameters)
 
     def finish(self, summed: Tensor, dq: Tensor) -> Launch:
         """Return the launch that makes dq from the sums of `backward`."""
         blocks = summed.numel() // (self._tile.part * 64)
-        arguments = (pointer(summed), pointer(dq), strides(dq), self._rows())
-        return Launch(self._function("rows", "finish"), blocks, 128, 0, arguments, (summed, dq), overlaps=True)
+        parameters = (Address("summed"), Address("dq"), strides(dq), self._rows())
+        return self._launch("rows", "finish", blocks, 128, 0, parameters, overlaps=True)
 
     def backward(
-        self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+        self, do: Tensor, lse_log2: Tensor, delta: Tensor, summed: Tensor, dk: Tensor, dv: Tensor,
         turns: Tensor | None = None,
     ) -> Launch:  # fmt: skip
-        """Return the launch that writes dk and dv, and adds dq / scale to `dq`.
+        """Return the launch that writes dk and dv, and adds dq / scale to `summed`.
 
-        dq is (batch · heads, padded_q, padded d_head), float32, in an order of its own. lse_log2 and delta are (batch ·
-        heads, padded_q), as `prepare` wrote them. With `turns` (self.turns), int32, each number of dq is summed in the
-        order of the keys, the same in every run.
+        summed is (batch · heads, padded_q, padded d_head), float32, in an order of its own. lse_log2 and delta are
+        (batch · heads, padded_q), as `prepare` wrote them. With `turns` (self.turns), int32, each number of dq is
+        summed in the order of the keys, the same in every run.
         """
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]
@@ -140,27 +143,36 @@ class Problem:
             scale=self.scale,
             scale_log2=self.scale * math.log2(math.e),
         )
-        maps = ((self.q, rows), (self.k, KEYS), (self.v, KEYS), (do, rows), (dk, 16), (dv, 16))
-        tensors = (lse_log2, delta, dq)
-        arguments = (*(tensor_map(*one) for one in maps), *map(pointer, tensors), optional(turns), sizes)
+        maps = (
+            tensor_map("q", self.q, rows),
+            tensor_map("k", self.k, KEYS),
+            tensor_map("v", self.v, KEYS),
+            tensor_map("do", do, rows),
+            tensor_map("dk", dk, 16),
+            tensor_map("dv", dv, 16),
+        )
+        parameters = (*maps, *map(Address, ("lse_log2", "delta", "summed")), optional("turns", turns), sizes)
         flags = {"CAUSAL": self.causal, "TAIL": seq_k % KEYS != 0, "DETERMINISTIC": turns is not None}
         macros = tuple((name, int(flag)) for name, flag in flags.items())
-        kernel = self._function("backward", "backward", macros, 227 << 10)
-        blocks = batch * heads_kv * -(-seq_k // KEYS)
-        kept = (*(tensor for tensor, _ in maps), *tensors, *(() if turns is None else (turns,)))
-        return Launch(kernel, blocks, 384, self._tile.shared_bytes, arguments, kept, overlaps=True)
+        blocks, shared_bytes = batch * heads_kv * -(-seq_k // KEYS), self._tile.shared_bytes
+        return self._launch("backward", "backward", blocks, 384, shared_bytes, parameters, macros, overlaps=True)
 
-    def _function(self, source: str, name: str, macros: Macros = (), shared_bytes: int = 0) -> ctypes.c_void_p:
+    def _launch(
+        self, source: str, kernel: str, blocks: int, threads: int, shared_bytes: int, parameters: tuple[Any, ...],
+        macros: Macros = (), overlaps: bool = False,
+    ) -> Launch:  # fmt: skip
         common = (("D", padded_d_head(self.q.shape[-1])), ("FP16", int(self.q.dtype == torch.float16)))
-        return function(source, name, (*common, *self._tile.macros, *macros), shared_bytes, self.q.device.index or 0)
+        macros = (*common, *self._tile.macros, *macros)
+        return Launch(source, kernel, macros, blocks, threads, shared_bytes, parameters, overlaps)
 
     def _rows(self) -> Rows:
         _, heads, seq_q, d_head = self.q.shape
         return Rows(heads, seq_q, self.padded_q, d_head, self.scale)
 
 
-def optional(tensor: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None) if tensor is None else pointer(tensor)
+def optional(operand: str, tensor: Tensor | None) -> Address | ctypes.c_void_p:
+    """Return the parameter for the address of an operand, 0 if it is absent."""
+    return ctypes.c_void_p(None) if tensor is None else Address(operand)
 
 
 def strides(tensor: Tensor) -> Strides:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from cs_systems.kernels.cuda.driver import Launch, Macros, function, pointer, tensor_map
+from cs_systems.kernels.cuda.driver import Launch, Macros, tensor_map
+from cs_systems.kernels.driver import Address, Counter
 from cs_systems.kernels.layout import padded_d_head
 
 ROWS = 64
@@ -69,12 +69,6 @@ class Sizes(ctypes.Structure):
     )
 
 
-@cache
-def counter(device: torch.device, stream: int) -> Tensor:
-    """Return two zeros, which the kernel leaves as zeros, because launches of one stream run one after the other."""
-    return torch.zeros(2, dtype=torch.int32, device=device)
-
-
 def first_row(seq_q: int, rows: int) -> int:
     """Return the row, at most 0, at which the tiles of a causal call begin.
 
@@ -85,14 +79,14 @@ def first_row(seq_q: int, rows: int) -> int:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *,
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, *,
     causal: bool, offset: int, scale: float, multiprocessors: int, options: ForwardOptions | None = None,
 ) -> Launch:  # fmt: skip
     """Return the launch that writes o and lse (batch, heads, seq_q).
 
     lse is float32, natural logarithm, −inf where no key is seen. q, o (batch, heads, seq_q, d_head) and k, v (batch,
-    heads_kv, seq_k, d_head) are accepted by `takes_layout`. Query i sees key j if not causal or j <= i + offset; scale
-    > 0.
+    heads_kv, seq_k, d_head) are accepted by `takes_layout`; only their layout matters. Query i sees key j if not causal
+    or j <= i + offset; scale > 0.
     """
     batch, heads, seq_q, d_head = q.shape
     heads_kv, seq_k = k.shape[1:3]
@@ -112,15 +106,18 @@ def forward(
         heads_in_l2=max(1, L2_FOR_KEYS_BYTES // (2 * seq_k * depth * k.element_size())) * group,
         scale_log2=scale * math.log2(math.e),
     )
-    count = counter(q.device, torch.cuda.current_stream().cuda_stream)
-    maps = (tensor_map(q, ROWS), tensor_map(k, options.keys), tensor_map(v, options.keys), tensor_map(o, WARP_ROWS))
-    macros = options.macros(depth, causal, seq_k, q.dtype == torch.float16)
-    shared_bytes = options.shared_bytes(depth)
+    maps = (
+        tensor_map("q", q, ROWS),
+        tensor_map("k", k, options.keys),
+        tensor_map("v", v, options.keys),
+        tensor_map("o", o, WARP_ROWS),
+    )
     return Launch(
-        function("forward", "attend_forward", macros, shared_bytes, q.device.index or 0),
+        "forward",
+        "attend_forward",
+        options.macros(depth, causal, seq_k, q.dtype == torch.float16),
         min(batch * heads * row_tiles, multiprocessors),
         (options.consumers + 1) * WARPGROUP,
-        shared_bytes,
-        (*maps, pointer(lse), pointer(count), sizes),
-        (q, k, v, o, lse, count),
+        options.shared_bytes(depth),
+        (*maps, Address("lse"), Counter(), sizes),
     )

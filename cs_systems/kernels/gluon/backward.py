@@ -246,14 +246,14 @@ def _consumer(descriptors, buffers, bars, sizes, scale, scale_log2, W: gl.conste
 
 @gluon.jit(do_not_specialize=SIZES)
 def flash_backward_kernel(
-    q, k, v, do, lse, delta, dq, dk, dv, seq_k, heads, group, batch_heads_kv, heads_in_l2, offset, row_tiles, padded_q,
-    scale, scale_log2, C: gl.constexpr,
+    q, k, v, do, lse_log2, delta, summed, dk, dv, seq_k, heads, group, batch_heads_kv, heads_in_l2, offset, row_tiles,
+    padded_q, scale, scale_log2, C: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv, and add dq / scale in float32 to zeros.
+    """Compute dk and dv, and add dq / scale in float32 to the zeros of `summed`.
 
-    All but lse and delta are descriptors of (batch, heads, seq, d_head) with blocks of 64 or block_m rows. lse (base 2,
-    +∞ where nothing is seen) and delta = Σ o · do are flat, padded_q per head. Query i sees key j if not causal or j <=
-    i + offset.
+    q, k, v, do, dk and dv are descriptors of (batch, heads, seq, d_head) with blocks of 64 or block_m rows. lse_log2
+    (+∞ where nothing is seen) and delta = Σ o · do are flat, padded_q per head. Query i sees key j if not causal or j
+    <= i + offset.
     """
     KV: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, C.d_head], q.dtype)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, C.block_m], q.dtype)
@@ -265,13 +265,13 @@ def flash_backward_kernel(
     lses = gl.allocate_shared_memory(gl.float32, [C.stages, C.block_m], ROW)
     deltas = gl.allocate_shared_memory(gl.float32, [C.stages, C.block_m], ROW)
     dss = gl.allocate_shared_memory(q.dtype, [4, KEYS, C.block_m], DS)  # of two tiles, so that no warpgroup waits
-    dqs = gl.allocate_shared_memory(gl.float32, [2, 16, 256], dq.layout)
+    dqs = gl.allocate_shared_memory(gl.float32, [2, 16, 256], summed.layout)
     bars = (
         barriers(1, 1), barriers(C.stages, 1), barriers(C.stages, 1), barriers(C.stages, 2), barriers(2, 2),
         barriers(1, 2),
     )  # fmt: skip
     fence_async_shared()
-    descriptors = (q, k, v, do, lse, delta, dq, dk, dv)
+    descriptors = (q, k, v, do, lse_log2, delta, summed, dk, dv)
     buffers = (qs, ks, vs, dos, lses, deltas, dss, dqs)
     sizes = (seq_k, heads, group, batch_heads_kv, heads_in_l2, offset, row_tiles, padded_q)
     gl.warp_specialize(

@@ -88,10 +88,17 @@ class Problem:
         programs = min(self.multiprocessors, tiles) if options.persistent else tiles
         return Launch(flash_forward_kernel, (programs, 1), arguments, {"num_warps": 4})
 
-    def prepare(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor) -> Launch:
-        """Return the launch that writes lse_log2 and delta, and zeros to dq, the inputs of `backward`."""
-        arguments: dict[str, Any] = {"o": o, "do": do, "lse": lse, "lse_log2": lse_log2, "delta": delta, "dq": dq}
-        arguments |= {"o_strides": o.stride(), "do_strides": do.stride(), "padded_q": lse_log2.shape[-1]}
+    def prepare(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, summed: Tensor) -> Launch:
+        """Return the launch that writes lse_log2 and delta, and zeros to summed, the inputs of `backward`."""
+        arguments: dict[str, Any] = {"o": o, "do": do, "lse": lse}
+        arguments |= {
+            "lse_log2": lse_log2,
+            "delta": delta,
+            "summed": summed,
+            "o_strides": o.stride(),
+            "do_strides": do.stride(),
+            "padded_q": lse_log2.shape[-1],
+        }
         return self._rows(prepare_kernel, arguments, lse_log2.shape[-1])
 
     def finish(self, summed: Tensor, dq: Tensor) -> Launch:
@@ -107,13 +114,13 @@ class Problem:
         return Launch(kernel, (programs, 1), arguments, {"num_warps": 4})
 
     def backward(
-        self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+        self, do: Tensor, lse_log2: Tensor, delta: Tensor, summed: Tensor, dk: Tensor, dv: Tensor,
         options: BackwardOptions | None = None,
     ) -> Launch:  # fmt: skip
-        """Return the launch that writes dk and dv, and adds dq / scale to `dq`.
+        """Return the launch that writes dk and dv, and adds dq / scale to `summed`.
 
-        dq is (batch · heads, padded_q, padded d_head), float32, in an order of its own. lse_log2 and delta are (batch ·
-        heads, padded_q), as `prepare` wrote them.
+        summed is (batch · heads, padded_q, padded d_head), float32, in an order of its own. lse_log2 and delta are
+        (batch · heads, padded_q), as `prepare` wrote them.
         """
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]
@@ -125,9 +132,9 @@ class Problem:
             "k": described(self.k, keys, depth),
             "v": described(self.v, keys, depth),
             "do": described(do, rows, depth),
-            "lse": described_row(lse_log2, rows),
+            "lse_log2": described_row(lse_log2, rows),
             "delta": described_row(delta, rows),
-            "dq": described_flat(dq),
+            "summed": described_flat(summed),
             "dk": described(dk, keys, depth),
             "dv": described(dv, keys, depth),
             "seq_k": seq_k,

@@ -15,10 +15,10 @@ The bits count 4 elements of a thread, then the threads of a warp, the warps, an
 
 @triton.jit
 def prepare_kernel(
-    o, do, lse, lse_log2, delta, dq, o_strides, do_strides, heads, seq_q, padded_q, blocks,
+    o, do, lse, lse_log2, delta, summed, o_strides, do_strides, heads, seq_q, padded_q, blocks,
     D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Compute delta = Σ o · do and lse_log2 = lse / ln 2, and set dq to 0.
+    """Compute delta = Σ o · do and lse_log2 = lse / ln 2, and set summed to 0.
 
     lse_log2 is +∞ where no key is seen, so that its weights are 0.
     """
@@ -39,7 +39,7 @@ def prepare_kernel(
     natural = tl.load(lse + batch_head * seq_q + rows, mask=valid, other=float("-inf"))
     tl.store(lse_log2 + padded, tl.where(natural == float("-inf"), float("inf"), natural * 1.4426950408889634))
     at = (batch_head * padded_q + block * ROWS) * DEPTH + tl.arange(0, ROWS * DEPTH)
-    tl.store(dq + at, tl.zeros([ROWS * DEPTH], tl.float32))
+    tl.store(summed + at, tl.zeros([ROWS * DEPTH], tl.float32))
 
 
 @triton.jit

@@ -1,12 +1,15 @@
 """Launches of the FlashAttention-2 kernels on tensors: grids, strides, tiles. Importing it needs triton.
 
-A `Launch` is a kernel call as data: `run()` performs it, `cs_systems.kernels.compile` compiles it without a GPU.
+A `Launch` is a kernel call as data: `run()` performs it through Triton, `load()` prepares it for the driver, at a
+tenth of the cost a call, and `cs_systems.kernels.compile` compiles it without a GPU.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from cs_systems.kernels.driver import L2_128, TENSOR_MAP_TYPES, Address, KernelCall, Parameter, TensorMap
 from cs_systems.kernels.triton.backward import flash_dkdv_kernel, flash_dq_kernel
 from cs_systems.kernels.triton.configs import Tile, Tiles, padded_d_head, tiles_for
 from cs_systems.kernels.triton.forward import flash_forward_kernel
@@ -39,13 +43,71 @@ class Launch:
         if all(self.grid):  # the driver refuses an empty grid; there is nothing to do
             self.kernel[self.grid](**self.arguments, **self.options)
 
+    def load(self, device: int) -> KernelCall:
+        """Compile the kernel for the current device, and load it there. Only the layouts of tensors matter."""
+        compiled = self.kernel.warmup(grid=self.grid, **self.arguments, **self.options)
+        compiled.run  # noqa: B018 - the first access loads it
+        threads = 32 * compiled.metadata.num_warps
+        parameters = tuple(parameters_of(compiled, self.arguments))
+        return KernelCall(compiled.function, self.grid, threads, compiled.metadata.shared, parameters)
+
+
+SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
+
+
+def parameters_of(compiled: Any, arguments: Mapping[str, Any]) -> Iterator[Parameter]:
+    """Yield the parameters of a compiled kernel; operands have the names of its arguments.
+
+    The order is that of Triton's own launcher: a descriptor is its map, sizes and strides; constants are left out; two
+    pointers to scratch memory end it.
+    """
+    metadata = compiled.metadata
+    unusual = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
+    if metadata.num_ctas != 1 or any(getattr(metadata, name) for name in unusual):
+        raise RuntimeError(f"{metadata.name} needs Triton's own launcher")
+    maps = iter(metadata.tensordesc_meta or ())
+    for name, kind in compiled.src.signature.items():
+        yield from _parameters(name, kind, arguments[name], maps)
+    yield from (ctypes.c_void_p(), ctypes.c_void_p())
+
+
+def _parameters(name: str, kind: Any, value: Any, maps: Iterator[Mapping[str, Any]]) -> Iterator[Parameter]:
+    if isinstance(kind, tuple):
+        for one_kind, one_value in zip(kind, value, strict=True):
+            yield from _parameters(name, one_kind, one_value, maps)
+    elif kind.startswith("tensordesc"):
+        described = next(maps, None)
+        if described is None:
+            raise RuntimeError("tensor descriptors need compute capability 9.0; use tiles without them")
+        yield _tensor_map(name, value, described)
+        yield from map(ctypes.c_int32, value.shape)
+        yield from map(ctypes.c_int64, value.strides)
+    elif kind.startswith("*"):
+        yield Address(name)
+    elif kind != "constexpr":
+        yield SCALARS[kind](value)
+
+
+def _tensor_map(operand: str, descriptor: TensorDescriptor, compiled: Mapping[str, Any]) -> TensorMap:
+    """Return the map of a descriptor, with the block and the swizzle that the compiler chose."""
+    return TensorMap(
+        operand,
+        TENSOR_MAP_TYPES[descriptor.base.dtype],
+        sizes=tuple(descriptor.shape[::-1]),
+        strides_bytes=tuple(step * compiled["elem_size"] for step in descriptor.strides[-2::-1]),
+        box=tuple(compiled["block_size"][::-1]),
+        swizzle=compiled["swizzle"],
+        l2_promotion=L2_128,
+    )
+
 
 @dataclass(frozen=True)
 class Problem:
     """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), any strides.
 
-    Query i sees key j when not causal or j <= i + offset. `tiles` replaces the table's tiles. The statistics lse,
-    lse_log2 and delta are (batch, heads, seq_q), float32, contiguous; the other tensors may have any layout.
+    Query i sees key j when not causal or j <= i + offset, and if window > 0 (causal) only the last `window` of these.
+    `tiles` replaces the table's tiles. The statistics lse, lse_log2 and delta are (batch, heads, seq_q), float32,
+    contiguous; the other tensors may have any layout.
     """
 
     q: Tensor
@@ -55,6 +117,7 @@ class Problem:
     offset: int
     scale: float
     tiles: Tiles | None = None
+    window: int = 0
 
     def forward(self, o: Tensor, lse: Tensor) -> Launch:
         """Return the launch that writes o and lse."""
@@ -103,12 +166,14 @@ class Problem:
             "seq_q": self.q.shape[2],
             "seq_k": self.k.shape[2],
             "offset": self.offset,
+            "window": self.window,
             "scale_log2": self.scale * math.log2(math.e),
             "D": self.q.shape[-1],
             "BLOCK_D": padded_d_head(self.q.shape[-1]),
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "CAUSAL": self.causal,
+            "WINDOWED": self.window > 0,
         }
 
 
@@ -130,6 +195,8 @@ def _streamed(tensor: Tensor, block: list[int], tile: Tile) -> Tensor | TensorDe
     if not tile.descriptors:
         return tensor
     *outer, inner = tensor.stride()
+    if not tensor.numel():
+        return tensor
     aligned = all(stride > 0 and stride * tensor.element_size() % 16 == 0 for stride in outer)
     if not aligned or inner != 1 or tensor.data_ptr() % 16:
         return tensor

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING
 from cs_systems.core import units
 from cs_systems.core.printable import plain
 from cs_systems.record import RunRecord
-from cs_systems.report.figures.drawing import COLORS, GREY, WIDTH, with_legend
+from cs_systems.report import palette
+from cs_systems.report.figures.drawing import WIDTH, filled, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PHASES = {"forward": COLORS[0], "loss": COLORS[4], "backward": COLORS[2], "optimizer": COLORS[5]}
-COMMUNICATION = COLORS[1]
-MOST = 12  # cells in one figure
+PHASES = ("forward", "loss", "backward", "optimizer")
+MOST = 24  # cells in one figure
 
 
 def streams(records: Sequence[RunRecord]) -> Figure:
     """Draw the streams of rank 0 from the start of the step, with each cell's exposed and hidden communication."""
     from matplotlib.figure import Figure
 
-    cells = [record for record in records if record.results.get("streams")][:MOST]
+    found = [record for record in records if record.results.get("streams")]
+    cells, hidden = found[:MOST], len(found[MOST:])
     last_s = max(row["end_s"] for record in cells for row in record.results["streams"])
     unit = units.best_unit(units.SCALES["_s"], [last_s])
     drawn = Figure(figsize=(WIDTH, 1.2 + 0.62 * len(cells)), layout="constrained")
@@ -37,15 +38,17 @@ def streams(records: Sequence[RunRecord]) -> Figure:
             ]
             if spans:
                 label = phase or ("communication" if stream == "communication" else "other computation")
-                color = COMMUNICATION if stream == "communication" else PHASES.get(phase or "", GREY)
+                look = palette.paint("communication" if stream == "communication" else phase or "outside")
                 new = label if label not in named else None
-                axes.broken_barh(spans, (number + height - 0.36, 0.34), facecolors=color, linewidth=0, label=new)
+                axes.broken_barh(spans, (number + height - 0.36, 0.34), label=new, **filled(look))
                 named.add(label)
         axes.text(last_s / unit.factor * 1.01, number, _overlap_label(record), va="center", fontsize=8)
+    more = f"; {hidden} more cells are in the records" if hidden else ""
     axes.set_yticks(range(len(cells)), [_name(record) for record in cells])
     axes.set_ylim(len(cells) - 0.4, -0.6)
     axes.set_xlim(0, last_s / unit.factor * 1.26)
-    axes.set_xlabel(f"{unit.label} from the start of the step (upper line: computation, lower line: communication)")
+    meaning = f"above: computation, below: communication{more}"
+    axes.set_xlabel(f"{unit.label} from the start of the step ({meaning})", loc="right")
     axes.grid(axis="x")
     return with_legend(drawn, axes)
 

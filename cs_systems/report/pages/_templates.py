@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from cs_systems.core.printable import plain
+from cs_systems.report import palette
 from cs_systems.report.tables.columns import Column
 from cs_systems.report.tables.table import Table
 
@@ -64,6 +65,7 @@ def _environment() -> Environment:
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     made.filters |= {"plain": plain, "rows": _rows}
     made.globals["source"] = lambda name: Markup((FOLDER / name).read_text(encoding="utf-8"))
+    made.globals["palette"] = lambda: Markup(palette.css())
     return made
 
 

@@ -15,13 +15,14 @@ from markupsafe import Markup
 
 from cs_systems.config import describe
 from cs_systems.core import units
-from cs_systems.record import Environment, RunRecord
+from cs_systems.diagnosis import diagnose
+from cs_systems.record import UNTIMED_WORKLOADS, Environment, RunRecord
+from cs_systems.report.diagnoses import sentences
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.kinds import KINDS
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, without_retried
 from cs_systems.report.pages import _templates
 from cs_systems.report.tables.columns import phases_of
-from cs_systems.report.tables.layout import UNTIMED_WORKLOADS
 from cs_systems.report.tables.records import CountedCaveat, counted_caveats, tables
 from cs_systems.report.tables.table import Table
 
@@ -57,6 +58,7 @@ def render(records: Sequence[RunRecord], command: str | None = None) -> str:
     configs = {r.key: r.config for r in records}
     values = {
         "title": f"{' and '.join(kinds)} on {_machines(records)}",
+        "diagnoses": sentences(diagnose(records)),
         "facts": _headline(records),
         "workloads": [_workload(number, name, chosen) for number, (name, chosen) in enumerate(kinds.items())],
         "environment": _environment(records),

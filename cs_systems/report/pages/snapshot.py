@@ -11,25 +11,33 @@ from typing import TYPE_CHECKING
 
 from cs_systems.core import units
 from cs_systems.record import Row
+from cs_systems.report.diagnoses import sentences
 from cs_systems.report.pages import _templates
+from cs_systems.report.pages._packing import packed
 from cs_systems.report.tables.profile import says_something
 from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.snapshot import CAPTIONS, SHOWN
 
 if TYPE_CHECKING:
+    from cs_systems.diagnosis import Diagnosis
     from cs_systems.snapshots.timeline import View
 
 Tables = Mapping[str, tuple[Sequence[Row], Sequence[str]]]
 
 
-def render(view: View, tables: Tables, heading: Sequence[str], title: str) -> str:
+def render(
+    view: View, tables: Tables, heading: Sequence[str], title: str, diagnoses: Sequence[Diagnosis] | None = None
+) -> str:
     """Render the page of a memory snapshot.
 
     view: from `snapshots.timeline.view`. tables: rows and their notes, by name. heading: lines above all tables.
+    diagnoses: what the page begins with.
     """
     values = {
         "title": title,
+        "diagnoses": sentences(diagnoses),
         "view": view,
+        "data": packed(view),
         "facts": _facts(view),
         "notes": [*heading, *_limits(view)],
         "sections": [_section(name, *tables[name]) for name in SHOWN if name in tables and tables[name][0]],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cs_systems.record import UNTIMED_WORKLOADS
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -66,9 +68,8 @@ OTHER = Layout(
 
 # These profilers measure a step's memory; its time includes a synchronisation at each boundary.
 MEMORY_PROFILERS = frozenset({"memory", "memory_snapshot", "nsys_memory", "rank_memory", "residuals"})
-# The step time has no meaning under these profilers, nor for these workloads, whose results are their tables.
+# The step time has no meaning under these profilers.
 UNTIMED_PROFILERS = MEMORY_PROFILERS | {"dtypes", "precision_error"}
-UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
 MEMORY_COLUMNS = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
 # Caveats that also concern records that are not timings.
 MEMORY_CAVEATS = frozenset({"nan-loss", "no-tables", "shared-gpu"})

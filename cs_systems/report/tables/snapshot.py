@@ -17,6 +17,15 @@ SHOWN = {
         "phase": "phase", "start_s": "start", "duration_s": "duration", "events": "events", "before_bytes": "before",
         "peak_bytes": "maximum", "after_bytes": "after", "is_peak": "peak",
     },
+    "annotations": {
+        "annotation": "name", "kind": "kind", "occurrences": "times", "allocations": "count",
+        "at_peak_bytes": "at peak", "highest_bytes": "maximum", "change_bytes": "change",
+    },
+    "out_of_memory": {
+        "event": "event", "requested_bytes": "requested", "device_free_bytes": "free", "reserved_bytes": "reserved",
+        "allocated_bytes": "allocated", "cached_bytes": "cached", "largest_free_bytes": "largest",
+        "free_pieces": "pieces",
+    },
     "fragmentation": {
         "pool": "pool", "segments": "segments", "reserved_bytes": "reserved", "allocated_bytes": "allocated",
         "free_segments_bytes": "free segments", "inactive_split_bytes": "inactive", "inactive_splits": "splits",
@@ -36,9 +45,16 @@ CAPTIONS = {
     "layers": "activations at the peak, by layer",
     "top": "largest allocations at the peak",
     "timeline": "allocated memory by phase",
+    "annotations": "memory by the program's own names",
+    "out_of_memory": "requests that failed",
     "fragmentation": "reserved but unallocated memory at the end, by pool",
     "segments": "segments at the end, most fragmented first",
     "alive": "still allocated at the end",
 }
-LONG = ("top", "timeline", "segments", "alive")  # cut to --top rows
+LONG = ("top", "timeline", "annotations", "out_of_memory", "segments", "alive")  # cut to --top rows
+OPTIONAL = ("annotations", "out_of_memory")  # left out where they are empty, unless --table names them
+DEVICES = {
+    "device": "device", "events": "events", "peak_bytes": "peak", "peak_time_s": "peak at", "end_bytes": "at the end",
+    "reserved_bytes": "reserved", "highest_reserved_bytes": "highest", "out_of_memory": "failed",
+}  # fmt: skip
 DIFFERENT = {"category": "category", "layer": "layer", "site": "source line"}

@@ -1,0 +1,25 @@
+"""Unstable times: the timed steps differ so much that their median is no result."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from cs_systems.core.caveats import REMEDIES
+from cs_systems.core.rows import Row
+from cs_systems.core.statistics import unstable
+from cs_systems.diagnosis import Diagnosis, Rule
+from cs_systems.diagnosis._evidence import Evidence
+
+FEWEST = 3  # samples that show a spread
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find a spread or a drift of the timed steps; at best, every step is as fast as the fastest."""
+    durations = evidence.measurement.durations_s("step") if evidence.measurement else []
+    if evidence.step_s is None or len(durations) < FEWEST or not (reasons := unstable(durations)):
+        return None
+    row: Row = {"steps": len(durations), "fastest_s": min(durations), "slowest_s": max(durations)}
+    return Diagnosis(reasons[0], REMEDIES["unstable"], median(durations), min(durations), evidence=(row,))
+
+
+RULE = Rule(find)

@@ -1,0 +1,104 @@
+"""Colours of figures and pages by name: `paint("matmul")`, and `css()` for pages.
+
+HUES were found by `python -m scripts.palette`: every two are told apart by normal and colour-deficient eyes, and each
+stands out from the page. There are no more such hues, so names that need none of their own share a
+grey and differ in hatching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Shade(NamedTuple):
+    """Colour on a white page and on the dark one."""
+
+    light: str
+    dark: str
+
+
+class Paint(NamedTuple):
+    """Look of a name: a colour of SHADES, and matplotlib's hatch, which tells it apart without colour."""
+
+    hue: str
+    hatch: str = ""
+
+    @property
+    def color(self) -> str:
+        """Return the colour on white."""
+        return SHADES[self.hue].light
+
+
+HUES = {
+    "blue": Shade("#2255cc", "#3579ee"),
+    "vermilion": Shade("#fc2500", "#f3832d"),
+    "green": Shade("#009955", "#29c388"),
+    "pink": Shade("#ee5599", "#cf9db6"),
+    "lavender": Shade("#a07cf0", "#b9a8ff"),
+    "purple": Shade("#770066", "#b54a99"),
+    "red": Shade("#881100", "#d33424"),
+    "black": Shade("#303131", "#f4f4f4"),
+    "grey": Shade("#666666", "#83807d"),
+}
+GREYS = {"stone": Shade("#8f939a", "#b9bdc4")}  # for layers, which alternate with grey
+# Near the colour of the page, so that it is always hatched, with HATCH, which stands out from both.
+FILLS = {"pale": Shade("#e7e9ec", "#343a43")}
+SHADES = HUES | GREYS | FILLS
+HATCH = Shade("#565d67", "#a9b1bb")
+PAGE = Shade("#ffffff", "#15181c")
+RAISED = Shade("#f5f6f8", "#1e2228")  # behind headings and fields
+INK = Shade("#1e2227", "#e3e6ea")  # text
+SOFT = Shade("#5b636e", "#9aa3ae")  # text and lines that matter less
+
+UNATTRIBUTED = Paint("pale", "\\\\\\")
+FAMILIES = {
+    "matmul": Paint("blue"),
+    "attention": Paint("vermilion", "///"),
+    "softmax": Paint("pink", "..."),
+    "elementwise": Paint("green", "\\\\\\"),
+    "reduction": Paint("lavender", "|||"),
+    "norm": Paint("black"),
+    "copy": Paint("grey", "---"),
+    "collective": Paint("red", "xxx"),
+    "optimizer": Paint("purple", "+++"),
+    "other": Paint("pale", "///"),
+}
+PHASES = {
+    "forward": Paint("lavender"),
+    "loss": Paint("pink", "..."),
+    "backward": Paint("green", "\\\\\\"),
+    "optimizer": FAMILIES["optimizer"],
+    "communication": FAMILIES["collective"],
+    "outside": Paint("pale", "///"),
+}
+MEMORY = {
+    "parameters": Paint("blue"),
+    "optimizer-state": FAMILIES["optimizer"],
+    "gradients": Paint("vermilion", "///"),
+    "activations": Paint("green", "\\\\\\"),
+    "temporaries": Paint("pink", "..."),
+    "workspaces": Paint("lavender", "|||"),
+    "before-recording": Paint("grey", "---"),
+    "unknown": Paint("black"),
+}
+LAYERS = {"even": Paint("stone"), "odd": Paint("grey")}
+# Names that can stand side by side. Phases outside of PHASES are drawn as unattributed.
+GROUPS: tuple[Mapping[str, Paint], ...] = tuple(
+    group | {"unattributed": UNATTRIBUTED} for group in (FAMILIES, PHASES, MEMORY, LAYERS)
+)
+SERIES = tuple(map(Paint, ("blue", "vermilion", "green", "purple", "lavender", "red", "pink", "grey")))
+
+
+def paint(name: str) -> Paint:
+    """Return the look of a family, a phase, a category of memory or a layer; of no other name than these."""
+    return next(group[name] for group in GROUPS if name in group)
+
+
+def css() -> str:
+    """Return the colours as custom properties of a page: of each hue and name, and of what is printed on a hue."""
+    tones = {**SHADES, "hatch": HATCH, "page": PAGE, "raised": RAISED, "ink": INK, "soft": SOFT}
+    named = {name: look.hue for group in GROUPS for name, look in group.items()}
+    names = "".join(f"--{name}:var(--{hue});" for name, hue in named.items())
+    light, dark = ("".join(f"--{name}:{shade[mode]};" for name, shade in tones.items()) for mode in (0, 1))
+    return f":root{{{light}{names}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

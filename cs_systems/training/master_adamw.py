@@ -1,0 +1,148 @@
+"""AdamW for bfloat16 parameters with exact float32 master weights, kept as the parameter and a 16-bit remainder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cs_systems.config import ConfigError
+
+MOMENTS = {"adamw_master": torch.float32, "adamw_bf16_state": torch.bfloat16}
+"""Name of the optimizer → dtype of its two moments."""
+
+
+class MasterAdamW(torch.optim.Optimizer):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2) on float32 master weights.
+
+    Parameters and gradients are bfloat16. A parameter is its master weight, rounded half up; its state `remainder`
+    (int16) holds the rest, so that no bit is lost. The moments are float32, or bfloat16 with stochastic rounding
+    (`moments=torch.bfloat16`), which is unbiased: a step moves 26 or 18 bytes for each element.
+
+    On a GPU one launch of `kernels/adamw` updates all parameters of a group; `step` never waits for the device, so a
+    CUDA graph can capture it. On a CPU the same function is computed by torch.
+
+    Raises:
+        ConfigError: a parameter is not bfloat16, or not contiguous.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        moments: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.moments = moments
+        self._tables: dict[tuple[int, ...], Any] = {}
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.dtype is not torch.bfloat16 or not p.is_contiguous():
+                raise ConfigError(
+                    f"this optimizer keeps master weights of bfloat16 parameters, got {p.dtype}; use --precision "
+                    "bf16-pure, or --optimizer adamw_fused"
+                )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if trained := [p for p in group["params"] if p.grad is not None]:
+                self.advance(group, trained[0].device)
+                self.update(trained, group)
+        return loss
+
+    def advance(self, group: dict[str, Any], device: torch.device) -> None:
+        """Count the step on the device: its number t, and 1 - beta^t of both betas, in float64."""
+        if "progress" not in group:
+            group["progress"] = torch.zeros(3, dtype=torch.float64, device=device)
+            group["beta_powers"] = torch.tensor(group["betas"], dtype=torch.float64, device=device)
+        progress = group["progress"]
+        progress[0].add_(1)
+        torch.sub(1, group["beta_powers"] ** progress[0], out=progress[1:])
+
+    def update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
+        """Update some parameters of a group whose step is counted already."""
+        states = [self._state(p) for p in parameters]
+        gradients = [_aligned(p.grad) for p in parameters if p.grad is not None]
+        if not parameters[0].is_cuda:
+            for number, (p, gradient, state) in enumerate(zip(parameters, gradients, states, strict=True)):
+                _update_with_torch(p, gradient, state, group, number)
+            return
+        from cs_systems.kernels.adamw import Hyperparameters, Tables
+
+        key = tuple(map(id, parameters))
+        if key not in self._tables:
+            tensors = [(p, *state.values()) for p, state in zip(parameters, states, strict=True)]
+            self._tables[key] = Tables(tensors)
+        beta1, beta2 = group["betas"]
+        settings = Hyperparameters(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+        self._tables[key].launch(gradients, group["progress"], settings)
+
+    def _state(self, p: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[p]
+        if not state:
+            state["remainder"] = torch.zeros_like(p, dtype=torch.int16)
+            state["exp_avg"] = torch.zeros_like(p, dtype=self.moments)
+            state["exp_avg_sq"] = torch.zeros_like(p, dtype=self.moments)
+        return state
+
+
+def master_weight(p: Tensor, remainder: Tensor) -> Tensor:
+    """Return the float32 master weight of a bfloat16 parameter."""
+    return ((p.view(torch.int16).int() << 16) + remainder.int()).view(torch.float32)
+
+
+def _aligned(gradient: Tensor) -> Tensor:
+    """Return the gradient, copied where the kernel's wide loads could not read it."""
+    ready = gradient.is_contiguous() and gradient.data_ptr() % 16 == 0
+    return gradient if ready else gradient.clone(memory_format=torch.contiguous_format)
+
+
+def _update_with_torch(
+    p: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], number: int
+) -> None:
+    """Compute what `kernels.adamw.adamw_kernel` does, with the same random bits."""
+    (beta1, beta2), progress = group["betas"], group["progress"]
+    g = gradient.float()
+    m, v = state["exp_avg"].float(), state["exp_avg_sq"].float()
+    m += (1 - beta1) * (g - m)
+    v += (1 - beta2) * (g * g - v)
+    correction1, correction2 = progress[1].float(), progress[2].float()
+    w = master_weight(p, state["remainder"]) * (1 - group["lr"] * group["weight_decay"])
+    w -= group["lr"] / correction1 * m / ((v / correction2).sqrt() + group["eps"])
+    if state["exp_avg"].dtype is torch.bfloat16:
+        noise = _random_bits(p.numel(), int(progress[0]), number).view_as(p)
+        m, v = _rounded(m, noise & 0xFFFF), _rounded(v, noise >> 16)
+    state["exp_avg"].copy_(m)
+    state["exp_avg_sq"].copy_(v)
+    bits = w.view(torch.int32)
+    upper = (bits + 0x8000) >> 16
+    p.view(torch.int16).copy_(upper)
+    state["remainder"].copy_(bits - (upper << 16))
+
+
+def _rounded(x: Tensor, noise: Tensor) -> Tensor:
+    """Round float32 to bfloat16, up with the probability noise / 2¹⁶; noise holds 16 random bits."""
+    return (x.view(torch.int32) + noise.int() & ~0xFFFF).view(torch.float32)
+
+
+def _random_bits(count: int, step: int, tensor: int) -> Tensor:
+    """Return the kernel's random bits as (count,) int64, each below 2³²."""
+    salt = (step * 0x85EBCA77 + tensor) * 0x27D4EB2F & 0xFFFFFFFF
+    x = torch.arange(count) * 0x9E3779B1 + salt & 0xFFFFFFFF
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        x = _times(x ^ (x >> shift), factor)
+    return x ^ (x >> 16)
+
+
+def _times(x: Tensor, factor: int) -> Tensor:
+    """Multiply modulo 2³²; the halves keep each product below 2⁶³."""
+    return (x * (factor & 0xFFFF) + ((x * (factor >> 16) & 0xFFFF) << 16)) & 0xFFFFFFFF

@@ -1,0 +1,82 @@
+"""Parts of the built-in model that can be computed in another way, one file each.
+
+A part exports `PART = Part(...)`; the file's name is its name for `--parts`. The plain modules of `model.py` are the
+reference: a part computes the same function, within its tolerance, with the parameters of the same names in
+`state_dict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core import plugins
+from cs_systems.training.master_adamw import MasterAdamW
+
+PACKAGE = "training.parts"
+
+
+class Update(Protocol):
+    """Update of the parameters that runs during backward."""
+
+    def begin(self) -> None:
+        """Prepare the update, before backward."""
+
+    def finish(self) -> None:
+        """Complete the update, after backward."""
+
+
+HeadLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def always_available(config: RunConfig) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One way to compute something that the plain model computes too.
+
+    Attributes:
+        replaces: what it computes; two parts that replace the same are refused. One word, such as "projections".
+        apply: changes a BasicTransformerLM in place.
+        head_loss: `(hidden (rows, D), lm_head's weight (V, D), targets (rows,)) -> loss`, in place of lm_head and
+            cross-entropy; None for a part of the model.
+        during_backward: `(model, optimizer) -> Update`, in place of the optimizer's step; None for other parts.
+        unavailable: returns the reason that the part cannot run in a cell, with the remedy, or None.
+        tolerance: dtype name → largest relative error of outputs and gradients against float64.
+    """
+
+    replaces: str
+    apply: Callable[[nn.Module], None] = lambda model: None
+    head_loss: HeadLoss | None = None
+    during_backward: Callable[[nn.Module, MasterAdamW], Update] | None = None
+    unavailable: Callable[[RunConfig], str | None] = always_available
+    tolerance: Mapping[str, float] = field(
+        default_factory=lambda: {"float64": 1e-10, "float32": 1e-5, "bfloat16": 2e-2}
+    )
+
+
+def chosen(names: Iterable[str]) -> dict[str, Part]:
+    """Return the parts of these names. Raises ConfigError for an unknown name and for two parts of one thing."""
+    parts: dict[str, Part] = {name: plugins.get(PACKAGE, name) for name in names}
+    replaced: dict[str, str] = {}
+    for name, part in parts.items():
+        if other := replaced.get(part.replaces):
+            raise ConfigError(f"--parts {other} and {name} both replace the {part.replaces}; choose one of them")
+        replaced[part.replaces] = name
+    return parts
+
+
+def unavailable(config: RunConfig) -> str | None:
+    """Return the reason that the parts of a cell cannot run, with the remedy, or None."""
+    if config.parts and config.is_distributed:
+        return "parts run in one process; drop --parts, or use --strategy single"
+    for name, part in chosen(config.parts).items():
+        if reason := part.unavailable(config):
+            return f"{name}: {reason}"
+    return None

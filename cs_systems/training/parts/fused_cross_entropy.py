@@ -1,0 +1,85 @@
+"""The last linear layer and cross-entropy together: no logits are held for backward.
+
+The rows are taken in chunks. Forward computes a chunk's logits, its loss, and at once the gradients of its hidden
+states and its share of the weight's gradient, so the logits of one chunk are all that exists. Backward multiplies by
+the gradient of the loss (Hsu et al. 2024, "Liger Kernel", section 3). On a GPU one Triton kernel turns the logits into
+their gradient in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cs_systems.training.parts import Part
+
+CHUNK_BYTES = 512 << 20  # largest chunk of logits
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """Mean cross-entropy of hidden weightᵀ: `apply(hidden (N, D), weight (V, D), targets (N,))` → float32 scalar.
+
+    The loss is computed in float32 from logits in the dtype of `hidden`, or in float64 for float64.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        count, vocabulary = hidden.shape[0], weight.shape[0]
+        rows = max(1, min(count, CHUNK_BYTES // (vocabulary * hidden.element_size())))
+        wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
+        losses = torch.empty(count, dtype=wide, device=hidden.device)
+        of_hidden = torch.empty_like(hidden)
+        of_weight: Tensor | None = None
+        for start in range(0, count, rows):
+            chunk = hidden[start : start + rows]
+            logits = chunk @ weight.t()
+            _gradient_in_place(logits, targets[start : start + rows], losses[start : start + rows], 1 / count)
+            torch.mm(logits, weight, out=of_hidden[start : start + rows])
+            if rows >= count:
+                of_weight = logits.t() @ chunk
+            else:  # summed in the wide dtype, because each addition in bfloat16 would round
+                share = _wide_product(logits.t(), chunk, wide)
+                of_weight = share if of_weight is None else of_weight.add_(share)
+        assert of_weight is not None
+        ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype))
+        return losses.mean()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        of_hidden, of_weight = ctx.saved_tensors
+        factor = gradients[0]
+        return of_hidden * factor.to(of_hidden.dtype), of_weight * factor.to(of_weight.dtype), None
+
+
+def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.mm(a, b, out_dtype=dtype) if a.is_cuda and a.dtype is not dtype else a.to(dtype) @ b.to(dtype)
+
+
+def _gradient_in_place(logits: Tensor, targets: Tensor, losses: Tensor, scale: float) -> None:
+    """Replace logits (n, V) by the gradient of scale · Σ loss, and write the loss of each row."""
+    if logits.is_cuda:
+        from cs_systems.kernels.cross_entropy import gradient_in_place
+
+        gradient_in_place(logits, targets, losses, scale)
+        return
+    wide = logits.to(losses.dtype)
+    log_sum = wide.logsumexp(-1, keepdim=True)
+    losses.copy_((log_sum - wide.gather(-1, targets[:, None]))[:, 0])
+    gradient = (wide - log_sum).exp_()
+    gradient.scatter_add_(-1, targets[:, None], gradient.new_full((len(targets), 1), -1.0))
+    logits.copy_(gradient.mul_(scale))
+
+
+def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy as a scalar; under autocast, hidden and weight are cast as for a linear layer."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    loss: Tensor = LinearCrossEntropy.apply(hidden, weight, targets)
+    return loss
+
+
+PART = Part("loss", head_loss=head_loss)

@@ -1,0 +1,97 @@
+"""Projections of one input as one product: q, k and v together, and w1 and w3 together.
+
+One product with a wide output fills the GPU better than three with narrow ones, and reads its input once. The joined
+weight is one parameter; `state_dict` has the names of the plain model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cs_systems.config import Precision, RunConfig
+from cs_systems.model import BasicTransformerLM, Linear, RotaryEmbedding, SelfAttention, SwiGLU
+from cs_systems.training.parts import Part
+
+
+class JoinedLinear(nn.Module):
+    """Linear layers of one input with their weights stacked: (..., in) → the output of each, (..., out)."""
+
+    def __init__(self, layers: Iterable[Linear]) -> None:
+        super().__init__()
+        weights = [layer.weight.detach() for layer in layers]
+        self.count = len(weights)
+        self.weight = nn.Parameter(torch.cat(weights))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return nn.functional.linear(x, self.weight).chunk(self.count, dim=-1)
+
+
+def keep_names(module: nn.Module, joined: str, names: Sequence[str]) -> None:
+    """Let `state_dict` of a module name the plain layers instead of its JoinedLinear `joined`."""
+
+    def split(module: nn.Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
+        rows = state.pop(f"{prefix}{joined}.weight").chunk(len(names))
+        state |= {f"{prefix}{name}.weight": part for name, part in zip(names, rows, strict=True)}
+
+    def join(module: nn.Module, state: dict[str, Any], prefix: str, *rest: object) -> None:
+        plain = [f"{prefix}{name}.weight" for name in names]
+        if all(name in state for name in plain):
+            state[f"{prefix}{joined}.weight"] = torch.cat([state.pop(name) for name in plain])
+
+    module.register_state_dict_post_hook(split)
+    module.register_load_state_dict_pre_hook(join)
+
+
+class JoinedAttention(nn.Module):
+    """SelfAttention whose q, k and v come from one product: (B, S, D) → (B, S, D)."""
+
+    def __init__(self, plain: SelfAttention) -> None:
+        super().__init__()
+        self.num_heads, self.attention = plain.num_heads, plain.attention
+        self.qkv_proj = JoinedLinear((plain.q_proj, plain.k_proj, plain.v_proj))
+        self.output_proj = plain.output_proj
+        self.rope: RotaryEmbedding = plain.rope
+        keep_names(self, "qkv_proj", ("q_proj", "k_proj", "v_proj"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self.qkv_proj(x))  # (B, H, S, K)
+        out = self.attention(self.rope(q), self.rope(k), v, causal=True)
+        mixed: Tensor = self.output_proj(out.transpose(1, 2).flatten(2))
+        return mixed
+
+
+class JoinedSwiGLU(nn.Module):
+    """SwiGLU whose gate and value come from one product: (B, S, D) → (B, S, D)."""
+
+    def __init__(self, plain: SwiGLU) -> None:
+        super().__init__()
+        self.w13 = JoinedLinear((plain.w1, plain.w3))
+        self.w2 = plain.w2
+        keep_names(self, "w13", ("w1", "w3"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, value = self.w13(x)
+        out: Tensor = self.w2(nn.functional.silu(gate) * value)
+        return out
+
+
+def join(model: nn.Module) -> None:
+    """Replace attention and feed-forward layer of each block."""
+    assert isinstance(model, BasicTransformerLM)
+    layers: Iterable[Any] = model.layers
+    for layer in layers:
+        layer.attn = JoinedAttention(layer.attn)
+        layer.ffn = JoinedSwiGLU(layer.ffn)
+
+
+def unavailable(config: RunConfig) -> str | None:
+    if config.precision is Precision.FP8:
+        return "fp8 replaces the plain linear layers; drop it from --parts, or use --precision bf16"
+    return None
+
+
+PART = Part("projections", apply=join, unavailable=unavailable)

@@ -1,0 +1,75 @@
+"""CUDA graph of a whole step: captured once, then replayed as one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from cs_systems.config import RunConfig
+from cs_systems.machine.device import Device
+
+EAGER_STEPS = 3  # steps that run uncaptured first: they compile, tune, and allocate the optimizer's state
+
+OPTIMIZERS = ("default", "adamw_fused", "adamw_master", "adamw_bf16_state")
+"""Optimizers whose step never waits for the device and whose state lies on it."""
+
+
+def unavailable(config: RunConfig, device: Device) -> str | None:
+    """Return the reason that the step of this cell cannot be captured, with the remedy, or None."""
+    if config.graph == "none":
+        return None
+    if not device.is_cuda:
+        return "a CUDA graph needs a GPU; drop --graph"
+    if config.is_distributed:
+        return "the collectives of several ranks are not captured; drop --graph, or use one process"
+    if config.compile in ("reduce-overhead", "max-autotune"):
+        return f"--compile {config.compile} captures graphs of its own; use --compile default, or drop --graph"
+    if config.optimizer not in OPTIMIZERS:
+        return f"{config.optimizer} counts its steps on the host; use --optimizer adamw_fused, or drop --graph"
+    if config.warmup <= EAGER_STEPS:
+        return f"the step is captured after {EAGER_STEPS} others; use --warmup {EAGER_STEPS + 1} or more"
+    if config.profiler != "none":
+        return f"{config.profiler} does not see the phases of a CUDA graph; drop --graph to profile the step"
+    return None
+
+
+class StepGraph:
+    """Step that runs EAGER_STEPS times as it is, is captured in the next one, and from then on is replayed.
+
+    Each call is one step: capturing runs nothing, so the step is replayed once right after it. The captured tensors,
+    gradients included, keep their addresses.
+
+    Args:
+        phases: returns the functions of a step, in order.
+    """
+
+    def __init__(self, phases: Callable[[], Iterable[tuple[str, Callable[[], Any]]]]) -> None:
+        self.phases = phases
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.stream = torch.cuda.Stream(priority=-1)  # above the stream of an update in backward
+
+    @property
+    def captured(self) -> bool:
+        return self.graph is not None
+
+    def __call__(self) -> None:
+        if self.graph is None and self.calls < EAGER_STEPS:
+            self.calls += 1
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):  # backward runs on the stream of forward, as it will when captured
+                self._run()
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return
+        if self.graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):
+                self._run()
+            self.graph = graph
+        self.graph.replay()
+
+    def _run(self) -> None:
+        for _, run in self.phases():
+            run()
