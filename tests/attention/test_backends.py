@@ -379,7 +379,7 @@ def test_flash_torch_is_bit_identical_under_autocast() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seq_q=st.integers(1, 300),
     seq_k=st.integers(1, 300),

@@ -87,7 +87,6 @@ def test_log_sum_exp_is_minus_infinity_for_query_without_keys(device: str) -> No
 @DEVICES
 @settings(
     max_examples=12,
-    deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
