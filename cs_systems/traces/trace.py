@@ -13,12 +13,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cs_systems.traces.modules import Modules
+
+if TYPE_CHECKING:
+    from cs_systems.traces.operators import Operators
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -291,8 +294,7 @@ class Trace:
     """Contents of a trace of one process.
 
     `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none,
-    `modules` where the recorder wrote none. `operators` is every operator, where the reader was asked for them: `ops`
-    are those that autograd numbers.
+    `modules` where the recorder wrote none. `ops` are those of `operators` with a sequence number.
     """
 
     source: str
@@ -307,7 +309,7 @@ class Trace:
     limitations: tuple[str, ...]
     allocations: Allocations | None = None
     modules: Modules | None = None
-    operators: Ranges | None = None
+    operators: Operators | None = None
 
 
 class Timeline(Generic[T]):
