@@ -488,6 +488,33 @@ def test_page_shows_the_times_of_the_ranks(nsys_path: Path) -> None:
     assert "wait for the last rank" in texts_between_tags(text)
 
 
+def test_narrow_boxes_are_as_opaque_as_they_cover_their_pixels(page: str, tmp_path: Path) -> None:
+    """20,000 boxes, each as long as the gap after it: half of every pixel, from bins and, closer, box by box."""
+    seen = browse(
+        tmp_path,
+        page,
+        """
+const size = 20000, end = 10 * size, row = {
+  size, start: Float64Array.from({ length: size }, (_, i) => 10 * i), duration: new Float64Array(size).fill(5),
+  shades: new Uint8Array(size).fill(palette.shade("matmul")),
+};
+palette.read();
+const look = (from, to) => {
+  const pixels = new Uint8ClampedArray(4 * 100), wide = mixed(row, { from, to, end }, 100, pixels, 0).length;
+  const alpha = pixels.filter((_, k) => k % 4 === 3), [least, most] = [Math.min(...alpha), Math.max(...alpha)];
+  return { wide, binned: Boolean(row.bins), least, most, rgb: [...pixels.slice(0, 3)] };
+};
+const close = look(0, end / 100);
+answer({ close, whole: look(0, end), boxes: look(0, 100).wide, matmul: palette.rgb[palette.shade("matmul")] });
+""",
+    )
+    assert (seen["close"]["binned"], seen["whole"]["binned"]) == (False, True)
+    for look in (seen["close"], seen["whole"]):
+        assert (look["wide"], look["rgb"]) == (0, seen["matmul"])
+        assert 115 <= look["least"] <= look["most"] <= 140
+    assert seen["boxes"] == 10  # each is wide enough to be drawn
+
+
 def test_packed_columns_are_unpacked_to_the_same_numbers(tmp_path: Path, page: str) -> None:
     columns = {
         "short": [1, 2],

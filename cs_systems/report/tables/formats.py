@@ -186,20 +186,13 @@ def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> 
     return out.getvalue()
 
 
-def html(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """Format tables as parts of a page, one section for each: `pages.tables.page` makes the page."""
-    from cs_systems.report.pages.tables import part  # brings jinja2
-
-    return part(tables)
-
-
+# `pages.tables` adds html, whose templates are above this folder.
 FORMATS: dict[str, Callable[[Sequence[Table], int | None, bool], str]] = {
     "terminal": terminal,
     "markdown": markdown,
     "latex": latex,
     "typst": typst,
     "csv": comma_separated,
-    "html": html,
 }
 
 
