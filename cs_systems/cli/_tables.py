@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 COMPARED = tuple(f"{side}_{unit}" for side in ("a", "b", "difference") for unit in ("s", "bytes"))
-BESIDE = {"kernel": 52, "range": 55, "annotation": 48}  # width of the other columns of a table with such a column
+# Width of the other columns of a table with such a column.
+BESIDE = {"kernel": 52, "range": 55, "annotation": 48, "file": 50}
 
 
 def chosen_tables(

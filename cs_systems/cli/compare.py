@@ -60,7 +60,8 @@ def run(args: Compare) -> int:
             )
         if args.format == "csv":
             raise ConfigError("--format csv writes one table; use cs-systems analyze A B --format csv --table phases")
-        return analyze.run(analyze.Analyze(args.a, args.b, format=args.format, output=args.output))
+        both = analyze.Analyze((args.a, args.b), format=args.format, output=args.output)
+        return analyze.run(both, merges=False)
     from cs_systems.comparison.runs import profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records
 

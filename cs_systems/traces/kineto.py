@@ -24,6 +24,7 @@ import numpy as np
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import Unpacked
 from cs_systems.core.validation import shown
+from cs_systems.traces import jobs
 from cs_systems.traces.chrome_trace import Event, Text, events, header
 from cs_systems.traces.modules import HEADER, unpacked
 from cs_systems.traces.stalls import stalls
@@ -87,7 +88,8 @@ def read(path: Path, process: int | None = None) -> Trace:
                 for event in some:
                     reader.take(event)
                 reader.refuse_too_many(file)
-            return replace(reader.trace(devices, process), modules=modules)
+            job = jobs.job(before, reader.origin_us)
+            return replace(reader.trace(devices, process), modules=modules, job=job)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ConfigError(f"{path} is truncated ({error}); copy it again, or record it again") from None
         except OverflowError:
@@ -129,6 +131,7 @@ class _Reader:
         self.origin_us: float | None = None
         self.processes: dict[int, _Process] = defaultdict(_Process)
         self.kernels: list[KernelRow] = []
+        self.messages: dict[tuple[float, int, int], jobs.Message] = {}  # by (start, device, stream) of the kernel
         self.copies: list[tuple[Copy, int]] = []  # with the correlation
         self.functions: dict[Function, Function] = {}
         self.overheads: list[tuple[float, float]] = []
@@ -199,6 +202,8 @@ class _Reader:
         one = self.functions.setdefault(function, function)
         in_graph = bool(args.get("graph node id"))
         where = int(args["device"]), int(args["stream"])
+        if "Collective name" in args and (message := jobs.message(args)):
+            self.messages[start, *where] = message
         self.kernels.append((one, start, end, *where, in_graph, int(args.get("correlation", UNKNOWN))))
 
     def _copy(self, event: Event, start: float, end: float) -> None:
@@ -266,18 +271,27 @@ class _Reader:
                     f"{empty} of {len(process.graphs)} launches of CUDA graphs have no recorded kernel; record with a "
                     "newer PyTorch, whose profiler records the kernels of graphs"
                 )
+        columns = _kernels(kernels, process.launches)
         return Trace(
             source=str(self.path),
             profiler="kineto",
             devices=devices,
-            kernels=_kernels(kernels, process.launches),
+            kernels=columns,
             copies=[copy for copy, _ in copies],
             calls=process.calls,
             ranges=_ranges(process.ranges),
             overheads=self.overheads,
             ops=process.ops or None,
             limitations=tuple(limitations),
+            messages=self._messages_of(columns),
         )
+
+    def _messages_of(self, kernels: Kernels) -> dict[int, jobs.Message]:
+        """Return the messages by the index of their kernel."""
+        if not self.messages:
+            return {}
+        keys = zip(kernels.start_s.tolist(), kernels.device.tolist(), kernels.stream.tolist(), strict=True)
+        return {i: self.messages[key] for i, key in enumerate(keys) if key in self.messages}
 
     def _refuse(self) -> None:
         """Raise ConfigError if no table can be made of the events.

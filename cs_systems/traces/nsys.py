@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from cs_systems.config import ConfigError
+from cs_systems.traces.jobs import Job
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -75,6 +76,16 @@ def read(path: Path, process: int | None = None) -> Trace:
             ) from None
         except (sqlite3.DatabaseError, MemoryError, OverflowError) as error:
             raise ConfigError(f"{path} is a damaged export ({error}); export it again from the .nsys-rep") from None
+
+
+def processes(path: Path) -> list[int]:
+    """Return the pids of the processes that ran kernels, by the number of their first device."""
+    with closing(_open(path)) as database:
+        query = f"SELECT globalPid >> 24 & 16777215 AS pid, min(deviceId) FROM {KERNELS} GROUP BY 1 ORDER BY 2, 1"
+        try:
+            return [pid for pid, _ in database.execute(query) if isinstance(pid, int)]
+        except sqlite3.DatabaseError:  # without a table of kernels, or damaged: reading the file tells which
+            return []
 
 
 @contextmanager
@@ -197,7 +208,10 @@ class _Reader:
             return int(pids[wanted])
         listed = ", ".join(f"{pid} ({found[number]} {what})" for pid, number in sorted(pids.items()))
         reason = f"{len(pids)} processes" if wanted is None else f"no {what[:-1]} of process {wanted}"
-        raise ConfigError(f"{self.path} holds {reason}; choose one with --process: {listed}")
+        ranks = (
+            "; if they are the ranks of a job, merge them with --ranks" if wanted is None and self._has(KERNELS) else ""
+        )
+        raise ConfigError(f"{self.path} holds {reason}; choose one with --process: {listed}{ranks}")
 
     def trace(self) -> Trace:
         kernels = self._kernels()
@@ -220,6 +234,24 @@ class _Reader:
             ops=None,
             limitations=tuple(self.limitations),
             allocations=self._allocations(),
+            job=self._job(),
+        )
+
+    def _job(self) -> Job:
+        """Return the host and the time of the recording; nsys records no rank."""
+
+        def first(table: str, column: str, where: str = "1") -> Any:
+            if column not in self.columns.get(table, ()):
+                return None
+            return (self.database.execute(f"SELECT {column} FROM {table} WHERE {where} LIMIT 1").fetchone() or [None])[
+                0
+            ]
+
+        began_ns = first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
+        host = first("TARGET_INFO_SYSTEM_ENV", "value", "name = 'Hostname'")
+        return Job(
+            host=host if isinstance(host, str) else None,
+            began_s=began_ns * 1e-9 if isinstance(began_ns, int) else None,
         )
 
     def _of_process(self, table: str) -> str:
