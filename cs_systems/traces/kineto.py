@@ -45,7 +45,7 @@ from cs_systems.traces.trace import (
 
 LONGEST_S = 1e9  # from the first event: a time further off is damaged
 LATEST_US = 1e17  # in the profiler's clock: 3,000 years
-MOST_KEPT = 4_000_000  # events kept for the tables: about 1 GB of memory
+MOST_KEPT = 10_000_000  # events kept for the tables: about 3.5 GB of memory with the tables
 FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file is read
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
@@ -134,6 +134,9 @@ class _Reader:
         self.messages: dict[tuple[float, int, int], jobs.Message] = {}  # by (start, device, stream) of the kernel
         self.copies: list[tuple[Copy, int]] = []  # with the correlation
         self.functions: dict[Function, Function] = {}
+        # Equal names and threads share one object: a third of the memory of millions of events.
+        self.names: dict[str, str] = {}
+        self.threads: dict[int, int] = {}
         self.overheads: list[tuple[float, float]] = []
         self.launched = False
         self.endless: list[str] = []
@@ -206,6 +209,14 @@ class _Reader:
             self.messages[start, *where] = message
         self.kernels.append((one, start, end, *where, in_graph, int(args.get("correlation", UNKNOWN))))
 
+    def _name(self, event: Event) -> str:
+        name = str(event["name"])
+        return self.names.setdefault(name, name)
+
+    def _thread(self, event: Event) -> int:
+        thread = int(event["tid"])
+        return self.threads.setdefault(thread, thread)
+
     def _copy(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
         kind = event["cat"].lower().removeprefix("gpu_")
@@ -213,7 +224,7 @@ class _Reader:
         self.copies.append((copy, int(args.get("correlation", UNKNOWN))))
 
     def _call(self, event: Event, start: float, end: float) -> None:
-        name, thread, process = str(event["name"]), int(event["tid"]), self.processes[int(event["pid"])]
+        name, thread, process = self._name(event), self._thread(event), self.processes[int(event["pid"])]
         self.launched = self.launched or "Launch" in name
         args = event.get("args", {})
         if correlation := args.get("correlation"):
@@ -222,12 +233,13 @@ class _Reader:
             if "GraphLaunch" in name:
                 process.graphs.add(int(correlation))
             elif "grid" in args:
-                process.shapes[int(correlation)] = _function("", args)
+                function = _function("", args)
+                process.shapes[int(correlation)] = self.functions.setdefault(function, function)
         if stalls(name):
             process.calls.append(Call(name, start, end, thread))
 
     def _range(self, event: Event, start: float, end: float) -> None:
-        self.processes[int(event["pid"])].ranges.append(Range(str(event["name"]), start, end, int(event["tid"])))
+        self.processes[int(event["pid"])].ranges.append(Range(self._name(event), start, end, self._thread(event)))
 
     def _operator(self, event: Event, start: float, end: float) -> None:
         """Keep an event of an old file, whose category is that of operators and of the user's ranges."""
@@ -239,7 +251,7 @@ class _Reader:
     def _op(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
         numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
-        op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
+        op = Op(self._name(event), start, end, self._thread(event), *numbers)
         self.processes[int(event["pid"])].ops.append(op)
 
     def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:

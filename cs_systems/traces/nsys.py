@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ FREED, ON_THE_HOST = 1, "0, 1"  # ENUM_CUDA_DEV_MEM_EVENT_OPER; ENUM_CUDA_MEM_KI
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
+LATEST = np.iinfo(np.int64).max
 PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
 LONGEST_VALUE = 1 << 26  # bytes of a text, blob or row: without a limit an expression can allocate any amount
@@ -164,7 +165,11 @@ class _Reader:
         return name if name in self.columns.get(table, ()) else "NULL"
 
     def _read(self, table: str, *expressions: str, where: str = "1") -> list[Ints]:
-        """Return the whole numbers of the process's rows, a column for each expression, in file order; NULL is UNKNOWN.
+        """Return whole numbers of the process's rows in file order, a column for each expression; NULL is UNKNOWN."""
+        return _joined(self._chunks(table, *expressions, where=where), len(expressions))
+
+    def _chunks(self, table: str, *expressions: str, where: str = "1") -> Iterator[list[Ints]]:
+        """Yield what `_read` returns in chunks of rows, so that a large table need not fit into memory.
 
         Python's sqlite3 takes over a microsecond for a row. Here SQLite joins each column into one text, which numpy
         parses: in half the time, and without an object for each number.
@@ -173,13 +178,11 @@ class _Reader:
         texts = ", ".join(f"CAST(group_concat(c{i}) AS BLOB)" for i in range(len(expressions)))
         wanted = f"{self._of_process(table)} AND {where} AND rowid > ? ORDER BY rowid LIMIT {CHUNK}"
         query = f"SELECT count(*), max(rowid), {texts} FROM (SELECT rowid, {numbers} FROM {table} WHERE {wanted})"
-        chunks = [[np.empty(0, np.int64)] * len(expressions)]
         count, last = CHUNK, -(2**63)
         while count == CHUNK:
             count, last, *columns = self.database.execute(query, (last,)).fetchone()
             if count:
-                chunks.append([_numbers(text, count, table) for text in columns])
-        return [np.concatenate(column) for column in zip(*chunks, strict=True)]
+                yield [_numbers(text, count, table) for text in columns]
 
     def _process(self, wanted: int | None) -> int | None:
         """Return the globalPid of the process to read; None where the export has no globalPid.
@@ -268,14 +271,27 @@ class _Reader:
         optional = (self._column(KERNELS, name) for name in ("deviceId", "streamId", "correlationId", "graphNodeId"))
         launch = (self._column(KERNELS, name) for name in _LAUNCH)
         shared = " + ".join(self._column(KERNELS, name) for name in _SHARED)
-        columns = self._read(KERNELS, "start", "end", *optional, *launch, shared)
+        # Few functions run many times: a number for each kernel's takes a tenth of the memory of their columns.
+        numbers: dict[tuple[int, ...], int] = {}
+
+        def numbered() -> Iterator[list[Ints]]:
+            for start, end, device, stream, correlation, graph, *function in self._chunks(
+                KERNELS, "start", "end", *optional, *launch, shared
+            ):
+                first, codes = distinct(*function)
+                rows = _rows(*(column[first] for column in function))
+                of_chunk = np.array([numbers.setdefault(row, len(numbers)) for row in rows], np.int64)
+                yield [start, end, device, stream, correlation, (graph > 0).astype(np.int64), of_chunk[codes]]
+
+        columns = _joined(numbered(), 7)
         order = np.argsort(columns[0], kind="stable")
         order = order[(columns[1] >= columns[0])[order]]
         if damaged := len(columns[0]) - len(order):
             self.limitations.append(f"{damaged} kernels that have no end, or end before they start, are left out")
-        start, end, device, stream, correlation, graph, *function = (column[order] for column in columns)
-        first, codes = distinct(*function)
-        functions = [self._function(*row) for row in _rows(*(column[first] for column in function))]
+        for i, column in enumerate(columns):  # one by one, so that only one column is in memory twice
+            columns[i] = column[order]
+        start, end, device, stream, correlation, graph, codes = columns
+        functions = [self._function(*row) for row in numbers]
         thread, launched, returned = self._launches(correlation)
         return Kernels(
             Categorical(functions, codes), _s(start), _s(end), device, stream, thread, launched, returned, graph > 0
@@ -294,21 +310,26 @@ class _Reader:
 
     def _calls_of(self, correlation: Ints) -> tuple[Ints, Floats, Floats] | None:
         """Return (thread, start in s, end in s) of the call with each correlationId; None if no call was recorded."""
-        fields = ("correlationId", "globalTid", "start", "end")
-        calls = self._read(RUNTIME, *fields, where="correlationId >= 0") if self._has(RUNTIME) else []
-        if not any(map(len, calls)):
+        if not self._has(RUNTIME):
             return None
-        # A call and one inside it can share a correlationId: the outer one, which begins first, counts.
-        order = np.lexsort((calls[2], calls[0]))
-        of, thread, start, end = (column[order] for column in calls)
-        at = np.searchsorted(of, correlation)
-        found = np.append(of, UNKNOWN - 1)[at] == correlation
-        at[~found] = 0
-        return (
-            np.where(found, thread[at], UNKNOWN),
-            np.where(found, _s(start[at]), np.nan),
-            np.where(found, _s(end[at]), np.nan),
-        )
+        wanted, which = np.unique(correlation, return_inverse=True)
+        begins = np.full(len(wanted), LATEST)
+        thread, end = np.full(len(wanted), UNKNOWN), np.full(len(wanted), UNKNOWN)
+        any_call = False
+        fields = ("correlationId", "globalTid", "start", "end")
+        for call, of_thread, starts, ends in self._chunks(RUNTIME, *fields, where="correlationId >= 0"):
+            any_call = True
+            at = np.searchsorted(wanted, call)
+            at[at == len(wanted)] = 0
+            # A call and one inside it can share a correlationId: the outer one, which begins first, counts.
+            mine = np.flatnonzero((wanted[at] == call) & (starts < begins[at])) if len(wanted) else at[:0]
+            mine = mine[np.argsort(-starts[mine], kind="stable")]  # of repeated indices, the last assignment counts
+            begins[at[mine]], thread[at[mine]], end[at[mine]] = starts[mine], of_thread[mine], ends[mine]
+        if not any_call:
+            return None
+        found = begins < LATEST
+        launched, returned = np.where(found, _s(begins), np.nan), np.where(found, _s(end), np.nan)
+        return thread[which], launched[which], returned[which]
 
     def _function(self, name: int, *shape: int) -> Function:
         *sizes, registers, shared = (None if value == UNKNOWN else value for value in shape)
@@ -379,6 +400,19 @@ class _Reader:
             return []
         start, end = self._read(table, "start", "end", where="end IS NOT NULL")
         return list(_rows(_s(start), _s(end)))
+
+
+def _joined(chunks: Iterable[list[Ints]], columns: int) -> list[Ints]:
+    """Return the columns of all chunks; while they are joined, only one is in memory twice."""
+    parts: list[list[Ints]] = [[np.empty(0, np.int64)] for _ in range(columns)]
+    for chunk in chunks:
+        for part, column in zip(parts, chunk, strict=True):
+            part.append(column)
+    joined: list[Ints] = []
+    for part in parts:
+        joined.append(np.concatenate(part))
+        part.clear()
+    return joined
 
 
 def _numbers(text: bytes, count: int, table: str) -> Ints:
