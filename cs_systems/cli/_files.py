@@ -31,12 +31,15 @@ class OfRank(NamedTuple):
 
 def read_profile(args: Analyze, source: Source, process: int | None = None) -> Profile:
     """Return the profile of a trace, by the options of the command line."""
+    from cs_systems.traces.cache import cached
     from cs_systems.traces.inventory import labelled
     from cs_systems.traces.profile import profile
     from cs_systems.traces.read import read
 
     between = (args.between[0], args.between[1]) if args.between else None
-    trace = read(source.path, args.process if process is None else process)
+    process = args.process if process is None else process
+    in_archive = source.is_inside and is_archive(source.given)  # unpacked anew each time
+    trace = (read if args.no_cache or in_archive else cached)(source.path, process)
     return labelled(profile(trace, args.range, between), source)
 
 
@@ -103,7 +106,7 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     from cs_systems.traces.folder import cells_of
     from cs_systems.traces.inventory import row_of_error, row_of_other, row_of_profile, traces_in
 
-    options = {*given(args)} - {"files", "format", "output", "process", "range", "between"}
+    options = {*given(args)} - {"files", "format", "output", "process", "range", "between", "no_cache"}
     refuse(sorted(options), f"{len(sources)} files that are not the ranks of one job are listed, not analyzed")
     if args.format == "html":
         raise ConfigError("--format html shows one trace; give one file, or another --format")

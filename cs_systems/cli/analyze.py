@@ -79,6 +79,7 @@ class Analyze:
     top: Annotated[
         MaybeInt, optional("N", "number of kernels, steps, ranges or layers to show", "10, of layers 100; in CSV all")
     ] = None
+    no_cache: Annotated[bool, flag("parse every trace again, also if it is unchanged since it was last read")] = False
     format: Annotated[Format, arg(help="output format; html: a page with the timeline of one step")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
 
@@ -169,7 +170,7 @@ def _scopes(args: Analyze, source: Source) -> str:
 
 def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[str]) -> None:
     """Raise ConfigError for options that have no meaning for what the file holds."""
-    if {*given(args)} - {"files", *names} or args.format == "html":
+    if {*given(args)} - {"files", "no_cache", *names} or args.format == "html":
         raise ConfigError(f"{source.label} contains {holds}; use only {allowed} with it")
 
 

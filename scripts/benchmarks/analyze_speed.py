@@ -97,9 +97,9 @@ def _later(event: dict, copies: int) -> dict:  # type: ignore[type-arg]
 
 
 def measure(path: Path) -> tuple[float, float, float]:
-    """Return (wall s, processor s, peak memory in MB) of `cs-systems analyze` in a process of its own."""
+    """Return (wall s, processor s, peak memory in MB) of `cs-systems analyze --no-cache` in a process of its own."""
     start = time.monotonic()
-    command = [sys.executable, "-m", "cs_systems", "analyze", str(path)]
+    command = [sys.executable, "-m", "cs_systems", "analyze", str(path), "--no-cache"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     if status:
