@@ -8,7 +8,7 @@ OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
 PYTEST_ARGS ?= -n 2 --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types format docs readme studies dist stale clean
+.PHONY: help install bench test lint types format docs readme figures studies dist stale clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,6 +44,10 @@ docs: $(INSTALLED)  ## the documentation as pages that need no network, site/ind
 readme: $(INSTALLED)  ## the tables of README.md and docs/results.md, and profiles/README.md, from the committed records
 	$(BIN)/python scripts/readme_table.py
 	$(BIN)/python scripts/studies/_study.py --index
+
+figures: $(INSTALLED)  ## every figure of profiles/, which README and docs show too, from the committed records; fails if a text is cut
+	$(BIN)/python scripts/studies/_gallery.py
+	$(BIN)/python scripts/benchmarks/profile_page.py --picture profiles/profile_page/page.png --kernels > /dev/null
 
 studies: $(INSTALLED)  ## every study at the size that fits this machine; again: goes on with the rest
 	$(BIN)/python scripts/studies/_study.py --all

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tests.recorded"]
 
+# No test depends on the speed of the machine.
+settings.register_profile("without_deadline", deadline=None)
+settings.load_profile("without_deadline")
 # Set before torch is imported, and inherited by workers: tiny tensors gain nothing from a second thread, and two test
 # processes on two cores would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

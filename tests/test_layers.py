@@ -105,7 +105,7 @@ def test_rooms_without_torch_do_not_import_it() -> None:
 @pytest.mark.parametrize("package", plugins.CONSTANTS)
 def test_every_plug_in_exports_one_constant(package: str) -> None:
     constants = set(plugins.CONSTANTS.values())
-    folder = ROOT / "cs_systems" / package
+    folder = ROOT.joinpath("cs_systems", *package.split("."))
     for name in plugins.names(package):
         file = folder / f"{name}.py" if (folder / f"{name}.py").is_file() else folder / name / "__init__.py"
         assigned = [

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
+from cs_systems.attention._autograd import applied, without_second_derivative
 from cs_systems.attention._mask import causal_offset
 from cs_systems.attention._operators import operators
 from cs_systems.attention._refusals import check_one_device, no_cuda, wrong_dtype
 from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.kernels.layout import padded_d_head, takes_layout
-from cs_systems.kernels.prepared import PreparedPass
+from cs_systems.kernels.prepared import PreparedPass, empty_rows
 
 DTYPES = ("float16", "bfloat16")
 LARGEST_D_HEAD = 128
@@ -107,7 +107,7 @@ class HopperKernels:
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Return the output, laid out as q, and the log-sum-exp."""
-        o, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+        o, lse = torch.empty_like(q), empty_rows(q)
         if q.numel() and k.numel():
             self._forward.run((q, k, v), (o, lse), causal, offset, scale)
             return o, lse
@@ -124,7 +124,7 @@ class HopperKernels:
         if not q.numel() or not k.numel():
             return dq.zero_(), dk.zero_(), dv.zero_()
         in_order = self.repeatable and torch.are_deterministic_algorithms_enabled()
-        self._backward.run((q, k, v, o, lse.contiguous(), do), (dq, dk, dv), causal, offset, scale, in_order)
+        self._backward.run((q, k, v, o, lse, do), (dq, dk, dv), causal, offset, scale, in_order)
         return dq, dk, dv
 
     @cached_property
@@ -184,11 +184,13 @@ def attention_of(kernels: HopperKernels) -> Callable[..., Tensor]:
             return o
 
         @staticmethod
-        @once_differentiable
+        @without_second_derivative
         def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
             run = backward_op if torch.compiler.is_compiling() else kernels.backward
             gradients = run(*(*ctx.saved_tensors, do, *ctx.call))
             return *gradients, None, None, None
+
+    apply = applied(FlashAttention)
 
     def attention(
         q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None, align: str = "upper_left"
@@ -206,7 +208,7 @@ def attention_of(kernels: HopperKernels) -> Callable[..., Tensor]:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         if scale <= 0:  # the kernels take the maximum before they scale
             q, scale = (q * 0, 1.0) if scale == 0 else (-q, -scale)
-        out: Tensor = FlashAttention.apply(q, k, v, causal, causal_offset(q.shape[-2], k.shape[-2], align), scale)
+        out: Tensor = apply(q, k, v, causal, causal_offset(q.shape[-2], k.shape[-2], align), scale)
         return out
 
     return attention

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cs_systems.attention import AttentionCall
 from cs_systems.core.shapes import ALIGNMENTS
-from cs_systems.core.validation import one_of
+from cs_systems.core.validation import ConfigError, is_whole, one_of
 
 
 def causal_offset(seq_q: int, seq_k: int, align: str) -> int:
@@ -24,11 +24,32 @@ def causal_offset(seq_q: int, seq_k: int, align: str) -> int:
     return seq_k - seq_q if align == "lower_right" else 0
 
 
-def hidden_keys(seq_q: int, seq_k: int, align: str, device: torch.device) -> Tensor:
-    """Return a (seq_q, seq_k) bool mask, True where a causal query does not see the key."""
+def hidden_keys(seq_q: int, seq_k: int, align: str, device: torch.device, window: int | None = None) -> Tensor:
+    """Return a (seq_q, seq_k) bool mask, True where a causal query does not see the key.
+
+    window: each query sees only the last `window` keys up to its own.
+    """
     offset = causal_offset(seq_q, seq_k, align)
-    last_seen = torch.arange(offset, offset + seq_q, device=device)
-    return torch.arange(seq_k, device=device) > last_seen[:, None]
+    last_seen = torch.arange(offset, offset + seq_q, device=device)[:, None]
+    keys = torch.arange(seq_k, device=device)
+    hidden = keys > last_seen
+    return hidden if window is None else hidden | (keys <= last_seen - window)
+
+
+def hides_a_row(seq_q: int, seq_k: int, align: str, window: int | None = None) -> bool:
+    """Return True if some causal query sees no key: the first, or with a window the last."""
+    offset = causal_offset(seq_q, seq_k, align)
+    return offset < 0 or (window is not None and seq_q + offset - window >= seq_k)
+
+
+def check_window(window: int | None, causal: bool) -> None:
+    """Raise ConfigError unless the window is absent, or positive and of a causal call."""
+    if window is None:
+        return
+    if not causal:
+        raise ConfigError(f"window={window} requires causal attention; pass causal=True, or drop the window")
+    if not is_whole(window) or window < 1:
+        raise ConfigError(f"window must be a whole number from 1, got {window!r}")
 
 
 def repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,4 +71,4 @@ def has_two_readings(call: AttentionCall) -> bool:
 
 def has_blind_queries(call: AttentionCall) -> bool:
     """Return True if some query of this call sees no key: its output is 0 by definition and NaN by the formula."""
-    return call.causal and causal_offset(call.seq_q, call.seq_k, call.align) < 0
+    return call.causal and hides_a_row(call.seq_q, call.seq_k, call.align)

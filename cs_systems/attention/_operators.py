@@ -8,32 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+OPTIONS = "bool causal, int offset, float scale"
 
-def operators(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> tuple[Any, Any]:
+
+def operators(
+    name: str, forward: Callable[..., Any], backward: Callable[..., Any], options: str = OPTIONS
+) -> tuple[Any, Any]:
     """Register `cs_systems::NAME_forward` and `cs_systems::NAME_backward`, with fake versions for a compiler.
 
-    forward: (q, k, v, causal, offset, scale) → the output, laid out as q, and the log-sum-exp (..., seq_q), float32.
-    backward: (q, k, v, o, lse, do, causal, offset, scale) → the gradients of q, k and v, each laid out as its tensor.
+    forward: (q, k, v, *options) → the output, laid out as q, and the log-sum-exp (..., seq_q), float32.
+    backward: (q, k, v, o, lse, do, *options) → the gradients of q, k and v, each laid out as its tensor.
+    options: their types and names, in the notation of torch's schemas.
     """
-
-    @torch.library.custom_op(f"cs_systems::{name}_forward", mutates_args=())
-    def forward_op(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> tuple[Tensor, Tensor]:
-        return forward(q, k, v, causal, offset, scale)  # type: ignore[no-any-return]
+    inputs = "Tensor q, Tensor k, Tensor v"
+    forward_op = torch.library.custom_op(
+        f"cs_systems::{name}_forward", forward, mutates_args=(), schema=f"({inputs}, {options}) -> (Tensor, Tensor)"
+    )
+    backward_op = torch.library.custom_op(
+        f"cs_systems::{name}_backward", backward, mutates_args=(),
+        schema=f"({inputs}, Tensor o, Tensor lse, Tensor do, {options}) -> (Tensor, Tensor, Tensor)",
+    )  # fmt: skip
 
     @forward_op.register_fake
-    def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> tuple[Tensor, Tensor]:
+    def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
         return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
-    @torch.library.custom_op(f"cs_systems::{name}_backward", mutates_args=())
-    def backward_op(
-        q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, offset: int, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return backward(q, k, v, o, lse, do, causal, offset, scale)  # type: ignore[no-any-return]
-
     @backward_op.register_fake
-    def _(
-        q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, offset: int, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
     return forward_op, backward_op

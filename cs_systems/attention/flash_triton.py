@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from cs_systems.attention import AttentionBackend, AttentionCall
-from cs_systems.attention._mask import causal_offset
-from cs_systems.attention._operators import operators
+from cs_systems.attention._autograd import applied, without_second_derivative
+from cs_systems.attention._mask import causal_offset, check_window
+from cs_systems.attention._operators import OPTIONS, operators
 from cs_systems.attention._refusals import check_one_device
 from cs_systems.formulas.cost import AttentionAlgorithm
-from cs_systems.kernels.prepared import PreparedPass
+from cs_systems.kernels.prepared import PreparedPass, empty_rows
 from cs_systems.kernels.triton.configs import Tiles, padded_d_head, tiles_for
 
 if TYPE_CHECKING:
@@ -45,19 +45,22 @@ def attention(
     scale: float | None = None,
     align: str = "upper_left",
     tiles: Tiles | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Compute attention with the Triton kernels.
 
     q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head), where
     heads_kv divides heads. scale defaults to 1/√d_head. Under autocast the inputs are cast, as torch does for its own
-    attention. tiles: replaces the table's tiles, for tuning. Raises ValueError with the reason and the remedy for a
-    call that `unavailable` rejects.
+    attention. tiles: replaces the table's tiles, for tuning. window: a causal query sees only the last `window` keys
+    up to its own, and tiles outside are skipped. Raises ValueError with the reason and the remedy for a call that
+    `unavailable` rejects.
     """
+    check_window(window, causal)
     device = q.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    out: Tensor = FlashAttentionTriton.apply(q, k, v, causal, scale, align, tiles)
+    out: Tensor = _apply(q, k, v, causal, scale, align, tiles, window)
     return out
 
 
@@ -78,59 +81,63 @@ class FlashAttentionTriton(torch.autograd.Function):
         scale: float | None = None,
         align: str = "upper_left",
         tiles: Tiles | None = None,
+        window: int | None = None,
     ) -> Tensor:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         offset = causal_offset(q.shape[-2], k.shape[-2], align)
         if torch.compiler.is_compiling():
-            o, lse = _forward_op(q, k, v, is_causal, offset, scale)
+            o, lse = _forward_op(q, k, v, is_causal, offset, scale, window or 0)
         else:
-            o, lse = _forward(q, k, v, is_causal, offset, scale, tiles)
+            o, lse = _forward(q, k, v, is_causal, offset, scale, window or 0, tiles)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.call, ctx.tiles = (is_causal, offset, scale), tiles
+        ctx.call, ctx.tiles = (is_causal, offset, scale, window or 0), tiles
         return o  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @without_second_derivative
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         if torch.compiler.is_compiling():
             gradients = _backward_op(*ctx.saved_tensors, do, *ctx.call)
         else:
             gradients = _backward(*(*ctx.saved_tensors, do, *ctx.call, ctx.tiles))
-        return *gradients, None, None, None, None
+        return *gradients, None, None, None, None, None
+
+
+_apply = applied(FlashAttentionTriton)
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float, tiles: Tiles | None = None
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the output, laid out as q, and the log-sum-exp."""
-    o, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    _FORWARD.run((q, k, v), (o, lse), causal, offset, scale, tiles)
+    o, lse = torch.empty_like(q), empty_rows(q)
+    _FORWARD.run((q, k, v), (o, lse), causal, offset, scale, window, tiles)
     return o, lse
 
 
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
-    causal: bool, offset: int, scale: float, tiles: Tiles | None = None,
+    causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, each laid out as its tensor."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    _BACKWARD.run((q, k, v, o, lse.contiguous(), do), (dq, dk, dv), causal, offset, scale, tiles)
+    _BACKWARD.run((q, k, v, o, lse, do), (dq, dk, dv), causal, offset, scale, window, tiles)
     return dq, dk, dv
 
 
 def _forward_launches(
     device: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
-    causal: bool, offset: int, scale: float, tiles: Tiles | None,
+    causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None,
 ) -> tuple[list[Launch], dict[str, Tensor]]:  # fmt: skip
-    problem = _problem(device, q, k, v, causal, offset, scale, tiles)
+    problem = _problem(device, q, k, v, causal, offset, scale, window, tiles)
     return [problem.forward(_as_4d(o), lse)], {}
 
 
 def _backward_launches(
     device: int, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
-    dq: Tensor, dk: Tensor, dv: Tensor, causal: bool, offset: int, scale: float, tiles: Tiles | None,
+    dq: Tensor, dk: Tensor, dv: Tensor, causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None,
 ) -> tuple[list[Launch], dict[str, Tensor]]:  # fmt: skip
-    problem = _problem(device, q, k, v, causal, offset, scale, tiles)
+    problem = _problem(device, q, k, v, causal, offset, scale, window, tiles)
     lse, o, do, dq, dk, dv = _as_4d(lse[..., None])[..., 0], *map(_as_4d, (o, do, dq, dk, dv))
     lse_log2, delta = torch.empty_like(lse), torch.empty_like(lse)
     launches = [problem.dq(o, lse, do, lse_log2, delta, dq), problem.dkdv(do, lse_log2, delta, dk, dv)]
@@ -138,13 +145,21 @@ def _backward_launches(
 
 
 def _problem(
-    device: int, q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float, tiles: Tiles | None
+    device: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    offset: int,
+    scale: float,
+    window: int,
+    tiles: Tiles | None,
 ) -> Problem:
     from cs_systems.kernels.triton.launch import Problem
 
     capability = None if device < 0 else torch.cuda.get_device_capability(device)
     tiles = tiles or tiles_for(capability, q.element_size(), q.shape[-1])
-    return Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles)
+    return Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles, window)
 
 
 def _as_4d(x: Tensor) -> Tensor:
@@ -193,7 +208,7 @@ _FORWARD = PreparedPass(_INPUTS, ("o", "lse"), _forward_launches, _reads, _check
 _BACKWARD = PreparedPass(
     (*_INPUTS, "o", "lse", "do"), ("dq", "dk", "dv"), _backward_launches, _reads, lambda *inputs: _check(*inputs[:3])
 )
-_forward_op, _backward_op = operators("flash_triton", _forward, _backward)
+_forward_op, _backward_op = operators("flash_triton", _forward, _backward, f"{OPTIONS}, int window")
 
 
 def unavailable(call: AttentionCall) -> str | None:

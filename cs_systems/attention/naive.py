@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.attention import AttentionBackend, AttentionCall
-from cs_systems.attention._mask import causal_offset, hidden_keys, repeat_kv_heads
+from cs_systems.attention._mask import check_window, hidden_keys, hides_a_row, repeat_kv_heads
 from cs_systems.attention._refusals import cannot_run
 from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm
 from cs_systems.instrument.annotate import annotate
@@ -26,13 +26,15 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     align: str = "upper_left",
+    window: int | None = None,
 ) -> Tensor:
     """Compute attention by the formula.
 
     q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head), where
     heads_kv divides heads. scale defaults to 1/√d_head. Softmax runs in the dtype of the scores, under autocast in
-    float32.
+    float32. window: a causal query sees only the last `window` keys up to its own.
     """
+    check_window(window, causal)
     k, v = repeat_kv_heads(q, k, v)
     seq_q, seq_k = q.shape[-2], k.shape[-2]
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -40,12 +42,12 @@ def attention(
         # Scaling q costs seq_q × d_head; scaling the scores would cost a pass over the largest tensor.
         scores = (q * scale) @ k.transpose(-2, -1)
         if causal:
-            hidden = hidden_keys(seq_q, seq_k, align, q.device)
+            hidden = hidden_keys(seq_q, seq_k, align, q.device, window)
             # Matmul's backward needs its inputs, not its output: in place is safe.
             scores.masked_fill_(hidden, -math.inf)
     with annotate("softmax"):
         weights = torch.softmax(scores, dim=-1)
-        if causal and causal_offset(seq_q, seq_k, align) < 0:
+        if causal and hides_a_row(seq_q, seq_k, align, window):
             # A row of only −inf becomes NaN. So does its gradient, until the mask above hides the row.
             weights = weights.masked_fill(hidden, 0)
     with annotate("value"):

@@ -1,8 +1,8 @@
 """Command line: one file per sub-command, dispatched on the first word so that only that one's parser is built.
 
 A sub-command's module exports `ARGS`, a frozen dataclass from which tyro makes the options, and `run(args) -> int`, the
-exit status: 0 if any requested cell gave a result (ok or oom), now or before the sweep was resumed, 2 for malformed
-input, 3 if none gave a result, 130 after Ctrl-C.
+exit status: 0 if any requested cell gave a result (ok or oom), now or before the sweep was resumed, 1 if `compare`
+found what --fail-on names, 2 for malformed input, 3 if no cell gave a result, 130 after Ctrl-C.
 """
 
 from __future__ import annotations

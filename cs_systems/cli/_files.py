@@ -29,8 +29,8 @@ class OfRank(NamedTuple):
     process: int | None
 
 
-def read_profile(args: Analyze, source: Source, process: int | None = None) -> Profile:
-    """Return the profile of a trace, by the options of the command line."""
+def read_profile(args: Analyze, source: Source, process: int | None = None, operators: bool = False) -> Profile:
+    """Return the profile of a trace, by the options of the command line; `operators` as in `read`."""
     from cs_systems.traces.cache import cached
     from cs_systems.traces.inventory import labelled
     from cs_systems.traces.profile import profile
@@ -39,7 +39,7 @@ def read_profile(args: Analyze, source: Source, process: int | None = None) -> P
     between = (args.between[0], args.between[1]) if args.between else None
     process = args.process if process is None else process
     in_archive = source.is_inside and is_archive(source.given)  # unpacked anew each time
-    trace = (read if args.no_cache or in_archive else cached)(source.path, process)
+    trace = (read if args.no_cache or in_archive else cached)(source.path, process, operators=operators)
     return labelled(profile(trace, args.range, between), source)
 
 

@@ -6,15 +6,19 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from tyro.conf import arg
 
 from cs_systems.cli._options import one_name
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.printable import visible
-from cs_systems.record import records_path
+from cs_systems.record import RunRecord, records_path
 from cs_systems.report import files
 
 TABLE_FORMATS = ("terminal", "markdown", "latex", "typst", "csv")
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
 else:
     TableFormat = Annotated[object, one_name("format", TABLE_FORMATS)]
     Format = MaybeFormat = Annotated[object, one_name("format", FORMATS)]
+Open = Annotated[bool, arg(help="open the page (--format html) in a browser", help_behavior_hint="(default: no)")]
+Asked = TypeVar("Asked", bound=Any)  # arguments with format, output and open
+Picture = tuple[str, str]
 RUN_FILES = ("records*.jsonl", "worker*.log", ".*")  # files that a sweep itself writes into its folder
 
 
@@ -34,23 +41,62 @@ def terminal_width(output: Path | None = None) -> int | None:
     return shutil.get_terminal_size().columns if output is None and sys.stdout.isatty() else None
 
 
-def deliver(text: str, format: Format, output: Path | None) -> None:
-    """Write the text into `output` and report that, or to standard output without one."""
+def deliver(text: str, format: Format, output: Path | None, opens: bool = False) -> None:
+    """Write the text into `output` and report that, or to standard output without one; open the file in a browser."""
     if output is None:
         with files.standard_output():
             sys.stdout.write(text)
         return
     files.write_file(output, text.encode(errors="backslashreplace"))
     print(visible(f"{format}: {output}"), file=sys.stderr)
+    if opens:
+        import webbrowser
+
+        if not webbrowser.open(output.absolute().as_uri()):
+            print(visible(f"no browser could be started; open {output} yourself"), file=sys.stderr)
 
 
-def deliver_tables(texts: Sequence[str], format: Format, output: Path | None, inputs: Sequence[Path] = ()) -> None:
+def page_asked(args: Asked) -> Asked:
+    """Return the arguments with --format html and a file for the page, if --open asks for it.
+
+    Raises:
+        ConfigError: a page would be printed into a terminal, or --open is given with another format.
+    """
+    if not args.open:
+        check_page(args.format, args.output)
+        return args
+    if args.format not in (None, "terminal", "html"):
+        raise ConfigError(f"--open shows a page; leave out --open or --format {args.format}")
+    output = args.output or Path(tempfile.mkdtemp(prefix="cs-systems-")) / "page.html"
+    return replace(args, format="html", output=output)
+
+
+def joined(texts: Sequence[str], format: Format, title: str, pictures: Sequence[Picture] = ()) -> str:
+    """Return the texts as one: one after the other, or as the sections of a page with its title and pictures."""
+    if format != "html":
+        return "\n".join(texts)
+    from cs_systems.report.pages.tables import page
+
+    return page(title, texts, pictures=pictures)
+
+
+def pictures_of(records: Sequence[RunRecord], kind: str) -> list[Picture]:
+    """Return the figure of this kind for a page, if the records can fill it."""
+    from cs_systems.report.figures import plot
+    from cs_systems.report.figures.kinds import KINDS
+
+    return [(KINDS[kind].title, plot.svg(records, kind))] if kind in plot.kinds(records) else []
+
+
+def deliver_tables(
+    texts: Sequence[str], format: Format, output: Path | None, inputs: Sequence[Path] = (), opens: bool = False
+) -> None:
     """Write the tables as `deliver` does, one after the other.
 
     A CSV file holds one table: the next ones go to FILE-2.csv, FILE-3.csv, and so on.
     """
     if output is None or format != "csv":
-        deliver("\n".join(texts), format, output)
+        deliver("\n".join(texts), format, output, opens)
         return
     for number, text in enumerate(texts, 1):
         file = output if number == 1 else output.with_stem(f"{output.stem}-{number}")

@@ -137,8 +137,9 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     check_top(args.top, tables, [*long])
     if args.format == "html" and (compares or args.table or args.top):
         raise ConfigError("--format html shows every table of one trace; leave out FILE2, --table and --top")
-    profiles = [read_profile(args, source) for source in sources]
-    if args.format == "html":
+    page = args.format == "html"
+    profiles = [read_profile(args, source, operators=page) for source in sources]
+    if page:
         from cs_systems.report.pages.profile import render
         from cs_systems.traces.range_tree import range_tree
         from cs_systems.traces.timeline import results, view

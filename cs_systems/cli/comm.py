@@ -14,7 +14,18 @@ from typing import Annotated
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, Names, Numbers, Steps, Sweep, optional, parse_bytes
-from cs_systems.cli._output import TableFormat, check_outputs, deliver, figure_file, reads, terminal_width
+from cs_systems.cli._output import (
+    Format,
+    Open,
+    check_outputs,
+    deliver,
+    figure_file,
+    joined,
+    page_asked,
+    pictures_of,
+    reads,
+    terminal_width,
+)
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
 from cs_systems.record import Row, RunRecord
@@ -103,11 +114,12 @@ class Comm:
     cells: CommCells = field(default_factory=CommCells)
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
-    format: Annotated[TableFormat, arg(help="format of the tables")] = "terminal"
+    format: Annotated[Format, arg(help="format of the tables; html: a page with the figure")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the tables, instead of the terminal")] = None
     figure: Annotated[MaybePath, optional("FILE", "file for the figure: .svg, .png or .pdf", "figure.svg in --out")] = (
         None
     )
+    open: Open = False
 
 
 ARGS = Comm
@@ -119,11 +131,14 @@ def run(args: Comm) -> int:
     configs = args.cells.configs(args.steps)
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep)
+    args = page_asked(args)
     outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
     check_outputs(outputs, reads(args.sweep.out))
     folder, records = measured(configs, args.sweep, "comm", args.steps.seed)
-    text = "\n".join(texts(records, args.format, terminal_width(args.output)))
-    deliver(text, args.format, args.output)
+    tables = texts(records, args.format, terminal_width(args.output))
+    pictures = pictures_of(records, "collectives") if args.format == "html" else []
+    text = joined(tables, args.format, f"Collectives of {folder}", pictures)
+    deliver(text, args.format, args.output, args.open)
     print_figure_and_paths(args.format, folder, "collectives", args.figure, records)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))
 

@@ -7,6 +7,8 @@ traces (.sqlite, .nsys-rep, .json, .json.gz), that difference alone.
 from __future__ import annotations
 
 import re
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +16,24 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybePath, Names, optional
-from cs_systems.cli._output import TableFormat, check_outputs, deliver, terminal_width
+from cs_systems.cli import _output
+from cs_systems.cli._options import MaybePath, Names, one_name, optional
+from cs_systems.cli._output import Open, check_outputs, deliver, joined, page_asked, terminal_width
 from cs_systems.config import ConfigError, describe, one_of
 from cs_systems.core.file_types import command_for
-from cs_systems.core.printable import command_line
+from cs_systems.core.printable import command_line, visible
 from cs_systems.record import Row, RunRecord
 from cs_systems.traces.range_names import SPLITS
 
+FORMATS = (*_output.FORMATS, "github")
 if TYPE_CHECKING:
-    from cs_systems.comparison.runs import ComparisonRow
+    from typing import Literal
+
+    from cs_systems.comparison.runs import Comparison, ComparisonRow
+
+    CompareFormat = _output.Format | Literal["github"]
+else:
+    CompareFormat = Annotated[object, one_name("format", FORMATS)]
 
 
 @dataclass(frozen=True)
@@ -33,16 +43,31 @@ class Compare:
     phase: Annotated[Names, arg(help="phases to compare: step (wall clock), forward, loss, backward, optimizer")] = (
         "step",
     )
-    format: Annotated[TableFormat, arg(help="output format")] = "terminal"
+    format: Annotated[
+        CompareFormat, arg(help="output format; github: a Markdown summary for a pull request; html: a page")
+    ] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
+    open: Open = False
+    fail_on: Annotated[
+        Names,
+        arg(
+            help="exit with status 1 if a cell of B is slower (its verdict), or larger (peak memory above A's by 1%%)",
+            help_behavior_hint="(default: never)",
+        ),
+    ] = ()
 
 
 ARGS = Compare
 UNKNOWN = "–"
+PEAKS = ("A_bytes", "B_bytes")
+TITLES = {"A_s": "A", "B_s": "B", "A_bytes": "peak of A", "B_bytes": "peak of B"}
+TYPICAL = "A, B: typical time, the mean of the rounds' medians on a log scale without extremes; B/A is their ratio"
 TOP = 10  # rows of a difference, without the sum
 PROFILED = "kernel times under a profiler: use them for shares and causes, not as timings"
 # Above this, not even a doubling would have been detected, and "no difference" would mislead.
 HOPELESS = 1.0
+EXIT_FAILED_ON = 1
+FAILURES = ("slower", "larger")
 
 
 def run(args: Compare) -> int:
@@ -58,27 +83,65 @@ def run(args: Compare) -> int:
             raise ConfigError(
                 "--phase requires two runs, got two traces, for which every phase is shown; leave out --phase"
             )
+        if args.fail_on:
+            raise ConfigError("--fail-on requires two runs, got two traces, which have no verdict; leave out --fail-on")
         if args.format == "csv":
             raise ConfigError("--format csv writes one table; use cs-systems analyze A B --format csv --table phases")
+        if args.format in ("html", "github") or args.open:
+            raise ConfigError("two traces have no page nor summary; use --format terminal, markdown, latex or typst")
         both = analyze.Analyze((args.a, args.b), format=args.format, output=args.output)
         return analyze.run(both, merges=False)
     from cs_systems.comparison.runs import profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records
 
+    for name in args.fail_on:
+        one_of("--fail-on", name, FAILURES)
+    args = page_asked(args)
     check_outputs({"--output": args.output}, [args.a, args.b])
     (a, torn_a), (b, torn_b) = some_records(args.a), some_records(args.b)
     pairs = profiled_pairs(a, b)
-    texts = []
+    texts, found, pictures = [], None, []
     if not pairs or args.format == "csv" or undisturbed(a):
-        texts.append(_timings(args, a, b, [*torn_a, *torn_b]))
+        found = _compared(args, a, b)
+        texts.append(_timings(args, found, [*torn_a, *torn_b]))
+        pictures = _pictures(found) if args.format == "html" else []
+    elif args.fail_on:
+        raise ConfigError("--fail-on requires timings, got two profiled runs, which have no verdict; leave it out")
     elif args.phase != Compare.phase:
         raise ConfigError(
             "--phase requires timings, got two profiled runs, for which every phase is shown; leave out --phase"
         )
-    if args.format != "csv":
+    if args.format not in ("csv", "github"):
         texts += [_profiles(args, *pair) for pair in pairs]
-    deliver("\n".join(texts), args.format, args.output)
-    return 0
+    text = joined(texts, args.format, f"{args.b} compared with {args.a}", pictures)
+    deliver(text, args.format, args.output, args.open)
+    return _status(found, args.fail_on)
+
+
+def _status(found: Comparison | None, fail_on: Sequence[str]) -> int:
+    """Return the exit status, and say on standard error which cells gave it."""
+    from cs_systems.comparison.runs import is_larger
+
+    failing = [
+        f"{row['cell']}, {row['phase']}: {name}"
+        for row in (found.rows if found else ())
+        for name in fail_on
+        if (row["verdict"] == name and not _is_noisy(row)) or (name == "larger" and is_larger(row))
+    ]
+    for line in dict.fromkeys(failing):
+        print(visible(line), file=sys.stderr)
+    return EXIT_FAILED_ON if failing else 0
+
+
+def _pictures(found: Comparison) -> list[tuple[str, str]]:
+    from cs_systems.report.figures import plot, ratios
+
+    rows = [row for row in found.rows if not _is_noisy(row)]
+    return (
+        [("ratio of the times, B/A, with its 95% interval", plot.drawn_svg(lambda: ratios.ratios(rows), "ratios"))]
+        if rows
+        else []
+    )
 
 
 def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
@@ -97,14 +160,18 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
     return "\n".join(document_text(args.format, [cell, sides, PROFILED], parts, args.output))
 
 
-def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[str]) -> str:
+def _compared(args: Compare, a: list[RunRecord], b: list[RunRecord]) -> Comparison:
     from cs_systems.comparison.runs import compare
     from cs_systems.report.phase_columns import known_phases
-    from cs_systems.report.tables.rows import render_rows
 
     for phase in args.phase:
         one_of("phase", phase, known_phases([*a, *b]))
-    comparison = compare(a, b, args.phase)
+    return compare(a, b, args.phase)
+
+
+def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
+    from cs_systems.report.tables.rows import render_rows
+
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
     timed = f" of {args.phase[0]}" if args.format != "csv" and len(args.phase) == 1 else ""
     caption = f"B over A{timed}; {what or 'same configuration in A and B'}"
@@ -112,8 +179,10 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
     for text in filter(None, (row["unseen"] for row in comparison.rows)):
         blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
     unseen = [f"not measured: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
-    legends = ["finds: the smallest slowdown that this comparison can detect"]
+    legends = [TYPICAL, "finds: the smallest slowdown that this comparison can detect"]
     rows: Sequence[Row] = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
+    if not any(row["a_peak_bytes"] and row["b_peak_bytes"] for row in comparison.rows) and args.format != "csv":
+        rows = [{name: value for name, value in row.items() if name not in PEAKS} for row in rows]
     if timed:
         rows = [{name: value for name, value in row.items() if name != "phase"} for row in rows]
     if all(row.get("interval") == UNKNOWN for row in rows):
@@ -122,21 +191,47 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
         noise = " or ".join(dict.fromkeys(row["noise"] for row in comparison.rows))
         legends.insert(0, f"interval: 95% confidence interval of B/A, from {noise}")
     notes = [*legends, *unseen, *torn, *comparison.doubts]
+    if args.format == "github":
+        return _summary(comparison, rows, caption, notes)
     alike = [name for name in ("A_s", "B_s") if rows and name in rows[0]]
-    return render_rows(rows, args.format, caption, notes, width=terminal_width(args.output), alike=alike)
+    width = terminal_width(args.output)
+    return render_rows(
+        rows, args.format, caption, notes, TITLES, width=width, alike=alike, optional=PEAKS, own_units=PEAKS
+    )
+
+
+def _summary(comparison: Comparison, rows: Sequence[Row], caption: str, notes: Sequence[str]) -> str:
+    """Return a heading with the verdicts, the table, and the notes folded away, in GitHub's Markdown."""
+    from cs_systems.comparison.runs import is_larger
+    from cs_systems.report.tables.rows import render_rows
+
+    verdicts = Counter("too noisy" if _is_noisy(row) else row["verdict"] for row in comparison.rows)
+    verdicts["larger"] = sum(map(is_larger, comparison.rows))
+    order = ("slower", "larger", "faster", "no difference", "too noisy", "unknown")
+    counts = ", ".join(f"{verdicts[name]} {name}" for name in order if verdicts[name])
+    alike = [name for name in ("A_s", "B_s") if name in rows[0]]
+    table = render_rows(rows, "markdown", caption, titles=TITLES, alike=alike, own_units=PEAKS)
+    folded = "".join(f"- {note}\n" for note in notes)
+    return f"### {counts}\n\n{table}\n<details><summary>Notes</summary>\n\n{folded}\n</details>\n"
 
 
 def _readable(row: ComparisonRow) -> Row:
     """Return the columns to show: the ratio's interval in one, and the least detectable difference."""
     low, high, resolution = row["ratio_low"], row["ratio_high"], row["resolution"]
-    noisy = resolution is not None and resolution > HOPELESS
+    noisy = _is_noisy(row)
     return {
         "cell": row["cell"],
         "phase": row["phase"],
-        "A_s": row["a_median_s"],
-        "B_s": row["b_median_s"],
+        "A_s": row["a_typical_s"],
+        "B_s": row["b_typical_s"],
         "B/A": f"{row['ratio']:.3f}" if row["ratio"] < 10 else f"{row['ratio']:.3g}",
         "interval": UNKNOWN if low is None or noisy else f"{low:.3f} … {high:.3f}",
         "finds": UNKNOWN if resolution is None else "> 100%" if noisy else f"{resolution:.0%}",
+        "A_bytes": row["a_peak_bytes"],
+        "B_bytes": row["b_peak_bytes"],
         "verdict": "too noisy" if noisy else row["verdict"],
     }
+
+
+def _is_noisy(row: ComparisonRow) -> bool:
+    return row["resolution"] is not None and row["resolution"] > HOPELESS

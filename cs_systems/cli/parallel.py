@@ -28,10 +28,14 @@ from cs_systems.cli._options import (
     optional,
 )
 from cs_systems.cli._output import (
-    TableFormat,
+    Format,
+    Open,
     check_outputs,
     deliver_tables,
     figure_file,
+    joined,
+    page_asked,
+    pictures_of,
     reads,
     sources_of,
     terminal_width,
@@ -106,12 +110,13 @@ class Parallel:
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
     step: Workloads = field(default_factory=Workloads)
-    format: Annotated[TableFormat, arg(help="format of the tables")] = "terminal"
+    format: Annotated[Format, arg(help="format of the tables; html: a page with the figure")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the tables; CSV: one file each, FILE, FILE-2, …")] = None
     figure: Annotated[
         MaybePath,
         optional("FILE", "file for the figure of a step's streams: .svg, .png or .pdf", "streams.svg in --out"),
     ] = None
+    open: Open = False
 
 
 ARGS = Parallel
@@ -125,12 +130,15 @@ def run(args: Parallel) -> int:
     check(configs)
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep)
+    args = page_asked(args)
     outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
     check_outputs(outputs, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
     tables = texts(records, args.format, terminal_width(args.output))
-    deliver_tables(tables, args.format, args.output, [folder])
     recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]
+    if args.format == "html":
+        tables = [joined(tables, "html", f"Parallel strategies of {folder}", pictures_of(recorded, "streams"))]
+    deliver_tables(tables, args.format, args.output, [folder], args.open)
     print_figure_and_paths(args.format, folder, "streams", args.figure, recorded)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))
 

@@ -26,7 +26,18 @@ from typing import Annotated
 from tyro.conf import arg
 
 from cs_systems.cli._options import Int, MaybePath, Names, Numbers, Sweep, Workloads, flag, given, optional, refuse
-from cs_systems.cli._output import TableFormat, check_outputs, deliver_tables, reads, sources_of, terminal_width
+from cs_systems.cli._output import (
+    Format,
+    Open,
+    check_outputs,
+    deliver_tables,
+    joined,
+    page_asked,
+    pictures_of,
+    reads,
+    sources_of,
+    terminal_width,
+)
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain, visible
@@ -89,10 +100,11 @@ class PrecisionOptions:
     rounds: Annotated[Int, arg(help="measurement rounds; each runs all precisions in turn")] = 5
     seed: Annotated[Int, arg(help="random seed of parameters and data")] = 0
     device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
-    format: Annotated[TableFormat, arg(help="output format")] = "terminal"
+    format: Annotated[Format, arg(help="output format; html: a page with the figure of training")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output; CSV: one file per table, FILE, FILE-2, …")] = (
         None
     )
+    open: Open = False
     sweep: Sweep = field(default_factory=Sweep)
     step: Workloads = field(default_factory=Workloads)
 
@@ -108,8 +120,12 @@ def run(args: PrecisionOptions) -> int:
 
     Raises ConfigError.
     """
+    args = page_asked(args)
     if args.show:
-        refuse([n for n in given(args) if n not in ("show", "format", "output")], "--show only prints recorded results")
+        refuse(
+            [n for n in given(args) if n not in ("show", "format", "output", "open")],
+            "--show only prints recorded results",
+        )
         return _shown(args, args.show)
     tables = [name for name in ("dtypes", *NUMERICS) if getattr(args, name)]
     _check_used(args, tables)
@@ -203,9 +219,11 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
         raise ConfigError(
             f"{folder} has no results of cs-systems precision; measure them with cs-systems precision --out DIR"
         )
-    deliver_tables(texts, args.format, args.output, [folder])
-    stream = sys.stdout if args.format == "terminal" and args.output is None else sys.stderr
     curves = [record for record in rest if record.config["workload"] == CURVES]
+    if args.format == "html":
+        texts = [joined(texts, "html", f"Precisions of {folder}", pictures_of(curves, "curves"))]
+    deliver_tables(texts, args.format, args.output, [folder], args.open)
+    stream = sys.stdout if args.format == "terminal" and args.output is None else sys.stderr
     if not args.show and "curves" in plot.kinds(curves):
         plot.save(curves, folder / "training.svg", "curves")
         print(visible(f"figure:  {folder / 'training.svg'}"), file=stream)

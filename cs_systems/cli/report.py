@@ -10,7 +10,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
-from cs_systems.cli._output import MaybeFormat, check_outputs, check_page, deliver, figure_file, terminal_width
+from cs_systems.cli._output import MaybeFormat, Open, check_outputs, deliver, figure_file, page_asked, terminal_width
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import visible
 from cs_systems.diagnosis import diagnose
@@ -43,6 +43,7 @@ class Report:
     figure_kind: Annotated[
         MaybeText, optional("KIND", "phases, rate, time, memory or warmup", "chosen by the records")
     ] = None
+    open: Open = False
 
 
 ARGS = Report
@@ -53,13 +54,13 @@ def run(args: Report) -> int:
 
     Raises ConfigError for a malformed request or record, and FileNotFoundError if there are no records.
     """
+    args = page_asked(args)
     if args.format == "html" and (args.columns or args.pivot is not None or args.phase):
         raise ConfigError("--format html shows every column and phase; leave out --columns, --pivot and --phase")
     if args.columns and args.pivot is not None:
         raise ConfigError("--pivot ROWS:COLUMNS:VALUE already chooses the columns; leave out --columns or --pivot")
     if args.figure_kind is not None and args.figure is None:
         raise ConfigError("--figure-kind requires --figure; add --figure FILE or leave out --figure-kind")
-    check_page(args.format, args.output)
     check_outputs({"--output": args.output, "--figure": figure_file(args.figure)}, [args.dir])
     records, complaints = some_records(args.dir)
     for complaint in complaints:
@@ -68,7 +69,7 @@ def run(args: Report) -> int:
         _draw(args.figure, args.figure_kind, records, args.dir)
         if not (args.output or args.columns or args.pivot or args.phase or args.format):
             return 0
-    deliver(_text(args, records), args.format or "terminal", args.output)
+    deliver(_text(args, records), args.format or "terminal", args.output, args.open)
     return 0
 
 

@@ -30,7 +30,10 @@ _MACHINE = (
 
 
 class ComparisonRow(TypedDict):
-    """Phase of a cell in both runs; the interval and the verdict are those of `statistics.Comparison`."""
+    """Phase of a cell in both runs; the interval and the verdict are those of `statistics.Comparison`.
+
+    The ratio is of the typical times, `a_typical_s` and `b_typical_s`; the medians are those of all samples.
+    """
 
     cell: str
     phase: str
@@ -43,6 +46,10 @@ class ComparisonRow(TypedDict):
     resolution: float | None
     unseen: str | None
     noise: str
+    a_typical_s: float
+    b_typical_s: float
+    a_peak_bytes: int | None
+    b_peak_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -204,7 +211,24 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
         "resolution": found.resolution,
         "unseen": found.unseen,
         "noise": found.noise,
+        "a_typical_s": found.a,
+        "b_typical_s": found.b,
+        "a_peak_bytes": _peak(a),
+        "b_peak_bytes": _peak(b),
     }
+
+
+def is_larger(row: ComparisonRow) -> bool:
+    """Return whether B's peak memory is above A's by more than measurements of equal things differ."""
+    a, b = row["a_peak_bytes"], row["b_peak_bytes"]
+    return a is not None and b is not None and b > a * (1 + statistics.MINIMUM_EFFECT)
+
+
+def _peak(records: Iterable[RunRecord]) -> int | None:
+    """Return the median peak memory of the repeats of a cell, None if a device does not count it."""
+    peaks = [r.measurement.peak_allocated_bytes for r in records if r.measurement]
+    known = [peak for peak in peaks if peak is not None]
+    return round(median(known)) if known else None
 
 
 def _plainly(record: RunRecord, without: Collection[str]) -> str:

@@ -165,6 +165,7 @@ class Comparison(NamedTuple):
     resolution: the smallest slowdown that this comparison would have detected (0.03 is 3%).
     unseen: the variance that the samples cannot show, and what would show it.
     noise: the sources of the variance, in words: processes, rounds, or blocks of steps.
+    a, b: the typical durations whose ratio it is: mean log medians, not medians of all samples.
     """
 
     ratio: float
@@ -174,6 +175,8 @@ class Comparison(NamedTuple):
     resolution: float | None
     unseen: str | None
     noise: str
+    a: float
+    b: float
 
 
 def ratio_interval(
@@ -199,7 +202,7 @@ def ratio_interval(
         ValueError: a duration is not above 0.
     """
     a, b = (_estimate(groups, between_sd) for groups in (a_groups, b_groups))
-    ratio = math.exp(b.center - a.center)
+    ratio, centers = math.exp(b.center - a.center), (math.exp(a.center), math.exp(b.center))
     unseen, noise = None, _noise([*a_groups, *b_groups])
     if min(len(a_groups), len(b_groups)) > 1:
         noise = f"processes and {noise}"
@@ -210,7 +213,7 @@ def ratio_interval(
         )
     if not (a.dof and b.dof):
         unseen = "the noise: one sample in one process; raise --steps"
-        return Comparison(ratio, None, None, "unknown", None, unseen, noise)
+        return Comparison(ratio, None, None, "unknown", None, unseen, noise, *centers)
     variance = a.variance + b.variance
     doubt = a.variance**2 / a.dof + b.variance**2 / b.dof
     dof = variance**2 / doubt if doubt else math.inf
@@ -222,7 +225,7 @@ def ratio_interval(
         verdict = "slower"
     elif high < 1 and ratio <= 1 / (1 + MINIMUM_EFFECT):
         verdict = "faster"
-    return Comparison(ratio, low, high, verdict, resolution, unseen, noise)
+    return Comparison(ratio, low, high, verdict, resolution, unseen, noise, *centers)
 
 
 class _Estimate(NamedTuple):

@@ -327,13 +327,17 @@ def _single(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str
 
 
 def _numbered(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str, Block]:
-    """Return the siblings of one class whose names differ in a last number; neither inside a block nor around one."""
+    """Return the siblings of one class whose names differ in a last number; neither inside a block nor around one.
+
+    Their children have parameters, unlike those of a norm that holds its activation.
+    """
     around = {above for path in found for above in _ancestors(path)}
     groups: dict[tuple[str, str, type], list[tuple[int, str]]] = defaultdict(list)
     for path, module in named.items():
         parent, _, name = path.rpartition(".")
         word = re.fullmatch(r"(.*?[A-Za-z_])(\d+)", name)
-        if word and any(module.children()) and path not in around and path not in found and not _inside(path, found):
+        is_free = path not in around and not _inside(path, found)
+        if word and is_free and any(True for child in module.children() for _ in child.parameters()):
             groups[parent, word[1], type(module)].append((int(word[2]), path))
     made: dict[str, Block] = {}
     for (parent, prefix, _), members in groups.items():

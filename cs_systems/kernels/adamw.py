@@ -141,7 +141,7 @@ class Tables:
     addresses stay.
     """
 
-    def __init__(self, tensors: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> None:
+    def __init__(self, tensors: Sequence[Sequence[Tensor]]) -> None:
         self.tensors = tensors
         device = tensors[0][0].device
         chunks = [(t, n) for t, (p, *_) in enumerate(tensors) for n in range(triton.cdiv(p.numel(), CHUNK))]

@@ -21,6 +21,8 @@ TENSOR_MAP_TYPES = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}
 SWIZZLE_128 = 3
 L2_128, L2_256 = 2, 3
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
+MOST_MAPS = 256
+"""Addresses of one operand for which tensor maps are kept, 128 bytes each."""
 
 
 @cache
@@ -119,7 +121,7 @@ class CallSequence:
         self._device, self._lock = device, Lock()
         self._addresses = (ctypes.c_uint64 * len(operands))()
         self._counter = ctypes.c_uint64()
-        self._maps: list[MapInMemory] = []
+        self._maps: list[tuple[int, MapsInMemory, Any, int]] = []
         counts = any(isinstance(parameter, Counter) for call in calls for parameter in call.parameters)
         self._counters = counters(device) if counts else None
         self._launches = [self._launch(call, list(operands)) for call in calls if all(call.grid)]
@@ -132,8 +134,9 @@ class CallSequence:
         stream: int = torch._C._cuda_getCurrentRawStream(self._device)
         with self._lock:  # a launch copies its parameters, so they can be changed as soon as it returns
             self._addresses[:] = addresses  # type: ignore[assignment]
-            for tensor_map in self._maps:
-                tensor_map.point_to(addresses[tensor_map.operand])
+            for operand, maps, pointers, place in self._maps:
+                address = addresses[operand]
+                pointers[place] = maps.made.get(address) or maps.make(address)
             if self._counters is not None:
                 self._counter.value = self._counters.address(stream)
             for config, launch in self._launches:
@@ -148,8 +151,14 @@ class CallSequence:
     def _launch(self, call: KernelCall, operands: list[str]) -> tuple[_Config, partial[int]]:
         """Return the launch's configuration, whose stream is still to be set, and the driver's call."""
         _check_sizes(call.function, [parameter_bytes(parameter) for parameter in call.parameters])
-        stored = [self._stored(parameter, operands) for parameter in call.parameters]
-        pointers = (ctypes.c_void_p * len(stored))(*stored)
+        pointers = (ctypes.c_void_p * len(call.parameters))()
+        for place, parameter in enumerate(call.parameters):
+            if isinstance(parameter, TensorMap):
+                self._maps.append((operands.index(parameter.operand), MapsInMemory(parameter), pointers, place))
+            elif isinstance(parameter, Address):
+                pointers[place] = ctypes.addressof(self._addresses) + 8 * operands.index(parameter.operand)
+            else:
+                pointers[place] = ctypes.addressof(self._counter if isinstance(parameter, Counter) else parameter)
         attributes = (_Attribute * 1)()
         attributes[0].id, attributes[0].value[0] = PROGRAMMATIC_STREAM_SERIALIZATION, 1
         sizes = (*call.grid, 1, call.threads, 1, 1, call.shared_bytes)
@@ -161,34 +170,26 @@ class CallSequence:
         config.kept = (attributes, pointers, call.parameters)
         return config, launch
 
-    def _stored(self, parameter: Parameter, operands: list[str]) -> int:
-        """Return the address at which a launch finds the parameter."""
-        if isinstance(parameter, Address):
-            return ctypes.addressof(self._addresses) + 8 * operands.index(parameter.operand)
-        if isinstance(parameter, Counter):
-            return ctypes.addressof(self._counter)
-        if isinstance(parameter, TensorMap):
-            self._maps.append(MapInMemory(parameter, operands.index(parameter.operand)))
-            return ctypes.addressof(self._maps[-1].made)
-        return ctypes.addressof(parameter)
 
+class MapsInMemory:
+    """Tensor maps of one layout, by address: torch's allocator gives the same addresses again and again."""
 
-class MapInMemory:
-    """Tensor map in memory, moved to other addresses of the same layout."""
+    def __init__(self, described: TensorMap) -> None:
+        self._described = described
+        self.made: dict[int, int] = {}
+        self._kept: list[Any] = []
 
-    def __init__(self, described: TensorMap, operand: int) -> None:
+    def make(self, address: int) -> int:
+        """Make the map of an operand at `address`; return where it lies."""
+        if len(self.made) >= MOST_MAPS:
+            self.made.clear()
+            self._kept.clear()
         raw = (ctypes.c_uint64 * 24)()
-        self.made = (ctypes.c_uint64 * 16).from_buffer(raw, -ctypes.addressof(raw) % 64)
-        self.operand, self._described, self._address = operand, described, 0
-
-    def point_to(self, address: int) -> None:
-        if address == self._address:
-            return
-        if self._address:
-            succeed(driver().cuTensorMapReplaceAddress(self.made, ctypes.c_void_p(address)))
-        else:
-            self._described.encode(self.made, address)
-        self._address = address
+        made = (ctypes.c_uint64 * 16).from_buffer(raw, -ctypes.addressof(raw) % 64)
+        self._described.encode(made, address)
+        self._kept.append(made)
+        self.made[address] = ctypes.addressof(made)
+        return self.made[address]
 
 
 class _Attribute(ctypes.Structure):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -54,7 +55,7 @@ class PreparedPass:
             outputs: operands that they write, of layouts that follow from those of the inputs.
             launches: as in `Launches`.
             accepts: returns True if the kernels support the layout of a tensor. Other inputs are copied, and other
-                outputs written to a copy. Tensors with fewer dimensions than the first input are contiguous.
+                outputs written to a copy. Of tensors with fewer dimensions, contiguous ones are supported.
             check: raises ValueError for inputs that the backend rejects. Called for each new layout.
         """
         self._names = (*inputs, *outputs)
@@ -63,7 +64,7 @@ class PreparedPass:
 
     def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *options: Any) -> None:
         """Run the pass on the current stream of the inputs' device."""
-        key = (*[layout_of(x) for x in inputs], options)
+        key = (options, *[(x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15) for x in inputs])
         found = self._prepared.get(key)
         if found is None:
             self._check(*inputs)
@@ -78,7 +79,7 @@ class PreparedPass:
 
     def _prepare(self, tensors: list[Tensor], options: tuple[Any, ...]) -> tuple[_Runnable, list[bool] | None]:
         """Return the calls for tensors of this layout, and which tensors they accept; None: all."""
-        accepted = [x.ndim < tensors[0].ndim or self._accepts(x) for x in tensors]
+        accepted = [x.is_contiguous() if x.ndim < tensors[0].ndim else self._accepts(x) for x in tensors]
         device, rejects = tensors[0].get_device(), not all(accepted)
         if device == INTERPRETER:
             return _Interpreted(self._launches, options), accepted if rejects else None
@@ -121,7 +122,8 @@ class _Compiled:
     """Prepared calls, and the places of their scratch tensors in one allocation."""
 
     def __init__(self, sequence: CallSequence, device: torch.device, scratch: Mapping[str, Tensor]) -> None:
-        self._sequence, self._device = sequence, device
+        self._run = sequence.run
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=device)  # makes scratch memory of its kind
         self._offsets, self._scratch_bytes = list[int](), 0
         for tensor in scratch.values():
             self._offsets.append(self._scratch_bytes)
@@ -129,16 +131,22 @@ class _Compiled:
 
     def run(self, tensors: Sequence[Tensor]) -> None:
         addresses = [x.data_ptr() for x in tensors]
-        if self._scratch_bytes:
-            scratch = torch.empty(self._scratch_bytes, dtype=torch.uint8, device=self._device)
+        if self._offsets:
+            scratch = self._bytes.new_empty(self._scratch_bytes)
             base = scratch.data_ptr()
             addresses += [base + offset for offset in self._offsets]
-        self._sequence.run(addresses)
+        self._run(addresses)
 
 
-def layout_of(x: Tensor) -> tuple[Any, ...]:
-    """Return all that kernels specialize on: a key for tensors on which the same prepared calls run."""
-    return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15
+def empty_rows(q: Tensor) -> Tensor:
+    """Return a float32 tensor with a number for each row of `q`, not filled."""
+    return _no_numbers(q.device).new_empty(q.shape[:-1])
+
+
+@cache
+def _no_numbers(device: torch.device) -> Tensor:
+    """Return an empty tensor: `new_empty` of one costs a third of `torch.empty` with a dtype and a device."""
+    return torch.empty(0, device=device, dtype=torch.float32)
 
 
 def stand_in(x: Tensor) -> Tensor:

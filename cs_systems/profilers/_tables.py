@@ -47,7 +47,7 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
     cost: Results = {"overhead": overhead(record)}
     remedy = f"open {trace.name} in the profiler's own viewer"
     try:
-        seen = profile(_with_modules(read(trace), record))
+        seen = profile(_with_modules(read(trace, operators=True), record))
     except ConfigError as error:
         return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
     results: Results = {**analysis_results(seen, costs_of(record, families_by_phase(seen))), **cost}
@@ -82,10 +82,10 @@ def _with_modules(trace: Trace, record: RunRecord) -> Trace:
 def _page(file: Path, seen: Profile, results: Results, record: RunRecord) -> dict[str, Path]:
     from cs_systems.report.pages.profile import render  # it imports jinja2, which only a page needs
 
-    whole = cast(Results, {**as_tables(record.results), **as_tables(results)})
-    found = diagnose([replace(record, results=whole)])
-    text = render(view(seen), as_tables(results), describe(record.run_config), found)
-    file.write_text(text, encoding="utf-8")
+    of_record, of_trace = as_tables(record.results), as_tables(results)
+    found = diagnose([replace(record, results=cast(Results, {**of_record, **of_trace}))])
+    shown = {**of_trace, **{name: of_record[name] for name in ("ranks",) if name in of_record}}
+    file.write_text(render(view(seen), shown, describe(record.run_config), found), encoding="utf-8")
     return {"page": file}
 
 

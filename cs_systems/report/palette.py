@@ -67,7 +67,7 @@ FAMILIES = {
 PHASES = {
     "forward": Paint("lavender"),
     "loss": Paint("pink", "..."),
-    "backward": Paint("vermilion", "///"),
+    "backward": Paint("green", "\\\\\\"),
     "optimizer": FAMILIES["optimizer"],
     "communication": FAMILIES["collective"],
     "outside": Paint("pale", "///"),
@@ -101,4 +101,4 @@ def css() -> str:
     named = {name: look.hue for group in GROUPS for name, look in group.items()}
     names = "".join(f"--{name}:var(--{hue});" for name, hue in named.items())
     light, dark = ("".join(f"--{name}:{shade[mode]};" for name, shade in tones.items()) for mode in (0, 1))
-    return f":root{{{light}{names}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    return f":root{{{light}{names}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

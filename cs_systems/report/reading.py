@@ -17,6 +17,7 @@ from cs_systems.record import some_records as any_records
 
 # Columns are not checked: those of older versions and of users' own workloads are not in `Results`.
 _TABLES = dict[str, list[dict[str, Any]]]
+_PLAIN = frozenset({str, int, float, bool})
 STATUSES = ("ok", "oom", "unavailable", "timeout", "killed", "error")
 
 
@@ -57,10 +58,11 @@ def _malformed(record: RunRecord) -> str | None:
 
 def _type_problem(value: Any, kind: Any, name: str) -> str | None:
     """Describe the first part of the value that does not match the annotated type; None if all of it does."""
-    problem = f"{name} is {repr(value)[:80]}"
+    if type(value) in _PLAIN and type(value) is kind:  # most values, of which a large run has millions
+        return None
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
-        return None if value is None or isinstance(value, str | int | float | list | dict) else problem
+        return None if value is None or isinstance(value, str | int | float | list | dict) else _problem(value, name)
     if origin in (types.UnionType, typing.Union):
         problems = [_type_problem(value, each, name) for each in arguments if each is not types.NoneType]
         return None if None in problems or (value is None and types.NoneType in arguments) else problems[0]
@@ -71,19 +73,23 @@ def _type_problem(value: Any, kind: Any, name: str) -> str | None:
         elif isinstance(value, Mapping) and name.startswith("config."):  # data, as are its model and shape
             pairs = {n: value[n] for n in hints if n in value}
         else:
-            return problem
+            return _problem(value, name)
         return next(filter(None, (_type_problem(v, hints[n], f"{name}.{n}") for n, v in pairs.items())), None)
     if typing.is_typeddict(kind):
         return _type_problem(value, _TABLES, name)
     if origin in (list, tuple):
         if not isinstance(value, list | tuple):
-            return problem
+            return _problem(value, name)
         return next(filter(None, (_type_problem(v, arguments[0], f"{name}[{i}]") for i, v in enumerate(value))), None)
     if origin is dict:
         if not isinstance(value, dict):
-            return problem
+            return _problem(value, name)
         return next(filter(None, (_type_problem(v, arguments[1], f"{name}.{k}") for k, v in value.items())), None)
-    return None if _has_type(value, kind) else problem
+    return None if _has_type(value, kind) else _problem(value, name)
+
+
+def _problem(value: Any, name: str) -> str:
+    return f"{name} is {repr(value)[:80]}"
 
 
 def _has_type(value: Any, kind: type) -> bool:

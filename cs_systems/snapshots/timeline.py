@@ -41,6 +41,8 @@ class Allocations(TypedDict):
     bytes: list[int]
     unasked_bytes: list[int]  # more than requested
     before: list[int]  # indices of those made before the first event
+    made: list[int | None]  # event that allocated it; None before the first
+    freed: list[int | None]  # event that freed it; None if it is still allocated at the end
     category: list[int]  # index in `categories`
     stack: list[int]  # index in `stacks`; layer, phase and name, too, index the lists of texts
     layer: list[int]
@@ -113,7 +115,7 @@ def view(found: Attribution, names: TensorNames) -> View:
         return end_ns if a.allocation.end == len(moments) else moments[a.allocation.end]
 
     drawn, rest = _most_seen(found.allocations, begins, ends, MOST_ALLOCATIONS)
-    columns = _columns(drawn, begins, ends, names, texts, stacks)
+    columns = _columns(drawn, len(moments), begins, ends, names, texts, stacks)
     return {
         "end_ns": end_ns,
         "timed": bool(replay.snapshot.events.time_us),
@@ -217,6 +219,7 @@ def _most_seen(
 
 def _columns(
     drawn: Sequence[Attributed],
+    events: int,
     begins: Moment,
     ends: Moment,
     names: TensorNames,
@@ -231,6 +234,8 @@ def _columns(
         "bytes": [a.allocation.bytes for a in drawn],
         "unasked_bytes": [a.allocation.bytes - a.allocation.requested_bytes for a in drawn],
         "before": [index for index, a in enumerate(drawn) if a.allocation.start == BEFORE],
+        "made": [None if a.allocation.start == BEFORE else a.allocation.start for a in drawn],
+        "freed": [None if a.allocation.end == events else a.allocation.end for a in drawn],
         "category": [order[a.category] for a in drawn],
         "stack": [stacks.number(a.allocation.stack) for a in drawn],
         "layer": [texts["layers"].number(a.layer) for a in drawn],

@@ -29,6 +29,7 @@ LARGEST_BYTES = 2 << 30  # of all entries together
 WORTH_S = 1.0  # a trace that is read faster is not kept
 SETTLED_S = 2.0  # since the last change of a file; one that changed just now may change again unnoticed
 LONG = 64  # a shorter list is kept as JSON
+Reader = Callable[..., Trace]
 _READERS = Path(__file__).parent  # a change in any file of this folder changes the version
 # Classes of which a trace consists, by name. Another class makes a trace unfit for the cache.
 _CLASSES: dict[str, Any] = {
@@ -45,22 +46,23 @@ def folder() -> Path:
     return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "cs-systems" / "traces"
 
 
-def cached(path: Path, process: int | None = None, read: Callable[[Path, int | None], Trace] = read_trace) -> Trace:
-    """Return `read(path, process)`, from the cache where the file is unchanged; keep it where reading takes long."""
-    key = _key(path, process)
+def cached(path: Path, process: int | None = None, *, operators: bool = False, read: Reader = read_trace) -> Trace:
+    """Return what `read` does, from the cache where the file is unchanged; keep it where reading takes long."""
+    key = _key(path, process, operators)
     entry = None if key is None else folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
     if key is not None and entry is not None and (found := _load(entry, key)):
         return replace(found, source=str(path))
     began_s = time.monotonic()
-    made = read(path, process)
-    if entry is not None and time.monotonic() - began_s >= WORTH_S and key is not None and key == _key(path, process):
+    made = read(path, process, operators=operators)
+    took_s = time.monotonic() - began_s
+    if entry is not None and key is not None and took_s >= WORTH_S and key == _key(path, process, operators):
         # Without space or rights, or with a class that the cache does not know, there is no entry.
         with contextlib.suppress(OSError, TypeError, ValueError, OverflowError, MemoryError):
             _store(entry, key, made)
     return made
 
 
-def _key(path: Path, process: int | None) -> str | None:
+def _key(path: Path, process: int | None, operators: bool) -> str | None:
     """Return the text that identifies what is read; None for a file that is no plain file or changed just now."""
     try:
         path = path.resolve(strict=True)
@@ -71,7 +73,7 @@ def _key(path: Path, process: int | None) -> str | None:
     if not path.is_file() or time.time() - max(state.st_mtime, state.st_ctime) < SETTLED_S:
         return None
     of_file = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
-    return json.dumps([str(path), *of_file, process, version])
+    return json.dumps([str(path), *of_file, process, operators, version])
 
 
 @cache

@@ -10,6 +10,7 @@ import gzip
 import math
 import re
 import zlib
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,7 @@ FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
 MOST_LISTED = 20  # processes that a message names
+MOST_OPERATORS = 1_000_000  # a trace with more gets none
 # Categories of calls that launch work: CUDA's, ROCm's, Intel's, and those of devices that PyTorch does not know.
 _CALLS = tuple(
     f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
@@ -63,17 +66,19 @@ _UNREAD = {
 }
 
 
+Launch = tuple[float, float, int]  # start and end in s, thread
 # Function, start and end in s, device, stream, whether a CUDA graph ran it, correlation.
 KernelRow = tuple[Function, float, float, int, int, bool, int]
 
 
 @without_collector()
-def read(path: Path, process: int | None = None) -> Trace:
+def read(path: Path, process: int | None = None, *, operators: bool = False) -> Trace:
     """Return the contents of a trace.
 
     Args:
         path: The trace, gzipped or not.
         process: The pid of the process to read; required where the trace holds several.
+        operators: Return every operator too, in `Trace.operators`; only a timeline needs them.
 
     Raises:
         ConfigError: The trace is damaged, too large, or has too little in it for any table.
@@ -83,7 +88,7 @@ def read(path: Path, process: int | None = None) -> Trace:
             text = Text(file, path)
             before = header(text)
             devices, modules = _devices(before), unpacked(before.get(HEADER))
-            reader = _Reader(path)
+            reader = _Reader(path, operators)
             for some in events(text):
                 for event in some:
                     reader.take(event)
@@ -115,19 +120,21 @@ def _devices(before: Event) -> dict[int, str]:
 class _Process:
     """Host events of one process."""
 
-    launches: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # correlation → (start, end, thread)
+    launches: dict[int, Launch] = field(default_factory=dict)  # by correlation
+    reused: dict[int, list[Launch]] = field(default_factory=dict)  # further calls with a correlation, after the first
     graphs: set[int] = field(default_factory=set)  # correlations of launches of whole CUDA graphs
     shapes: dict[int, Function] = field(default_factory=dict)  # correlation → sizes, where the call has them
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    operators: list[Range] = field(default_factory=list)
 
 
 class _Reader:
     """Collector of the fields needed of each event; it matches kernels with their launches after the last event."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, operators: bool) -> None:
+        self.path, self.operators = path, operators
         self.origin_us: float | None = None
         self.processes: dict[int, _Process] = defaultdict(_Process)
         self.kernels: list[KernelRow] = []
@@ -167,8 +174,11 @@ class _Reader:
             return
         if category == "cpu_op" and "Sequence number" not in _args(event):  # the most frequent events
             if "#" not in str(event.get("name")):
-                return
-            keep = self._range  # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
+                if not self.operators:
+                    return
+                keep = self._bare
+            else:
+                keep = self._range  # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
         phase = event.get("ph")
         if phase != "X" and phase != "B":
             return
@@ -229,7 +239,10 @@ class _Reader:
         args = event.get("args", {})
         if correlation := args.get("correlation"):
             # Keep the outer call, which comes first. Triton and cuBLAS launch through the driver alone.
-            process.launches.setdefault(int(correlation), (start, end, thread))
+            call = (start, end, thread)
+            first = process.launches.setdefault(int(correlation), call)
+            if first is not call and (start >= first[1] or end <= first[0]):
+                process.reused.setdefault(int(correlation), []).append(call)
             if "GraphLaunch" in name:
                 process.graphs.add(int(correlation))
             elif "grid" in args:
@@ -247,17 +260,27 @@ class _Reader:
             self._op(event, start, end)
         elif not _OPERATOR.search(str(event["name"])):
             self._range(event, start, end)
+        elif self.operators:
+            self._bare(event, start, end)
+
+    def _bare(self, event: Event, start: float, end: float) -> None:
+        """Keep an operator for a timeline alone."""
+        operators = self.processes[int(event["pid"])].operators
+        if len(operators) <= MOST_OPERATORS:
+            operators.append(Range(intern(str(event["name"])), start, end, int(event["tid"])))
 
     def _op(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
         numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
         op = Op(self._name(event), start, end, self._thread(event), *numbers)
         self.processes[int(event["pid"])].ops.append(op)
+        if self.operators:
+            self._bare(event, start, end)
 
     def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:
         self._refuse()
         process = self.processes[self._process(wanted)]
-        limitations = [f"it holds {count} {_UNREAD[category]}" for category, count in self.unread.items()]
+        limitations = [f"it holds {count:,} {_UNREAD[category]}" for category, count in self.unread.items()]
         if self.endless:
             limitations.append(
                 f"{len(self.endless)} event(s) never end ({self.endless[0]!r} …) and are left out; "
@@ -270,6 +293,9 @@ class _Reader:
             )
         if not process.ranges and (elsewhere := sum(len(one.ranges) for one in self.processes.values())):
             limitations.append(f"its {elsewhere} range(s) are of processes that launched no kernel, and do not count")
+        if len(process.operators) > MOST_OPERATORS:
+            process.operators.clear()
+            limitations.append(f"its operators are not drawn: there are over {MOST_OPERATORS:,}; record fewer steps")
         kernels, copies = self.kernels, self.copies
         if sum(bool(one.launches) for one in self.processes.values()) > 1:
             kernels = [row for row in kernels if row[-1] in process.launches]
@@ -283,6 +309,8 @@ class _Reader:
                     f"{empty} of {len(process.graphs)} launches of CUDA graphs have no recorded kernel; record with a "
                     "newer PyTorch, whose profiler records the kernels of graphs"
                 )
+        if process.reused:
+            kernels = _of_latest_calls(kernels, process)
         columns = _kernels(kernels, process.launches)
         return Trace(
             source=str(self.path),
@@ -296,6 +324,7 @@ class _Reader:
             ops=process.ops or None,
             limitations=tuple(limitations),
             messages=self._messages_of(columns),
+            operators=_ranges(process.operators) if process.operators else None,
         )
 
     def _messages_of(self, kernels: Kernels) -> dict[int, jobs.Message]:
@@ -323,7 +352,7 @@ class _Reader:
                     f"(the first such event is {self.first_damaged}); record again"
                 )
         if not self.kernels and (count := self.unread["cuda_profiler_range"]):
-            raise ConfigError(f"{self.path} holds no kernel, but {count} {_UNREAD['cuda_profiler_range']}")
+            raise ConfigError(f"{self.path} holds no kernel, but {count:,} {_UNREAD['cuda_profiler_range']}")
         if not self.kernels and not ranges and not self.endless:
             raise ConfigError(f"{self.path} holds no kernel and no range; {record}, and {mark}")
         if not self.kernels and self.launched:
@@ -394,6 +423,27 @@ def _completed(row: KernelRow, process: _Process) -> KernelRow:
     if function.grid is None and correlation in process.shapes:
         function = process.shapes[correlation]._replace(name=function.name)
     return (function, *times_and_place, in_graph or correlation in process.graphs, correlation)  # type: ignore[return-value]
+
+
+def _of_latest_calls(rows: Iterable[KernelRow], process: _Process) -> list[KernelRow]:
+    """Return the kernels with a correlation of their own where several calls have theirs: ROCm uses numbers again.
+
+    The latest call before a kernel launched it; of calls inside one another the outermost.
+    """
+    calls: dict[int, list[Launch]] = {}
+    for correlation, others in process.reused.items():
+        outermost = calls[correlation] = []
+        for call in sorted([process.launches[correlation], *others], key=lambda call: (call[0], -call[1])):
+            if not outermost or call[1] > outermost[-1][1]:
+                outermost.append(call)
+    apart = []
+    for number, row in enumerate(rows):
+        if of := calls.get(row[-1]):
+            key = -2 - number
+            process.launches[key] = of[max(0, bisect_right(of, row[1], key=itemgetter(0)) - 1)]
+            row = (*row[:-1], key)
+        apart.append(row)
+    return apart
 
 
 def _whole(value: Any) -> int | None:

@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,19 @@ KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNT
 COPIES = {"memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY", "memset": "CUPTI_ACTIVITY_KIND_MEMSET"}
 MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"  # with --cuda-memory-usage=true
 FREED, ON_THE_HOST = 1, "0, 1"  # ENUM_CUDA_DEV_MEM_EVENT_OPER; ENUM_CUDA_MEM_KIND: pageable, pinned
-GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"  # with --cuda-graph-trace=graph, nsys's default
+ABOUT = ("META_DATA_EXPORT", "EXPORT_META_DATA")  # versions of nsys and of the schema; the second until 2022
+# Columns without which a table cannot be read; other columns may be missing.
+REQUIRED = {
+    KERNELS: ("start", "end"),
+    GRAPHS: ("start", "end"),
+    RUNTIME: ("start", "end", "globalTid", "correlationId", "nameId"),
+    NVTX: ("start", "end", "eventType", "globalTid"),
+    COPIES["memcpy"]: ("start", "end"),
+    COPIES["memset"]: ("start", "end"),
+    MEMORY: ("start", "bytes", "memKind", "memoryOperationType", "address"),
+}
+MOST_ROWS = 40_000_000  # of these tables: about 6 GB of memory
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
 LATEST = np.iinfo(np.int64).max
@@ -73,7 +85,7 @@ def read(path: Path, process: int | None = None) -> Trace:
             return _Reader(database, path, process).trace()
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"{path} lacks data that exports of nsys 2022.4 and newer have ({error}); export it with such a version"
+                f"{path} lacks data that exports of nsys 2021 to 2026 have ({error}); export it with such a version"
             ) from None
         except (sqlite3.DatabaseError, MemoryError, OverflowError) as error:
             raise ConfigError(f"{path} is a damaged export ({error}); export it again from the .nsys-rep") from None
@@ -96,9 +108,11 @@ def exported(report: Path) -> Iterator[Path]:
     Raises ConfigError if nsys is not on the PATH or the export fails.
     """
     if shutil.which(EXPORT[0]) is None:
+        beside = report.with_suffix(".sqlite")
         raise ConfigError(
-            f"nsys must export {report}, and nsys is not on the PATH; add it to the PATH, or export elsewhere with "
-            f"`{' '.join(EXPORT)} {report.name}` and analyze the .sqlite"
+            f"nsys must export {report}, and nsys is not on the PATH; "
+            + (f"analyze {beside}, the export beside it, " if beside.is_file() else "add it to the PATH, ")
+            + f"or export elsewhere with `{' '.join(EXPORT)} {report.name}` and analyze the .sqlite"
         )
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "export.sqlite"
@@ -136,14 +150,34 @@ class _Reader:
         self.process = self._process(process)
         self.names = self._texts("StringIds", "value")
 
+    @property
+    def version(self) -> str:
+        """Version of the nsys that exported the file, and of its schema, in parentheses; empty where not recorded."""
+        for table in ABOUT:
+            if {"name", "value"} <= {*self.columns.get(table, ())}:
+                known = dict(self.database.execute(f"SELECT name, CAST(value AS TEXT) FROM {table}"))
+                product, schema = known.get("EXPORT_PRODUCT_VERSION"), known.get("EXPORT_SCHEMA_VERSION")
+                return f" (nsys {product}, schema {schema})" if product else ""
+        return ""
+
     def _refuse(self) -> None:
         """Raise ConfigError if no table can be made of the export.
 
         Ranges without kernels are a valid trace of the host, if CUDA was not used.
         """
-        kernels, ranges = self._has(KERNELS), self._has(NVTX)
-        if self._has(GRAPHS) and not kernels:
-            raise ConfigError(f"{self.path} holds whole CUDA graphs and no kernels; record with {NODES}")
+        present = [table for table in REQUIRED if self._has(table)]
+        for table in present:
+            if lacking := [name for name in REQUIRED[table] if name not in self.columns[table]]:
+                raise ConfigError(
+                    f"{self.path}: table {table}{self.version} lacks {', '.join(lacking)}, which exports of nsys 2021 "
+                    "to 2026 have; export it again from the .nsys-rep with such a version"
+                )
+        if (rows := sum(map(self._rows_of, present))) > MOST_ROWS:
+            raise ConfigError(
+                f"{self.path} holds {rows:,} kernels, calls and ranges, but only {MOST_ROWS:,} fit into memory; record "
+                "fewer steps, with --capture-range=cudaProfilerApi"
+            )
+        kernels, ranges = self._has(KERNELS) or self._has(GRAPHS), self._has(NVTX)
         if not kernels and (not ranges or any(map(self._has, (RUNTIME, *COPIES.values())))):
             foreign = "" if {"StringIds", "META_DATA_EXPORT"} & self.columns.keys() else " (is it an export of nsys?)"
             raise ConfigError(
@@ -152,6 +186,13 @@ class _Reader:
 
     def _has(self, table: str) -> bool:
         return table in self.columns and bool(self.database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall())
+
+    def _rows_of(self, table: str) -> int:
+        """Return at least the number of rows of a table, and the exact number where that is above the limit."""
+        ((highest,),) = self.database.execute(f"SELECT max(rowid) FROM {table}")
+        if highest > MOST_ROWS:
+            ((highest,),) = self.database.execute(f"SELECT count(*) FROM {table}")
+        return max(0, int(highest))
 
     def _texts(self, table: str, column: str) -> dict[int, str]:
         """Return the texts of a column by their id."""
@@ -189,10 +230,11 @@ class _Reader:
 
         Raises ConfigError where several processes qualify and none is wanted, or where the wanted one does not qualify.
         """
-        what, table, owner = "kernels", KERNELS, "ifnull(globalPid, 0)"
-        if not self._has(KERNELS):
-            what, table, owner = "ranges", NVTX, f"ifnull(globalTid, 0) & {PROCESS_MASK}"
-        elif "globalPid" not in self.columns[KERNELS]:
+        what, owner = "kernels", "ifnull(globalPid, 0)"
+        table = next((table for table in (KERNELS, GRAPHS) if self._has(table)), NVTX)
+        if table == NVTX:
+            what, owner = "ranges", f"ifnull(globalTid, 0) & {PROCESS_MASK}"
+        elif "globalPid" not in self.columns[table]:
             self.limitations.append("this version of nsys does not record a kernel's process; one process is assumed")
             return None
         # Counting by process needs a sort, so skip it where there is a single process.
@@ -220,15 +262,10 @@ class _Reader:
         kernels = self._kernels()
         ranges = self._ranges()
         copies = [copy for kind, table in COPIES.items() for copy in self._copies(kind, table)]
-        if self._has(GRAPHS):
-            ((whole,),) = self.database.execute(f"SELECT count(*) FROM {GRAPHS}")
-            self.limitations.append(
-                f"{whole} launches of CUDA graphs were recorded without their kernels; record with {NODES}"
-            )
         return Trace(
             source=str(self.path),
             profiler="nsys",
-            devices=self._texts("TARGET_INFO_GPU", "name"),
+            devices=self._devices(),
             kernels=kernels,
             copies=copies,
             calls=self._calls(),
@@ -257,6 +294,15 @@ class _Reader:
             began_s=began_ns * 1e-9 if isinstance(began_ns, int) else None,
         )
 
+    def _devices(self) -> dict[int, str]:
+        """Return the names of the GPUs by CUDA's number of the device, which CUDA_VISIBLE_DEVICES can change."""
+        by_id = self._texts("TARGET_INFO_GPU", "name")
+        if "cuDevice" not in self.columns.get("TARGET_INFO_GPU", ()):
+            return by_id
+        numbers = self.database.execute("SELECT id, cuDevice FROM TARGET_INFO_GPU WHERE typeof(cuDevice) = 'integer'")
+        by_number = {number: by_id[gpu] for gpu, number in numbers if gpu in by_id}
+        return by_number if len(by_number) == len(by_id) else by_id
+
     def _of_process(self, table: str) -> str:
         """Return an SQL condition that selects the process's rows, by whichever column the table has."""
         if self.process is None:
@@ -266,24 +312,11 @@ class _Reader:
         return f"(globalTid & {PROCESS_MASK}) = {self.process}" if "globalTid" in self.columns[table] else "1"
 
     def _kernels(self) -> Kernels:
-        if not self._has(KERNELS):
+        found = [read for table, read in ((KERNELS, self._single), (GRAPHS, self._whole_graphs)) if self._has(table)]
+        if not found:
             return NO_KERNELS
-        optional = (self._column(KERNELS, name) for name in ("deviceId", "streamId", "correlationId", "graphNodeId"))
-        launch = (self._column(KERNELS, name) for name in _LAUNCH)
-        shared = " + ".join(self._column(KERNELS, name) for name in _SHARED)
-        # Few functions run many times: a number for each kernel's takes a tenth of the memory of their columns.
         numbers: dict[tuple[int, ...], int] = {}
-
-        def numbered() -> Iterator[list[Ints]]:
-            for start, end, device, stream, correlation, graph, *function in self._chunks(
-                KERNELS, "start", "end", *optional, *launch, shared
-            ):
-                first, codes = distinct(*function)
-                rows = _rows(*(column[first] for column in function))
-                of_chunk = np.array([numbers.setdefault(row, len(numbers)) for row in rows], np.int64)
-                yield [start, end, device, stream, correlation, (graph > 0).astype(np.int64), of_chunk[codes]]
-
-        columns = _joined(numbered(), 7)
+        columns = _joined((_numbered(chunk, numbers) for read in found for chunk in read()), 7)
         order = np.argsort(columns[0], kind="stable")
         order = order[(columns[1] >= columns[0])[order]]
         if damaged := len(columns[0]) - len(order):
@@ -296,6 +329,25 @@ class _Reader:
         return Kernels(
             Categorical(functions, codes), _s(start), _s(end), device, stream, thread, launched, returned, graph > 0
         )
+
+    def _single(self) -> Iterator[list[Ints]]:
+        """Yield the columns of the kernels: times, place, correlation, node of a graph, name and sizes."""
+        optional = (self._column(KERNELS, name) for name in ("deviceId", "streamId", "correlationId", "graphNodeId"))
+        launch = (self._column(KERNELS, name) for name in _LAUNCH)
+        shared = " + ".join(self._column(KERNELS, name) for name in _SHARED)
+        return self._chunks(KERNELS, "start", "end", *optional, *launch, shared)
+
+    def _whole_graphs(self) -> Iterator[list[Ints]]:
+        """Yield the same columns for the CUDA graphs that were recorded as a whole, each as one kernel."""
+        optional = (self._column(GRAPHS, name) for name in ("deviceId", "streamId", "correlationId", "graphId"))
+        *columns, graph = self._read(GRAPHS, "start", "end", *optional)
+        self.limitations.append(
+            f"{len(graph)} launches of CUDA graphs were recorded without their kernels and count as one kernel each; "
+            f"record with {NODES}"
+        )
+        self.names |= {_graph_name(number): f"CUDA graph {number}" for number in np.unique(graph).tolist()}
+        sizes = [np.full(len(graph), UNKNOWN)] * (len(_LAUNCH) - 1 + len(_SHARED) - 1)
+        yield [*columns, np.ones(len(graph), np.int64), _graph_name(graph), *sizes]
 
     def _launches(self, correlation: Ints) -> tuple[Ints, Floats, Floats]:
         """Return (thread, start in s, end in s) of the call with each kernel's correlationId."""
@@ -389,7 +441,7 @@ class _Reader:
         ended = end != UNKNOWN
         if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
             self.limitations.append(never_end(endless))
-        if not ended.any() and not self._has(KERNELS):
+        if not ended.any() and not self._has(KERNELS) and not self._has(GRAPHS):
             never = f" that ends ({endless[0]!r} never ends); record until the step has ended" if endless else ""
             raise ConfigError(f"{self.path} holds no NVTX range{never or '; mark step, forward, backward …'}")
         return Ranges(named, _s(start), _s(end), thread).take(ended)
@@ -413,6 +465,23 @@ def _joined(chunks: Iterable[list[Ints]], columns: int) -> list[Ints]:
         joined.append(np.concatenate(part))
         part.clear()
     return joined
+
+
+def _numbered(columns: Sequence[Ints], numbers: dict[tuple[int, ...], int]) -> list[Ints]:
+    """Return a chunk of kernels with one number in place of the columns of their functions.
+
+    Few functions run many times: their numbers take a tenth of the memory of the columns.
+    """
+    *columns, function = *columns[:6], columns[6:]
+    first, codes = distinct(*function)
+    rows = _rows(*(column[first] for column in function))
+    of_chunk = np.array([numbers.setdefault(row, len(numbers)) for row in rows], np.int64)
+    return [*columns, of_chunk[codes]]
+
+
+def _graph_name(graph: Any) -> Any:
+    """Return a number for the name of a graph that no text of the export has: those are not negative."""
+    return -2 - graph
 
 
 def _numbers(text: bytes, count: int, table: str) -> Ints:

@@ -13,7 +13,6 @@ Source: `triton.profiler` and its viewer; TreeData.cpp and TraceData.cpp of Prot
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,11 +24,12 @@ from typing import Any
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import SCOPES, SCOPES_TRACE, Unpacked, head
 from cs_systems.core.rows import ScopeKernelRow, ScopeRow
-from cs_systems.core.validation import is_number, shown
+from cs_systems.core.validation import is_number, is_whole, shown
 from cs_systems.traces.range_tree import INDENT
 
 SUFFIXES = (".hatchet", ".hatchet_msgpack")
 MOST_BYTES = 1 << 28
+HIGHEST = 1e100  # of a valid metric: sums of such stay finite
 LAUNCH_METADATA = "__proton_launch_metadata"  # scope of kernels that compute what Proton records, not the program's
 _TIME = re.compile(r"(?P<what>time|cpu_time) \((?P<unit>ns|us|ms|s)\)")
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -175,9 +175,10 @@ class _Reader:
         count, left = 0, [source]
         while left:
             one = left.pop()
-            calls = (one.get("metrics") or {}).get("count", 0)
-            count += calls if isinstance(calls, int) else 0
-            left += _list(one, "children")
+            metrics = one.get("metrics")
+            calls = metrics.get("count") if isinstance(metrics, dict) else None
+            count += calls if is_whole(calls) and 0 <= calls < HIGHEST else 0
+            left += [child for child in _list(one, "children") if isinstance(child, dict)]
         return count
 
     def _add_kernel(self, root: _Node, known: dict[tuple[int, str], _Node], event: Any) -> None:
@@ -204,7 +205,7 @@ class _Reader:
             if known is None:
                 if name.lower() not in _DESCRIBING:
                     self.others.setdefault(name)
-            elif is_number(value) and math.isfinite(value) and value >= 0:
+            elif is_number(value) and 0 <= value < HIGHEST:
                 node.own[known] = node.own.get(known, 0) + value * factor
             else:
                 self.damaged += 1
@@ -320,10 +321,10 @@ def _described(properties: Mapping[str, Any]) -> Iterable[str]:
     for kind, devices in properties.items():
         for number, one in devices.items() if isinstance(devices, dict) else ():
             of = one if isinstance(one, dict) else {}
-            clock = of.get("clock_rate")
+            clock = of.get("clock_rate")  # in kHz
             parts = [
                 f"architecture {of['arch']}" if "arch" in of else "",
                 f"{of['num_sms']} multiprocessors" if "num_sms" in of else "",
-                f"{clock / 1e6:.3g} GHz" if is_number(clock) else "",
+                f"{clock / 1e6:.3g} GHz" if is_number(clock) and 0 < clock < HIGHEST else "",
             ]
             yield f"{kind} {number}" + (f" ({', '.join(filter(None, parts))})" if any(parts) else "")

@@ -1,13 +1,15 @@
-"""One step of a profile as plain data for the page that draws it.
+"""Recorded steps of a profile as plain data for the page that draws them.
 
-Times are whole nanoseconds from the beginning of the step. Frequent items are stored as columns, and each text once, in
-a table that the columns index: 10,000 kernels take some 300 kB of JSON.
+Times are whole nanoseconds from the beginning of the first step that is drawn. Frequent items are stored as columns,
+and each text once, in a table that the columns index. Threads of the host are numbered, the main thread first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypedDict, TypeVar, cast
+
+import numpy as np
 
 from cs_systems.core.rows import NoteRow, Results, Row
 from cs_systems.traces import module_tables
@@ -16,10 +18,12 @@ from cs_systems.traces.kernel_families import FAMILIES, family, short_name
 from cs_systems.traces.profile import Profile
 from cs_systems.traces.range_names import UNATTRIBUTED, meaning
 from cs_systems.traces.tables import NO_COSTS, TABLES, Costs, extent, notes
-from cs_systems.traces.trace import Call, Copy, Function, Kernel, Range, Step, Trace, steps_of
+from cs_systems.traces.trace import Call, Copy, Function, Kernel, Range, Ranges, Step, Trace, steps_of
 
 T = TypeVar("T")
 K = TypeVar("K")
+MOST_KERNELS = 250_000  # drawn: of more, the steps next to the one with the median wall time
+MOST_OPERATORS = 200_000  # drawn: of more, the longest
 
 
 class Times(TypedDict):
@@ -35,6 +39,7 @@ class StepView(TypedDict):
     name: str
     number: int  # from 0
     steps: int  # of the profile
+    start_ns: int
     wall_ns: int
     end_ns: int  # of the step or its last kernel, whichever is later
     kernels: int
@@ -78,7 +83,9 @@ class StreamView(Times):
     stream: int | None
     function: list[int]  # index in `functions`
     place: list[int]  # index in `places`
-    launch: list[int | None]  # when the host began to launch the kernel; None if not recorded
+    thread: list[int | None]  # that launched the kernel; None if not recorded, as the next two
+    launch: list[int | None]  # when the host began to launch the kernel
+    launching: list[int | None]  # duration of that call
     graph: list[int]  # 1 in a CUDA graph
 
 
@@ -106,13 +113,25 @@ class CallsView(Times):
     name: list[str]
 
 
+class OperatorsView(Times):
+    """Thread of the host with columns of its operators."""
+
+    thread: int
+    name: list[int]  # index in `operator_names`
+
+
 class View(TypedDict):
-    """Data of the page of a profile: one row for each stream or thread; `places` has the columns of `Place`."""
+    """Data of the page of a profile: one row for each stream or thread; `places` has the columns of `Place`.
+
+    step: the step with the median wall time. hidden_operators: the number of operators that are not drawn.
+    """
 
     source: str
     profiler: str
     devices: dict[str, str]
     step: StepView
+    steps: list[StepView]
+    end_ns: int
     families: Sequence[str]
     names: Names
     functions: Functions
@@ -122,6 +141,9 @@ class View(TypedDict):
     copies: list[CopiesView]
     threads: list[ThreadView]
     calls: list[CallsView]
+    operators: list[OperatorsView]
+    operator_names: list[str]
+    hidden_operators: int
 
 
 class Numbered(dict[T, int]):
@@ -133,38 +155,53 @@ class Numbered(dict[T, int]):
 
 
 class Within(NamedTuple):
-    """Contents of a trace that belong to one step; its kernels are those launched in it, as in every table."""
+    """Contents of a trace from the first to the last of some steps."""
 
     kernels: list[tuple[Kernel, Place]]
     copies: list[Copy]
     ranges: list[Range]
     calls: list[Call]
+    operators: list[Range]
 
 
 def view(profile: Profile) -> View:
-    """Return the step with the median wall time, among those that have a kernel if any has (a CPU's have none)."""
-    number = median_step(profile)
-    step = profile.steps[number]
-    own = within(profile, step)
-    names, ranges = Numbered[str](), Numbered[str]()
+    """Return the recorded steps as the page's data."""
+    median = median_step(profile)
+    numbers = drawn_steps(profile, median)
+    trace, first = profile.trace, profile.steps[numbers[0]]
+    own = within(profile, first.start_s, profile.steps[numbers[-1]].end_s)
+    names, ranges, operators = Numbered[str](), Numbered[str](), Numbered[str]()
     functions, places = Numbered[Function](), Numbered[Place]()
     for function, _ in profile.groups:  # those of other steps too: the tables name them
         _ = names[function.name]
-    main = main_thread(profile.trace.ranges)
-    ns = _since(step)
+    main = main_thread(trace.ranges)
+    threads = Numbered[int]() if main is None else Numbered({main: 0})
+    ns = _since(first)
     # Before the tables of names: they are numbered as they are used.
-    streams = _streams(own.kernels, functions, places, ns)
-    threads: list[ThreadView] = [
-        {"thread": thread, "main": thread == main, "range": [ranges[r.name] for r in found], **_times(found, ns)}
+    streams = _streams(own.kernels, functions, places, threads, ns)
+    lanes: list[ThreadView] = [
+        {
+            "thread": threads[thread],
+            "main": thread == main,
+            "range": [ranges[r.name] for r in found],
+            **_times(found, ns),
+        }
         for thread, found in sorted(_by(own.ranges, lambda r: r.thread).items(), key=lambda t: t[0] != main)
     ]
+    drawn = _longest(own.operators, MOST_OPERATORS)
+    of_operators: list[OperatorsView] = [
+        {"thread": threads[thread], "name": [operators[op.name] for op in found], **_times(found, ns)}
+        for thread, found in _by(drawn, lambda op: op.thread).items()
+    ]
     of_functions = [names[function.name] for function in functions]
-    trace = profile.trace
+    steps = _steps(profile, numbers, own, ns)
     return {
         "source": trace.source,
         "profiler": trace.profiler,
         "devices": {str(device): trace.devices.get(device, f"GPU {device}") for device in profile.devices},
-        "step": _step(profile, number, own),
+        "step": steps[numbers.index(median)],
+        "steps": steps,
+        "end_ns": max([step["end_ns"] for step in steps]),
         "families": FAMILIES,
         "names": {
             "name": list(names),
@@ -190,11 +227,14 @@ def view(profile: Profile) -> View:
         },
         "streams": streams,
         "copies": _copies(own.copies, ns),
-        "threads": threads,
+        "threads": lanes,
         "calls": [
-            {"thread": thread, "name": [call.name for call in found], **_times(found, ns)}
+            {"thread": threads[thread], "name": [call.name for call in found], **_times(found, ns)}
             for thread, found in _by(own.calls, lambda call: call.thread).items()
         ],
+        "operators": of_operators,
+        "operator_names": list(operators),
+        "hidden_operators": len(own.operators) - len(drawn),
     }
 
 
@@ -232,40 +272,83 @@ def median_step(profile: Profile) -> int:
     return walls[(len(walls) - 1) // 2][1]
 
 
-def within(profile: Profile, step: Step) -> Within:
-    """Return the events that belong to a step.
+def drawn_steps(profile: Profile, median: int) -> list[int]:
+    """Return the numbers of the steps to draw: all, or those next to the median step that have MOST_KERNELS at most."""
+    kernels = [0] * len(profile.steps)
+    for (number, _), sums in profile.by_step.items():
+        kernels[number] += sums.calls
+    low = high = median
+    count = kernels[median]
+    while low > 0 or high < len(kernels) - 1:
+        number = low - 1 if low > 0 and (median - low <= high - median or high == len(kernels) - 1) else high + 1
+        count += kernels[number]
+        if count > MOST_KERNELS:
+            break
+        low, high = min(low, number), max(high, number)
+    return list(range(low, high + 1))
 
-    Ranges and calls belong to the step in which they begin. Copies, whose launch is not known, belong to it if they
-    begin between its beginning and its end or that of its last kernel.
+
+def within(profile: Profile, start_s: float, end_s: float) -> Within:
+    """Return the events between two times of the host.
+
+    Kernels belong to the time in which they were launched; ranges, operators and calls to that in which they begin.
+    Copies, whose launch is not known, belong to it if they begin before its last kernel ends.
     """
-    trace = profile.trace
-    _, of_step = steps_of(trace.kernels.launched_s, [step])
-    places = profile.places.take(of_step)
-    kernels = list(zip(trace.kernels.rows(of_step), places, strict=True))
-    end_s = max([step.end_s, *(kernel.end_s for kernel, _ in kernels)])
+    trace, whole = profile.trace, [Step("whole", start_s, end_s)]
+    _, launched = steps_of(trace.kernels.launched_s, whole)
+    kernels = list(zip(trace.kernels.rows(launched), profile.places.take(launched), strict=True))
+    last_s = max([end_s, *(kernel.end_s for kernel, _ in kernels)])
+
+    def begun(ranges: Ranges) -> list[Range]:
+        return ranges.take(steps_of(ranges.start_s, whole)[1]).named(lambda name: True)
+
     return Within(
         kernels,
-        sorted((c for c in trace.copies if step.start_s <= c.start_s <= end_s), key=lambda c: c.start_s),
-        trace.ranges.take(steps_of(trace.ranges.start_s, [step])[1]).named(lambda name: True),
-        sorted((c for c in trace.calls if step.start_s <= c.start_s <= step.end_s), key=lambda c: c.start_s),
+        sorted((c for c in trace.copies if start_s <= c.start_s <= last_s), key=lambda c: c.start_s),
+        begun(trace.ranges),
+        sorted((c for c in trace.calls if start_s <= c.start_s <= end_s), key=lambda c: c.start_s),
+        begun(trace.operators) if trace.operators is not None else [],
     )
 
 
-def _step(profile: Profile, number: int, own: Within) -> StepView:
-    step = profile.steps[number]
-    ns = _since(step)
-    in_graph = [kernel for kernel, _ in own.kernels if kernel.in_graph]
+def _longest(ranges: Sequence[Range], most: int) -> Sequence[Range]:
+    if len(ranges) <= most:
+        return ranges
+    least_s = sorted((r.end_s - r.start_s for r in ranges), reverse=True)[most]
+    return [r for r in ranges if r.end_s - r.start_s > least_s]
+
+
+def _steps(profile: Profile, numbers: Sequence[int], own: Within, ns: Callable[[float], int]) -> list[StepView]:
+    """Return the steps with the sums of their kernels: of those launched in the step, as in every table."""
+    steps = [profile.steps[number] for number in numbers]
+    launched = [k.start_s if k.launch_start_s is None else k.launch_start_s for k, _ in own.kernels]
+    found, inside = steps_of(np.array(launched), steps)
+    of_step: list[list[tuple[Kernel, Place]]] = [[] for _ in steps]
+    for one, index, counts in zip(own.kernels, found.tolist(), inside.tolist(), strict=True):
+        if counts:
+            of_step[index].append(one)
+    return [
+        _step(step, number, len(profile.steps), mine, ns)
+        for step, number, mine in zip(steps, numbers, of_step, strict=True)
+    ]
+
+
+def _step(
+    step: Step, number: int, count: int, kernels: Sequence[tuple[Kernel, Place]], ns: Callable[[float], int]
+) -> StepView:
+    in_graph = [kernel for kernel, _ in kernels if kernel.in_graph]
 
     def time_ns(counts: Callable[[Place], bool] = lambda place: True) -> int:
-        return round(sum(kernel.end_s - kernel.start_s for kernel, place in own.kernels if counts(place)) * 1e9)
+        return round(sum(kernel.end_s - kernel.start_s for kernel, place in kernels if counts(place)) * 1e9)
 
     return {
         "name": step.name,
         "number": number,
-        "steps": len(profile.steps),
-        "wall_ns": ns(step.end_s),
-        "end_ns": max([ns(step.end_s), *(ns(kernel.end_s) for kernel, _ in own.kernels)]),
-        "kernels": len(own.kernels),
+        "steps": count,
+        "start_ns": ns(step.start_s),
+        "wall_ns": ns(step.end_s) - ns(step.start_s),
+        "end_ns": max([ns(step.end_s), *(ns(kernel.end_s) for kernel, _ in kernels)]),
+        "kernels": len(kernels),
         "kernel_ns": time_ns(),
         "no_phase_ns": time_ns(lambda place: place.phase == UNATTRIBUTED),
         "no_layer_ns": time_ns(lambda place: place.layer == UNATTRIBUTED),
@@ -278,6 +361,7 @@ def _streams(
     kernels: Iterable[tuple[Kernel, Place]],
     functions: Numbered[Function],
     places: Numbered[Place],
+    threads: Numbered[int],
     ns: Callable[[float], int],
 ) -> list[StreamView]:
     streams = _by(kernels, lambda one: (one[0].device, -1 if one[0].stream is None else one[0].stream))
@@ -288,11 +372,25 @@ def _streams(
             **_times([kernel for kernel, _ in found], ns),
             "function": [functions[kernel.function] for kernel, _ in found],
             "place": [places[place] for _, place in found],
-            "launch": [None if k.launch_start_s is None else ns(k.launch_start_s) for k, _ in found],
+            "thread": [None if kernel.thread is None else threads[kernel.thread] for kernel, _ in found],
+            **_launches([kernel for kernel, _ in found], ns),
             "graph": [int(kernel.in_graph) for kernel, _ in found],
         }
         for (device, stream), found in sorted(streams.items())
     ]
+
+
+class _Launches(TypedDict):
+    launch: list[int | None]
+    launching: list[int | None]
+
+
+def _launches(kernels: Sequence[Kernel], ns: Callable[[float], int]) -> _Launches:
+    begins = [None if k.launch_start_s is None else ns(k.launch_start_s) for k in kernels]
+    ends = [None if k.launch_end_s is None else ns(k.launch_end_s) for k in kernels]
+    both = zip(begins, ends, strict=True)
+    lasting = [None if begin is None or end is None else max(end - begin, 0) for begin, end in both]
+    return {"launch": begins, "launching": lasting}
 
 
 def _copies(copies: Iterable[Copy], ns: Callable[[float], int]) -> list[CopiesView]:

@@ -292,8 +292,9 @@ class Trace:
     """Contents of a trace of one process.
 
     `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none,
-    `modules` where the recorder wrote none. `messages` maps the index of a collective's kernel to what the profiler
-    recorded of the call.
+    `modules` where the recorder wrote none. `operators` is every operator, where the reader was asked for them: `ops`
+    are those that autograd numbers. `messages` maps the index of a collective's kernel to what the profiler recorded of
+    the call.
     """
 
     source: str
@@ -308,6 +309,7 @@ class Trace:
     limitations: tuple[str, ...]
     allocations: Allocations | None = None
     modules: Modules | None = None
+    operators: Ranges | None = None
     job: Job | None = None
     messages: Mapping[int, Message] = field(default_factory=dict)
 

@@ -82,7 +82,8 @@ class MasterAdamW(torch.optim.Optimizer):
         if key not in self._tables:
             tensors = [(p, *state.values()) for p, state in zip(parameters, states, strict=True)]
             self._tables[key] = Tables(tensors)
-        settings = Hyperparameters(group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+        beta1, beta2 = group["betas"]
+        settings = Hyperparameters(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
         self._tables[key].launch(gradients, group["progress"], settings)
 
     def _state(self, p: Tensor) -> dict[str, Tensor]:

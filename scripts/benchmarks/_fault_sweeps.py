@@ -281,10 +281,10 @@ class Stage:
         def interfere(process: subprocess.Popen[bytes]) -> None:
             if how == "cell":  # a cell does it
                 return
-            began = len(self.journal())
+            began, contents = len(self.journal()), _contents(self.out)
             deadline = time.monotonic() + 60
             while process.poll() is None and time.monotonic() < deadline:
-                if event["after"] == "start" or (event["after"] == "folder" and _has_begun(self.out)):
+                if event["after"] == "start" or (event["after"] == "folder" and _contents(self.out) != contents):
                     break
                 if event["after"] == "record" and len(self.journal()) > began:
                     break
@@ -388,9 +388,10 @@ class Stage:
             subprocess.run(["umount", "-l", str(self.out)], check=False)
 
 
-def _has_begun(out: Path) -> bool:
-    """Return True once the program is past its imports: the folder has files."""
-    return out.is_dir() and any(out.iterdir())
+def _contents(out: Path) -> set[tuple[str, int, int]]:
+    """Return name, size and time of each file of a folder; they change once a program is past its imports."""
+    files = [(path.name, path.lstat()) for path in out.iterdir()] if out.is_dir() else []
+    return {(name, found.st_size, found.st_mtime_ns) for name, found in files}
 
 
 # ---------------------------------------------------------------------------------------------- the journal

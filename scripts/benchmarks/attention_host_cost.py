@@ -4,8 +4,10 @@ Method: one process; for each backend a forward, and a forward with its backward
 autograd. A sample is many calls in a row, submitted while a sleeping kernel occupies the GPU, so that the host waits
 for nothing: the host's time is the submission over the number of calls. The device's time is that of the same calls,
 between two events, behind the sleeping kernel. If the queue of launches fills, so that the host has to wait after all,
-the number of calls is halved. The first samples are warm-up; compiling belongs to them.
-Output: a line for each backend as it is measured, then a markdown table: medians, and the middle 80% of the samples as
+the number of calls is halved. All backends are compiled first, and then measured in rounds, one after the other. The
+row `python_autograd` is the floor for a backend written in Python: an autograd function that allocates and saves what
+ours do, and launches nothing.
+Output: a line for each backend as it is compiled, then a markdown table: medians, and the middle 80% of the samples as
 a share of the median. With --out also table.md and rows.jsonl there. Committed: profiles/attention_host_cost/.
 
     python scripts/benchmarks/attention_host_cost.py --out runs/attention_host_cost
@@ -24,6 +26,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.core import plugins
@@ -34,14 +37,14 @@ from cs_systems.report.tables.rows import render_rows
 from cs_systems.runtime.timing import measure
 from cs_systems.workloads import CallableWorkload
 
-PEER = "sdpa_cudnn"
+PEER, FLOOR = "sdpa_cudnn", "python_autograd"
 # Those that compile for tens of seconds come last: the time budget leaves them out first.
 BACKENDS = (
-    *("sdpa_cudnn", "flash_cuda", "flash_triton", "flash_gluon", "sdpa_flash", "sdpa_efficient", "sdpa_math", "naive"),
+    *(PEER, FLOOR, "flash_cuda", "flash_triton", "flash_gluon", "sdpa_flash", "sdpa_efficient", "sdpa_math", "naive"),
     *("flash_attn", "flash_torch", "flex", "compiled"),
 )
 PASSES = ("forward", "both")
-MOST_CALLS, WARMUP, SAMPLES = 32, 3, 15
+MOST_CALLS, WARMUP, ROUNDS, SAMPLES = 32, 3, 5, 4
 WAITED = 0.9  # share of the occupied time from which a submission counts as having waited
 MICROSECONDS = 1e6
 
@@ -50,48 +53,81 @@ class Calls(CallableWorkload):
     hides_launches = True
 
     def __init__(self, call: Callable[[], object], count: int) -> None:
-        super().__init__(lambda: [call() for _ in range(count)])
+        super().__init__(self._run)
+        self.call, self.count = call, count
+
+    def _run(self) -> None:
+        for _ in range(self.count):
+            self.call()
 
 
-def calls_of(
-    backend: AttentionBackend, shape: Sequence[int], dtype: torch.dtype, causal: bool
-) -> dict[str, Callable[[], object]]:
-    q, k, v = (torch.randn(*shape, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+class Nothing(torch.autograd.Function):
+    """Autograd function that allocates and saves what our backends do, and launches nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, _, _ = ctx.saved_tensors
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
+
+
+def backend_named(name: str) -> AttentionBackend:
+    if name == FLOOR:
+        return AttentionBackend(lambda q, k, v, *, causal, scale, align: Nothing.apply(q, k, v, causal))
+    backend: AttentionBackend = plugins.get("attention", name)
+    return backend
+
+
+def calls_of(backend: AttentionBackend, args: argparse.Namespace) -> dict[str, Callable[[], object]]:
+    like: dict[str, Any] = {"device": "cuda", "dtype": getattr(torch, args.dtype)}
+    q, k, v = (torch.randn(*args.shape, **like, requires_grad=True) for _ in range(3))
     gradient = torch.randn_like(q)
 
-    def forward() -> torch.Tensor:
-        return backend(q, k, v, causal=causal)
+    def forward() -> Tensor:
+        return backend(q, k, v, causal=args.causal)
 
     return {"forward": forward, "both": lambda: torch.autograd.grad(forward(), (q, k, v), gradient)}
 
 
-def samples_of(call: Callable[[], object], device: Device) -> tuple[list[Sample], int]:
-    """Return the samples, and how many calls each has, so few that the host waited in none."""
-    count = MOST_CALLS
-    while True:
-        measured = measure(Calls(call, count), device, warmup=WARMUP, steps=SAMPLES)
-        samples = [sample for sample in measured if not sample.warmup]
-        waited = [s.submit_s["call"] > WAITED * (s.held_s or 0.0) for s in samples]
-        if count == 1 or sum(waited) < len(samples) / 2:
-            return samples, count
-        count //= 2
+def waits(sample: Sample) -> bool:
+    return sample.submit_s["call"] > WAITED * (sample.held_s or 0.0)
 
 
-def row_of(name: str, backend: AttentionBackend, args: argparse.Namespace, device: Device) -> dict[str, Any]:
-    """Return medians and spreads in seconds, or the reason that there are none."""
+def fewer_calls(call: Callable[[], object], device: Device) -> Calls:
+    """Return as many calls as the host can submit without waiting, after compiling them."""
+    call()
+    calls = Calls(call, MOST_CALLS)
+    while calls.count > 1 and waits([*measure(calls, device, warmup=1, steps=1)][-1]):
+        calls.count //= 2
+    return calls
+
+
+def prepared(name: str, args: argparse.Namespace, device: Device) -> dict[str, Calls] | str:
+    """Return the calls of both passes, or the reason that there are none."""
     _, heads, seq, d_head = args.shape
-    call = AttentionCall("cuda", args.dtype, d_head, seq, seq, heads, heads, args.causal)
+    backend = backend_named(name)
+    if reason := backend.unavailable(AttentionCall("cuda", args.dtype, d_head, seq, seq, heads, heads, args.causal)):
+        return reason
+    try:
+        return {kind: fewer_calls(call, device) for kind, call in calls_of(backend, args).items()}
+    except Exception as error:  # a peer's failure must not cost the other rows
+        return f"failed: {type(error).__name__}: {error}"
+
+
+def row_of(name: str, passes: dict[str, Calls], samples: dict[tuple[str, str], list[Sample]]) -> dict[str, Any]:
     row: dict[str, Any] = {"attention": name}
-    if reason := backend.unavailable(call):
-        return row | {"reason": reason}
-    for kind, run in calls_of(backend, args.shape, getattr(torch, args.dtype), args.causal).items():
-        samples, count = samples_of(run, device)
-        host = [s.submit_s["call"] / count for s in samples]
+    for kind, calls in passes.items():
+        host = [sample.submit_s["call"] / calls.count for sample in samples[name, kind]]
         row |= {
             f"{kind}_host_s": median(host),
             f"{kind}_spread": (quantile(host, 0.9) - quantile(host, 0.1)) / median(host),
-            f"{kind}_device_s": median(s.phases_s["call"] / count for s in samples),
-            f"{kind}_calls": count,
+            f"{kind}_device_s": median(s.phases_s["call"] / calls.count for s in samples[name, kind]),
+            f"{kind}_calls": calls.count,
         }
     return row
 
@@ -121,11 +157,15 @@ def table(rows: Sequence[dict[str, Any]], caption: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--attention", nargs="+", choices=plugins.names("attention"), default=BACKENDS, metavar="NAME")
+    parser.add_argument(
+        "--attention", nargs="+", choices=[FLOOR, *plugins.names("attention")], default=BACKENDS, metavar="NAME"
+    )
     parser.add_argument("--shape", default="4,12,512,64", help="batch,heads,seq,d_head (default: %(default)s)")
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--full", dest="causal", action="store_false", help="without the causal mask")
-    parser.add_argument("--budget-s", type=float, default=45.0, help="start no backend after this time (%(default)s s)")
+    parser.add_argument(
+        "--budget-s", type=float, default=30.0, help="compile no backend after this time (%(default)s s)"
+    )
     parser.add_argument("--out", type=Path, help="folder for table.md and rows.jsonl")
     args = parser.parse_args()
     text = args.shape
@@ -138,16 +178,22 @@ def main() -> None:
         device = resolve("cuda")
     except DeviceUnavailable as error:
         parser.error(str(error))
-    started, rows = time.monotonic(), list[dict[str, Any]]()
+    started, found = time.monotonic(), dict[str, dict[str, Calls] | str]()
     for name in args.attention:
-        if time.monotonic() - started > args.budget_s:
-            rows.append({"attention": name, "reason": f"not started: the budget of {args.budget_s:g} s was spent"})
-        else:
-            try:
-                rows.append(row_of(name, plugins.get("attention", name), args, device))
-            except Exception as error:  # a peer's failure must not cost the other rows
-                rows.append({"attention": name, "reason": f"failed: {type(error).__name__}: {error}"})
-        print(json.dumps(rows[-1] | {"elapsed_s": round(time.monotonic() - started, 1)}), flush=True)
+        elapsed_s = time.monotonic() - started
+        spent = f"not started: the budget of {args.budget_s:g} s was spent"
+        found[name] = prepared(name, args, device) if elapsed_s <= args.budget_s else spent
+        print(f"{name}: compiled after {time.monotonic() - started:.1f} s", flush=True)
+    passes = {name: calls for name, calls in found.items() if not isinstance(calls, str)}
+    samples: dict[tuple[str, str], list[Sample]] = {(name, kind): [] for name in passes for kind in PASSES}
+    for _ in range(ROUNDS):
+        for name, kind in samples:
+            measured = measure(passes[name][kind], device, warmup=WARMUP, steps=SAMPLES)
+            samples[name, kind] += [sample for sample in measured if not sample.warmup]
+    rows = [
+        {"attention": name, "reason": calls} if isinstance(calls, str) else row_of(name, calls, samples)
+        for name, calls in found.items()
+    ]
     mask = "causal" if args.causal else "without a mask"
     where = f"python {platform.python_version()}, torch {torch.__version__}, {device.name}"
     shown = table(rows, f"{batch} × {heads} × {seq} × {d_head}, {args.dtype}, {mask}; {where}")

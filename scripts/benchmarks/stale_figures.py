@@ -45,11 +45,32 @@ SHARDED = (
 )
 PROFILE = ("cs_systems/traces/*",)
 SNAPSHOT = ("cs_systems/snapshots/*",)
-PAGES = ("cs_systems/report/pages/chart.js", "cs_systems/report/pages/page.css", "cs_systems/report/pages/page.js")
+CHARTS = (
+    "chart*",
+    "columns.js",
+    "details.js",
+    "format.js",
+    "keys.js",
+    "palette.js",
+    "tip.js",
+    "page.css",
+    "page.js",
+    "_packing.py",
+)
+PAGES = tuple(f"cs_systems/report/pages/{name}" for name in CHARTS)
 VERDICTS = (*CLOCK, "cs_systems/comparison/runs.py", "cs_systems/runtime/execute.py", "scripts/benchmarks/verdicts.py")
 
 # quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
 SOURCES: dict[str, tuple[str, ...]] = {
+    "profiles/training_step/table.md": (
+        *STEP,
+        "cs_systems/training/parts/*",
+        "cs_systems/training/master_adamw.py",
+        "cs_systems/kernels/adamw.py",
+        "cs_systems/kernels/cross_entropy.py",
+        "cs_systems/workloads/_graph.py",
+        "scripts/benchmarks/training_step.py",
+    ),
     "profiles/step_time/table.md": (*STEP, "cs_systems/attention/naive.py", "scripts/studies/step_time.py"),
     "profiles/attention_h200/table.md": (
         *CALL,
@@ -87,6 +108,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "scripts/benchmarks/startup.py",
     ),
     "profiles/analyze_speed/cpu.md": (*PROFILE, "cs_systems/cli/analyze.py", "scripts/benchmarks/analyze_speed.py"),
+    "profiles/trace_corpus/table.md": (*PROFILE, "scripts/benchmarks/trace_corpus.py"),
     "profiles/model_families/table.md": (
         *(*PROFILE, "cs_systems/instrument/*"),
         *("scripts/benchmarks/model_families.py", "tests/families/models.py"),

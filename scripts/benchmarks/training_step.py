@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -26,42 +27,52 @@ import torch
 from torch import nn
 
 from cs_systems.config import Mode, Phase, Precision, RunConfig, preset
+from cs_systems.core import plugins
 from cs_systems.formulas import cost
 from cs_systems.machine.device import Device, resolve
 from cs_systems.runtime.timing import measure
 from cs_systems.workloads.train_step import TrainStep
 
 PEAK_FLOPS = 989e12  # of bfloat16 on an H100 or H200, dense (data sheet)
-PARTS = ("joined_projections", "fused_cross_entropy")
-COMPILED: dict[str, Any] = {"compile": "default", "compile_scope": "block"}
-MASTER: dict[str, Any] = {"precision": Precision.BF16_PURE, "optimizer": "adamw_master"}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "eager": {},
-    "compiled": {"compile": "default"},
-    "block": COMPILED,
-    "block+graph": {**COMPILED, "graph": "step"},
-    "+master": {**COMPILED, "graph": "step", **MASTER},
-    "+loss": {**COMPILED, "graph": "step", **MASTER, "parts": ("fused_cross_entropy",)},
-    "+joined": {**COMPILED, "graph": "step", **MASTER, "parts": PARTS},
-    "+bf16state": {**COMPILED, "graph": "step", **MASTER, "parts": PARTS, "optimizer": "adamw_bf16_state"},
-    "+overlap": {**COMPILED, "graph": "step", **MASTER, "parts": (*PARTS, "update_in_backward")},
-    "+overlap bf16state": {
-        **COMPILED,
-        "graph": "step",
-        **MASTER,
-        "parts": (*PARTS, "update_in_backward"),
-        "optimizer": "adamw_bf16_state",
-    },
-    "+cudnn": {**COMPILED, "graph": "step", **MASTER, "parts": PARTS, "attention": "sdpa_cudnn"},
-    "+autotune": {
-        "compile": "max-autotune-no-cudagraphs",
-        "compile_scope": "block",
-        "graph": "step",
-        **MASTER,
-        "parts": PARTS,
-    },
-    "joined eager graph": {"graph": "step", **MASTER, "parts": PARTS},
-    "model scope": {"compile": "default", "graph": "step", **MASTER, "parts": PARTS},
+BASE: dict[str, Any] = {"compile": "default", "compile_scope": "block", "attention": "sdpa_flash"}
+# In the order in which they are added up. A part's name stands for the part.
+SWITCHES: dict[str, dict[str, Any]] = {
+    "attention": {"attention": "flash_cuda"},
+    "graph": {"graph": "step"},
+    "master": {"precision": Precision.BF16_PURE, "optimizer": "adamw_master"},
+    "fused_cross_entropy": {},
+    "joined_projections": {},
+    "update_in_backward": {},
+    "bf16 state": {"optimizer": "adamw_bf16_state"},
+}
+FAST = tuple(name for name in SWITCHES if name != "bf16 state")
+NEEDS = {"update_in_backward": "master", "bf16 state": "master"}
+
+
+def switched(*names: str) -> dict[str, Any]:
+    """Return the options of the block-compiled step with some switches on."""
+    options = dict(BASE)
+    for name in SWITCHES:
+        if name in names:
+            options |= SWITCHES[name]
+    return options | {"parts": tuple(name for name in names if name in plugins.names("training.parts"))}
+
+
+def variants() -> dict[str, dict[str, Any]]:
+    """Return the options of each row by its name."""
+    found = {"eager": {"attention": "sdpa_flash"}, "compiled": switched()}
+    found |= {f"alone: {name}": switched(name) for name in SWITCHES if name not in NEEDS}
+    found |= {f"up to: {name}": switched(*[*SWITCHES][: n + 1]) for n, name in enumerate(SWITCHES)}
+    for left_out in FAST:
+        rest = [name for name in FAST if left_out not in (name, NEEDS.get(name))]
+        found[f"without: {left_out}"] = switched(*rest)
+    return found | {"fast": switched(*FAST)}
+
+
+VARIANTS = variants()
+GROUPS = {
+    "cumulative": ["compiled", *(name for name in VARIANTS if name.startswith("up to"))],
+    "each": [name for name in VARIANTS if name.startswith(("alone", "without"))],
 }
 PEERS = {"llama compiled": "default", "llama cudagraphs": "reduce-overhead"}
 
@@ -116,25 +127,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=["small", "medium", "large", "2.7B"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[512, 2048])
-    parser.add_argument("--variants", nargs="+", default=["+joined"], choices=[*VARIANTS])
+    parser.add_argument("--variants", nargs="+", default=["fast"], choices=[*VARIANTS, *GROUPS])
     parser.add_argument("--peers", nargs="*", default=[*PEERS], choices=[*PEERS])
-    parser.add_argument("--attention", default="flash_cuda")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--budget-s", type=float, default=500.0, help="rows that would start later are left out")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--report", type=Path, metavar="DIR", help="measure nothing; write table.md from DIR/h200.json")
     args = parser.parse_args()
+    if args.report:
+        from _training_step_page import write
+
+        write(args.report)
+        return 0
     device, began = resolve("cuda"), time.monotonic()
     rates = measured_rates(device)
     print(
-        f"{device.name}, torch {torch.__version__}: product {rates[0] / 1e12:.0f} TFLOP/s, copy {rates[1] / 1e12:.2f} TB/s"
+        f"{device.name}, torch {torch.__version__}: product {rates[0] / 1e12:.0f} TFLOP/s, "
+        f"copy {rates[1] / 1e12:.2f} TB/s"
     )
     rows: list[dict[str, Any]] = []
     for context in args.contexts:
         for size in args.sizes:
-            base = RunConfig(
-                model=replace(preset(size), context_length=context), attention=args.attention, precision=Precision.BF16
-            )
-            for name in (*args.peers, *args.variants):
+            base = RunConfig(model=replace(preset(size), context_length=context), precision=Precision.BF16)
+            for name in (*args.peers, *chain.from_iterable(GROUPS.get(name, [name]) for name in args.variants)):
                 if name == "llama cudagraphs" and size not in ("small", "medium"):
                     continue  # does not help where a step is not launch-bound
                 if time.monotonic() - began > args.budget_s:
@@ -155,6 +170,32 @@ def measured_rates(device: Device) -> tuple[float, float]:
     return 2 * 8192**3 / timed(lambda: a @ a, device), 2 * x.nbytes / timed(lambda: y.copy_(x), device)
 
 
+def step_flops(config: RunConfig) -> int:
+    shape = config.batch_size, config.tokens_per_sequence
+    phases = cost.step_cost(config.model, *shape, Mode.TRAIN_STEP, cost.FULL_MATRIX, Precision.BF16)
+    flops = cost.total(phases.values()).model_flops
+    assert flops is not None
+    return flops
+
+
+def predicted(name: str, config: RunConfig, rates: tuple[float, float]) -> float | None:
+    """Return the time that the last switch of a row saves by the bytes it no longer moves; None: no prediction.
+
+    master: autocast reads and writes 6 bytes for each cast weight and 6 for its gradient, AdamW 28 instead of 26. Loss:
+    28 bytes for each logit (casts, log-softmax and its backward) instead of 8. Update in backward: all of the update,
+    which is a limit.
+    """
+    parameters = cost.parameter_count(config.model)
+    logits = config.batch_size * config.tokens_per_sequence * config.model.vocab_size
+    moved = {
+        "master": 14 * parameters,
+        "fused_cross_entropy": 20 * logits,
+        "update_in_backward": 26 * parameters,
+        "bf16 state": 8 * parameters,
+    }.get(name.partition(": ")[2])
+    return None if moved is None else moved / rates[1]
+
+
 def timed(run: Callable[[], Any], device: Device) -> float:
     times = []
     for _ in range(12):
@@ -171,14 +212,9 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
     device.reset_peaks()
     torch._dynamo.reset()
     started = time.monotonic()
-    flops = cost.total(
-        cost.step_cost(
-            base.model, base.batch_size, base.tokens_per_sequence, Mode.TRAIN_STEP, cost.FULL_MATRIX, Precision.BF16
-        ).values()
-    ).model_flops
-    assert flops is not None
+    flops = step_flops(base)
     floor_s = flops / rates[0] + 28 * cost.parameter_count(base.model) / rates[1]
-    row: dict[str, Any] = {"variant": name, "floor_s": floor_s, "attention": base.attention}
+    row: dict[str, Any] = {"variant": name, "floor_s": floor_s, "predicted_s": predicted(name, base, rates)}
     try:
         if name in PEERS:
             workload: Any = LlamaStep(base, device, PEERS[name])

@@ -93,6 +93,10 @@ def _annotation_cost(folder: Path) -> str:
     )
 
 
+def _training_step(folder: Path) -> str:
+    return (folder / "table.md").read_text(encoding="utf-8").splitlines()[2].partition(". ")[0] + "."
+
+
 def _model_families(folder: Path) -> str:
     rows = table(folder / "table.md")
     text = " and ".join(
@@ -215,9 +219,12 @@ def _profile_coverage(folder: Path) -> str:
 
 
 def _profile_page(folder: Path) -> str:
-    row = row_of(table(folder / "speed.md"), "kernels", "10,710")
-    size = f"{row['kernels']} kernels has {row['page MB']} MB"
-    return f"In headless Chromium on a CPU, the page of {size} and is ready in {row['ready ms']} ms."
+    row = max(table(folder / "speed.md"), key=lambda row: float(row["page MB"]))
+    return (
+        f"In headless Chromium on a CPU, the page of {row['kernels']} kernels and {row['operators drawn']} operators "
+        f"has {row['page MB']} MB and takes {row['on a processor ms']} ms of a processor until it can be used, and "
+        f"{row['frame ms, median']} ms for a frame, at the slowest zoom {row['frame ms, slowest zoom']} ms."
+    )
 
 
 def _snapshot_speed(folder: Path) -> str:
@@ -280,6 +287,16 @@ def _counters(folder: Path) -> str:
     return f"On one NVIDIA H200, the occupancy, beside the most that a kernel's resources allow, is {text}."
 
 
+def _trace_corpus(folder: Path) -> str:
+    rows = table(folder / "table.md")
+    holding = [row for row in rows if row["kernels"]]
+    equal = sum(row["equal"] == "yes" for row in holding)
+    return (
+        f"Of {len(rows)} public files, {len(holding)} hold kernels; {equal} of these are read with the number and the "
+        "time of kernels that an independent reader counts."
+    )
+
+
 # Folder of profiles/ → its benchmark.
 BENCHMARKS = {
     "analyze_speed": Benchmark(
@@ -336,13 +353,19 @@ BENCHMARKS = {
     "precision": Benchmark(
         "What does each precision gain on small, and does it train as well?", _precision, "table.txt", "training.svg"
     ),
+    "training_step": Benchmark(
+        "How far is each recipe of the training step from a compiled Llama, and what does each part gain?",
+        _training_step,
+        "table.md",
+        "figure.svg",
+    ),
     "profile_coverage": Benchmark(
         "What share of kernel time is given to a phase and to a layer, do both profilers agree, and is it right?",
         _profile_coverage,
         "xl.md",
     ),
     "profile_page": Benchmark(
-        "How large is the page of a step of 10,000 kernels, and how long until one can use it?",
+        "How large is the page of 100,000 kernels, how long until one can use it, and how long does a frame take?",
         _profile_page,
         "speed.md",
         "page.png",
@@ -351,6 +374,9 @@ BENCHMARKS = {
         "How much time and memory does `cs-systems snapshot` take for a large file, and how soon can its page be used?",
         _snapshot_speed,
         "cpu.md",
+    ),
+    "trace_corpus": Benchmark(
+        "Which public traces does `cs-systems analyze` read, how, and what stays unknown?", _trace_corpus, "table.md"
     ),
     "verdicts": Benchmark(
         "Can the verdicts of `compare` be trusted, on runs of equal steps and on runs with a planted 5% slowdown?",

@@ -236,20 +236,14 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
     """
     from cs_systems.report.figures import plot
 
-    records, complaints = [], []
-    for folder in [*([out] if records_path(out).is_file() or not measured else []), *measured]:
-        read, torn = read_records(folder)
-        records, complaints = records + read, complaints + torn
+    records, complaints = records_of(out, measured)
     found = cells(records)
     explanation = [*complaints, *study.explain(found), *_missing(study, records)]
     text = "\n".join(f"- {sentence}" for sentence in explanation)
     command = " ".join([study.command, *(["--measured", *map(str, measured)] if measured else [])])
     tables = [table.strip() for table in study.tables(found, "markdown")]
-    drawn = [cell.record for cell in found if study.drawn(cell)] or records
-    if (draw := study.draw) is not None:
-        plot.write(lambda: draw(found), out / FIGURE_FILE)
-    elif fitting := plot.kinds(drawn):  # a study that was cut short may not fill its own figure yet
-        plot.save(drawn, out / FIGURE_FILE, study.figure if study.figure in fitting else None)
+    if drawing := picture_of(study, found):
+        plot.write(drawing, out / FIGURE_FILE)
     picture = [f"![{study.question}]({FIGURE_FILE})"] if (out / FIGURE_FILE).is_file() else []
     sections = [f"# {study.question}", answered(study, found), *picture, *tables, "## Findings", text, f"    {command}"]
     write_file(out / PAGE_FILE, ("\n\n".join(sections) + "\n").encode())
@@ -259,6 +253,27 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
         f"{out}: {RECORDS_FILE if records_path(out).is_file() else 'no records'}, table.md, figure.svg", file=sys.stderr
     )
     return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
+
+
+def records_of(out: Path, measured: Sequence[Path] = ()) -> tuple[list[RunRecord], list[str]]:
+    """Return the records of the folders, and the complaints about lines that could not be read."""
+    records, complaints = [], []
+    for folder in [*([out] if records_path(out).is_file() or not measured else []), *measured]:
+        read, torn = read_records(folder)
+        records, complaints = records + read, complaints + torn
+    return records, complaints
+
+
+def picture_of(study: Study, found: list[Cell]) -> Callable[[], Any] | None:
+    """Return the function that draws the study's figure; None if these cells cannot fill one."""
+    from cs_systems.report.figures import plot
+
+    if (draw := study.draw) is not None:
+        return lambda: draw(found)
+    drawn = [cell.record for cell in found if study.drawn(cell)] or [cell.record for cell in found]
+    fitting = plot.kinds(drawn)  # a study that was cut short may not fill its own figure yet
+    kind = study.figure if study.figure in fitting else None
+    return (lambda: plot.figure(drawn, kind)) if fitting else None
 
 
 def answered(study: Study, found: list[Cell]) -> str:
@@ -288,7 +303,7 @@ def _answered(study: Study, argv: Sequence[str] | None) -> int:
         description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--out", type=Path, help="folder of the records (default: profiles/NAME, small: runs/NAME)")
-    parser.add_argument("--format", choices=[f for f in FORMATS if f != "terminal"], default="markdown")
+    parser.add_argument("--format", choices=[f for f in FORMATS if f not in ("terminal", "html")], default="markdown")
     parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: full on a GPU, else small")
     parser.add_argument("--fresh", action="store_true", help="rename the old records, and measure every cell again")
     parser.add_argument("--show", action="store_true", help="show the records of --out without measuring")

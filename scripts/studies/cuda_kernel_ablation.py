@@ -235,21 +235,23 @@ def draw(cells: list[Cell]) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    from cs_systems.report.figures.drawing import COLORS, WIDTH
+    from cs_systems.report.figures.drawing import COLORS, MARKERS, WIDTH, log_scale
 
     ladder = [(row["step"], row["time_s"], row["flops_per_s"]) for row in cumulative(cells)]
     without = [(row["fp32 kernel"], row["time_s"], flops(MAIN) / row["time_s"]) for row in left_out(cells)[1:]]
     core = [(f"one core, n {row['n']}", row["time_s"], row["flops_per_s"]) for row in one_core(cells)]
-    kinds = zip(COLORS, (ladder, without, () if ladder else core), strict=False)
-    bars = [(bar, color) for color, of_kind in kinds for bar in of_kind]
+    kinds = zip(zip(COLORS, MARKERS, strict=True), (ladder, without, () if ladder else core), strict=False)
+    bars = [(bar, look) for look, of_kind in kinds for bar in of_kind]
     drawn = Figure(figsize=(WIDTH, 0.8 + 0.3 * len(bars)), layout="constrained")
     axes = drawn.subplots()
-    axes.barh([name for (name, _, _), _ in bars], [1e3 * s for (_, s, _), _ in bars], color=[c for _, c in bars])
-    for height, ((_, time_s, rate), _) in enumerate(bars):
-        text = f" {human(time_s, 's')}, {human(rate, 'flops_per_s')}"
-        axes.annotate(text, (1e3 * time_s, height), va="center", annotation_clip=False)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:,g}")
+    for height, ((_, time_s, rate), (color, marker)) in enumerate(bars):  # points: a bar has no length on this axis
+        axes.plot(1e3 * time_s, height, color=color, marker=marker)
+        text = f"{human(time_s, 's')}, {human(rate, 'flops_per_s')}"
+        axes.annotate(text, (1e3 * time_s, height), (8, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(bars)), [name for (name, _, _), _ in bars])
+    log_scale(axes.xaxis)
+    axes.set_xlim(right=axes.get_xlim()[1] * 4)  # room for the text of the longest
+    axes.grid(axis="x")
     axes.invert_yaxis()
     axes.set_xlabel("ms of a pass, logarithmic" + f"; {spoken(MAIN)}, one technique more in each" * bool(ladder))
     return drawn

@@ -222,7 +222,7 @@ def draw(cells: list[Cell]) -> Any:
     """Draw time against length by tile, where measured; below, the largest block of each tile and the limit."""
     from matplotlib.figure import Figure
 
-    from cs_systems.report.figures.drawing import COLORS, MARKERS, WIDTH, with_legend
+    from cs_systems.report.figures.drawing import COLORS, MARKERS, WIDTH, log_scale, with_legend
 
     timed = [c for c in cells if c.measured and c["d_head"] in SHOWN and c.record.config["workload"] == "attention"]
     timed = [c for c in timed if c["attention"] != PYTORCH]
@@ -239,10 +239,9 @@ def draw(cells: list[Cell]) -> Any:
             )
             axes.plot(*zip(*line, strict=True) if line else ([], []), color=color, marker=marker, label=f"tile {size}")
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
         axes.set_xticks([2**7, 2**9, 2**11, 2**13, 2**15], ["128", "512", "2k", "8k", "32k"])
-        axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
+        log_scale(axes.yaxis)
         axes.grid()
         axes.set_title(f"{pair[0]} d_head {pair[1]}", fontsize=10)
         axes.set_xlabel("length")
@@ -253,10 +252,13 @@ def draw(cells: list[Cell]) -> Any:
 
 
 def _draw_limits(figure: Any, rows: Sequence[Row]) -> None:
+    from cs_systems.report import palette
+    from cs_systems.report.figures.drawing import filled
+
     architectures = list(dict.fromkeys(row["architecture"] for row in rows))
     if not architectures:
         return
-    figure.suptitle("Shared memory of a tile's largest block, KiB; line: what a block may have", fontsize=11)
+    figure.suptitle("Shared memory of a tile's largest block, KiB; line: the limit; hatched: too large", fontsize=11)
     for axes, architecture in zip(
         figure.subplots(1, len(architectures), sharey=True, sharex=True, squeeze=False)[0], architectures, strict=True
     ):
@@ -264,7 +266,9 @@ def _draw_limits(figure: Any, rows: Sequence[Row]) -> None:
         labels = [f"{precision} d {d_head} tile {size}" for _, precision, d_head, size in groups]
         most = [max(row["shared_bytes"] for row in group) / 1024 for group in groups.values()]
         limit = next(iter(groups.values()))[0]["limit_bytes"] / 1024
-        axes.barh(labels, most, color=["#c0392b" if size > limit else "#7f8c8d" for size in most], height=0.7)
+        for label, size in zip(labels, most, strict=True):
+            look = palette.Paint("vermilion", "///") if size > limit else palette.Paint("grey")
+            axes.barh(label, size, height=0.7, **filled(look))
         axes.axvline(limit, color="black", linewidth=1)
         axes.set_title(f"{architecture}: {limit:g} KiB", fontsize=10)
     axes.invert_yaxis()  # they share it

@@ -56,15 +56,21 @@ def test_memory_records_are_marked_as_profiled(measured: list[RunRecord]) -> Non
     assert {record.run_config.profiler for record in measured} == {"memory"}
 
 
-def test_memory_prints_phases_within_80_columns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main([*TINY, "--mode", "forward", "--out", str(tmp_path)]) == 0
+def test_memory_prints_phases_within_80_columns_and_a_refused_snapshot(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*TINY, "--snapshot", "--mode", "forward", "--out", str(tmp_path)]) == 0
+    memory, snapshot = read_records(tmp_path)[0]
+    assert (memory.status, snapshot.status) == ("ok", "unavailable")
+    assert snapshot.reason == "a memory snapshot requires a CUDA device; leave it out or run on a GPU"
     output, progress = capsys.readouterr()
-    assert progress == "[1/1] tiny ctx 64 batch 4 · naive · fp32 · forward · under memory: done\n"
+    assert progress.startswith("[1/2] tiny ctx 64 batch 4 · naive · fp32 · forward · under memory: done\n")
     assert "tiny ctx 64 batch 4 · naive · fp32 · forward" in output
     assert "process: resident memory, Python and torch included" in output
     assert re.search(r"^parameters +449 +449$", output, re.MULTILINE)
     assert re.search(r"^ +predicted +predicted peak +process$", output, re.MULTILINE)  # without measured columns
-    assert max(map(len, output.split("records:")[0].splitlines())) <= 80
+    assert "unavailable: a memory snapshot requires a CUDA device" in output
+    assert max(map(len, output.split("under memory_snapshot")[0].splitlines())) <= 80
 
 
 def test_show_prints_recorded_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -174,14 +180,6 @@ def test_sentences_wrap_at_terminal_width(monkeypatch: pytest.MonkeyPatch, capsy
     output = capsys.readouterr().out
     assert max(map(len, output.splitlines())) <= 80
     assert "\n  context, does not fit 80.0 GiB\n  largest that fits: batch 1, or context 884\n  change first:" in output
-
-
-def test_snapshot_without_gpu_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY, "--snapshot", "--mode", "forward", "--out", str(tmp_path)]) == 0
-    memory, snapshot = read_records(tmp_path)[0]
-    assert (memory.status, snapshot.status) == ("ok", "unavailable")
-    assert snapshot.reason == "a memory snapshot requires a CUDA device; leave it out or run on a GPU"
-    assert "unavailable: a memory snapshot requires a CUDA device" in capsys.readouterr().out
 
 
 def test_best_checkpoint_verifies_each_cell_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

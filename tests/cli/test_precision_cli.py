@@ -214,7 +214,7 @@ def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pyte
             "there are no records at no_such_folder/records.jsonl; give the folder",
         ),
         (
-            ["--show", "profiles/attention_causal_mask"],
+            ["--show", "profiles/attention_sample_run"],
             "has no results of cs-systems precision; measure them with cs-systems",
         ),
         (["--dtypes", "--size", "tiny"], "--size only applies to timings, not to --dtypes; use --model tiny"),

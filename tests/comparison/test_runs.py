@@ -130,6 +130,84 @@ def test_output_file_shows_both_sides_in_one_unit(tmp_path: Path, capsys: pytest
     assert ("A (ms)" in heading) == ("B (ms)" in heading)
 
 
+def folders(tmp_path: Path, *seconds: float, peaks: tuple[int | None, ...] = (None, None)) -> list[str]:
+    """Write a run of one cell for each of these step times, and return their folders."""
+    names = [f"run{number}" for number in range(len(seconds))]
+    for name, time_s, peak in zip(names, seconds, peaks, strict=True):
+        (tmp_path / name).mkdir()
+        made = record(BASE, time_s, noise=1e-5)
+        assert made.measurement is not None
+        measurement = replace(made.measurement, peak_allocated_bytes=peak)
+        append_record(tmp_path / name, replace(made, measurement=measurement))
+    return [str(tmp_path / name) for name in names]
+
+
+def test_shown_ratio_is_that_of_the_shown_times() -> None:
+    """Samples of one round are skewed, so that the median of all is not the center that the ratio is of."""
+    slow = record(BASE, 1.0)
+    assert slow.measurement is not None
+    late = tuple(replace(s, wall_s=s.wall_s * (3 if s.round in (1, 2) else 1)) for s in slow.measurement.samples)
+    (row,) = compare([record(BASE, 1.0)], [replace(slow, measurement=replace(slow.measurement, samples=late))]).rows
+    assert row["ratio"] == pytest.approx(row["b_typical_s"] / row["a_typical_s"])
+    assert row["ratio"] != pytest.approx(row["b_median_s"] / row["a_median_s"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "peaks", "fail_on", "status", "said"),
+    [
+        ((1.0, 1.2), (None, None), ["slower"], 1, "slower"),
+        ((1.0, 0.8), (None, None), ["slower", "larger"], 0, ""),
+        ((1.0, 1.0), (1000, 1020), ["larger"], 1, "larger"),
+        ((1.0, 1.2), (1000, 1005), ["larger"], 0, ""),
+    ],
+)
+def test_fail_on_gives_exit_status_1_and_names_the_cell(
+    seconds: tuple[float, float],
+    peaks: tuple[int | None, int | None],
+    fail_on: list[str],
+    status: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sides = folders(tmp_path, *seconds, peaks=peaks)
+    assert main(["compare", *sides, "--fail-on", *fail_on]) == status
+    error = capsys.readouterr().err
+    assert error.strip().endswith(f"step: {said}") if said else not error
+
+
+def test_github_summary_has_counts_table_and_folded_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *folders(tmp_path, 1.0, 1.2, peaks=(1000, 2000)), "--format", "github"]) == 0
+    heading, _, _, _, table, *rest = capsys.readouterr().out.splitlines()
+    assert heading == "### 1 slower, 1 larger"
+    assert table.startswith("| cell")
+    assert "<details><summary>Notes</summary>" in rest
+    assert any("| slower" in line for line in rest)
+
+
+def test_page_of_a_comparison_shows_verdicts_and_ratios(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    sides = folders(tmp_path, 1.0, 1.2)
+    assert main(["compare", *sides, "--open", "--output", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert opened == [(tmp_path / "page.html").as_uri()]
+    assert page.count("<svg") == 1
+    assert ">slower<" in page
+    assert "http" not in re.sub(r"xmlns(:xlink)?=\"[^\"]*\"", "", page), "it fetches nothing"
+    assert main(["compare", *sides, "--open"]) == 0
+    assert opened[1].endswith("/page.html")
+    assert main(["compare", *sides, "--open", "--format", "csv"]) == 2
+    assert "--open shows a page; leave out --open or --format csv" in capsys.readouterr().err
+
+
+def test_unknown_failure_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *folders(tmp_path, 1.0, 1.0), "--fail-on", "slow"]) == 2
+    assert "did you mean slower" in capsys.readouterr().err
+
+
 def test_compare_command_prints_table_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seconds in (("a", 1.0), ("b", 1.2)):
         (tmp_path / name).mkdir()

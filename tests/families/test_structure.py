@@ -75,6 +75,16 @@ def test_stages_of_a_list_are_kept_apart() -> None:
     assert found[-1].label == "layers.1.blocks 2"
 
 
+def test_norms_that_hold_their_activation_are_no_blocks() -> None:
+    class NormAct(nn.BatchNorm2d):
+        def __init__(self) -> None:
+            super().__init__(4)
+            self.act = nn.SiLU()
+
+    net = nn.ModuleDict({name: NormAct() for name in ("bn1", "bn2")})
+    assert blocks(net) == []
+
+
 def test_experts_are_no_blocks() -> None:
     class Layer(nn.Module):
         def __init__(self) -> None:

@@ -47,6 +47,30 @@ def small_snapshot(name: str = "train") -> dict[str, Any]:
     return {"segments": [segment], "device_traces": [[event]], "external_annotations": marks}
 
 
+def small_failure() -> dict[str, Any]:
+    """Return a snapshot in which a request fails while an allocation has a text of the program."""
+    made = small_snapshot()
+    frames = made["device_traces"][0][0]["frames"]
+    failed = {"action": "oom", "size": 1 << 30, "device_free": 1 << 20, "time_us": 6, "frames": frames}
+    mapped = {"action": "segment_map", "addr": 8192, "size": 512, "time_us": 7, "frames": []}
+    made["device_traces"][0][0]["user_metadata"] = "weights"
+    made["device_traces"][0] += [failed, mapped]
+    return made
+
+
+def small_scopes() -> list[dict[str, Any]]:
+    """Return a profile of Proton with one kernel in one scope."""
+
+    def node(name: str, metrics: dict[str, Any], *children: dict[str, Any]) -> dict[str, Any]:
+        return {"children": [*children], "frame": {"name": name, "type": "function"}, "metrics": metrics}
+
+    where = {"count": 1, "device_id": "0", "device_type": "CUDA"}
+    kernel = node("gemm", {"time (ns)": 5, "flops8": 4, "bytes": 4, **where})
+    metadata = node("__proton_launch_metadata", {}, node("sum", {"count": 1}))
+    device = {"CUDA": {"0": {"arch": "90", "num_sms": 132, "clock_rate": 1980000}}}
+    return [node("ROOT", {"count": 0}, node("step", {}, kernel, metadata)), device]
+
+
 def small_export(path: Path, *statements: str) -> Path:
     """Write an export of nsys with one kernel in one step, and run `statements` on it."""
     path.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -287,13 +287,14 @@ def swapped(value: Any, path: tuple[Any, ...], other: Any) -> Any:
     return changed
 
 
-@pytest.mark.parametrize("command", ["analyze", "snapshot"])
+@pytest.mark.parametrize("make", [files.small_trace, files.small_scopes, files.small_failure])
 @FUZZED
 @given(data=st.data())
 def test_swapped_types_are_read_or_refused(
-    command: str, data: st.DataObject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Callable[[], Any], data: st.DataObject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = files.small_trace() if command == "analyze" else files.small_snapshot()
+    made = make()
+    command = "analyze" if make in (files.small_trace, files.small_scopes) else "snapshot"
     changed = swapped(made, data.draw(st.sampled_from(places(made))), data.draw(ODD))
     path = tmp_path / "swapped.bin"
     path.write_bytes(json.dumps(changed).encode() if command == "analyze" else pickle.dumps(changed))

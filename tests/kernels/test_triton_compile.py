@@ -47,6 +47,12 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def compile_windowed(capability: int) -> dict[str, dict[str, Any]]:
+    """Return the resources of the kernels with a window."""
+    found = launches(capability, "bfloat16", 64, 4096, 4096, window=1024)
+    return {name: resources(capability, launch) for name, launch in found.items()}
+
+
 def compile_few_keys(capability: int) -> dict[str, dict[str, Any]]:
     """Return the resources for one key and for three; both must give the same kernel."""
     return {
@@ -63,7 +69,7 @@ def resources(capability: int, launch: Any) -> dict[str, Any]:
     return {**vars(found), "prepared_bytes": [*map(parameter_bytes, parameters_of(compiled, launch.arguments))]}
 
 
-def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int) -> dict[str, Any]:
+def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int, window: int = 0) -> dict[str, Any]:
     from cs_systems.kernels.triton.launch import Problem
 
     def tensor(seq: int) -> torch.Tensor:
@@ -72,7 +78,7 @@ def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int) -
     (q, o, do, dq), (k, v, dk, dv) = (tuple(tensor(seq) for _ in range(4)) for seq in (seq_q, seq_k))
     lse, lse_log2, delta = (torch.empty(4, 16, seq_q, device="meta") for _ in range(3))
     tiles = tiles_for((capability // 10, capability % 10), q.element_size(), d_head)
-    problem = Problem(q, k, v, True, 0, d_head**-0.5, tiles)
+    problem = Problem(q, k, v, True, 0, d_head**-0.5, tiles, window)
     return {
         "forward": problem.forward(o, lse),
         "dq": problem.dq(o, lse, do, lse_log2, delta, dq),
@@ -126,6 +132,14 @@ def test_float32_products_are_not_rounded_to_tf32(kernel: str) -> None:
 
 
 @LONG_TIMEOUT
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernel_with_window_does_not_spill(kernel: str) -> None:
+    resources = compiled(90, "windowed")[kernel]
+    assert resources["spills"] == 0
+    assert resources["prepared_bytes"] == resources["parameter_bytes"]
+
+
+@LONG_TIMEOUT
 def test_one_key_is_not_specialized_as_a_constant() -> None:
     """With that constant, ptxas of triton 3.6 crashed on 10 of 363 random calls."""
     found = compiled(90, "few_keys")
@@ -146,4 +160,5 @@ def test_compiling_interpreted_kernel_is_rejected() -> None:
 
 
 if __name__ == "__main__":
-    json.dump({"all": compile_all, "few_keys": compile_few_keys}[sys.argv[1]](int(sys.argv[2])), sys.stdout)
+    compile_what = {"all": compile_all, "few_keys": compile_few_keys, "windowed": compile_windowed}[sys.argv[1]]
+    json.dump(compile_what(int(sys.argv[2])), sys.stdout)

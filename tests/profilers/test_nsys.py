@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import shlex
 import sqlite3
 import stat
 import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -186,6 +190,37 @@ def test_real_trace_has_ranges_of_timed_steps_and_is_analysed(
     calls = {(row["phase"], row["range"]): float(row["calls_per_step"]) for row in analysed}
     assert calls["forward", "forward"] == calls["backward", "backward"] == 1
     assert ("backward", "block 1") in calls or compiled
+
+
+@pytest.mark.nsys
+def test_ranges_of_hooks_agree_with_ranges_placed_by_hand(tmp_path: Path) -> None:
+    pytest.importorskip("nvtx", reason="nsys without a GPU requires the package nvtx")
+    steps, report = 10, tmp_path / "a.nsys-rep"
+    script = str(Path(__file__).with_name("reference_ranges.py"))
+    record = ["nsys", "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={report}"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([*record, sys.executable, script, str(steps)], env=environment, check=True)
+    with exported(report) as database, closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute(
+            "SELECT coalesce(text, value), start, end FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId "
+            "WHERE eventType = 59 ORDER BY start, -end"
+        ).fetchall()
+    late_us: dict[str, list[float]] = {}  # range by hand → how much later ours begins, and how much earlier it ends
+    stack: list[tuple[str, int, int]] = []
+    for name, start, end in rows:
+        while stack and stack[-1][2] <= start:
+            stack.pop()
+        if stack and (found := re.fullmatch(r"(\w+) of (blocks\.\d) by hand", stack[-1][0])):
+            by_hand, began, ended = stack[-1]
+            assert name == found[2]
+            assert [outer for outer, *_ in stack[:-1]] == ["step", found[1], "Net"]
+            assert began <= start < end <= ended
+            late_us.setdefault(by_hand, []).append((start - began + ended - end) / 1e3)
+        stack.append((name, start, end))
+    assert {name: len(gaps) for name, gaps in late_us.items()} == {
+        f"{phase} of blocks.{number} by hand": steps for phase in ("forward", "backward") for number in (0, 1)
+    }
+    assert {name: round(median(gaps)) for name, gaps in late_us.items() if median(gaps) > 200} == {}, late_us
 
 
 @pytest.mark.nsys

@@ -1,4 +1,4 @@
-"""Seeded training script that knows nothing of a recorder: `script.py STATUS KIND`."""
+"""Seeded training script that knows nothing of a recorder: `script.py STATUS KIND`, with words in KIND."""
 
 # ruff: noqa: E402 (the script looks what was imported before it)
 import hashlib
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 status, kind = int(sys.argv[1]), sys.argv[2]
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2))
-called = torch.compile(model, backend="aot_eager") if kind == "compiled" else model
+called = torch.compile(model, backend="aot_eager") if "compiled" in kind else model
 criterion = nn.CrossEntropyLoss()
 critic = nn.Linear(4, 1)
 optimizer, second = torch.optim.AdamW(model.parameters()), torch.optim.SGD(critic.parameters(), 0.1)
@@ -25,7 +25,7 @@ for i, (inputs, labels) in enumerate(loader):
     loss.backward()
     clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    if kind == "gan":
+    if "gan" in kind:
         critic(inputs).mean().backward()
         second.step()
     if kind == "fails" and i == 8:

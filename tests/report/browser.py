@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import re
-import shutil
-import subprocess
-from html import escape, unescape
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
-]
-ANSWER = """
-function answer(seen) {
-  const probe = document.createElement("pre");
-  probe.id = "probe";
-  probe.textContent = JSON.stringify(seen);
-  top.document.body.append(probe);
-}
-"""
+from scripts.benchmarks._browser import CHROMIUM, Browser, Tab
+
 # Functions that send pointer and key events to a canvas, and read its tooltip.
 POINTER = """
 const byName = (id) => document.getElementById(id);
@@ -87,29 +78,71 @@ def texts_between_tags(page: str) -> set[str]:
     return {line.strip().lower() for line in re.sub(r"<[^>]*>", "\n", unescape(page)).splitlines()}
 
 
-def browse(
-    folder: Path, text: str, probe: str, fragment: str = "", width: int | None = None, dark: bool = False
-) -> Any:
-    """Return the argument of `answer(…)` in `probe`, a script that runs after the page's own.
-
-    The page must log nothing to the console. `width` is the frame's in pixels, as on a phone; the window has 1280.
-    """
+@cache
+def browser() -> Browser:
+    """Return the browser that all tests of a process share."""
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
-    text = text.replace("</body>", f"<script>{ANSWER}{{{probe}}}</script></body>")
-    if width is not None:  # a frame, since a window is at least 500 pixels wide
-        text = f'<iframe width="{width}" height="844" frameborder="0" srcdoc="{escape(text)}"></iframe>'
+    made = Browser()
+    atexit.register(made.close)
+    return made
+
+
+@contextmanager
+def opened(folder: Path, text: str, fragment: str = "", **emulated: Any) -> Iterator[Tab]:
+    """Open a page in a new tab; at the end it must have logged nothing and requested nothing but itself."""
     file = folder / "page.html"
     file.write_text(text, encoding="utf-8")
-    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'profile'}", "--window-size=1280,900"]
-    command += ["--blink-settings=preferredColorScheme=0"] if dark else []
-    done = subprocess.run(
-        [*command, "--dump-dom", f"{file.as_uri()}{fragment}"], capture_output=True, text=True, timeout=50
-    )
-    assert "CONSOLE" not in done.stderr, done.stderr
-    found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found, done.stderr
-    return json.loads(Page(found[1]).text)
+    with browser().open(file, fragment=fragment, **emulated) as tab:
+        yield tab
+        problems = tab.problems()
+        assert not problems, problems
+
+
+def browse(folder: Path, text: str, probe: str, fragment: str = "", **emulated: Any) -> Any:
+    """Return the argument of `answer(…)` in `probe`, a script that runs after the page's own."""
+    with opened(folder, text, fragment, **emulated) as tab:
+        return tab.evaluate(f"new Promise((answer) => {{{probe}}})")
+
+
+VIEWS: dict[str, dict[str, Any]] = {
+    "light": {},
+    "dark": {"dark": True},
+    "phone": {"width": 400, "height": 800},
+    "phone, dark": {"width": 400, "height": 800, "dark": True},
+    "forced colours": {"forced_colors": True},
+    "print": {"media": "print", "width": 800},
+}
+LOOK = """new Promise((answer) => requestAnimationFrame(() => requestAnimationFrame(() => {
+  const style = getComputedStyle(document.body);
+  answer({
+    overflow: document.documentElement.scrollWidth - innerWidth,
+    color: style.color, background: style.backgroundColor,
+    tools: [...document.querySelectorAll(".tools")].filter((tools) => tools.offsetHeight).length,
+    drawn: [...document.querySelectorAll("canvas")].map((canvas) => {
+      const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+      Object.assign(copy.canvas, { width: canvas.width, height: canvas.height });
+      copy.drawImage(canvas, 0, 0);
+      return new Set(new Uint32Array(copy.getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size;
+    }),
+  });
+})))"""
+
+
+def looks(folder: Path, text: str) -> dict[str, dict[str, Any]]:
+    """Return how a page looks in each of VIEWS, one after the other in one tab; check what holds in all.
+
+    Nothing is wider than the window, every canvas is drawn, and text differs from its background.
+    """
+    seen = {}
+    with opened(folder, text) as tab:
+        for name, view in VIEWS.items():
+            tab.emulate(**view)
+            seen[name] = look = tab.evaluate(LOOK)
+            assert look["overflow"] <= 0, name
+            assert all(colors > 4 for colors in look["drawn"]), name
+            assert look["color"] != look["background"], name
+    return seen
 
 
 def phone_tooltip(folder: Path, page: str, tap: str, dark: bool) -> list[str]:

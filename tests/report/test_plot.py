@@ -4,12 +4,21 @@ from math import isnan
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-from cs_systems.config import AttentionShape, ConfigError, RunConfig, preset
+from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, preset
 from cs_systems.record import RunRecord
+from cs_systems.report import palette
 from cs_systems.report.figures import plot
+from cs_systems.report.figures.legible import problems
 from cs_systems.report.figures.warmup import causes
 from tests.report.conftest import Build, attention_config, failed
+
+
+def texts_of(drawn: Figure) -> list[str]:
+    drawn.draw_without_rendering()
+    return [text.get_text() for text in drawn.findobj(Text)]
 
 
 def test_figure_kinds_depend_on_workload(
@@ -33,10 +42,10 @@ def test_figure_has_title_axis_label_and_annotations(kind: str, train_records: l
     (axes,) = drawn.axes
     assert drawn.get_suptitle().endswith("train_step on NVIDIA H200")
     assert axes.get_xlabel()
-    words = " ".join(text.get_text() for text in axes.texts)
+    words = " ".join(text.get_text() for of in (axes, *drawn.legends) for text in of.findobj(Text))
     expected = {
         "phases": "oom: predicted 151 GiB",
-        "rate": "ceiling 67.00 TFLOP/s (NVIDIA H200 data sheet, SXM, dense)",
+        "rate": "fp32 ceiling, 67 TFLOP/s (NVIDIA H200 data sheet, SXM, dense)",
         "warmup": "compiling",
     }
     assert expected.get(kind, "") in words
@@ -78,7 +87,7 @@ def test_curves_use_size_as_x_axis_when_sizes_vary(build: Build) -> None:
             (axes,) = drawn.axes
             assert axes.get_xlabel() == ("size" if len({*lengths}) == 1 else "size (ctx varies too)")
             assert [text.get_text() for text in axes.get_xticklabels()] == ["tiny", "small", "medium"]
-            assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["naive", "sdpa_flash"]
+            assert [text.get_text() for text in drawn.legends[0].get_texts()][:2] == ["naive", "sdpa_flash"]
 
 
 def test_curves_use_field_that_varies_within_a_size_as_x_axis(build: Build) -> None:
@@ -133,13 +142,18 @@ def test_memory_figure_shows_prediction_for_oom_cell(build: Build) -> None:
     assert isnan(missing[0])
 
 
-def test_text_stays_inside_the_figure(train_records: list[RunRecord]) -> None:
-    drawn = plot.figure(train_records, "phases")
-    drawn.draw_without_rendering()
-    for text in (*drawn.axes[0].texts, *drawn.axes[0].get_yticklabels()):
-        box = text.get_window_extent()
-        assert box.x0 >= 0
-        assert box.x1 <= drawn.bbox.width
+@pytest.mark.parametrize("kind", ["phases", "rate", "time", "memory", "warmup"])
+def test_texts_are_neither_cut_nor_overlap(kind: str, train_records: list[RunRecord]) -> None:
+    assert problems(plot.figure(train_records, kind)) == []
+
+
+def test_cut_and_overlapping_texts_are_found(train_records: list[RunRecord]) -> None:
+    drawn = plot.figure(train_records, "time")
+    axes = drawn.axes[0]
+    for text in ("one", "two"):
+        axes.text(0.5, 0.5, text, transform=axes.transAxes)
+    drawn.text(0.95, 0.4, "too far to the right")
+    assert {"'one' and 'two' overlap", "'too far to the right' is cut"} <= {*problems(drawn)}
 
 
 def test_warmup_causes_come_only_from_sample_fields(build: Build) -> None:
@@ -166,9 +180,65 @@ def test_svg_escapes_markup_in_names(build: Build) -> None:
     assert "<script" not in plot.svg([*slow, *fast], "time")
 
 
-def test_phases_figure_counts_cells_that_do_not_fit(build: Build) -> None:
-    records = [build(RunConfig(batch_size=n), 0.01, 1e12, 10**9) for n in range(1, 41)]
-    assert "8 more cells are in the table" in plot.figure(records, "phases").axes[0].get_xlabel()
+def test_phases_figure_thins_out_cells_that_do_not_fit_and_counts_them(build: Build) -> None:
+    records = [build(RunConfig(batch_size=n), 0.01, 1e12, 10**9) for n in range(1, 91)]
+    drawn = plot.figure(records, "phases")
+    assert "10 more cells are in the table" in " ".join(drawn.axes[0].get_xlabel().split())
+    names = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
+    assert len(names) == 80
+    assert (names[0], names[-1]) == ("batch 1", "batch 90")
+    assert problems(drawn) == []
+
+
+def test_bar_ends_at_its_label_where_medians_of_phases_exceed_the_step(build: Build) -> None:
+    record = build(RunConfig(), 0.1, 1e12, 10**9)
+    assert record.measurement is not None
+    samples = [
+        replace(s, phases_s={p: t * (2 if (i + list(s.phases_s).index(p)) % 2 else 0.5) for p, t in s.phases_s.items()})
+        for i, s in enumerate(record.measurement.samples)
+    ]
+    record = replace(record, measurement=replace(record.measurement, samples=tuple(samples)))
+    (axes,) = plot.figure([record], "phases").axes
+    ends = [patch.get_x() + patch.get_width() for patch in axes.patches]
+    label = axes.texts[0].get_text()
+    assert label == f"{max(ends):.0f} ms"
+    assert axes.texts[0].get_position()[0] > max(ends)
+
+
+def test_log_axes_have_plain_numbers(train_records: list[RunRecord], attention_records: list[RunRecord]) -> None:
+    for records in (train_records, attention_records):
+        for kind in ("time", "rate", "memory", "warmup"):
+            assert [text for text in texts_of(plot.figure(records, kind)) if "$" in text] == []
+
+
+def test_curves_beyond_the_colors_stay_visible_and_named(build: Build) -> None:
+    sizes = ("tiny", "small", "medium", "large", "xl", "2.7B")
+    records = [
+        build(RunConfig(model=preset(size), precision=precision, batch_size=n), 0.01 * n * (1 + i), 1e12, 10**9)
+        for i, size in enumerate(sizes)
+        for precision in (Precision.FP32, Precision.BF16)
+        for n in (1, 2)
+    ]
+    drawn = plot.figure(records, "time")
+    assert [text.get_text().split()[0] for text in drawn.legends[0].get_texts()] == [s for s in sizes for _ in range(2)]
+    looks = {(line.get_color(), line.get_linestyle()) for line in drawn.axes[0].lines}
+    assert len(looks) == 12
+    warmup = plot.figure(records, "warmup")
+    assert len([line for line in warmup.axes[0].lines if len(line.get_xdata())]) == len(records)
+    assert "16 more cells, with a smaller slowest step" in texts_of(warmup)
+
+
+def test_titles_tell_profiled_figures_from_timed_ones(build: Build) -> None:
+    records = [build(RunConfig(profiler=name), 0.01, 1e12, 10**9) for name in ("none", "nsys")]
+    titles = [plot.figure([record], "phases").get_suptitle() for record in records]
+    assert titles[0] != titles[1]
+    assert "under nsys" in titles[1]
+
+
+def test_figure_in_a_page_takes_the_colors_of_the_page(train_records: list[RunRecord]) -> None:
+    drawn = plot.svg(train_records, "phases")
+    assert "var(--green)" in drawn
+    assert not {shade.light for shade in palette.SHADES.values()} & set(re.findall("#[0-9a-f]{6}", drawn))
 
 
 def test_undrawable_figure_is_rejected_with_remedy(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import re
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cs_systems.cli import main
+from cs_systems.report.pages._packing import packed
 from cs_systems.report.pages.profile import render
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN
+from cs_systems.traces.modules import checked
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.read import read
 from cs_systems.traces.timeline import results, view
-from tests.report.browser import POINTER, Page, browse, data_of, phone_tooltip, texts_between_tags
+from tests.report.browser import POINTER, Page, browse, data_of, looks, opened, phone_tooltip, texts_between_tags
 
 DATA = Path(__file__).parents[1] / "data"
 EVIL = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\"><!-- {} & gemm"
@@ -49,7 +53,7 @@ const line = byName("timeline"), ice = byName("icicle");
 MOVES = """
 const seen = { start: range(line), shown: byName("shown").textContent };
 seen.build = document.documentElement.dataset.buildMs;
-seen.step = find(line, "step").lines;
+seen.step = find(line, "step", "host range").lines;
 seen.kernel = find(line, "", "family: matmul").lines;
 event(line, "pointerleave", 0, 0);
 seen.left = tipLines();
@@ -134,7 +138,8 @@ def test_page_states_step_coverage_and_captions(page: str) -> None:
     for expected in (
         "NVIDIA H200",
         "GPU busy27.3%",
-        "Step 1: the step with the median wall time of steps 0 to 2",
+        "Step 1: the step with the median wall time of steps 0 to 2, as are the numbers at the top. "
+        "The tables are means over all steps",
         "Times include the profiler's overhead: use them for shares and causes, not as timings.",
         "980 µs of 1.61 ms of kernel time in this step belong to no layer or named module; these kernels are hatched",
         "100.0% of the kernel time belongs to a phase, and 39.2% to a layer or named module",
@@ -191,20 +196,21 @@ def test_trace_without_kernels_shows_host_ranges(nsys_path: Path, tmp_path: Path
     assert seen["canvases"] == 1  # there is no icicle chart without kernels
 
 
-def test_timeline_supports_hover_zoom_pan_keys_and_double_click(page: str, tmp_path: Path) -> None:
+def test_timeline_supports_hover_zoom_pan_keys_and_double_click(page: str, nsys_path: Path, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(tmp_path, page, POINTER + MOVES)
-    wall = 5_910_726
-    assert seen["start"] == seen["key 0"] == seen["whole"] == [0, wall]
-    assert seen["shown"] == "0 ns … 5.91 ms of the step."
+    step = view(profile_of(nsys_path))["step"]
+    begin, wall = step["start_ns"], 5_910_726
+    assert seen["start"] == seen["key 0"] == seen["whole"] == [begin, begin + wall]
+    assert re.fullmatch(r"7\.\d\d ms … 13\.\d ms of [\d.]+ ms recorded\.", seen["shown"])
     assert float(seen["build"]) > 0
-    assert seen["step"] == ["step", "5.91 ms, starting at 0 ns", "host range"]
+    assert seen["step"] == ["step", "5.91 ms, starting at 7.25 ms", "host range"]
     assert seen["left"] is None
     kernel = seen["kernel"]
     assert any(re.fullmatch(r"grid [\d×]+ · block [\d×]+ · \d+ registers · [\d,]+ B shared", line) for line in kernel)
     assert any(re.fullmatch(r"phase: forward · layer: \w.*", line) for line in kernel)
     assert any(re.fullmatch(r"launch began [\d.]+ .s before the kernel", line) for line in kernel)
     from_, to = seen["wheel"]
-    assert (from_ + to) / 2 == pytest.approx(wall / 2, rel=1e-3)  # zooming keeps the point under the pointer
+    assert (from_ + to) / 2 == pytest.approx(begin + wall / 2, rel=1e-3)  # zooming keeps the point under the pointer
     assert to - from_ == pytest.approx(wall * 0.449, rel=1e-2)
     span = to - from_
     assert seen["sideways"][0] > from_
@@ -254,12 +260,12 @@ answer(seen);
 """,
     )
     assert seen["families"][0] == "matmul67.2%"
-    assert re.fullmatch(r"5 kernels, 2\d\.\d µs: 1\.\d% of the kernel time", seen["searched"])
+    assert re.fullmatch(r"5 kernels, 2\d\.\d µs: 1\.\d% of the kernel time of step 1", seen["searched"])
     assert seen["dimmed"] != seen["before"]
     assert (seen["cleared"], seen["released"]) == ("", ["", "false"])
     assert seen["next"][0][1] - seen["next"][0][0] < 100_000
     assert seen["next"][1] == "softmax_warp_backward"  # the first one after the middle of the step
-    assert seen["family"][0].endswith("67.2% of the kernel time")
+    assert seen["family"][0].endswith("67.2% of the kernel time of step 1")
     assert seen["family"][1] == ["true"] + ["false"] * (len(seen["families"]) - 1)
     assert re.fullmatch(r"[\d.]+ µs in 1 kernel", seen["leaf"][1])
     assert seen["leaf"][3] == "100.0% of attention.softmax"
@@ -287,7 +293,213 @@ answer(seen);
     assert seen["kernel"].count(EVIL) == 2  # its short and its full name
     assert seen["tags"] == 0  # an image's onerror would run only after this check
     assert seen["range"][0] == EVIL
-    assert (seen["images"], seen["scripts"]) == (0, 3)  # the data, the page's script and the probe
+    assert (seen["images"], seen["scripts"]) == (0, 2)  # the data and the page's script
+
+
+def test_page_is_legible_in_light_dark_phone_print_and_forced_colours(page: str, tmp_path: Path) -> None:
+    seen = looks(tmp_path, page)
+    assert seen["dark"]["background"] == "rgb(21, 24, 28)"
+    assert seen["print"]["background"] == "rgb(255, 255, 255)"
+    assert seen["light"]["tools"]
+    assert not seen["print"]["tools"]
+
+
+HEADING = "document.querySelector('#pinned h2')?.textContent ?? null"
+TEXTS = (
+    "(selector) => [...document.querySelectorAll(selector)].map((of) => [...of.children].map((of) => of.textContent))"
+)
+DETAILS = f"Object.fromEntries(({TEXTS})('#pinned dl div'))"
+
+
+def test_keyboard_reaches_search_details_neighbours_launch_sums_and_help(page: str, tmp_path: Path) -> None:
+    with opened(tmp_path, page) as tab:
+        tab.press("/", *"softmax_warp_b")
+        assert tab.evaluate("document.activeElement.id") == "search"
+        tab.press("Enter")
+        assert tab.evaluate(HEADING) == "softmax_warp_backward"
+        assert "softmax_warp_backward" in tab.evaluate("byId('live').textContent")
+        kernel = tab.evaluate(DETAILS)
+        assert kernel["family"] == "softmax"
+        assert kernel["phase"] == "backward"
+        assert tab.evaluate("document.querySelector('#pinned pre').textContent").startswith("void ")
+        assert tab.evaluate("document.querySelector('tr.pinned').textContent").startswith("softmax_warp_backward")
+        assert tab.evaluate("icicle.marked.map(({ row, i }) => row.label(i))") == [
+            "backward",
+            "unattributed",
+            "softmax",
+        ]
+        tab.press("Escape")
+        assert tab.evaluate("document.activeElement.id") == "timeline"
+        tab.press("l")
+        assert tab.evaluate(HEADING) == "launch: softmax_warp_backward"
+        tab.press("l")
+        start = tab.evaluate("timeline.pinned.row.start[timeline.pinned.i]")
+        tab.press("ArrowRight")
+        assert tab.evaluate("timeline.pinned.row.start[timeline.pinned.i]") > start
+        tab.press("ArrowLeft", "ArrowUp", "r")
+        assert tab.evaluate(HEADING) == "unattributed"
+        assert "sum of kernel times" in tab.evaluate("byId('range').textContent")
+        tab.press("Escape", "Escape")
+        assert tab.evaluate("byId('details').hidden")
+        tab.press("?")
+        assert tab.evaluate("byId('help').open")
+        tab.press("Escape")
+        tab.press("n")
+        assert tab.evaluate(HEADING) == "softmax_warp_backward"
+        tab.press("/", *"block 2", "Enter")
+        assert tab.evaluate(HEADING) == "block 2"  # a range or a run of kernels
+        assert "ranges and calls in all steps" in tab.evaluate("byId('found').textContent")
+        tab.press("Escape", "Escape", "Escape")
+        assert tab.evaluate("byId('found').textContent") == ""
+
+
+def test_selected_range_is_summed(page: str, nsys_path: Path, tmp_path: Path) -> None:
+    """A drag along the axis selects a range: its sums are those of the trace."""
+    with opened(tmp_path, page) as tab:
+        left, top = tab.evaluate("[byId('timeline').getBoundingClientRect()].map((box) => [box.left, box.top])[0]")
+        tab.drag((left + 200, top + 8), (left + 900, top + 8))
+        begin, end = tab.evaluate("timeline.selected")
+        shown = dict(tab.evaluate(f"({TEXTS})('#range dl div')"))
+        families = tab.evaluate(f"({TEXTS})('#range tbody tr')")
+    (stream,) = view(profile_of(nsys_path))["streams"]
+    parts = [
+        (max(start, begin), min(start + duration, end))
+        for start, duration in zip(stream["start"], stream["duration"], strict=True)
+    ]
+    times = [stop - start for start, stop in parts if stop > start]
+    assert 20 < len(times) < 238
+    assert shown["kernels"] == str(len(times))
+    # One stream runs one kernel after the other: busy is their sum.
+    assert shown["GPU 0 busy"].startswith(f"{100 * sum(times) / (end - begin):.1f}% (")
+    assert sum(int(row[1]) for row in families) == len(times)
+    assert sum(float(row[3].rstrip("%")) for row in families) == pytest.approx(100, abs=0.3)
+
+
+def test_operators_stand_beside_kernels_and_name_the_one_that_launched_each(tmp_path: Path) -> None:
+    trace = read(DATA / "kineto_h200_step.json.gz", operators=True)
+    seen = profile(trace)
+    made = view(seen)
+    got = browse(
+        tmp_path,
+        page_of(seen),
+        """
+const titles = timeline.rows.map((row) => row.title).filter(Boolean), found = [];
+for (const i of [3, 300, 600]) {
+  pinKernel(data.streams[0], i);
+  found.push([data.streams[0].launch[i], [...document.querySelectorAll("#pinned dd button")].at(-1).textContent]);
+}
+byId("search").value = "aten::bmm";
+search();
+answer({ titles, found, searched: byId("found").textContent, faint: timeline.rows.every((row) => row.faint) });
+""",
+    )
+    assert [title.split(" · ")[-1] for title in got["titles"]].count("operators") == 2  # of forward and of backward
+    operators = trace.operators
+    assert operators is not None
+    first = seen.steps[made["steps"][0]["number"]].start_s
+    for launch_ns, name in got["found"]:
+        at_s = first + launch_ns * 1e-9
+        around = [op for op in operators if op.start_s - 1e-9 <= at_s < op.end_s]
+        assert name == min(around, key=lambda op: op.end_s - op.start_s).name
+    assert got["searched"].endswith("ranges and calls in all steps")
+    assert got["faint"]
+
+
+def test_step_selector_changes_timeline_icicle_and_shares(page: str, tmp_path: Path) -> None:
+    seen = browse(
+        tmp_path,
+        page,
+        POINTER
+        + """
+const seen = {}, select = byName("step"), now = () => [range(line), icicle.rows[0].label(0), icicle.end];
+seen.options = [...select.options].map((option) => option.textContent);
+for (const value of ["0", "all"]) {
+  select.value = value;
+  select.dispatchEvent(new Event("change"));
+  seen[value] = now();
+}
+key(line, ".");
+seen.after = select.value;
+document.querySelector("#table-steps tbody td button").click();
+seen.linked = select.value;
+document.querySelector("#table-phases tbody tr:nth-child(2) td:nth-child(2) button").click();
+seen.asked = [...byName("asked").children].map((chip) => chip.textContent);
+answer(seen);
+""",
+    )
+    assert [text.split(" · ")[0] for text in seen["options"]] == ["step 0", "step 1", "step 2", "all 3 steps"]
+    assert seen["options"][1].endswith(" · median")
+    assert seen["0"][0][0] == 0
+    assert seen["0"][1] == "kernel time of step 0"
+    assert seen["all"][1] == "kernel time of all 3 steps"
+    assert seen["all"][2] > 2.9 * seen["0"][2]
+    assert (seen["after"], seen["linked"]) == ("1", "0")
+    assert seen["asked"] == ["phase: forward ✕", "family: matmul ✕"]
+
+
+def test_icicle_and_tables_show_the_modules_of_the_model(nsys_path: Path, tmp_path: Path) -> None:
+    rows = [
+        {
+            "path": "",
+            "class": "Model",
+            "range": "",
+            "layer": "model",
+            "parameters": 9,
+            "stack": None,
+            "block": None,
+            "part": None,
+        }
+    ]
+    for n in range(4):
+        block = {"path": f"layers.{n}", "class": "Block", "range": f"block {n}", "block": f"block {n}", "part": None}
+        inner = {
+            "path": f"layers.{n}.attn",
+            "class": "Attention",
+            "range": "attention",
+            "block": f"block {n}",
+            "part": "attention",
+        }
+        rows += [{**row, "layer": f"block {n}", "stack": "layers", "parameters": 2} for row in (block, inner)]
+    seen = profile(replace(read(nsys_path), modules=checked(rows)))
+    got = browse(
+        tmp_path,
+        page_of(seen),
+        """
+const choice = document.querySelector("input[name=by][value=module]");
+choice.click();
+const labels = icicle.rows.map((row) => Array.from({ length: row.size }, (_, i) => row.label(i)));
+const cell = [...document.querySelectorAll("#table-tree td button")].find((one) => one.textContent === "layers.*.attn");
+cell.click();
+answer({ labels, asked: byId("asked").textContent, found: byId("found").textContent });
+""",
+    )
+    assert got["labels"][1] == ["layers", "unattributed"] or got["labels"][1] == ["unattributed", "layers"]
+    assert {"0", "1", "2", "3"} <= {*got["labels"][2]}
+    assert "attn" in got["labels"][3]
+    assert got["asked"] == "module: layers.*.attn ✕"
+    assert re.match(r"\d+ kernels, ", got["found"])
+
+
+def test_page_shows_the_times_of_the_ranks(nsys_path: Path) -> None:
+    seen = profile_of(nsys_path)
+    peaks = {"peak_allocated_bytes": 1 << 30, "peak_reserved_bytes": None}
+    ranks = [{"rank": rank, "phase": "forward", "median_s": 2e-3, "wait_s": rank * 1e-3, **peaks} for rank in (0, 1)]
+    text = render(view(seen), {**results(seen), "ranks": ranks}, "two ranks")
+    assert "ranks: median time of each phase" in texts_between_tags(text)
+    assert "wait for the last rank" in texts_between_tags(text)
+
+
+def test_packed_columns_are_unpacked_to_the_same_numbers(tmp_path: Path, page: str) -> None:
+    columns = {
+        "short": [1, 2],
+        "mixed": [0, -1, 63, 64, -64, -65, None, 2**52, -(2**52), *range(20)],
+        "times": [n * 1_000_003 for n in range(50)],
+        "begins unknown": [None] * 3 + [7] * 20,
+        "texts": ["a", None] * 10,
+    }
+    assert isinstance(packed(columns)["times"], dict)
+    text = json.dumps(json.dumps(packed(columns)))
+    assert browse(tmp_path, page, f"answer(unpacked({text}))") == columns
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -72,3 +72,14 @@ def test_extreme_times_are_shown_or_rejected(tmp_path: Path, train_records: list
         (tmp_path / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
         for format in (*FORMATS, "html"):
             assert main(["report", str(tmp_path), "--format", format, "--output", str(tmp_path / "out")]) in (0, 2)
+
+
+def test_record_is_not_drawn_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The `repr` of a record is a table, which takes 60 ms to make."""
+    append_record(tmp_path, ok(train_config("tiny"), 0.01, 1e9, 10**6))
+
+    def drawn(record: RunRecord) -> str:
+        raise AssertionError("a table was made")
+
+    monkeypatch.setattr(RunRecord, "__repr__", drawn)
+    assert len(some_records(tmp_path)[0]) == 1

@@ -6,7 +6,7 @@ import pytest
 from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord
 from cs_systems.report.pages import records as html
-from tests.report.browser import Page, browse
+from tests.report.browser import Page, browse, looks, opened
 from tests.report.conftest import Build
 
 # Sorts and filters the table as a user would, and answers with the rows shown.
@@ -94,6 +94,20 @@ def test_page_fits_width_of_phone(page: str, tmp_path: Path) -> None:
     seen = browse(tmp_path, page, PROBE, width=390)
     assert seen["room"] == 390
     assert seen["width"] <= 390
+
+
+def test_page_is_legible_in_light_dark_phone_print_and_forced_colours(page: str, tmp_path: Path) -> None:
+    looks(tmp_path, page)
+
+
+def test_table_is_sorted_and_filtered_by_keyboard(page: str, tmp_path: Path) -> None:
+    with opened(tmp_path, page) as tab:
+        tab.press("/", *"medium")
+        assert tab.evaluate("[...document.querySelectorAll('tbody tr')].some((row) => row.hidden)")
+        tab.press("Tab", "Tab")
+        assert tab.evaluate("document.activeElement.closest('th') !== null")
+        tab.press("Enter")
+        assert tab.evaluate("document.activeElement.closest('th').getAttribute('aria-sort')") == "ascending"
 
 
 def test_profiled_records_have_own_section_and_are_not_in_headline(build: Build) -> None:

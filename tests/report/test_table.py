@@ -35,6 +35,17 @@ def test_training_table_fits_80_columns(train_records: list[RunRecord]) -> None:
     assert "widen the terminal or choose columns with cs-systems report DIR --columns" in text.replace("\n", " ")
 
 
+def test_output_without_a_terminal_drops_no_column(
+    train_records: list[RunRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    whole = render(train_records)
+    assert "hidden columns" not in whole
+    assert {"loss", "MFU", "peak", "tokens/s"} <= {*whole.split()}
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "hidden columns" in render(train_records)
+
+
 def test_table_of_ranks_fits_80_columns_and_explains_rates() -> None:
     profiled = [r for r in read_records(PROFILES / "data_parallel_variants")[0] if r.config["workload"] == "train_step"]
     records = [r for r in profiled if r.config["profiler"] == "none" and r.config["bucket_size_mb"] is None]

@@ -319,7 +319,7 @@ TARGETS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_value_of_any_argument_ends_in_a_raw_error(target: str, data: st.DataObject) -> None:
     function, names = TARGETS[target]

@@ -93,7 +93,7 @@ def start(allocator: CachingAllocator) -> None:
     allocator.free(allocator.alloc(1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STEPS)
 def test_simulated_history_is_replayed_to_the_byte(steps: list[tuple[str, int, int]]) -> None:
     allocator = run(steps)

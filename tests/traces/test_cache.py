@@ -32,9 +32,9 @@ class Counting:
     def __init__(self) -> None:
         self.times = 0
 
-    def __call__(self, path: Path, process: int | None) -> Trace:
+    def __call__(self, path: Path, process: int | None, *, operators: bool) -> Trace:
         self.times += 1
-        return read.read(path, process)
+        return read.read(path, process, operators=operators)
 
 
 def assert_same(a: Any, b: Any) -> None:
@@ -64,9 +64,10 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, nsys_path: Path, kineto
 
 def test_cached_trace_equals_a_fresh_reading(path: Path) -> None:
     reader = Counting()
-    first, second = cached(path, None, reader), cached(path, None, reader)
-    assert reader.times == 1
-    assert_same(first, second)
+    for times, operators in enumerate((False, True), 1):
+        first, second = (cached(path, operators=operators, read=reader) for _ in range(2))
+        assert reader.times == times
+        assert_same(first, second)
     assert oct(cache.folder().stat().st_mode)[-3:] == "700"
 
 
@@ -108,45 +109,45 @@ def other_entry(path: Path) -> None:
 @pytest.mark.parametrize("change", [os.utime, change_content, replace_file, damage, cut, other_entry])
 def test_changed_file_or_entry_is_read_again(one: Path, change: Callable[[Path], None]) -> None:
     reader = Counting()
-    first = cached(one, None, reader)
+    first = cached(one, None, read=reader)
     change(one)
-    assert_same(first, cached(one, None, reader))
+    assert_same(first, cached(one, None, read=reader))
     assert reader.times == 2
-    assert_same(first, cached(one, None, reader))
+    assert_same(first, cached(one, None, read=reader))
     assert reader.times == 2
 
 
 def test_other_code_or_process_is_read_again(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Counting()
-    first = cached(one, None, reader)
+    first = cached(one, None, read=reader)
     pid = 482
-    cached(one, pid, reader)
+    cached(one, pid, read=reader)
     monkeypatch.setattr(cache, "_version", lambda: "another")
-    assert_same(first, cached(one, None, reader))
+    assert_same(first, cached(one, None, read=reader))
     assert reader.times == 3
 
 
 def test_file_that_changed_just_now_is_not_kept(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SETTLED_S", 60.0)
-    cached(one, None, Counting())
+    cached(one, None, read=Counting())
     assert not cache.folder().exists()
 
 
 def test_entries_used_longest_ago_are_removed(tmp_path: Path, one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [Path(shutil.copy(one, tmp_path / f"{n}.json.gz")) for n in range(3)]
-    cached(paths[0], None, Counting())
+    cached(paths[0], None, read=Counting())
     (first,) = cache.folder().iterdir()
     os.utime(first, (1, 1))
     monkeypatch.setattr(cache, "LARGEST_BYTES", int(2.5 * first.stat().st_size))
     for path in paths[1:]:
-        cached(path, None, Counting())
+        cached(path, None, read=Counting())
     assert not first.exists()
     assert len(list(cache.folder().iterdir())) == 2
     monkeypatch.setattr(cache, "LARGEST_BYTES", 1000)
-    cached(one, None, Counting())
+    cached(one, None, read=Counting())
     assert len(list(cache.folder().iterdir())) == 2  # too large for the cache
 
 
 def test_folder_that_cannot_be_written_is_no_error(one: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    assert len(cached(one, None, Counting()).kernels) == 714
+    assert len(cached(one, None, read=Counting()).kernels) == 714

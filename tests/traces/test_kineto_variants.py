@@ -65,7 +65,7 @@ def rocm(category: str, steps: int = 2) -> list[Event]:
     return events
 
 
-@pytest.mark.parametrize("category", ["cuda_runtime", "hip_runtime"])
+@pytest.mark.parametrize("category", ["cuda_runtime", "hip_runtime", "xpu_runtime"])
 def test_trace_of_rocm_is_read(write_trace: WriteTrace, category: str) -> None:
     path = write_trace(rocm(category))
     made = profile(read(path))
@@ -81,6 +81,24 @@ def test_trace_of_rocm_is_read(write_trace: WriteTrace, category: str) -> None:
     assert all(k.launch_start_s is not None and k.launch_start_s < k.start_s for k in kernels)
     assert [call.name for call in made.trace.calls] == ["hipMemcpyWithStream"] * 6
     assert made.trace.limitations == ()
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_kernel_belongs_to_the_latest_call_with_its_number(write_trace: WriteTrace, backwards: bool) -> None:
+    """Numbers are used again, also in another thread; a call inside another has its number, and does not count."""
+    events: list[Event] = []
+    for turn in range(3):
+        at = 100.0 * turn
+        outer = event("cuda_runtime", "hipLaunchKernel", at, 10, 7, 7 + turn, correlation=5)
+        inner = event("cuda_driver", "hipModuleLaunchKernel", at + 2, 3, 7, 7 + turn, correlation=5)
+        events += [outer, inner, event("kernel", f"k{turn}", at + 20, 5, 0, 0, device=0, stream=0, correlation=5)]
+    if backwards:
+        events = [one for turn in reversed(range(3)) for one in events[3 * turn : 3 * turn + 3]]
+    kernels = list(read(write_trace(events)).kernels)
+    launches = [(k.function.name, k.thread, k.start_s - (k.launch_start_s or 0)) for k in kernels]
+    assert [name for name, *_ in launches] == ["k0", "k1", "k2"]
+    assert [thread for _, thread, _ in launches] == [7, 8, 9]
+    assert [lag for *_, lag in launches] == pytest.approx([20e-6] * 3)
 
 
 def graphs(launches: int, kernels: int, node_ids: bool, runtime: str = "cudaGraphLaunch") -> list[Event]:
@@ -128,3 +146,20 @@ def test_counters_in_place_of_kernels_are_refused_with_the_reason(write_trace: W
         ConfigError, match=r"holds no kernel, but 1 counters of kernels .*; record without profiler_metrics"
     ):
         read(write_trace([call, counter]))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            '{\n "schema": "1.0.1", "pid": 5, "nodes": []}',
+            "an execution trace of PyTorch, which has no times; give the",
+        ),
+        ("[[-1, 1, 37888, 7]]", "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot"),
+    ],
+)
+def test_json_of_another_recorder_is_refused_by_its_name(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        read(path)

@@ -149,10 +149,10 @@ def test_scopes_inside_a_kernel_have_cycles_and_samples(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_valid_are_left_out(tmp_path: Path) -> None:
-    path = write(tmp_path, kernel("gemm", 100, bytes=-5), kernel("copy", float("nan")))
+    path = write(tmp_path, kernel("gemm", 100, bytes=-5, flops=10**400), kernel("copy", float("nan")))
     profile = proton.read(path)
     assert [row["bytes"] for row in profile.scopes] == [None, None]
-    assert profile.notes == ("2 metrics are not valid numbers and are left out; the first is bytes -5 of 'gemm'",)
+    assert profile.notes == ("3 metrics are not valid numbers and are left out; the first is bytes -5 of 'gemm'",)
 
 
 def nested(depth: int) -> str:

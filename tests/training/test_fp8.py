@@ -55,7 +55,7 @@ def spread(rows: int, columns: int, decades: float, seed: int, device: str = "cp
     return (x * (torch.rand(rows, columns, generator=generator) > 0.1)).to(device)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     dtype=st.sampled_from([E4M3, E5M2]),
     wide=st.sampled_from([torch.float32, torch.bfloat16]),

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from cs_systems.config import OPTIMIZERS
+from cs_systems.training.master_adamw import MOMENTS
 from cs_systems.training.optimizers import AdamW, make_optimizer
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS[1:])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS[1:] if name not in MOMENTS])
 def test_optimizer_steps_match_torch_adamw(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()

@@ -19,8 +19,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _dq_loop(
-    dq, q, do, lse_log2, delta, queries, k, k_strides, v, v_strides, batch, head, begin, end, seq_k, offset, scale_log2,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    dq, q, do, lse_log2, delta, queries, k, k_strides, v, v_strides, batch, head, begin, end, seq_k, offset, window,
+    scale_log2, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the keys begin … end to dq (BLOCK_M, BLOCK_D), which lacks the scale."""
     for start in range(begin, end, BLOCK_N):
@@ -29,7 +30,8 @@ def _dq_loop(
         s = tl.dot(q, tl.trans(k_tile), input_precision="ieee") * scale_log2 - lse_log2[:, None]
         if MASKED:
             keys = (start + tl.arange(0, BLOCK_N))[None, :]
-            s = tl.where(visible_keys(queries[:, None], keys, seq_k, offset, CAUSAL), s, float("-inf"))
+            visible = visible_keys(queries[:, None], keys, seq_k, offset, window, CAUSAL, WINDOWED)
+            s = tl.where(visible, s, float("-inf"))
         p = tl.exp2(s)
         dp = tl.dot(do, tl.trans(v_tile), input_precision="ieee")
         ds = p * (dp - delta[:, None])
@@ -40,8 +42,9 @@ def _dq_loop(
 @triton.jit
 def flash_dq_kernel(
     q, q_strides, k, k_strides, v, v_strides, o, o_strides, do, do_strides, dq, dq_strides, lse, lse_log2, delta,
-    heads, group, seq_q, seq_k, offset, scale, scale_log2,
+    heads, group, seq_q, seq_k, offset, window, scale, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, delta and lse · log2 e; grid (batch · heads, tiles of queries)."""
     index = tl.program_id(0)
@@ -58,14 +61,19 @@ def flash_dq_kernel(
     q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    full, end = key_range(start, seq_k, offset, BLOCK_M, BLOCK_N, CAUSAL)
+    begin, full, full_end, end = key_range(start, seq_k, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED)
+    if WINDOWED:
+        acc = _dq_loop(
+            acc, q_tile, do_tile, lse_rows, delta_rows, queries, k, k_strides, v, v_strides, batch, head_kv, begin,
+            full, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, True,
+        )  # fmt: skip
     acc = _dq_loop(
-        acc, q_tile, do_tile, lse_rows, delta_rows, queries, k, k_strides, v, v_strides, batch, head_kv, 0, full,
-        seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, False,
+        acc, q_tile, do_tile, lse_rows, delta_rows, queries, k, k_strides, v, v_strides, batch, head_kv, full,
+        full_end, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, False,
     )  # fmt: skip
     acc = _dq_loop(
-        acc, q_tile, do_tile, lse_rows, delta_rows, queries, k, k_strides, v, v_strides, batch, head_kv, full, end,
-        seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, True,
+        acc, q_tile, do_tile, lse_rows, delta_rows, queries, k, k_strides, v, v_strides, batch, head_kv, full_end,
+        end, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, True,
     )  # fmt: skip
     store_tile(dq, dq_strides, batch, head, start, seq_q, acc * scale, BLOCK_M, D, BLOCK_D)
 
@@ -73,8 +81,9 @@ def flash_dq_kernel(
 @triton.jit
 def _dkdv_loop(
     dk, dv, k, v, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row, begin, end, seq_q, seq_k,
-    offset, scale_log2,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    offset, window, scale_log2,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the queries begin … end to dk (which lacks the scale) and dv, both (BLOCK_N, BLOCK_D).
 
@@ -87,7 +96,8 @@ def _dkdv_loop(
         lse_rows = load_row(lse_log2, row, start, seq_q, BLOCK_M)
         s = tl.dot(k, tl.trans(q_tile), input_precision="ieee") * scale_log2 - lse_rows[None, :]
         if MASKED:
-            s = tl.where(visible_keys(queries[None, :], keys[:, None], seq_k, offset, CAUSAL), s, float("-inf"))
+            visible = visible_keys(queries[None, :], keys[:, None], seq_k, offset, window, CAUSAL, WINDOWED)
+            s = tl.where(visible, s, float("-inf"))
         p = tl.exp2(s)
         do_tile = load_tile(do, do_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
         dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
@@ -101,8 +111,9 @@ def _dkdv_loop(
 @triton.jit
 def flash_dkdv_kernel(
     q, q_strides, k, k_strides, v, v_strides, do, do_strides, dk, dk_strides, dv, dv_strides, lse_log2, delta,
-    heads_kv, seq_q, seq_k, offset, scale, scale_log2, GROUP: tl.constexpr,
+    heads_kv, seq_q, seq_k, offset, window, scale, scale_log2, GROUP: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv, summed over the GROUP query heads of a key head; grid (batch · heads_kv, tiles of keys)."""
     index = tl.program_id(0)
@@ -112,13 +123,21 @@ def flash_dkdv_kernel(
     k_tile = load_tile(k, k_strides, batch, head_kv, start, seq_k, BLOCK_N, D, BLOCK_D, True)
     v_tile = load_tile(v, v_strides, batch, head_kv, start, seq_k, BLOCK_N, D, BLOCK_D, True)
 
-    # Queries before `begin` see none of these keys, from `full` on all; keys past seq_k are masked for every query.
+    # Queries before `begin` and from `end` on see none of these keys, those from `full` to before `full_end` all; keys
+    # past seq_k are masked for every query.
     begin = 0
     full = 0
+    full_end = seq_q
+    end = seq_q
     if CAUSAL:
         begin = tl.minimum(seq_q, tl.maximum(0, start - offset) // BLOCK_M * BLOCK_M)
         full = tl.minimum(seq_q, tl.cdiv(tl.maximum(0, start + BLOCK_N - 1 - offset), BLOCK_M) * BLOCK_M)
     full = tl.where(start + BLOCK_N > seq_k, seq_q, full)
+    if WINDOWED:
+        end = tl.maximum(0, tl.minimum(seq_q, start + BLOCK_N - 1 - offset + window))
+        last = tl.cdiv(end, BLOCK_M) * BLOCK_M
+        full = tl.minimum(full, last)
+        full_end = tl.maximum(full, tl.minimum(last, tl.maximum(0, start - offset + window) // BLOCK_M * BLOCK_M))
 
     dk_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
@@ -127,11 +146,16 @@ def flash_dkdv_kernel(
         row = index * GROUP + member
         dk_acc, dv_acc = _dkdv_loop(
             dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
-            begin, full, seq_q, seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, True,
+            begin, full, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, WINDOWED, True,
         )  # fmt: skip
         dk_acc, dv_acc = _dkdv_loop(
             dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
-            full, seq_q, seq_q, seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, False,
+            full, full_end, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, WINDOWED, False,
         )  # fmt: skip
+        if WINDOWED:
+            dk_acc, dv_acc = _dkdv_loop(
+                dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
+                full_end, end, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, WINDOWED, True,
+            )  # fmt: skip
     store_tile(dk, dk_strides, batch, head_kv, start, seq_k, dk_acc * scale, BLOCK_N, D, BLOCK_D)
     store_tile(dv, dv_strides, batch, head_kv, start, seq_k, dv_acc, BLOCK_N, D, BLOCK_D)

@@ -2,7 +2,8 @@
 """FlashAttention-2 forward (Dao 2023, algorithm 1) in Triton: a program owns BLOCK_M queries of a head, walks the keys.
 
 Scores are kept in units of log2, with the scale folded in, because the hardware's exponential is exp2. Key tiles that
-every query of the tile sees need no mask and run in a separate loop; those that no query sees are never visited.
+every query of the tile sees need no mask and run in a separate loop; those that no query sees are never visited. With a
+window, the tiles at its beginning need a mask too, and run in a third loop.
 """
 
 import triton
@@ -15,8 +16,9 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _attend(
-    acc, row_max, row_sum, q, queries, k, k_strides, v, v_strides, batch, head, begin, end, seq_k, offset, scale_log2,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+    acc, row_max, row_sum, q, queries, k, k_strides, v, v_strides, batch, head, begin, end, seq_k, offset, window,
+    scale_log2, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the keys begin … end to the running softmax: acc (BLOCK_M, BLOCK_D), row_max and row_sum (BLOCK_M,)."""
     for start in range(begin, end, BLOCK_N):
@@ -24,7 +26,8 @@ def _attend(
         s = tl.dot(q, tl.trans(k_tile), input_precision="ieee")
         if MASKED:
             keys = (start + tl.arange(0, BLOCK_N))[None, :]
-            s = tl.where(visible_keys(queries[:, None], keys, seq_k, offset, CAUSAL), s * scale_log2, float("-inf"))
+            visible = visible_keys(queries[:, None], keys, seq_k, offset, window, CAUSAL, WINDOWED)
+            s = tl.where(visible, s * scale_log2, float("-inf"))
             new_max = tl.maximum(row_max, tl.max(s, 1))
             # A query that has seen no key yet: -inf - -inf would be NaN.
             shift = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -43,9 +46,9 @@ def _attend(
 
 @triton.jit
 def flash_forward_kernel(
-    q, q_strides, k, k_strides, v, v_strides, o, o_strides, lse, heads, group, seq_q, seq_k, offset, scale_log2,
+    q, q_strides, k, k_strides, v, v_strides, o, o_strides, lse, heads, group, seq_q, seq_k, offset, window, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    NEGATE: tl.constexpr,
+    WINDOWED: tl.constexpr, NEGATE: tl.constexpr,
 ):  # fmt: skip
     """Compute o = softmax(scale q kᵀ) v and its log-sum-exp.
 
@@ -64,14 +67,19 @@ def flash_forward_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
-    full, end = key_range(start, seq_k, offset, BLOCK_M, BLOCK_N, CAUSAL)
+    begin, full, full_end, end = key_range(start, seq_k, offset, window, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED)
+    if WINDOWED:
+        acc, row_max, row_sum = _attend(
+            acc, row_max, row_sum, q_tile, queries, k, k_strides, v, v_strides, batch, head_kv, begin, full, seq_k,
+            offset, window, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, True,
+        )  # fmt: skip
     acc, row_max, row_sum = _attend(
-        acc, row_max, row_sum, q_tile, queries, k, k_strides, v, v_strides, batch, head_kv, 0, full, seq_k, offset,
-        scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, False,
+        acc, row_max, row_sum, q_tile, queries, k, k_strides, v, v_strides, batch, head_kv, full, full_end, seq_k,
+        offset, window, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, False,
     )  # fmt: skip
     acc, row_max, row_sum = _attend(
-        acc, row_max, row_sum, q_tile, queries, k, k_strides, v, v_strides, batch, head_kv, full, end, seq_k, offset,
-        scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, True,
+        acc, row_max, row_sum, q_tile, queries, k, k_strides, v, v_strides, batch, head_kv, full_end, end, seq_k,
+        offset, window, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, True,
     )  # fmt: skip
 
     empty = row_sum == 0.0  # these rows see no key: output 0, log-sum-exp -inf

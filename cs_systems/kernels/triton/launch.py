@@ -105,8 +105,9 @@ def _tensor_map(operand: str, descriptor: TensorDescriptor, compiled: Mapping[st
 class Problem:
     """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), any strides.
 
-    Query i sees key j when not causal or j <= i + offset. `tiles` replaces the table's tiles. The statistics lse,
-    lse_log2 and delta are (batch, heads, seq_q), float32, contiguous; the other tensors may have any layout.
+    Query i sees key j when not causal or j <= i + offset, and if window > 0 (causal) only the last `window` of these.
+    `tiles` replaces the table's tiles. The statistics lse, lse_log2 and delta are (batch, heads, seq_q), float32,
+    contiguous; the other tensors may have any layout.
     """
 
     q: Tensor
@@ -116,6 +117,7 @@ class Problem:
     offset: int
     scale: float
     tiles: Tiles | None = None
+    window: int = 0
 
     def forward(self, o: Tensor, lse: Tensor) -> Launch:
         """Return the launch that writes o and lse."""
@@ -164,12 +166,14 @@ class Problem:
             "seq_q": self.q.shape[2],
             "seq_k": self.k.shape[2],
             "offset": self.offset,
+            "window": self.window,
             "scale_log2": self.scale * math.log2(math.e),
             "D": self.q.shape[-1],
             "BLOCK_D": padded_d_head(self.q.shape[-1]),
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "CAUSAL": self.causal,
+            "WINDOWED": self.window > 0,
         }
 
 

@@ -72,20 +72,36 @@ def store_tile(
 
 
 @triton.jit
-def visible_keys(queries, keys, seq_k, offset, CAUSAL: tl.constexpr):
+def visible_keys(queries, keys, seq_k, offset, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
     """Return the mask of the keys that a query sees; `queries` and `keys` are indices that broadcast."""
     visible = keys < seq_k
     if CAUSAL:
         visible = visible & (keys <= queries + offset)
+    if WINDOWED:
+        visible = visible & (keys > queries + offset - window)
     return visible
 
 
 @triton.jit
-def key_range(start, seq_k, offset, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr):
-    """Return (full, end) for the queries of a tile: all see the keys before `full`, none sees those from `end` on."""
+def key_range(
+    start, seq_k, offset, window, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Return (begin, full, full_end, end) for the queries of a tile.
+
+    All see the keys from `full` to before `full_end`; none sees those before `begin` or from `end` on.
+    """
+    begin = 0
+    full = 0
+    full_end = seq_k
     end = seq_k
-    full = seq_k
     if CAUSAL:
         end = tl.maximum(0, tl.minimum(seq_k, start + BLOCK_M + offset))
-        full = tl.maximum(0, tl.minimum(seq_k, start + 1 + offset))
-    return full // BLOCK_N * BLOCK_N, end
+        full_end = tl.maximum(0, tl.minimum(seq_k, start + 1 + offset))
+    full_end = full_end // BLOCK_N * BLOCK_N
+    if WINDOWED:
+        begin = tl.maximum(0, start + offset - window + 1) // BLOCK_N * BLOCK_N
+        full_end = tl.maximum(begin, full_end)
+        full = tl.cdiv(tl.maximum(0, start + BLOCK_M + offset - window), BLOCK_N) * BLOCK_N
+        full = tl.minimum(tl.maximum(begin, full), full_end)
+    return begin, full, full_end, end

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.core import units
 from cs_systems.record import RunRecord
-from cs_systems.report.figures.drawing import COLORS, GREY, INK, one_panel, with_legend
+from cs_systems.report import palette
+from cs_systems.report.figures.drawing import INK, beside, filled, one_panel, with_legend
 from cs_systems.report.figures.labels import labels
 from cs_systems.report.frame import STEP
 from cs_systems.report.tables import columns as cols
@@ -16,43 +17,49 @@ from cs_systems.report.tables.records import in_order, varying
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 32
+MOST_BARS = 80  # a figure of more would be taller than a page; a table has all cells
+MANY_BARS = 24  # above it, bars are thinner
 LEAST_LABELLED = 6  # percent: smallest segment of a bar with room for its number
 
 
 def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Draw step time by phase: a stacked bar per cell with p10 to p90, or the reason that the cell failed."""
+    """Draw step time by phase: a stacked bar per cell with p10 to p90, or the reason that the cell failed.
+
+    A bar is as long as the median of the step, and is divided as the medians of its phases are: medians do not add up.
+    """
     apart = varying(data)[0]
-    cells = in_order(data.drop_duplicates("record")).head(MOST_BARS)
+    cells, hidden = _shown(in_order(data.drop_duplicates("record")))
     names = [p for p in cols.phases_of(data) if p != STEP]
     steps = _of_phase(data, STEP, cells)
     unit = units.best_unit(units.SCALES["_s"], steps["median_s"].dropna())
-    hidden = data["record"].nunique() - len(cells)
-    drawn, axes = one_panel(1.3 + 0.3 * len(cells))
-    at = range(len(cells))
+    drawn, axes = _panel(len(cells))
+    parts = {name: _of_phase(data, name, cells)["median_s"].fillna(0).tolist() for name in names}
+    parts["outside the phases"] = steps["wall_minus_phases_s"].clip(lower=0).fillna(0).tolist()
+    medians, lows, highs = ((steps[c] / unit.factor).tolist() for c in ("median_s", "p10_s", "p90_s"))
+    sums = [sum(of_cell) for of_cell in zip(*parts.values(), strict=True)]
     left = [0.0] * len(cells)
-    for name, color in zip(names, cycle(COLORS)):
-        widths = (_of_phase(data, name, cells)["median_s"].fillna(0) / unit.factor).tolist()
-        axes.barh(at, widths, left=left, color=color, label=name, height=0.72)
+    looks = _looks(names) | {"outside the phases": palette.paint("outside")}
+    for name, of_phase in parts.items():
+        if not any(of_phase):
+            continue
+        shares = zip(of_phase, sums, medians, strict=True)
+        widths = [part / whole * median if whole and median == median else 0.0 for part, whole, median in shares]
+        axes.barh(range(len(cells)), widths, left=left, label=name, height=0.72, **filled(looks[name]))
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    rest = (steps["wall_minus_phases_s"].clip(lower=0).fillna(0) / unit.factor).tolist()
-    if any(rest):
-        axes.barh(at, rest, left=left, color=GREY, label="outside the phases", height=0.72)
-    ends = [(steps[c] / unit.factor).tolist() for c in ("median_s", "p10_s", "p90_s")]
-    for y, (middle, low, high) in enumerate(zip(*ends, strict=True)):
-        if middle == middle:
+    reach = max((v for v in (*highs, *medians) if v == v), default=1.0)
+    for y, (cell, median, low, high) in enumerate(zip(cells.to_dict("records"), medians, lows, highs, strict=True)):
+        measured = median == median
+        if measured:
             axes.plot([low, high], [y, y], color=INK, linewidth=1.4)
-    reach = max(filter(lambda v: v == v, ends[2]), default=1.0)
-    for y, (cell, high) in enumerate(zip(cells.to_dict("records"), ends[2], strict=True)):
-        label = f"{units.significant(ends[0][y])} {unit.label}" if high == high else _failure_label(cell)
-        axes.text((high if high == high else 0) + 0.012 * reach, y, label, va="center", fontsize=9)
-    axes.set_yticks(at, labels(cells, apart))
-    axes.set_ylim(len(cells) - 0.4, -0.6)
+        label = f"{units.significant(median)} {unit.label}" if measured else _failure_label(cell)
+        axes.text((max(high, median) if measured else 0) + 0.012 * reach, y, label, va="center", fontsize=9)
+    axes.set_yticks(range(len(cells)), labels(cells, apart))
     axes.set_xlim(0, reach * 1.16)
     more = f"; {hidden} more cells are in the table" if hidden else ""
-    axes.set_xlabel(f"{unit.label} (bars: medians of the phases; line: p10 to p90 of the step{more})")
+    axes.set_xlabel(f"{unit.label} (bar: median of the step, by phase; line: p10 to p90{more})", loc="right")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.grid(axis="x")
     return with_legend(drawn, axes)
@@ -62,26 +69,51 @@ def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     """Draw one stacked bar per profiled cell: the shares of its kernel time by kernel family, with the total time."""
     families_of = [r.results.get("families", []) for r in records]
     cells = in_order(data.drop_duplicates("record"))
-    cells = cells[[bool(families_of[number]) for number in cells["record"]]].head(MOST_BARS)
+    cells, hidden = _shown(cells[[bool(families_of[number]) for number in cells["record"]]])
     times = [{row["family"]: row["time_s"] for row in families_of[number]} for number in cells["record"]]
-    drawn, axes = one_panel(1.3 + 0.3 * len(cells))
+    drawn, axes = _panel(len(cells))
     left = [0.0] * len(times)
-    shown = dict.fromkeys(name for one in times for name in one)  # each cell's longest first
-    for name, color in zip(shown, cycle((*COLORS, GREY, INK))):
+    for name, look in _looks(dict.fromkeys(name for one in times for name in one)).items():  # each cell's longest first
         widths = [100 * one.get(name, 0.0) / sum(one.values()) for one in times]
-        axes.barh(range(len(times)), widths, left=left, color=color, label=name, height=0.72)
+        axes.barh(range(len(times)), widths, left=left, label=name, height=0.72, **filled(look))
         for y, (start, width) in enumerate(zip(left, widths, strict=True)):
             if width >= LEAST_LABELLED:
-                axes.text(start + width / 2, y, f"{width:.0f}%", ha="center", va="center", fontsize=8, color="white")
+                beside(axes.text(start + width / 2, y, f"{width:.0f}%", ha="center", va="center", fontsize=8))
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for y, one in enumerate(times):
         axes.text(101, y, units.human(sum(one.values()), "s"), va="center", fontsize=9)
     axes.set_yticks(range(len(times)), labels(cells, varying(data)[0]))
-    axes.set_ylim(len(times) - 0.4, -0.6)
     axes.set_xlim(0, 112)
-    axes.set_xlabel("% of the kernel time of a step (right: kernel time of the step)")
+    more = f"; {hidden} more cells are in the table" if hidden else ""
+    axes.set_xlabel(f"% of the kernel time of a step (right: kernel time of the step{more})", loc="right")
     axes.set_xticks(range(0, 101, 20))
     return with_legend(drawn, axes)
+
+
+def _panel(bars: int) -> tuple[Figure, Axes]:
+    """Return a figure with room for so many bars, the first one at the top."""
+    drawn, axes = one_panel(1.3 + (0.3 if bars <= MANY_BARS else 0.22) * bars)
+    axes.set_ylim(bars - 0.4, -0.6)
+    axes.set_ymargin(0)
+    if bars > MANY_BARS:
+        axes.tick_params(axis="y", labelsize=8)
+    return drawn, axes
+
+
+def _shown(cells: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """Return (cells to draw, number of the others); too many are thinned out evenly, from the first to the last."""
+    if len(cells) <= MOST_BARS:
+        return cells, 0
+    chosen = [round(number * (len(cells) - 1) / (MOST_BARS - 1)) for number in range(MOST_BARS)]
+    return cells.iloc[chosen], len(cells) - MOST_BARS
+
+
+def _looks(names: Iterable[str]) -> dict[str, palette.Paint]:
+    """Return the look of each family or phase; those of a user's own take the hues that are left."""
+    known = {name: palette.paint(name) for name in names if name in palette.FAMILIES | palette.PHASES}
+    taken = {look.hue for look in known.values()}
+    free = cycle([palette.Paint(hue) for hue in palette.HUES if hue not in taken] or palette.SERIES)
+    return {name: known.get(name) or next(free) for name in names}
 
 
 def _of_phase(data: pd.DataFrame, phase: str, cells: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from cs_systems.core import units
 from cs_systems.core.collectives import readable_bytes
 from cs_systems.record import RunRecord
 from cs_systems.report import collectives
-from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, MOST_CURVES, WIDTH, with_legend
+from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, MOST_CURVES, WIDTH, log_scale, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,16 +72,11 @@ def _ceilings(axes: Axes, records: Sequence[RunRecord], unit: units.Unit) -> Non
 
 
 def _log_log(axes: Axes, sizes: Sequence[int]) -> None:
-    from matplotlib.ticker import LogLocator
-
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes[:: -(-len(sizes) // SIZE_TICKS)])
     axes.xaxis.set_major_formatter(lambda value, _: readable_bytes(int(value)))
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_yscale("log")
-    low, high = axes.dataLim.intervaly
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 5, 7)))
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    log_scale(axes.yaxis)
     axes.set_xlabel("size")
     axes.grid()

@@ -1,13 +1,16 @@
-"""Colours, markers, sizes, panels and the legend that all figures share."""
+"""Colours, markers, sizes, panels, scales and the legend that all figures share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.report import palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 COLORS = tuple(look.color for look in palette.SERIES)
@@ -24,6 +27,15 @@ WIDTH = 8  # inches, the width of a README
 
 LEGEND_WIDTH = 120  # characters
 
+LEGEND_ROW = 0.19  # inches
+
+DASHES: tuple[dict[str, Any], ...] = ({}, {"linestyle": "--", "markerfacecolor": palette.PAGE.light})
+
+TEXT_WIDTH = 88  # characters of an axis label that fit the width of a figure
+
+# Curves without a colour of their own.
+CROWD: dict[str, Any] = {"color": GREY, "alpha": 0.6, "linewidth": 0.8}
+
 
 def one_panel(height: float) -> tuple[Figure, Axes]:
     """Return a figure of the shared width with one panel; height in inches."""
@@ -31,6 +43,51 @@ def one_panel(height: float) -> tuple[Figure, Axes]:
 
     drawn = Figure(figsize=(WIDTH, height), layout="constrained")
     return drawn, drawn.add_subplot()
+
+
+def log_scale(axis: Axis, text: Callable[[float], str] = "{:,g}".format) -> None:
+    """Make an axis logarithmic, with plain numbers at some of its ticks, and none between them."""
+    from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = getattr(axis.axes.dataLim, f"interval{axis.axis_name}")
+    decades = high / low if 0 < low < high < float("inf") else 1.0
+    subs = (1.0,) if decades > 200 else (1.0, 2.0, 5.0) if decades > 20 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    axis.set_major_locator(LogLocator(subs=subs) if decades > 2 else AutoLocator())
+    axis.set_major_formatter(lambda value, _: text(value))
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())  # its default writes powers of ten in LaTeX
+
+
+def curve_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the style of each curve: a colour and a marker of its own, while there are enough.
+
+    More curves share a colour if the first words of their names agree, and differ in dashes and in hollow markers. The
+    rest is grey.
+    """
+    first = {name: name.partition(" · ")[0] for name in names}
+    looks = [{"color": color, "marker": marker} for color, marker in zip(COLORS, MARKERS, strict=True)]
+    groups = {word: [name for name in names if first[name] == word] for word in first.values()}
+    if len(names) > MOST_CURVES >= len(groups) and max(map(len, groups.values())) <= len(DASHES):
+        return {
+            name: look | {"label": name} | dash
+            for look, group in zip(looks, groups.values(), strict=False)
+            for dash, name in zip(DASHES, group, strict=False)
+        }
+    styles = {name: look | {"label": name} for name, look in zip(names, looks, strict=False)}
+    return styles | {name: CROWD | {"zorder": 1.5} for name in names[MOST_CURVES:]}
+
+
+def wrap_labels(drawn: Figure) -> Figure:
+    """Break the labels of axes, and the title, into lines that fit the figure."""
+    for axes in drawn.axes:
+        spec = axes.get_subplotspec()
+        columns = spec.get_gridspec().ncols if spec else 1
+        axes.xaxis.label.set_text(fill(axes.get_xlabel(), TEXT_WIDTH // columns))
+        axes.set_title(fill(axes.get_title(), TEXT_WIDTH // columns))
+    if title := drawn.get_suptitle():
+        drawn.suptitle(fill(title, TEXT_WIDTH), x=0.01, ha="left", fontsize=11)
+    return drawn
 
 
 def filled(look: palette.Paint) -> dict[str, Any]:
@@ -50,4 +107,6 @@ def with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:
     if along and labels:
         columns = max(1, min(len(labels), LEGEND_WIDTH // (max(map(len, labels)) + 6)))
         drawn.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=9)
+        rows = -(-len(labels) // columns)
+        drawn.set_figheight(drawn.get_figheight() + LEGEND_ROW * max(0, rows - 2))
     return drawn

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cs_systems.config import Precision, describe
 from cs_systems.core.printable import plain
 from cs_systems.record import RunRecord
-from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, WIDTH, with_legend
+from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, WIDTH, log_scale, with_legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,11 +33,10 @@ def sums(records: Sequence[RunRecord]) -> Figure:
                 axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=4, label=method)
         axes.axhline(rows[0]["unit_roundoff"], color=INK, linewidth=1, linestyle="--", label="unit roundoff")
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        log_scale(axes.yaxis, "{:g}".format)
         axes.set_xticks([2**k for k in (4, 8, 12, 16)])
         axes.minorticks_off()
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_title(precision, fontsize=10)
         axes.set_xlabel("terms")
         axes.grid()
@@ -59,19 +58,23 @@ def steps(records: Sequence[RunRecord]) -> Figure:
     heights = [len(found) + 1 for found in names.values()]
     drawn = Figure(figsize=(WIDTH, 1 + 0.24 * sum(heights)), layout="constrained")
     panels = drawn.subplots(len(names), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    thick = 0.8 / len(tables)
+    apart = 0.8 / len(tables)
     for axes, (operation, found) in zip(panels, names.items(), strict=True):
-        for number, ((precision, table), color) in enumerate(zip(tables.items(), cycle(COLORS), strict=False)):
+        looks = zip(tables.items(), cycle(COLORS), cycle(MARKERS), strict=False)
+        for number, ((precision, table), color, marker) in enumerate(looks):
             of_case = [r for r in table if (r["operation"], r["case"]) == (operation, SHOWN_CASES[operation])]
             errors = {r["step"]: r["error"] / r["unit_roundoff"] for r in of_case if r["error"]}
-            at = [i + (number - (len(tables) - 1) / 2) * thick for i in range(len(found))]
-            axes.barh(at, [errors.get(name, 0.0) for name in found], height=thick, color=color, label=precision)
+            points = [
+                (errors[name], i + (number - (len(tables) - 1) / 2) * apart)
+                for i, name in enumerate(found)
+                if name in errors
+            ]
+            style = {"color": color, "marker": marker, "markersize": 5, "linestyle": "", "label": precision}
+            axes.plot(*(zip(*points, strict=True) if points else ([], [])), **style)
         axes.axvline(1, color=INK, linewidth=1, linestyle="--")
         axes.set_yticks(range(len(found)), map(plain, found), fontsize=8)
         axes.set_ylim(len(found) - 0.4, -0.6)
-        axes.set_xscale("log")
-        axes.minorticks_off()
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        log_scale(axes.xaxis, "{:g}".format)
         axes.set_title(f"{operation}, {SHOWN_CASES[operation]}", fontsize=10, loc="left")
         axes.grid(axis="x")
     panels[-1].set_xlabel("relative error with only this step in low precision, in unit roundoffs (dashed: 1)")
@@ -103,9 +106,7 @@ def curves(records: Sequence[RunRecord]) -> Figure:
                 below.plot(apart, color=looks[name], linewidth=1.2)
         above.set_title(cell, fontsize=10)
         below.set_xlabel("training step")
-        below.set_yscale("log")
-        below.minorticks_off()
-        below.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        log_scale(below.yaxis, "{:g}".format)
         for axes in (above, below):
             axes.grid()
     panels[0][0].set_ylabel("loss")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.core.collectives import readable_bytes
 from cs_systems.core.printable import plain
+from cs_systems.report.frame import CLEAN
 from cs_systems.report.tables import layout
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def _label(name: Any, value: Any) -> str:
 
 
 def subject(data: pd.DataFrame) -> str:
-    """Return the subject of a figure: `train_step on NVIDIA H200`."""
+    """Return the subject of a figure: `train_step under nsys on NVIDIA H200`."""
     devices = data["device_name"].dropna().unique()
-    return plain(f"{data['workload'].iloc[0]}" + (f" on {devices[0]}" if len(devices) == 1 else ""))
+    profiler = data["profiler"].fillna(CLEAN).iloc[0]
+    under = "" if profiler == CLEAN else f" under {profiler}"
+    return plain(f"{data['workload'].iloc[0]}{under}" + (f" on {devices[0]}" if len(devices) == 1 else ""))

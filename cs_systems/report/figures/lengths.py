@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.core import units
 from cs_systems.record import RunRecord
-from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, MOST_CURVES, WIDTH, with_legend
+from cs_systems.report.figures.drawing import (
+    CROWD,
+    INK,
+    WIDTH,
+    curve_styles,
+    log_scale,
+    with_legend,
+)
 from cs_systems.report.figures.labels import LENGTHS, SIZES, labels
 from cs_systems.report.frame import STEP
 from cs_systems.report.tables import layout
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+TICKS_WIDTH = 70  # characters of tick labels side by side that fit the width of a figure
 Draw = Callable[["Axes", list[float], "pd.DataFrame", dict[str, Any]], None]
 
 
@@ -28,7 +38,7 @@ def time(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
         axes.plot(x, points["median_s"] / unit.factor, **style)
         low, high = (points[end] / unit.factor for end in ("p10_s", "p90_s"))
-        axes.fill_between(x, low, high, color=style["color"], alpha=0.25, linewidth=0)
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.25, linewidth=0, zorder=1)
 
     return _curves(data, f"{unit.label} (median, band p10 to p90)", draw)
 
@@ -40,15 +50,12 @@ def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
         axes.plot(x, points["model_flops_per_s"] / unit.factor, **style)
 
-    drawn = _curves(data, f"{unit.label}, causal attention counts half", draw)
-    for peak, source in data[["ceiling_flops_per_s", "ceiling_source"]].dropna().drop_duplicates().values.tolist():
+    ceilings = {}
+    for (peak, source), cells in data.groupby(["ceiling_flops_per_s", "ceiling_source"]):
+        precisions = ", ".join(dict.fromkeys(cells["precision"].dropna()))
         height = peak / unit.factor
-        for axes in drawn.axes:
-            axes.axhline(height, color=INK, linewidth=1.2, linestyle="--")
-        named = f"ceiling {units.significant(height, 4)} {unit.label} ({source})"
-        at = (drawn.axes[0].get_yaxis_transform(), (2, -4))
-        drawn.axes[0].annotate(named, (0, height), at[1], at[0], "offset points", va="top", fontsize=9)
-    return drawn
+        ceilings[f"{precisions} ceiling, {height:,.4g} {unit.label} ({source})"] = height
+    return _curves(data, f"{unit.label}, causal attention counts half", draw, ceilings=ceilings)
 
 
 def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
@@ -81,7 +88,13 @@ def _along(data: pd.DataFrame) -> str | None:
     return next(varied, "size" if data["size"].nunique() > 1 else None)
 
 
-def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -> Figure:
+def _curves(
+    data: pd.DataFrame,
+    ylabel: str,
+    draw: Draw,
+    failed: bool = False,
+    ceilings: Mapping[str, float] = MappingProxyType({}),
+) -> Figure:
     """Draw a panel for each mode, with a curve for each backend along the length; repeats become their median."""
     from matplotlib.figure import Figure
 
@@ -90,7 +103,7 @@ def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -
     apart, with_it = _apart(rows, along, [name for name in varying(data)[0] if name not in (along, "repeat", "mode")])
     rows = rows.assign(curve=labels(rows, apart), mode=rows["mode"].fillna(""))
     measured = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "curve"])]
-    looks = dict(zip(measured[:MOST_CURVES], zip(COLORS, MARKERS, strict=True), strict=False))
+    styles = curve_styles(measured)
     modes = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "mode"])]
     known = [*dict.fromkeys(rows[along].dropna())]
     places = (
@@ -98,18 +111,24 @@ def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -
     )
     drawn = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     panels = drawn.subplots(1, len(modes), sharey=True, squeeze=False)[0]
+    if _is_tight(places, len(modes)):
+        drawn.set_figheight(drawn.get_figheight() + 0.7)
     for axes, mode in zip(panels, modes, strict=True):
         _log_log(axes, _axis_title(along, with_it), places, len(modes))
         if len(modes) > 1:
             axes.set_title(mode, fontsize=10)
-        for label, (color, marker) in looks.items():
+        for label, style in styles.items():
             points = rows[(rows["mode"] == mode) & (rows["curve"] == label)].groupby(along)
             middle = points.median(numeric_only=True).astype(float).sort_index(key=lambda index: index.map(places))
-            draw(axes, [places[x] for x in middle.index], middle, _style(label, color, marker))
+            draw(axes, [places[x] for x in middle.index], middle, style)
+        for (label, height), dashes in zip(ceilings.items(), cycle(("--", "-.", ":"))):
+            axes.axhline(height, color=INK, linewidth=1.2, linestyle=dashes, label=label)
+    for axes in panels:
+        log_scale(axes.yaxis)
     panels[0].set_ylabel(ylabel)
-    if hidden := len(measured) - len(looks):
-        panels[0].set_xlabel(f"{panels[0].get_xlabel()} ({hidden} more curves are in the table)")
-    return with_legend(drawn, panels[0], along=len(looks) > 1)
+    if unnamed := sum("label" not in style for style in styles.values()):
+        panels[0].plot([], [], label=f"{unnamed} more; the table names them", **CROWD)
+    return with_legend(drawn, panels[0], along=len(measured) > 1 or bool(ceilings))
 
 
 def _apart(rows: pd.DataFrame, along: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -132,26 +151,23 @@ def _axis_title(along: str, with_it: Sequence[str]) -> str:
     return f"{title} ({' and '.join(others)} {verb} too)" if others else title
 
 
-def _style(label: str, color: str, marker: str) -> dict[str, Any]:
-    return {"label": label, "color": color, "marker": marker}
-
-
 def _log_log(axes: Axes, title: str, places: Mapping[Any, float], panels: int) -> None:
     """Make both axes logarithmic, except for names, which are evenly spaced."""
-    from matplotlib.ticker import LogLocator
-
     if names := [str(what) for what in places if isinstance(what, str)]:
-        axes.set_xticks([*places.values()], names)
+        turned: dict[str, Any] = {"rotation": 35, "ha": "right"} if _is_tight(places, panels) else {}
+        axes.set_xticks([*places.values()], names, **turned)
     else:
         axes.set_xscale("log", base=2)
         axes.set_xticks([*places][:: max(1, len(places) * panels // 9)])
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.set_xlabel(title)
     axes.grid()
+
+
+def _is_tight(places: Mapping[Any, float], panels: int) -> bool:
+    """Return whether names below an axis would touch each other, so that they are turned."""
+    return panels * sum(len(name) for name in places if isinstance(name, str)) > TICKS_WIDTH
 
 
 def _steps(data: pd.DataFrame) -> pd.DataFrame:

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core.printable import plain
 from cs_systems.record import RunRecord
-from cs_systems.report.figures.drawing import GREY, INK
+from cs_systems.report import palette
+from cs_systems.report.figures.drawing import GREY, INK, wrap_labels
 from cs_systems.report.figures.kinds import KINDS
 from cs_systems.report.figures.labels import subject
+from cs_systems.report.figures.legible import problems
 from cs_systems.report.files import write_file
 from cs_systems.report.frame import CLEAN, by_kind, frame, without_retried
 from cs_systems.report.tables.layout import is_timed
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 ENDINGS = ("svg", "png", "pdf")
 DPI = 150
+PAINTED = {"page": palette.PAGE.light, "hatch": palette.HATCH.light, **{n: s.light for n, s in palette.SHADES.items()}}
 TIMES = ("phases", "rate", "time", "warmup")  # kinds that show how long a step takes
 STYLE: Any = {
     "figure.facecolor": "none",
@@ -83,7 +86,7 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
         drawn = drawing.draw(chosen, data)
         if titled:
             drawn.suptitle(f"{drawing.title}, {subject(data)}", x=0.01, ha="left", fontsize=11)
-    return drawn
+        return wrap_labels(drawn)
 
 
 def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> None:
@@ -99,25 +102,41 @@ def check_ending(path: Path) -> str:
     return ending
 
 
-def write(draw: Callable[[], Figure], file: str | Path) -> None:
-    """Write the figure that `draw` returns, in STYLE, on white in its ending's format."""
+def write(draw: Callable[[], Figure], file: str | Path) -> list[str]:
+    """Write the figure that `draw` returns, in STYLE, on white in its ending's format.
+
+    Returns:
+        The texts that are cut or overlap, as in `legible.problems`.
+    """
     import matplotlib
 
     path = Path(file)
     ending = check_ending(path)
     with matplotlib.rc_context(STYLE):
-        drawn = draw()
-    write_file(path, _bytes(drawn, ending, "white"))
+        drawn = wrap_labels(draw())
+        write_file(path, _bytes(drawn, ending, "white"))
+        return problems(drawn)
 
 
 def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
-    """Return a figure as one <svg> element for a page that gives it a title: transparent, in the page's text colour.
+    """Return a figure as one <svg> element for a page that gives it a title: transparent, in the page's colours.
 
     Its ids begin with `prefix`, so that several figures can stand in one page.
     """
-    text = _bytes(figure(records, kind, titled=False), "svg", "none").decode()
+    return drawn_svg(lambda: figure(records, kind, titled=False), kind, prefix)
+
+
+def drawn_svg(draw: Callable[[], Figure], kind: str, prefix: str = "") -> str:
+    """Return the figure that `draw` returns, in STYLE, as `svg` does."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        text = _bytes(wrap_labels(draw()), "svg", "none").decode()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}{kind}-", text).replace(INK, "currentColor")
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}{kind}-", text)
+    for name, color in PAINTED.items():
+        text = text.replace(color, f"var(--{name})")
+    text = text.replace(INK, "currentColor")
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="figure: {kind}"', text, count=1)
 
 

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PHASES = ("forward", "loss", "backward", "optimizer")
-MOST = 12  # cells in one figure
+MOST = 24  # cells in one figure
 
 
 def streams(records: Sequence[RunRecord]) -> Figure:
     """Draw the streams of rank 0 from the start of the step, with each cell's exposed and hidden communication."""
     from matplotlib.figure import Figure
 
-    cells = [record for record in records if record.results.get("streams")][:MOST]
+    found = [record for record in records if record.results.get("streams")]
+    cells, hidden = found[:MOST], len(found[MOST:])
     last_s = max(row["end_s"] for record in cells for row in record.results["streams"])
     unit = units.best_unit(units.SCALES["_s"], [last_s])
     drawn = Figure(figsize=(WIDTH, 1.2 + 0.62 * len(cells)), layout="constrained")
@@ -42,10 +43,12 @@ def streams(records: Sequence[RunRecord]) -> Figure:
                 axes.broken_barh(spans, (number + height - 0.36, 0.34), label=new, **filled(look))
                 named.add(label)
         axes.text(last_s / unit.factor * 1.01, number, _overlap_label(record), va="center", fontsize=8)
+    more = f"; {hidden} more cells are in the records" if hidden else ""
     axes.set_yticks(range(len(cells)), [_name(record) for record in cells])
     axes.set_ylim(len(cells) - 0.4, -0.6)
     axes.set_xlim(0, last_s / unit.factor * 1.26)
-    axes.set_xlabel(f"{unit.label} from the start of the step (upper line: computation, lower line: communication)")
+    meaning = f"above: computation, below: communication{more}"
+    axes.set_xlabel(f"{unit.label} from the start of the step ({meaning})", loc="right")
     axes.grid(axis="x")
     return with_legend(drawn, axes)
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import cycle
 from statistics import median
 from typing import TYPE_CHECKING
 
 from cs_systems.core import units
 from cs_systems.record import RunRecord, Sample
-from cs_systems.report.figures.drawing import COLORS, GREY, MARKERS, MOST_CURVES, one_panel, with_legend
+from cs_systems.report.figures.drawing import (
+    COLORS,
+    CROWD,
+    GREY,
+    MARKERS,
+    MOST_CURVES,
+    beside,
+    log_scale,
+    one_panel,
+    with_legend,
+)
 from cs_systems.report.figures.labels import labels
 from cs_systems.report.frame import STEP
 from cs_systems.report.tables.records import varying
@@ -25,19 +34,25 @@ LOW_CLOCK = 0.95  # of the highest clock seen
 
 def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     """Draw every step in order, warm-up included; the slowest at each position is labelled with its causes."""
-    measured = [r for r in records if r.is_timing and r.measurement and r.measurement.timed][:MOST_CURVES]
+    measured = {i: r for i, r in enumerate(records) if r.is_timing and r.measurement and r.measurement.timed}
+    worst = sorted(measured, key=lambda i: _slowest(measured[i]), reverse=True)[:MOST_CURVES]
+    colored = dict(zip(sorted(worst), zip(COLORS, MARKERS, strict=True), strict=False))
     names = dict(zip(data["record"], labels(data, varying(data)[0]), strict=True))
     drawn, axes = one_panel(4.2)
     slowest: dict[int, tuple[float, Sample, float | None]] = {}
-    for record, color, marker in zip(measured, cycle(COLORS), cycle(MARKERS)):
+    for i in (*colored, *(i for i in measured if i not in colored)):
+        record = measured[i]
         assert record.measurement
         taken = record.measurement.samples
         usual = median(record.measurement.durations_s(STEP)) or math.nan
         clock = max((s.sm_clock_hz for s in taken if s.sm_clock_hz), default=None)
         ratios = [s.wall_s / usual for s in taken]
-        label = names[records.index(record)]
         numbers = range(1, len(taken) + 1)
-        axes.plot(numbers, ratios, color=color, marker=marker, markersize=4, linewidth=1.2, label=label)
+        if i in colored:
+            color, marker = colored[i]
+            axes.plot(numbers, ratios, color=color, marker=marker, markersize=4, linewidth=1.2, label=names[i])
+        else:
+            axes.plot(numbers, ratios, zorder=1.5, **CROWD)
         for number, ratio, sample in zip(numbers, ratios, taken, strict=True):
             if ratio > max(SLOW, slowest.get(number, (0.0,))[0]):
                 slowest[number] = (ratio, sample, clock)
@@ -45,16 +60,25 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     for number, (ratio, sample, clock) in sorted(slowest.items()):
         cause = ", ".join(causes(sample, clock)) or "cause not recorded"
         if cause != previous:
-            axes.annotate(cause, (number, ratio), (8, 0), textcoords="offset points", va="center", fontsize=9)
+            at = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+            beside(axes.annotate(cause, (number, ratio), (8, 0), **at))
         previous = cause
-    warm = max(sum(s.warmup for s in r.measurement.samples) for r in measured if r.measurement)
+    warm = max(sum(s.warmup for s in r.measurement.samples) for r in measured.values() if r.measurement)
+    if more := len(measured) - len(colored):
+        axes.plot([], [], label=f"{more} more cells, with a smaller slowest step", **CROWD)
     axes.axvspan(0.5, warm + 0.5, color=GREY, alpha=0.12, linewidth=0, label="warm-up, not counted")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    log_scale(axes.yaxis, "{:g}×".format)
     axes.set_ylabel("step time / median of the timed steps")
     axes.set_xlabel("step")
     axes.set_xlim(left=0.5)
     return with_legend(drawn, axes)
+
+
+def _slowest(record: RunRecord) -> float:
+    """Return the time of the slowest step, in medians of the timed steps."""
+    assert record.measurement
+    usual = median(record.measurement.durations_s(STEP))
+    return max(sample.wall_s for sample in record.measurement.samples) / usual if usual > 0 else 0.0
 
 
 def causes(sample: Sample, highest_clock_hz: float | None) -> list[str]:

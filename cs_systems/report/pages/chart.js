@@ -1,30 +1,21 @@
-// Boxes in rows along one axis, drawn on a canvas: `new Chart(canvas, rows, end)`.
+// Rows of boxes along one axis, drawn on a canvas: `new Chart(canvas, rows, end)`. chart_input.js has its pointer and keys.
 const ROW = 18, TITLE = 22, AXIS = 20, PADDING = 6;
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif";
 const LEAST_SPAN = 200; // of the axis across the width, at the closest
-const HATCHES = { unattributed: 1, other: -1, outside: -1 }; // names whose boxes are hatched, and the slope of the lines
-let colors = {}, over = {}; // name → CSS colour; name → colour of text on it
+const NARROW = 3; // pixels: narrower boxes are summed by pixel, so that a frame's cost does not depend on their number
+const FAINT = 0.12, LEAST_SEEN = 0.3; // opacity of what is not asked for, and of a pixel with any box
 
-function readColors(names) {
-  const style = getComputedStyle(document.documentElement);
-  const used = [...names, ...Object.keys(HATCHES), "hatch", "ink", "soft", "line", "page"];
-  colors = Object.fromEntries(used.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-  over = Object.fromEntries(used.map((name) => [name, HATCHES[name] ? colors.ink : textOn(colors[name])]));
-}
-// Return black or white, the one that has more contrast to the colour, `#rrggbb`.
-function textOn(color) {
-  const light = (at) => {
-    const value = parseInt(color.slice(at, at + 2), 16) / 255;
-    return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-  };
-  return 0.2126 * light(1) + 0.7152 * light(3) + 0.0722 * light(5) > 0.179 ? "#000000" : "#ffffff";
-}
-
-// Lanes of boxes along one axis, with zooming, panning and tooltips.
-// A row: {title?, start, duration, size, color(i), label(i), tip(i), faint?(i)}; its boxes are in order and do not overlap.
+// A row: {title?, size, start, duration, shades, label(i), tip(i), details(i)?, faint?}; its boxes are in order and do not
+// overlap. `faint`: 1 for each box that is drawn faintly.
 class Chart {
   constructor(canvas, rows, end) {
-    Object.assign(this, { canvas, rows, end, from: 0, to: end, hovered: null, pointers: new Map(), moved: 0 });
+    Object.assign(this, { canvas, end, from: 0, to: end, home: [0, end], hovered: null, pinned: null, selected: null, marked: [] });
+    this.take(rows);
+    new ChartInput(this);
+    new ResizeObserver(() => this.redraw()).observe(canvas);
+  }
+  take(rows) {
+    Object.assign(this, { rows, hovered: null, pinned: null, marked: [] });
     this.height = AXIS + PADDING;
     for (const row of rows) {
       if (row.title) this.height += TITLE;
@@ -32,10 +23,7 @@ class Chart {
       this.height += ROW;
     }
     this.height += PADDING;
-    canvas.style.height = `${this.height}px`;
-    this.listen();
-    new ResizeObserver(() => this.redraw()).observe(canvas);
-    this.draw();
+    this.canvas.style.height = `${this.height}px`;
   }
 
   show(from, to) {
@@ -62,150 +50,168 @@ class Chart {
     const margin = Math.max(row.duration[i] * around, 1);
     this.show(row.start[i] - margin, row.start[i] + row.duration[i] + margin);
   }
-  whole() { this.show(0, this.end); }
+  // Move a box into view, without a zoom.
+  reveal({ row, i }) {
+    const start = row.start[i], end = start + row.duration[i], span = this.to - this.from;
+    if (end < this.from || start > this.to) this.show((start + end - span) / 2, (start + end + span) / 2);
+  }
+  whole() { this.show(...this.home); }
   timeAt(x) { return this.from + (x / this.canvas.clientWidth) * (this.to - this.from); }
+  xAt(t) { return ((t - this.from) / (this.to - this.from)) * this.canvas.clientWidth; }
 
   // Return the box at a point of the canvas, or the nearest within three pixels.
   at(x, y) {
     const row = this.rows.find((r) => y >= r.top && y < r.top + ROW);
-    if (!row) return null;
-    const t = this.timeAt(x), reach = (3 / this.canvas.clientWidth) * (this.to - this.from);
-    const next = firstEnding(row, t);
-    const near = [next - 1, next].filter((i) => i >= 0 && i < row.size).map((i) => {
-      return [Math.max(row.start[i] - t, t - row.start[i] - row.duration[i], 0), i];
-    }).sort((a, b) => a[0] - b[0])[0];
-    return near && near[0] <= reach ? { row, i: near[1] } : null;
+    return row ? nearest(row, this.timeAt(x), (3 / this.canvas.clientWidth) * (this.to - this.from)) : null;
+  }
+  // Return the neighbour of a box: in its row, or the nearest one of the next row that has any in view.
+  neighbour({ row, i }, across, down) {
+    if (across) return i + across >= 0 && i + across < row.size ? { row, i: i + across } : null;
+    const middle = row.start[i] + row.duration[i] / 2;
+    for (let n = this.rows.indexOf(row) + down; this.rows[n]; n += down) {
+      const found = nearest(this.rows[n], Math.min(Math.max(middle, this.from), this.to), this.to - this.from);
+      if (found) return found;
+    }
+    return null;
+  }
+  // Return the first box to pin by keys: that in the middle of the view, of the row with the most boxes in view.
+  entry() {
+    const inView = (row) => firstEnding(row, this.to) - firstEnding(row, this.from);
+    const rows = this.rows.filter((row) => row.size && row.details).sort((a, b) => inView(b) - inView(a));
+    return rows.length ? nearest(rows[0], (this.from + this.to) / 2, Infinity) : null;
+  }
+  // Pin a box, or none; `onPin` shows its details.
+  pin(hit, reveal = false) {
+    this.pinned = hit;
+    if (hit && reveal) this.reveal(hit);
+    this.redraw();
+    this.onPin?.(hit);
+  }
+  select(from, to) {
+    this.selected = from === null ? null : [Math.max(0, Math.min(from, to)), Math.min(this.end, Math.max(from, to))];
+    this.redraw();
+    this.onSelect?.(this.selected);
   }
 
   redraw() { this.asked ??= requestAnimationFrame(() => this.draw()); }
-  draw() {
+  // Return the context of the cleared canvas, in units of CSS pixels.
+  begin() {
+    cancelAnimationFrame(this.asked);
     this.asked = undefined;
-    const { canvas } = this, width = canvas.clientWidth, ratio = devicePixelRatio || 1;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(this.height * ratio);
-    const g = canvas.getContext("2d");
+    if (palette.rgb.length !== palette.names.length) palette.read();
+    const { canvas } = this, ratio = devicePixelRatio || 1, g = canvas.getContext("2d");
+    const width = Math.round(canvas.clientWidth * ratio), height = Math.round(this.height * ratio);
+    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     g.setTransform(ratio, 0, 0, ratio, 0, 0);
+    g.clearRect(0, 0, canvas.clientWidth, this.height);
     g.font = FONT;
     g.textBaseline = "middle";
-    this.drawAxis(g, width);
-    for (const row of this.rows) {
-      if (row.title) {
-        g.fillStyle = colors.soft;
-        g.fillText(row.title, 6, row.top - TITLE / 2 + 2, width - 12);
-      }
-      this.drawRow(g, row, width);
-    }
-    if (this.hovered) {
-      const { row, i } = this.hovered, scale = width / (this.to - this.from);
-      g.strokeStyle = colors.ink;
-      g.strokeRect((row.start[i] - this.from) * scale, row.top + 0.5, Math.max(row.duration[i] * scale, 1), ROW - 2);
-    }
+    return g;
   }
-  unit() { return this.to >= 1e6 ? [1e6, "ms"] : [1e3, "µs"]; } // of the axis: [size, name]
+  draw() {
+    const width = this.canvas.clientWidth;
+    if (!width) return;
+    const g = this.begin();
+    this.drawAxis(g, width);
+    this.drawBoxes(g, width);
+    this.drawSelection(g, width);
+    for (const row of this.rows) {
+      if (!row.title) continue;
+      g.fillStyle = palette.css.soft;
+      g.fillText(row.title, 6, row.top - TITLE / 2 + 2, width - 12);
+    }
+    this.onDraw?.(g, width);
+    for (const hit of this.marked) this.outline(g, hit, 1.5);
+    if (this.hovered) this.outline(g, this.hovered, 1);
+    if (this.pinned) this.outline(g, this.pinned, 2.5);
+  }
+  outline(g, { row, i }, thickness) {
+    const left = this.xAt(row.start[i]), width = Math.max(this.xAt(row.start[i] + row.duration[i]) - left, thickness + 1);
+    g.lineWidth = thickness;
+    g.strokeStyle = palette.css.ink;
+    g.strokeRect(left - 0.5, row.top - 0.5, width, ROW);
+  }
+  unit() { return this.to >= 1e10 ? [1e9, "s"] : this.to >= 1e6 ? [1e6, "ms"] : [1e3, "µs"]; } // of the axis: [size, name]
   drawAxis(g, width) {
     const [unit, name] = this.unit();
     const most = Math.max(2, Math.floor(width / 90)), raw = (this.to - this.from) / unit / most;
     const power = 10 ** Math.floor(Math.log10(raw)), round = power * [1, 2, 5, 10].find((n) => n * power >= raw);
     const step = round * unit, places = Math.max(0, -Math.floor(Math.log10(round) + 1e-9));
     for (let t = Math.ceil(this.from / step) * step; t <= this.to; t += step) {
-      const x = ((t - this.from) / (this.to - this.from)) * width;
-      g.fillStyle = colors.line;
+      const x = this.xAt(t);
+      g.fillStyle = palette.css.line;
       g.fillRect(x, 0, 1, this.height);
       const text = `${(t / unit).toFixed(places)} ${name}`;
-      g.fillStyle = colors.soft;
+      g.fillStyle = palette.css.soft;
       if (x + 4 + g.measureText(text).width <= width) g.fillText(text, x + 4, AXIS / 2 + 1);
     }
   }
-  drawRow(g, row, width) {
-    const scale = width / (this.to - this.from), height = ROW - 1;
-    for (let i = firstEnding(row, this.from); i < row.size && row.start[i] < this.to; i++) {
-      const left = Math.max((row.start[i] - this.from) * scale, -1);
-      const right = Math.min((row.start[i] + row.duration[i] - this.from) * scale, width + 1);
-      // A box narrower than a pixel is drawn fainter, not wider, so that a busy GPU and an idle one look different.
-      const wide = Math.max(right - left - (right - left > 3 ? 1 : 0), 0.3);
-      const color = row.color(i);
-      g.globalAlpha = row.faint?.(i) ? 0.15 : 1;
-      g.fillStyle = colors[color];
-      g.fillRect(left, row.top, wide, height);
-      if (HATCHES[color] && wide > 3) hatch(g, left, row.top, wide, height, HATCHES[color]);
-      if (wide > 22) {
-        const x = Math.max(left, 0) + 4, room = Math.min(right, width) - x - 4;
-        const text = fitted(row.label(i), room);
-        g.fillStyle = over[color];
-        if (text) g.fillText(text, x, row.top + height / 2 + 0.5, room);
-      }
+  drawSelection(g, width) {
+    if (!this.selected) return;
+    const [left, right] = this.selected.map((t) => this.xAt(t));
+    g.fillStyle = palette.css.accent;
+    g.globalAlpha = 0.14;
+    g.fillRect(left, 0, Math.max(right - left, 1), this.height);
+    g.globalAlpha = 1;
+    for (const x of [left, right]) if (x >= 0 && x <= width) g.fillRect(x - 0.5, 0, 1.5, this.height);
+  }
+  // Draw the wide boxes one by one. The narrow ones of each pixel are mixed in `strip`, which has a line for each row.
+  drawBoxes(g, width) {
+    const columns = this.canvas.width, strip = new ImageData(columns, Math.max(this.rows.length, 1)), wide = [];
+    this.rows.forEach((row, n) => mix(row, this.from, columns / (this.to - this.from), columns, strip.data, n, wide));
+    const buffer = (this.buffer ??= document.createElement("canvas"));
+    if (buffer.width !== strip.width || buffer.height !== strip.height) Object.assign(buffer, { width: strip.width, height: strip.height });
+    buffer.getContext("2d").putImageData(strip, 0, 0);
+    g.imageSmoothingEnabled = false;
+    this.rows.forEach((row, n) => g.drawImage(buffer, 0, n, columns, 1, 0, row.top, width, ROW - 1));
+    for (const [row, i] of wide) this.drawBox(g, row, i, width);
+  }
+  drawBox(g, row, i, width) {
+    const height = ROW - 1, name = palette.names[row.shades[i]];
+    const left = Math.max(this.xAt(row.start[i]), -1), right = Math.min(this.xAt(row.start[i] + row.duration[i]), width + 1);
+    const wide = Math.max(right - left - 1, 1);
+    g.globalAlpha = row.faint?.[i] ? FAINT : 1;
+    g.fillStyle = palette.css[name];
+    g.fillRect(left, row.top, wide, height);
+    if (HATCHES[name]) hatch(g, left, row.top, wide, height, HATCHES[name]);
+    if (wide > 22) {
+      const x = Math.max(left, 0) + 4, room = Math.min(right, width) - x - 4, text = fitted(row.label(i), room);
+      g.fillStyle = palette.over[name];
+      g.globalAlpha = row.faint?.[i] ? 0.45 : 1;
+      if (text) g.fillText(text, x, row.top + height / 2 + 0.5, room);
     }
     g.globalAlpha = 1;
   }
+}
 
-  listen() {
-    const { canvas } = this, place = (event) => {
-      const box = canvas.getBoundingClientRect();
-      return [event.clientX - box.left, event.clientY - box.top];
-    };
-    canvas.addEventListener("wheel", (event) => {
-      const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
-      const by = (sideways ? event.deltaX || event.deltaY : event.deltaY) * (event.deltaMode === 1 ? 16 : 1);
-      if (!sideways && by > 0 && this.to - this.from >= this.end) return; // all is visible: let the page scroll
-      event.preventDefault();
-      if (sideways) this.move((by / canvas.clientWidth) * (this.to - this.from));
-      else this.zoom(Math.exp(by * 0.002), this.timeAt(place(event)[0]));
-    }, { passive: false });
-    canvas.addEventListener("pointerdown", (event) => {
-      if (event.button) return;
-      if (event.isTrusted) canvas.setPointerCapture(event.pointerId);
-      this.pointers.set(event.pointerId, place(event));
-      this.moved = 0;
-    });
-    canvas.addEventListener("pointermove", (event) => {
-      const was = this.pointers.get(event.pointerId), now = place(event);
-      if (!was) return this.hover(event, this.at(...now));
-      if (this.pointers.size === 2) this.pinch(event.pointerId, now);
-      else this.drag(was, now);
-      this.pointers.set(event.pointerId, now);
-    });
-    const release = (event) => {
-      this.pointers.delete(event.pointerId);
-      canvas.classList.remove("held");
-    };
-    canvas.addEventListener("pointerup", release);
-    canvas.addEventListener("pointercancel", release);
-    canvas.addEventListener("pointerleave", () => this.hover(null, null));
-    canvas.addEventListener("click", (event) => { if (this.moved < 4) this.hover(event, this.at(...place(event))); });
-    canvas.addEventListener("dblclick", (event) => {
-      const hit = this.at(...place(event));
-      hit ? this.focus(hit) : this.whole();
-    });
-    canvas.addEventListener("keydown", (event) => {
-      const span = this.to - this.from, does = {
-        "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.whole(),
-        ArrowLeft: () => this.move(-span / 8), ArrowRight: () => this.move(span / 8), Escape: () => this.hover(null, null),
-      }[event.key];
-      if (!does || event.ctrlKey || event.metaKey || event.altKey) return;
-      event.preventDefault();
-      does();
-    });
-  }
-  drag(was, now) {
-    this.moved += Math.abs(now[0] - was[0]) + Math.abs(now[1] - was[1]);
-    if (this.moved < 4) return;
-    this.canvas.classList.add("held");
-    this.hover(null, null);
-    this.move(((was[0] - now[0]) / this.canvas.clientWidth) * (this.to - this.from));
-  }
-  pinch(moving, now) {
-    this.moved = Infinity;
-    const [still] = [...this.pointers].filter(([id]) => id !== moving).map(([, at]) => at);
-    const was = this.pointers.get(moving), apart = Math.max(Math.abs(now[0] - still[0]), 10);
-    this.zoom(Math.max(Math.abs(was[0] - still[0]), 10) / apart, this.timeAt(still[0]));
-  }
-  hover(event, hit) {
-    if (hit?.row !== this.hovered?.row || hit?.i !== this.hovered?.i) {
-      this.hovered = hit;
-      this.redraw();
-      tip.fill(hit);
+// Mix the row's narrow boxes into a line of `pixels`, and add its wide ones to `wide`. A pixel is as opaque as it is
+// covered, so that a busy GPU and an idle one look different.
+function mix(row, from, scale, columns, pixels, line, wide) {
+  const { start, duration, shades, faint, size } = row, { rgb } = palette, sums = new Float32Array(columns * 5);
+  const to = from + columns / scale;
+  for (let i = firstEnding(row, from); i < size && start[i] < to; i++) {
+    const left = (start[i] - from) * scale, right = left + duration[i] * scale;
+    if (right - left >= NARROW) {
+      wide.push([row, i]);
+      continue;
     }
-    if (hit) tip.place(event.clientX, event.clientY);
+    const color = rgb[shades[i]], opacity = faint?.[i] ? FAINT : 1, last = Math.min(right | 0, columns - 1);
+    for (let x = Math.max(left | 0, 0); x <= last; x++) {
+      const covered = Math.max(Math.min(right, x + 1) - Math.max(left, x), 1e-3) * opacity, k = x * 5;
+      sums[k] += covered;
+      sums[k + 1] += covered * color[0];
+      sums[k + 2] += covered * color[1];
+      sums[k + 3] += covered * color[2];
+      if (opacity > sums[k + 4]) sums[k + 4] = opacity;
+    }
+  }
+  for (let x = 0, k = 0, out = line * columns * 4; x < columns; x++, k += 5, out += 4) {
+    const covered = sums[k];
+    if (!covered) continue;
+    pixels[out] = sums[k + 1] / covered;
+    pixels[out + 1] = sums[k + 2] / covered;
+    pixels[out + 2] = sums[k + 3] / covered;
+    pixels[out + 3] = 255 * Math.max(Math.min(covered, 1), LEAST_SEEN * sums[k + 4]);
   }
 }
 
@@ -218,6 +224,12 @@ function firstEnding(row, t) {
     else low = middle + 1;
   }
   return low;
+}
+// Return the row's box nearest to t, if one is within reach.
+function nearest(row, t, reach) {
+  const next = firstEnding(row, t), away = (i) => Math.max(row.start[i] - t, t - row.start[i] - row.duration[i], 0);
+  const near = [next - 1, next].filter((i) => i >= 0 && i < row.size).sort((a, b) => away(a) - away(b))[0];
+  return near !== undefined && away(near) <= reach ? { row, i: near } : null;
 }
 
 const letter = (() => {
@@ -234,7 +246,8 @@ function hatch(g, left, top, width, height, slope) {
   g.beginPath();
   g.rect(left, top, width, height);
   g.clip();
-  g.strokeStyle = colors.hatch;
+  g.lineWidth = 1;
+  g.strokeStyle = palette.css.hatch;
   g.beginPath();
   for (let x = left - height - ((left - height) % 7); x < left + width; x += 7) {
     g.moveTo(x, slope > 0 ? top + height : top);
@@ -243,25 +256,3 @@ function hatch(g, left, top, width, height, slope) {
   g.stroke();
   g.restore();
 }
-
-const tip = {
-  box: document.getElementById("tip"),
-  fill(hit) {
-    this.box.hidden = !hit;
-    if (!hit) return;
-    const [head, ...lines] = hit.row.tip(hit.i).filter(Boolean);
-    const bold = document.createElement("b");
-    bold.textContent = head;
-    this.box.replaceChildren(bold, ...lines.map((line) => {
-      const span = document.createElement("span");
-      span.textContent = line.full ?? line;
-      if (line.full) span.className = "full";
-      return span;
-    }));
-  },
-  place(x, y) {
-    const { offsetWidth: width, offsetHeight: height } = this.box;
-    this.box.style.left = `${Math.max(8, Math.min(x + 14, innerWidth - width - 8))}px`;
-    this.box.style.top = `${y + 18 + height < innerHeight ? y + 18 : Math.max(8, y - height - 12)}px`;
-  },
-};

@@ -44,3 +44,13 @@ function sortAsAddressed() {
 }
 addEventListener("hashchange", sortAsAddressed);
 sortAsAddressed();
+
+// `/` goes to the first search field of the page.
+const isTyping = (event) => event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input:not([type=radio], [type=range]), select, textarea");
+addEventListener("keydown", (event) => {
+  const field = document.querySelector("input[type=search]");
+  if (event.key !== "/" || isTyping(event) || !field) return;
+  field.focus();
+  field.select();
+  event.preventDefault();
+});

@@ -1,7 +1,7 @@
 """One self-contained HTML page of a profile: `render(view, results, title) -> str`.
 
-It holds a timeline and an icicle of one step, drawn by profile_page.js from the view's data, and every table. Nothing
-is fetched; the template escapes names from the trace, and the data is parsed as JSON, never run.
+It holds a timeline of the recorded steps and an icicle, drawn by profile_page.js from the view's data, and every table.
+Nothing is fetched; the template escapes names from the trace, and the data is parsed as JSON, never run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,20 @@ from cs_systems.core.printable import plain
 from cs_systems.core.rows import Row, Tables
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.pages import _templates
+from cs_systems.report.pages._packing import packed
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.columns import UNKNOWN
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN, has_something, says_something
 from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.table import Table
+
+# The table of a record that a trace does not have.
+RANKS = {
+    "rank": "rank", "phase": "phase", "median_s": "time", "wait_s": "wait for the last rank",
+    "peak_allocated_bytes": "peak allocated", "peak_reserved_bytes": "peak reserved",
+}  # fmt: skip
+COLUMNS = {**SHOWN, "ranks": RANKS, **modules.SHOWN}
+HEADINGS = {**CAPTIONS, "ranks": "ranks: median time of each phase", **modules.CAPTIONS}
 
 if TYPE_CHECKING:
     from cs_systems.diagnosis import Diagnosis
@@ -30,7 +39,7 @@ def render(view: View, results: Tables, title: str, diagnoses: Sequence[Diagnosi
     """Render the page of a profile.
 
     view: from `traces.timeline.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
-    profiled record. diagnoses: what the page begins with.
+    profiled record; `ranks`, of one with several ranks. diagnoses: what the page begins with.
     """
     notes = results["notes"]
     short = dict(zip(view["names"]["name"], view["names"]["short"], strict=True))
@@ -38,13 +47,15 @@ def render(view: View, results: Tables, title: str, diagnoses: Sequence[Diagnosi
         "title": title,
         "diagnoses": sentences(diagnoses),
         "view": view,
-        "heading": _heading(view["step"]),
+        "data": packed(view),
+        "by_module": any(path is not None for path in view["places"].get("module", ())),
+        "heading": _heading(view),
         "facts": _facts(view, results),
         "overhead": _overhead(results),
         "notes": [*_limits(view["step"]), *(note["note"] for note in notes if note["table"] is None)],
         "sections": [
             _section(name, results[name], [note["note"] for note in notes if note["table"] == name], short)
-            for name in (*SHOWN, *modules.SHOWN)
+            for name in COLUMNS
             if has_something(name, results.get(name, ()))
         ],
     }
@@ -73,9 +84,18 @@ def _share(step: StepView, missing_ns: int) -> str:
     return f"{1 - missing_ns / step['kernel_ns']:.1%}" if step["kernel_ns"] else UNKNOWN
 
 
-def _heading(step: StepView) -> str:
-    last = step["steps"] - 1
-    return f"Step {step['number']}" + (f": the step with the median wall time of steps 0 to {last}" if last else "")
+def _heading(view: View) -> str:
+    """Return which steps are drawn, and which one the numbers above are of."""
+    step, drawn = view["step"], view["steps"]
+    if step["steps"] == 1:
+        return "The one recorded step"
+    some = ""
+    if len(drawn) < step["steps"]:
+        some = f". Of {step['steps']} steps, the timeline has {drawn[0]['number']} to {drawn[-1]['number']}"
+    return (
+        f"Step {step['number']}: the step with the median wall time of steps 0 to {step['steps'] - 1}, as are the "
+        f"numbers at the top{some}. The tables are means over all steps"
+    )
 
 
 def _limits(step: StepView) -> list[str]:
@@ -104,9 +124,9 @@ def _overhead(results: Tables) -> list[tuple[str, str]]:
 
 
 def _section(name: str, rows: Sequence[Row], notes: Sequence[str], short: Mapping[str, str]) -> _templates.Section:
-    shown = {column: title for column, title in (SHOWN | modules.SHOWN)[name].items() if says_something(column, rows)}
+    shown = {column: title for column, title in COLUMNS[name].items() if says_something(column, rows)}
     table = table_of([{column: row[column] for column in shown} for row in rows], titles=shown)
-    caption = (CAPTIONS | modules.CAPTIONS)[name]
+    caption = HEADINGS[name]
     return _templates.Section(caption[0].upper() + caption[1:], f"table-{name}", _shortened(table, short), notes)
 
 

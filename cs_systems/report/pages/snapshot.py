@@ -13,6 +13,7 @@ from cs_systems.core import units
 from cs_systems.record import Row
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.pages import _templates
+from cs_systems.report.pages._packing import packed
 from cs_systems.report.tables.profile import says_something
 from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.snapshot import CAPTIONS, SHOWN
@@ -36,6 +37,7 @@ def render(
         "title": title,
         "diagnoses": sentences(diagnoses),
         "view": view,
+        "data": packed(view),
         "facts": _facts(view),
         "notes": [*heading, *_limits(view)],
         "sections": [_section(name, *tables[name]) for name in SHOWN if name in tables and tables[name][0]],

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import TYPE_CHECKING
 
 from cs_systems.core.printable import plain, text_cell, visible
@@ -27,12 +29,17 @@ STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}
 
 
 def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """Format tables for a terminal: the columns that fit, with the caption above and the notes below."""
+    """Format tables for a terminal: the columns that fit, with the caption above and the notes below.
+
+    Without a width every column fits: a pipe or file has none.
+    """
     from rich.text import Text
 
     out = io.StringIO()
-    console = _console(out, width or DEFAULT_WIDTH, color)
+    asked = width or _columns_variable()
     for number, table in enumerate(tables):
+        whole = _least(table.columns)
+        console = _console(out, asked or max(DEFAULT_WIDTH, whole), color)
         columns, left_out = _fitting(table, console.width)
         if number:
             console.print()
@@ -47,6 +54,12 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
         for note in _notes(table, columns):
             console.print(Text(note, style="dim"))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _columns_variable() -> int | None:
+    """Return the width that the environment asks for, as it does for other programs; None if it does not."""
+    asked = os.environ.get("COLUMNS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else None
 
 
 def _console(out: io.StringIO, width: int, color: bool) -> Console:
@@ -174,12 +187,20 @@ def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> 
     return out.getvalue()
 
 
+def html(tables: Sequence[Table], width: int | None, color: bool) -> str:
+    """Format tables as parts of a page, one section for each: `pages.tables.page` makes the page."""
+    from cs_systems.report.pages.tables import part  # brings jinja2
+
+    return part(tables)
+
+
 FORMATS: dict[str, Callable[[Sequence[Table], int | None, bool], str]] = {
     "terminal": terminal,
     "markdown": markdown,
     "latex": latex,
     "typst": typst,
     "csv": comma_separated,
+    "html": html,
 }
 
 
@@ -198,6 +219,8 @@ def paragraph(text: str, format: str) -> str:
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerow([text_cell(text)])
         return out.getvalue()
+    if format == "html":
+        return f"<p>{escape(plain(text))}</p>\n"
     escaped = {"markdown": _markdown, "latex": _latex, "typst": lambda sentence: f"#{_typst(sentence)}"}
     return (escaped[format](plain(text)) if format in escaped else visible(text)) + "\n"
 

@@ -82,7 +82,8 @@ class JoinedSwiGLU(nn.Module):
 def join(model: nn.Module) -> None:
     """Replace attention and feed-forward layer of each block."""
     assert isinstance(model, BasicTransformerLM)
-    for layer in model.layers:
+    layers: Iterable[Any] = model.layers
+    for layer in layers:
         layer.attn = JoinedAttention(layer.attn)
         layer.ffn = JoinedSwiGLU(layer.ffn)
 

@@ -7,7 +7,7 @@ Large Language Models with Limited Resources", section 3.1). The result is that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
@@ -74,7 +74,7 @@ class UpdateInBackward:
             p.grad = None
 
 
-def _call(arrived: WeakMethod[Callable[[int], None]], number: int, p: Tensor) -> None:
+def _call(arrived: WeakMethod[Any], number: int, p: Tensor) -> None:
     if method := arrived():
         method(number)
 

@@ -1,0 +1,15 @@
+// Numbers as text, the same on every page.
+const byId = (id) => document.getElementById(id);
+const digits = (value) => value.toFixed(Math.max(0, 2 - Math.floor(Math.log10(Math.max(value, 1)))));
+function time(ns) {
+  const [unit, name] = ns >= 1e9 ? [1e9, "s"] : ns >= 1e6 ? [1e6, "ms"] : ns >= 1e3 ? [1e3, "µs"] : [1, "ns"];
+  return `${unit === 1 ? Math.round(ns) : digits(ns / unit)} ${name}`;
+}
+const bytesUnit = (n) => [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]].find(([unit]) => n >= unit) ?? [1, "B"];
+function bytes(n) {
+  const [unit, name] = bytesUnit(n);
+  return `${unit === 1 ? n : digits(n / unit)} ${name}`;
+}
+const grouped = (n) => n.toLocaleString("en");
+const share = (part, whole) => `${(whole ? (100 * part) / whole : 0).toFixed(1)}%`;
+const count = (n, what, plural = `${what}s`) => `${grouped(n)} ${n === 1 ? what : plural}`;

@@ -1,0 +1,45 @@
+"""One self-contained HTML page of tables: `part(tables)` makes each section, `page(title, parts)` the page.
+
+Nothing is fetched; the templates escape every text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from cs_systems.report.pages import _templates
+from cs_systems.report.tables.table import Table
+
+Picture = tuple[str, str]  # caption, and the <svg> element that `plot.svg` makes
+
+
+def part(tables: Sequence[Table]) -> str:
+    """Return a section for each table: its caption, the table, the legends of its columns, and its notes."""
+    named = [(f"table-{hashlib.sha256(table.caption.encode()).hexdigest()[:8]}", table) for table in tables]
+    return _templates.render("part.html.jinja", {"tables": named})
+
+
+def page(
+    title: str,
+    parts: Sequence[str],
+    facts: Sequence[tuple[str, str]] = (),
+    pictures: Sequence[Picture] = (),
+) -> str:
+    """Return the page.
+
+    Args:
+        title: heading of the page.
+        parts: sections, as `part` makes them, or `formats.paragraph` in format html.
+        facts: numbers to show first, by name.
+        pictures: figures to show before the sections.
+    """
+    values = {
+        "title": title,
+        "facts": facts,
+        "sections": [Markup(text) for text in parts],
+        "pictures": [(caption, Markup(svg)) for caption, svg in pictures],
+    }
+    return _templates.render("tables.html.jinja", values)

@@ -1,0 +1,139 @@
+"""Traces of other people that `cs-systems analyze` reads: how each was read, and what stays unknown.
+
+Method: every file of a folder is read as the command reads it. `count`, a reader of its own that shares no code with
+the package, loads the whole file and adds up its kernels; a row says whether both agree, in number and in time to the
+nanosecond. Files of others are not committed; the table names those of a public repository.
+Output: a markdown table, a row for each file. Committed: profiles/trace_corpus/, for the test data of
+HolisticTraceAnalysis (GitHub, facebookresearch/HolisticTraceAnalysis, tests/data).
+
+    python scripts/benchmarks/trace_corpus.py FOLDER > profiles/trace_corpus/table.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from cs_systems.config import ConfigError
+from cs_systems.core.units import human
+from cs_systems.traces.inferred_phases import how_inferred
+from cs_systems.traces.profile import BY_PHASES, WHOLE, Profile, profile
+from cs_systems.traces.read import read
+
+QUESTION = "Which public traces does `cs-systems analyze` read, how, and what stays unknown?"
+COLUMNS = ("file", "kind", "kernels", "their time", "equal", "steps", "phases", "in a phase", "in a layer", "unknown")
+LONGEST = 150  # characters of what is unknown
+SAME_S = 1e-9  # difference of the times of one kernel, by rounding
+
+
+class Count(NamedTuple):
+    """Contents of a file by the reader of its own."""
+
+    kind: str
+    kernels: int
+    time_us: float
+
+
+def count(path: Path) -> Count:
+    """Return what a file holds, without any code of the package."""
+    raw = path.read_bytes()
+    raw = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
+    if raw.startswith(b"SQLite format 3"):
+        with closing(sqlite3.connect(path)) as database:
+            query = "SELECT count(*), ifnull(sum(end - start), 0) / 1e3 FROM CUPTI_ACTIVITY_KIND_KERNEL"
+            return Count("nsys", *database.execute(query).fetchone())
+    try:
+        data = json.loads(raw)
+    except ValueError:
+        return Count("no JSON", 0, 0.0)
+    events = data.get("traceEvents") if isinstance(data, dict) else None
+    if events is None:
+        return Count("JSON, no trace", 0, 0.0)
+    kernels = [event for event in events if event.get("cat") in ("kernel", "Kernel") and event.get("ph") == "X"]
+    categories = Counter(str(event.get("cat")) for event in events)
+    calls = (str(event.get("name")) for event in events if event.get("cat") == "cuda_runtime")
+    if any(name.startswith("hip") for name in calls):
+        kind = "Kineto, ROCm"
+    elif kernels:
+        kind = "Kineto, CUDA"
+    elif categories["cuda_profiler_range"]:
+        kind = "Kineto, counters"
+    else:
+        kind = "Kineto, MTIA" if categories["mtia_ccp_events"] else "Kineto, host only"
+    return Count(kind, len(kernels), sum(event["dur"] for event in kernels))
+
+
+def row(path: Path, folder: Path) -> dict[str, str]:
+    """Return the row of a file."""
+    own = count(path)
+    found = dict.fromkeys(COLUMNS, "") | {"file": str(path.relative_to(folder)), "kind": own.kind}
+    if own.kernels:
+        found |= {"kernels": f"{own.kernels:,}", "their time": human(own.time_us * 1e-6, "_s")}
+    try:
+        made = profile(read(path))
+    except ConfigError as error:
+        return found | {"equal": "refused", "unknown": _short(str(error).replace(str(path), "").strip())}
+    kernels = made.trace.kernels
+    difference_s = abs(own.time_us * 1e-6 - float((kernels.end_s - kernels.start_s).sum()))
+    same = own.kernels == len(kernels) and difference_s <= SAME_S * max(1, len(kernels))
+    found |= {"equal": "yes" if same else f"no: {len(kernels):,}"} if own.kernels or not same else {}
+    found |= {"steps": _steps(made)}
+    notes = [note for note in made.notes if "left out" in note or "no recorded launch" in note]
+    if len(kernels):
+        found |= {"phases": _phases(made), "in a phase": f"{made.phase_coverage:.0%}"}
+        found |= {"in a layer": f"{made.layer_coverage:.0%}"}
+    unknown = dict.fromkeys([*made.trace.limitations, *notes])
+    return found | {"unknown": _short("; ".join(unknown))}
+
+
+def _steps(made: Profile) -> str:
+    notes = " ".join(made.notes)
+    how = "the whole" if WHOLE in notes else "from phases" if BY_PHASES in notes else "marked"
+    return f"{len(made.steps)}, {how}"
+
+
+def _phases(made: Profile) -> str:
+    if not made.phase_coverage:
+        return "none"
+    return "inferred" if how_inferred(made.trace) in made.notes else "marked"
+
+
+def _short(text: str) -> str:
+    plain = text.replace("|", "/")
+    return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 1]}…"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of files to read")
+    parser.add_argument("--about", default="", help="sentence about the folder, printed above the table")
+    args = parser.parse_args()
+    folder = args.folder
+    rows = [row(path, folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    with_kernels = [one for one in rows if one["kernels"]]
+    equal = sum(one["equal"] == "yes" for one in with_kernels)
+    print(f"# {QUESTION}\n")
+    print(
+        f"Of {len(rows)} files, {len(with_kernels)} hold kernels; {equal} of these are read with the number and the "
+        "time of kernels\nthat an independent reader counts.\n"
+    )
+    if args.about:
+        print(f"{args.about}\n")
+    print(
+        "steps: marked by ranges, found from phases, or the whole recording as one. phases: marked by ranges, or "
+        "inferred."
+    )
+    print(f"\n    python scripts/benchmarks/trace_corpus.py {folder.name}\n")
+    print(f"| {' | '.join(COLUMNS)} |\n| {' | '.join('---' for _ in COLUMNS)} |")
+    for one in rows:
+        print(f"| {' | '.join(one.values())} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Tests of --recipe: which options a cell then has, and that its own options win."""
+
+from __future__ import annotations
+
+import pytest
+
+from cs_systems.cli._options import ModelCells
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core import plugins
+from cs_systems.core.recipes import RECIPES
+
+
+def cells(**options: object) -> list[RunConfig]:
+    return ModelCells(**options).configs(RunConfig())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("size", ["small", "large", "2.7B", "8B"])
+def test_recipe_gives_a_valid_cell_that_holds_each_option(name: str, size: str) -> None:
+    (cell,) = cells(recipe=(name,), size=(size,))
+    for option, value in RECIPES[name].options.items():
+        assert option == "parts" or getattr(cell, option) == value
+    assert {*cell.parts} <= {*plugins.names("training.parts")}
+    assert cell.attention in plugins.names("attention")
+
+
+def test_parts_of_fast_depend_on_the_size_of_the_model() -> None:
+    small, large, largest = (cell.parts for cell in cells(recipe=("fast",), size=("small", "large", "2.7B")))
+    assert "joined_projections" in small
+    assert large == ("fused_cross_entropy",)
+    assert "update_in_backward" in largest
+
+
+def test_given_option_replaces_the_one_of_the_recipe() -> None:
+    (cell,) = cells(recipe=("fast",), optimizer="adamw_bf16_state", attention=("sdpa_cudnn",))
+    assert (cell.optimizer, cell.attention, cell.graph) == ("adamw_bf16_state", "sdpa_cudnn", "step")
+
+
+def test_each_recipe_is_a_cell_of_its_own() -> None:
+    found = cells(recipe=("eager", "compiled"), size=("small", "medium"))
+    assert [(c.model.name, c.compile) for c in found] == [
+        ("small", "none"), ("small", "default"), ("medium", "none"), ("medium", "default"),
+    ]  # fmt: skip
+
+
+def test_unknown_recipe_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="unknown recipe 'fats': did you mean fast"):
+        cells(recipe=("fats",))
+
+
+def test_block_scope_needs_a_compiled_cell() -> None:
+    with pytest.raises(ConfigError, match="--compile-scope requires --compile"):
+        cells(compile_scope="block")
+    both = cells(compile_scope="block", compile=("none", "default"))
+    assert [(c.compile, c.compile_scope) for c in both] == [("none", "model"), ("default", "block")]

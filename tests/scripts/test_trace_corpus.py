@@ -1,0 +1,35 @@
+"""Table of the traces of other people: its own reader agrees with the package, and differences are told."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def row(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], dict[str, str]]:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "benchmarks"))
+    made: Callable[[Path, Path], dict[str, str]] = importlib.import_module("trace_corpus").row
+    return made
+
+
+def test_own_reader_agrees_on_each_kind(row: Callable[..., dict[str, str]], nsys_path: Path, tmp_path: Path) -> None:
+    kineto = ROOT / "tests" / "data" / "kineto_h200_step.json.gz"
+    for path in (nsys_path, kineto):
+        made = row(path, path.parent)
+        assert (made["kernels"], made["equal"], made["in a phase"]) == ("714", "yes", "100%")
+    damaged = json.loads(gzip.decompress(kineto.read_bytes()))
+    next(event for event in damaged["traceEvents"] if event.get("cat") == "kernel")["args"] = {}
+    (tmp_path / "damaged.json").write_text(json.dumps(damaged))
+    made = row(tmp_path / "damaged.json", tmp_path)
+    assert (made["kernels"], made["equal"]) == ("714", "no: 713")
+    assert "1 event(s) lack a valid time or number" in made["unknown"]
+    (tmp_path / "plain.txt").write_text("no trace")
+    assert row(tmp_path / "plain.txt", tmp_path)["equal"] == "refused"

@@ -1,0 +1,191 @@
+"""Contract of every part of the model: the plain modules' function in float64, and their parameter names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cs_systems.config import ConfigError, Precision, RunConfig, preset
+from cs_systems.core import plugins
+from cs_systems.machine.device import resolve
+from cs_systems.model import BasicTransformerLM
+from cs_systems.training import parts
+from cs_systems.training.losses import cross_entropy
+from cs_systems.training.parts import Part, fused_cross_entropy
+from cs_systems.workloads import Unavailable
+from cs_systems.workloads.train_step import TrainStep
+
+NAMES = plugins.names(parts.PACKAGE)
+SHAPES = ((2, 16), (3, 7), (1, 1))  # (batch, tokens), also odd and single ones
+
+
+def part(name: str) -> Part:
+    found: Part = plugins.get(parts.PACKAGE, name)
+    return found
+
+
+def model(dtype: torch.dtype) -> BasicTransformerLM:
+    torch.manual_seed(0)
+    return BasicTransformerLM(preset("tiny")).to(dtype)
+
+
+def loss_and_gradients(lm: BasicTransformerLM, tokens: Tensor, chosen: Part | None) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss and the gradients by the plain model's names."""
+    targets = tokens.roll(1)
+    if chosen is not None:
+        chosen.apply(lm)
+    if chosen is None or chosen.head_loss is None:
+        loss = cross_entropy(lm(tokens), targets)
+    else:
+        weight = lm.get_parameter("lm_head.weight")
+        loss = chosen.head_loss(lm.hidden(tokens).flatten(0, 1), weight, targets.flatten())
+    loss.backward()
+    for p in lm.parameters():
+        assert p.grad is not None
+        p.data = p.grad  # so that state_dict names the gradients
+    return loss.detach(), {name: value.double() for name, value in lm.state_dict().items()}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_part_computes_the_plain_loss_and_gradients(name: str, dtype: str, shape: tuple[int, int]) -> None:
+    torch.manual_seed(1)
+    tokens = torch.randint(preset("tiny").vocab_size, shape)
+    expected, reference = loss_and_gradients(model(torch.float64), tokens, None)
+    loss, gradients = loss_and_gradients(model(getattr(torch, dtype)), tokens, part(name))
+    tolerance = part(name).tolerance[dtype]
+    assert abs(float(loss) - float(expected)) <= tolerance * float(expected)
+    assert gradients.keys() == reference.keys()
+    if dtype != "bfloat16":  # a whole model in bfloat16 is off by more than a part of it
+        for key, gradient in gradients.items():
+            assert (gradient - reference[key]).norm() <= tolerance * reference[key].norm(), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_dict_moves_between_the_part_and_the_plain_model(name: str) -> None:
+    plain, other = model(torch.float32), model(torch.float32)
+    part(name).apply(other)
+    for p in other.parameters():
+        torch.nn.init.normal_(p)
+    plain.load_state_dict(other.state_dict())
+    again = model(torch.float32)
+    part(name).apply(again)
+    again.load_state_dict(plain.state_dict())
+    tokens = torch.arange(8)[None]
+    torch.testing.assert_close(plain(tokens), again(tokens))
+    assert {*plain.state_dict()} == {*again.state_dict()}
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_cross_entropy_in_chunks_is_that_of_one_chunk(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(10, 8), torch.randn(37, 8)
+    targets = torch.randint(37, (10,))
+
+    def gradients() -> Iterator[Tensor]:
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        loss = fused_cross_entropy.head_loss(h, w, targets)
+        (3 * loss).backward()
+        assert h.grad is not None
+        assert w.grad is not None
+        yield from (loss.detach(), h.grad, w.grad)
+
+    whole = [*gradients()]
+    monkeypatch.setattr(fused_cross_entropy, "CHUNK_BYTES", rows * 37 * 4)
+    for chunked, one in zip(gradients(), whole, strict=True):
+        torch.testing.assert_close(chunked, one)
+
+
+def step(**options: Any) -> TrainStep:
+    config = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", **options)
+    return TrainStep(config, resolve("cpu"))
+
+
+def trained(train: TrainStep, steps: int = 3) -> list[Tensor]:
+    losses = []
+    for _ in range(steps):
+        train.prepare()
+        for _, run in train.step():
+            run()
+        assert train.loss is not None
+        losses.append(train.loss.detach().clone())
+    return losses
+
+
+MASTER: dict[str, Any] = {"precision": Precision.BF16_PURE, "optimizer": "adamw_master"}
+
+
+def test_update_in_backward_trains_as_an_update_after_it() -> None:
+    after, inside = step(**MASTER), step(**MASTER, parts=("update_in_backward",))
+    assert trained(after) == trained(inside)
+    assert all(torch.equal(a, b) for a, b in zip(after.model.parameters(), inside.model.parameters(), strict=True))
+    assert all(p.grad is None for p in inside.model.parameters())
+
+
+def test_update_in_backward_does_not_keep_the_model_alive() -> None:
+    import gc
+    import weakref
+
+    train = step(**MASTER, parts=("update_in_backward",))
+    trained(train, 1)
+    weight = weakref.ref(train.model.get_parameter("lm_head.weight"))
+    del train
+    gc.collect()
+    assert weight() is None
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, in dynamo
+def test_block_scope_compiles_the_same_step() -> None:
+    plain = step(parts=("joined_projections",))
+    compiled = step(parts=("joined_projections",), compile="aot_eager", compile_scope="block")
+    torch.testing.assert_close(trained(plain), trained(compiled))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"parts": ("update_in_backward",)}, "default updates all parameters at once; use --optimizer adamw_master"),
+        (
+            {**MASTER, "parts": ("update_in_backward",), "mode": "forward-backward"},
+            "mode forward-backward has no update",
+        ),
+        ({"parts": ("joined_projections",), "precision": "fp8"}, "fp8 replaces the plain linear layers"),
+        ({"optimizer": "adamw_master"}, "adamw_master keeps master weights of bf16 parameters"),
+        ({"graph": "step"}, "a CUDA graph needs a GPU; drop --graph"),
+        (
+            {"parts": ("joined_projections",), "world_size": 2, "strategy": "ddp_naive"},
+            "parts run in one process; drop --parts, or use --strategy single",
+        ),
+        (
+            {"compile": "default", "compile_scope": "block", "world_size": 2, "strategy": "ddp_naive"},
+            "blocks are compiled in one process only",
+        ),
+    ],
+    ids=str,
+)
+def test_cell_that_cannot_apply_an_option_is_unavailable(options: dict[str, Any], reason: str) -> None:
+    config = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", **options)
+    with pytest.raises(Unavailable, match=reason):
+        TrainStep.preflight(config, resolve("cpu"))
+
+
+def test_two_parts_of_one_thing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "get", lambda package, name: Part("loss"))
+    with pytest.raises(ConfigError, match="--parts a and b both replace the loss; choose one of them"):
+        parts.chosen(["a", "b"])
+
+
+@pytest.mark.parametrize("options", [{"graph": "step"}, {"parts": ("joined_projections",)}], ids=str)
+def test_options_of_the_built_in_model_are_refused_for_others(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="is for the built-in model, got workload attention"):
+        RunConfig(workload="attention", mode="forward", **options)  # type: ignore[arg-type]
+
+
+def test_block_scope_without_compile_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--compile-scope block requires --compile, such as --compile default"):
+        RunConfig(compile_scope="block")
