@@ -87,7 +87,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         notes = [*NOTES[name]]
         top = (args.top or (len(rows) if args.format == "csv" else LONG[name])) if name in LONG else len(rows)
         if rows[top:]:
-            notes.append(f"{len(rows) - top} more {name}; --top shows more")
+            notes.append(f"{len(rows) - top} more row(s); --top shows more")
         parts.append((CAPTIONS[name], rows[:top], SHOWN[name], notes))
     first = job.ranks[0]
     given_paths = dict.fromkeys(str(one.source.given) for one in ranks)
@@ -125,6 +125,8 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
         except ConfigError as error:
             rows.append(row_of_error(source))
             reasons.append(str(error))
+    if len(reasons) == len(rows):
+        raise ConfigError("; ".join(reasons[:MOST_REASONS]))
     notes = reasons[:MOST_REASONS]
     if reasons[MOST_REASONS:]:
         notes.append(f"{len(reasons) - MOST_REASONS} more files cannot be read")

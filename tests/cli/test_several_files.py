@@ -86,6 +86,7 @@ def test_two_ranks_are_merged_by_analyze_and_compared_by_compare(
             "the files cannot be of one job: FOLDER/a.sqlite",
         ),
         (["analyze", "FOLDER/notes.json", "FOLDER/b.json.gz", "--ranks"], "notes.json holds no traceEvents"),
+        (["analyze", "a.json", "b.json", "c.json"], "b.json does not exist; give a trace file; c.json does not exist"),
         (["analyze"], "no file is given; give a trace, the traces of all ranks, a folder or an archive"),
         (["snapshot"], "no file is given; give a snapshot, several, a folder or an archive"),
         (["snapshot", "EMPTY"], "contains no snapshot; give a .pickle of torch.cuda.memory._dump_snapshot()"),
