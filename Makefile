@@ -18,6 +18,7 @@ install: $(INSTALLED)  ## everything into .venv; again only when pyproject.toml 
 bench: $(INSTALLED)  ## the main job at a size for a laptop: a small sweep, its table, its records and its HTML report
 	$(BIN)/cs-systems time --size tiny small --context-length 64 --batch-size 1 --attention naive sdpa_flash \
 	    --mode forward forward-backward train-step --warmup 2 --steps 10 --out $(OUT)
+	$(BIN)/cs-systems report $(OUT) --relative-to attention=naive --columns size mode attention step.median_s
 	$(BIN)/cs-systems report $(OUT) --format html --output $(OUT)/report.html
 
 test: $(INSTALLED)  ## all tests that this machine can run (PYTEST_ARGS='-k word' for some of them)

@@ -426,13 +426,15 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
 
 def same_fields(configs: Sequence[RunConfig]) -> set[str]:
     """Return the fields that are equal in all cells, as `describe` leaves them out: also `model.x` and `shape.x`."""
-    first, found = configs[0], set[str]()
+    found = set[str]()
     for name in ("", "model", "shape"):
         parts = [getattr(c, name) if name else c for c in configs]
         if all(part is not None for part in parts):
             alike = set.intersection(*(_same(parts[0], part) for part in parts))
             found |= {f"{name}.{field}" for field in alike} if name else alike
-    return found if first.shape or "model" not in found else found | {"model.name"}
+    if "model.context_length" not in found:
+        found.discard("seq_len")  # None is the model's context length
+    return found | {"model.name"} if "model" in found else found
 
 
 def _same(a: Any, b: Any) -> set[str]:

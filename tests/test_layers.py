@@ -32,6 +32,7 @@ WITHOUT_TORCH = (
     "runtime.stragglers",
     "runtime.supervisor",
     "runtime.sweep",
+    "runtime.warming",
 )
 
 

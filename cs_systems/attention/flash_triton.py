@@ -5,6 +5,9 @@ cost as much as 128); any lengths, also seq_q ≠ seq_k; both alignments; groupe
 128 rows of a head lie within 2³¹ elements. Gradients are the same from run to run, because nothing is accumulated by
 atomics. No second derivative.
 
+`attention(..., window=W)` lets a causal query see only the last W keys; `packed_attention` takes sequences of several
+lengths, one after the other. Both skip the tiles that nothing sees.
+
 Needs triton and compute capability 8.0; on a CPU, Triton's interpreter (TRITON_INTERPRET=1), slowly. Under
 torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
 """
@@ -12,6 +15,7 @@ torch.compile the two passes are custom operators, so a compiled model keeps one
 from __future__ import annotations
 
 import math
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -24,12 +28,14 @@ from cs_systems.attention._autograd import applied, without_second_derivative
 from cs_systems.attention._mask import causal_offset, check_window
 from cs_systems.attention._operators import OPTIONS, operators
 from cs_systems.attention._refusals import check_one_device
+from cs_systems.core.shapes import ALIGNMENTS
+from cs_systems.core.validation import one_of
 from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.kernels.prepared import PreparedPass, empty_rows
 from cs_systems.kernels.triton.configs import Tiles, padded_d_head, tiles_for
 
 if TYPE_CHECKING:
-    from cs_systems.kernels.triton.launch import Launch, Problem
+    from cs_systems.kernels.triton.launch import Launch, Packing, Problem
 
 DTYPES = ("float32", "float16", "bfloat16")
 LARGEST_D_HEAD = 256
@@ -145,21 +151,15 @@ def _backward_launches(
 
 
 def _problem(
-    device: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
-    offset: int,
-    scale: float,
-    window: int,
-    tiles: Tiles | None,
-) -> Problem:
+    device: int, q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float, window: int,
+    tiles: Tiles | None, packing: Packing | None = None,
+) -> Problem:  # fmt: skip
     from cs_systems.kernels.triton.launch import Problem
 
     capability = None if device < 0 else torch.cuda.get_device_capability(device)
     tiles = tiles or tiles_for(capability, q.element_size(), q.shape[-1])
-    return Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles, window)
+    tiles = tiles.without_descriptors() if packing else tiles  # TMA would read on into the next sequence
+    return Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles, window, packing)
 
 
 def _as_4d(x: Tensor) -> Tensor:
@@ -209,6 +209,121 @@ _BACKWARD = PreparedPass(
     (*_INPUTS, "o", "lse", "do"), ("dq", "dk", "dv"), _backward_launches, _reads, lambda *inputs: _check(*inputs[:3])
 )
 _forward_op, _backward_op = operators("flash_triton", _forward, _backward, f"{OPTIONS}, int window")
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled model leaves its graph here
+def packed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts_q: Tensor,
+    starts_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    align: str = "upper_left",
+    window: int | None = None,
+) -> Tensor:
+    """Compute attention of sequences of several lengths, packed one after the other, with the Triton kernels.
+
+    q (rows, heads, d_head); k, v (rows, heads_kv, d_head) → (rows, heads, d_head). Sequence i has the rows starts[i] to
+    before starts[i + 1] of each: int32, on the device of q, from 0 to the number of rows. longest_*: the length of the
+    longest sequence, or more. The other options are those of `attention`, for each sequence. The values in starts are
+    not checked, because that would wait for the GPU.
+    """
+    check_window(window, causal)
+    one_of("alignment", align, ALIGNMENTS)
+    _check_packed(q, k, v, starts_q, starts_k)
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    longest = (min(longest_q, q.shape[0]), min(longest_k, k.shape[0]))
+    options = (causal, scale, align == "lower_right", window or 0, q.shape[0])
+    out: Tensor = _Packed.apply(q, k, v, starts_q, starts_k, longest, options)
+    return out
+
+
+class _Packed(torch.autograd.Function):
+    """Autograd function of packed sequences: keeps q, k, v, the output, and the log-sum-exp (heads, rows)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, longest: tuple[int, int],
+        options: tuple[Any, ...],
+    ) -> Tensor:  # fmt: skip
+        o, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
+        sequences = partial(_sequences, len(starts_q) - 1)
+        inputs = (sequences(q, longest[0]), sequences(k, longest[1]), sequences(v, longest[1]), starts_q, starts_k)
+        _PACKED_FORWARD.run(inputs, (sequences(o, longest[0]), lse), *options)
+        ctx.save_for_backward(q, k, v, starts_q, starts_k, o, lse)
+        ctx.longest, ctx.options = longest, options
+        return o
+
+    @staticmethod
+    @without_second_derivative
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, starts_q, starts_k, o, lse = ctx.saved_tensors
+        do = do if _tiles_are_near(do.transpose(0, 1)) else do.contiguous()
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        q, o, do, to_dq = (_sequences(len(starts_q) - 1, x, ctx.longest[0]) for x in (q, o, do, dq))
+        k, v, to_dk, to_dv = (_sequences(len(starts_q) - 1, x, ctx.longest[1]) for x in (k, v, dk, dv))
+        _PACKED_BACKWARD.run((q, k, v, starts_q, starts_k, o, lse, do), (to_dq, to_dk, to_dv), *ctx.options)
+        return dq, dk, dv, None, None, None, None
+
+
+def _sequences(count: int, x: Tensor, longest: int) -> Tensor:
+    """Return a packed tensor as (sequences, heads, rows of the longest, d_head).
+
+    Every sequence begins at the first row, because the kernels add the starts.
+    """
+    return x[:longest].transpose(0, 1).expand(count, -1, -1, -1)
+
+
+def _check_packed(q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor) -> None:
+    if not q.ndim == k.ndim == 3 or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        raise ValueError(f"q, k, v have shapes {shapes}; pass (rows, heads, d_head), k and v of one shape")
+    for name, starts in (("starts_q", starts_q), ("starts_k", starts_k)):
+        if starts.dtype != torch.int32 or starts.ndim != 1 or not len(starts) or starts.device != q.device:
+            found = f"{starts.dtype} of shape {tuple(starts.shape)} on {starts.device}"
+            raise ValueError(f"{name} is {found}; pass int32, one more than there are sequences, on {q.device}")
+    if len(starts_q) != len(starts_k):
+        raise ValueError(f"starts_q has {len(starts_q)} numbers and starts_k {len(starts_k)}; pass as many of each")
+    _check(*(x.transpose(0, 1)[None] for x in (q, k, v)))
+
+
+def _packed_forward_launches(
+    device: int, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, o: Tensor, lse: Tensor,
+    causal: bool, scale: float, lower_right: bool, window: int, total_q: int,
+) -> tuple[list[Launch], dict[str, Tensor]]:  # fmt: skip
+    from cs_systems.kernels.triton.launch import Packing
+
+    packing = Packing(starts_q, starts_k, total_q, lower_right)
+    return [_problem(device, q, k, v, causal, 0, scale, window, None, packing).forward(o, lse)], {}
+
+
+def _packed_backward_launches(
+    device: int, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, o: Tensor, lse: Tensor,
+    do: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    causal: bool, scale: float, lower_right: bool, window: int, total_q: int,
+) -> tuple[list[Launch], dict[str, Tensor]]:  # fmt: skip
+    from cs_systems.kernels.triton.launch import Packing
+
+    packing = Packing(starts_q, starts_k, total_q, lower_right)
+    problem = _problem(device, q, k, v, causal, 0, scale, window, None, packing)
+    lse_log2, delta = torch.empty_like(lse), torch.empty_like(lse)
+    launches = [problem.dq(o, lse, do, lse_log2, delta, dq), problem.dkdv(do, lse_log2, delta, dk, dv)]
+    return launches, {"lse_log2": lse_log2, "delta": delta}
+
+
+_PACKED_INPUTS = (*_INPUTS, "starts_q", "starts_k")
+_PACKED_FORWARD = PreparedPass(
+    _PACKED_INPUTS, ("o", "lse"), _packed_forward_launches, lambda x: True, lambda *inputs: None
+)
+_PACKED_BACKWARD = PreparedPass(
+    (*_PACKED_INPUTS, "o", "lse", "do"), ("dq", "dk", "dv"), _packed_backward_launches, lambda x: True,
+    lambda *inputs: None,
+)  # fmt: skip
 
 
 def unavailable(call: AttentionCall) -> str | None:

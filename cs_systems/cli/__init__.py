@@ -76,7 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         return _fail(str(error), EXIT_MALFORMED)
     except KeyboardInterrupt as interrupt:
-        return _fail(str(interrupt) or "interrupted", EXIT_INTERRUPTED)
+        from cs_systems.cli._output import Interrupted
+
+        status = _fail(str(interrupt) or "interrupted", EXIT_INTERRUPTED)
+        if isinstance(interrupt, Interrupted):  # on a line of its own, so that it can be copied
+            print(visible(interrupt.command(words)), file=sys.stderr)
     return status
 
 

@@ -29,18 +29,22 @@ class OfRank(NamedTuple):
     process: int | None
 
 
-def read_profile(args: Analyze, source: Source, process: int | None = None, operators: bool = False) -> Profile:
-    """Return the profile of a trace, by the options of the command line; `operators` as in `read`."""
+def read_profiles(args: Analyze, sources: Sequence[Source], process: int | None = None) -> list[Profile]:
+    """Return the profiles of traces, by the options of the command line."""
     from cs_systems.traces.cache import cached
     from cs_systems.traces.inventory import labelled
+    from cs_systems.traces.known_ranges import with_habits
     from cs_systems.traces.profile import profile
     from cs_systems.traces.read import read
 
     between = (args.between[0], args.between[1]) if args.between else None
-    process = args.process if process is None else process
-    in_archive = source.is_inside and is_archive(source.given)  # unpacked anew each time
-    trace = (read if args.no_cache or in_archive else cached)(source.path, process, operators=operators)
-    return labelled(profile(trace, args.range, between), source)
+    pid = args.process if process is None else process
+    traces = []
+    for source in sources:
+        in_archive = source.is_inside and is_archive(source.given)  # unpacked anew each time
+        traces.append((read if args.no_cache or in_archive else cached)(source.path, pid))
+    known = zip(sources, with_habits(traces, args.phase, args.range_names), strict=True)
+    return [labelled(profile(trace, args.range, between, notes), source) for source, (trace, notes) in known]
 
 
 def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
@@ -76,7 +80,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
     if args.process is not None and any(one.process is not None for one in ranks):
         refuse(["process"], "--ranks merges all processes of the export")
     # Only one trace is in memory at a time.
-    job = merged([summary(read_profile(args, one.source, one.process), one.rank) for one in ranks])
+    job = merged([summary(read_profiles(args, [one.source], one.process)[0], one.rank) for one in ranks])
     calls = collective_rows(job)
     made: dict[str, Sequence[Row]] = {"ranks": rank_rows(job), "collectives": calls, "beside": calls}
     parts: list[Part] = []
@@ -120,7 +124,7 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
                 rows.append({**row, "cell": folders[source.path.parent].get(source.path.name)})
             continue
         try:
-            row = row_of_profile(source, read_profile(args, source))
+            row = row_of_profile(source, read_profiles(args, [source])[0])
             rows.append({**row, "cell": folders[source.path.parent].get(source.path.name)})
         except ConfigError as error:
             rows.append(row_of_error(source))

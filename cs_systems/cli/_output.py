@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from tyro.conf import arg
 
 from cs_systems.cli._options import one_name
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core.printable import visible
+from cs_systems.core.printable import command_line, visible
 from cs_systems.record import RunRecord, records_path
 from cs_systems.report import files
 
@@ -34,6 +35,26 @@ Open = Annotated[bool, arg(help="open the page (--format html) in a browser", he
 Asked = TypeVar("Asked", bound=Any)  # arguments with format, output and open
 Picture = tuple[str, str]
 RUN_FILES = ("records*.jsonl", "worker*.log", ".*")  # files that a sweep itself writes into its folder
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a sweep whose records so far are kept in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("interrupted; the records so far are kept; to continue:")
+        self.folder = folder
+
+    def command(self, words: Sequence[str]) -> str:
+        """Return the command that goes on, given the words of the one that was interrupted."""
+        kept, skip = list[str](), False
+        for word in words:
+            if skip or word == "--fresh" or word.startswith("--out="):
+                skip = False
+            elif word == "--out":
+                skip = True
+            else:
+                kept.append(word)
+        return command_line("cs-systems", *kept, "--out", self.folder)
 
 
 def terminal_width(output: Path | None = None) -> int | None:
@@ -62,22 +83,35 @@ def page_asked(args: Asked) -> Asked:
     Raises:
         ConfigError: a page would be printed into a terminal, or --open is given with another format.
     """
-    if not args.open:
-        check_page(args.format, args.output)
-        return args
-    if args.format not in (None, "terminal", "html"):
-        raise ConfigError(f"--open shows a page; leave out --open or --format {args.format}")
-    output = args.output or Path(tempfile.mkdtemp(prefix="cs-systems-")) / "page.html"
-    return replace(args, format="html", output=output)
+    if args.open:
+        if args.format not in (None, "terminal", "html"):
+            raise ConfigError(f"--open shows a page; leave out --open or --format {args.format}")
+        output = args.output or Path(tempfile.mkdtemp(prefix="cs-systems-")) / "page.html"
+        args = replace(args, format="html", output=output)
+    check_page(args.format, args.output)
+    if args.format == "html":
+        importlib.import_module("cs_systems.report.pages.tables")  # lets tables be written in this format
+    return args
 
 
-def joined(texts: Sequence[str], format: Format, title: str, pictures: Sequence[Picture] = ()) -> str:
-    """Return the texts as one: one after the other, or as the sections of a page with its title and pictures."""
+def joined(
+    texts: Sequence[str],
+    format: Format,
+    title: str,
+    pictures: Sequence[Picture] = (),
+    records: Sequence[RunRecord] = (),
+) -> str:
+    """Return the texts as one: one after the other, or as the sections of a page with its title and pictures.
+
+    A page begins with the diagnoses of the records.
+    """
     if format != "html":
         return "\n".join(texts)
+    from cs_systems.diagnosis import diagnose
+    from cs_systems.report.diagnoses import sentences
     from cs_systems.report.pages.tables import page
 
-    return page(title, texts, pictures=pictures)
+    return page(title, texts, pictures=pictures, diagnoses=sentences(diagnose(records)))
 
 
 def pictures_of(records: Sequence[RunRecord], kind: str) -> list[Picture]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from textwrap import fill
 
 from cs_systems.comparison import precision, precision_causes
@@ -12,6 +13,7 @@ from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
+from cs_systems.report.tables.records import counted_caveats
 
 UNKNOWN = "–"
 Part = tuple[str, Sequence[Row], Sequence[Row], dict[str, str], list[str]]  # rows, and the same as they are shown
@@ -74,7 +76,7 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
         own = is_foreign(cell.workload)
         notes += [MIXED_OWN if own else MIXED] if fp8 else []
         notes += [MIXED_PEAK] if any(row["mfu"] for row in fp8) and not own else []
-        notes += _reasons(rows)
+        notes += [*_reasons(rows), *map(str, counted_caveats(chain.from_iterable(found.values())))]
         parts.append((f"{precision.name_of(cell)}: time of a step", rows, [*map(_gain, rows)], GAINS, notes))
     for cell, found in precision.by_cell(records, precision.ERRORS).items():
         of_errors = precision.errors(found)

@@ -11,18 +11,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._options import Sweep
-from cs_systems.cli._output import terminal_width
+from cs_systems.cli._output import Interrupted, terminal_width
 from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import command_line, plain, visible
-from cs_systems.record import RunRecord, records_path
-from cs_systems.report.progress import outcome, progress_lines
+from cs_systems.record import Environment, RunRecord, records_path
+from cs_systems.report.progress import Pace, current, duration, outcome, progress_lines
 from cs_systems.report.reading import sound_records
-from cs_systems.runtime.sweep import Progress, check, preflight, sweep
+from cs_systems.runtime.sweep import Progress, check, planned, sweep
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_NOTHING = 3
+LATEST_RUNS = 20  # whose records an estimate of the duration uses
+REDRAW_S = 0.5  # time between two drawings of the progress bar, at least
 
 
 def run_and_report(
@@ -102,7 +104,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
     check(configs, options.repeats, options.timeout_s)
     folder = options.claim(command)
     try:
-        with _progress() as shown:
+        with _progress(options.of_part(configs)) as shown:
             for _ in sweep(
                 options.of_part(configs),
                 out=folder,
@@ -118,8 +120,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
     except KeyboardInterrupt:
         if not records_path(folder).exists():
             raise
-        again = f"to continue, run the same command with {command_line('--out', folder)}"
-        raise KeyboardInterrupt(f"interrupted; the records so far are kept; {again}") from None
+        raise Interrupted(folder) from None
     finally:
         if options.out is None:
             with suppress(OSError):
@@ -128,7 +129,10 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
 
 
 def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> int:
-    """Print this job's cells of a sweep, with predicted and available device memory, and why some cannot run."""
+    """Print this job's cells of a sweep, with predicted and available device memory, and why some cannot run.
+
+    The last line estimates how long the cells that can run take.
+    """
     from rich.table import Table
 
     from cs_systems.core.units import human
@@ -137,7 +141,8 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
     configs = options.of_part(configs)
     check(configs, options.repeats, options.timeout_s)
     table = Table("cell", "predicted peak", "", box=None, pad_edge=False)
-    for config, row in zip(configs, preflight(configs, timeout_s=options.timeout_s), strict=True):
+    rows, machine = planned(configs, timeout_s=options.timeout_s)
+    for config, row in zip(configs, rows, strict=True):
         predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
         note = row["reason"] or ""
         if predicted is not None and memory is not None and predicted > memory:
@@ -145,7 +150,28 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
         table.add_row(plain(describe(config)), "–" if predicted is None else human(predicted, "bytes"), plain(note))
     _console().print(table)
     print("1 cell" if len(configs) == 1 else f"{len(configs)} cells")
+    runnable = [config for config, row in zip(configs, rows, strict=True) if row["reason"] is None]
+    if machine is not None and runnable:
+        _print_duration(runnable * options.repeats, machine, options.out)
     return 0
+
+
+def _print_duration(cells: Sequence[RunConfig], environment: Environment, out: Path | None) -> None:
+    """Print how long the cells take by estimate, and what the estimate rests on.
+
+    It rests on the records of --out, or on those of the latest runs in runs/.
+    """
+    from cs_systems.cli._memory_text import say
+    from cs_systems.comparison.durations import Machine, estimate
+    from cs_systems.record import readable_records
+
+    latest = sorted(Path("runs").glob("*/records.jsonl"), key=lambda file: file.stat().st_mtime)[-LATEST_RUNS:]
+    files = [records_path(out)] if out else latest
+    records = [record for file in files if file.is_file() for record in readable_records(file)[0]]
+    machine = Machine(environment.device_name, environment.device != "cpu", environment.cpu_threads)
+    expected = estimate(cells, records, machine)
+    about = f"about {duration(expected.total_s)}" if expected.unknown < len(cells) else "unknown"
+    say(f"estimated duration: {about} ({expected.how})")
 
 
 def print_warmup(record: RunRecord, _folder: Path) -> None:
@@ -174,25 +200,32 @@ def _console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-def _progress() -> _Lines | _Bar:
-    return _Bar() if sys.stderr.isatty() else _Lines()
+def _progress(cells: Sequence[RunConfig]) -> _Lines | _Bar:
+    return _Bar(cells) if sys.stderr.isatty() else _Lines(cells)
 
 
 class _Lines(AbstractContextManager["_Lines"]):
-    """Progress lines for logs and pipes."""
+    """Progress lines for logs and pipes: one for each cell, with the elapsed time and the time left."""
+
+    def __init__(self, cells: Sequence[RunConfig] = ()) -> None:
+        self._pace = Pace(cells)
 
     def update(self, progress: Progress) -> None:
-        sys.stderr.writelines(progress_lines(progress))
-        sys.stderr.flush()
+        if progress.note or progress.record:
+            sys.stderr.writelines(progress_lines(progress, pace=self._pace.text(progress)))
+            sys.stderr.flush()
 
     def __exit__(self, *_: object) -> None:
         return
 
 
 class _Bar(AbstractContextManager["_Bar"]):
-    """Progress bar with the time left, redrawn between cells only: a refreshing thread would disturb measurements."""
+    """Progress bar with the time left, at most twice a second: at the end of a cell, before one, and in its warm-up.
 
-    def __init__(self) -> None:
+    Only updates redraw it: a refreshing thread would disturb measurements.
+    """
+
+    def __init__(self, cells: Sequence[RunConfig] = (), clock: Callable[[], float] = time.monotonic) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
@@ -205,7 +238,7 @@ class _Bar(AbstractContextManager["_Bar"]):
             transient=True,
         )
         self._task = self._bar.add_task("starting", total=None)
-        self._started, self._measured = time.monotonic(), 0
+        self._clock, self._pace, self._drawn = clock, Pace(cells, clock), -REDRAW_S
 
     def __enter__(self) -> _Bar:
         self._bar.__enter__()
@@ -213,21 +246,17 @@ class _Bar(AbstractContextManager["_Bar"]):
         return self
 
     def update(self, progress: Progress) -> None:
+        times = self._pace.text(progress)
         if progress.note:
             self._bar.console.print(plain(progress.note))
         if progress.record:
-            self._measured += 1
             cell = describe(progress.record.run_config)
             self._bar.console.print(plain(f"{cell}: {outcome(progress.record)}"))
-        now = plain(describe(progress.config)) if progress.config else ""
-        text = " ".join(filter(None, [self._time_left(progress), now]))
-        self._bar.update(self._task, completed=progress.done, total=progress.total, description=text, refresh=True)
-
-    def _time_left(self, progress: Progress) -> str:
-        if not self._measured:
-            return ""
-        seconds = (time.monotonic() - self._started) / self._measured * (progress.total - progress.done)
-        return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
+        text = " · ".join(filter(None, [times, current(progress)]))
+        due = bool(progress.record or progress.note) or self._clock() - self._drawn >= REDRAW_S
+        if due:
+            self._drawn = self._clock()
+        self._bar.update(self._task, completed=progress.done, total=progress.total, description=text, refresh=due)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cs_systems.cli._output import Format, terminal_width
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import Row
-from cs_systems.report.tables.profile import says_something
+from cs_systems.report.tables.profile import OPTIONAL, says_something
 
 if TYPE_CHECKING:
     from cs_systems.diagnosis import Diagnosis
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 COMPARED = tuple(f"{side}_{unit}" for side in ("a", "b", "difference") for unit in ("s", "bytes"))
 # Width of the other columns of a table with such a column.
-BESIDE = {"kernel": 52, "range": 55, "annotation": 48, "file": 50}
+BESIDE = {"kernel": 52, "range": 55, "annotation": 48, "operator": 60, "caller": 60, "file": 50}
 
 
 def chosen_tables(
@@ -65,10 +65,12 @@ def table_text(
     for column in BESIDE.keys() & shown.keys():
         from cs_systems.traces.kernel_families import short_name
 
-        room = max(24, (width or 80) - BESIDE[column]) if format == "terminal" else 200
+        room = max(20, (width or 80) - BESIDE[column]) if format == "terminal" else 200
         short = short_name if column == "kernel" else str
         readable = [row | {column: within(short(row[column]), room)} for row in readable]
-    return render_rows(readable, format, caption, notes, shown, width, color=width is not None, own_units=COMPARED)
+    return render_rows(
+        readable, format, caption, notes, shown, width, width is not None, optional=OPTIONAL, own_units=COMPARED
+    )
 
 
 def difference_part(by: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Part:

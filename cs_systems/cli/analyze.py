@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._files import inventory_text, ranks_in, ranks_text, read_profile
+from cs_systems.cli._files import inventory_text, ranks_in, ranks_text, read_profiles
 from cs_systems.cli._options import (
     Decimals,
     MaybeInt,
@@ -26,6 +26,7 @@ from cs_systems.cli._options import (
     MaybeText,
     Names,
     Paths,
+    Repeated,
     flag,
     given,
     optional,
@@ -35,13 +36,13 @@ from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import refuse_other
-from cs_systems.core.rows import Results, Tables, as_tables
+from cs_systems.core.rows import Results, Row, Tables, as_tables
 from cs_systems.core.sources import Source, opened
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.files import SHOWN as OF_RANKS
 from cs_systems.report.tables.files import SUFFIXES
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
-from cs_systems.traces.range_names import SPLITS
+from cs_systems.traces.range_names import PHASES, SPLITS
 
 if TYPE_CHECKING:
     from cs_systems.diagnosis import Diagnosis
@@ -75,6 +76,12 @@ class Analyze:
     between: Annotated[
         Decimals, optional("T0 T1", "one step, from T0 to T1 in seconds since the start of the recording")
     ] = ()
+    phase: Annotated[
+        Repeated, optional("PHASE=NAME", f"name or pattern of the ranges of a phase; repeatable: {', '.join(PHASES)}")
+    ] = ()
+    range_names: Annotated[
+        MaybePath, optional("FILE", "TOML file with names of ranges and their meaning, besides the known ones")
+    ] = None
     process: Annotated[MaybeInt, optional("PID", "process to analyze, if the file has several")] = None
     top: Annotated[
         MaybeInt, optional("N", "number of kernels, steps, ranges or layers to show", "10, of layers 100; in CSV all")
@@ -137,9 +144,8 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     check_top(args.top, tables, [*long])
     if args.format == "html" and (compares or args.table or args.top):
         raise ConfigError("--format html shows every table of one trace; leave out FILE2, --table and --top")
-    page = args.format == "html"
-    profiles = [read_profile(args, source, operators=page) for source in sources]
-    if page:
+    profiles = read_profiles(args, sources)
+    if args.format == "html":
         from cs_systems.report.pages.profile import render
         from cs_systems.traces.range_tree import range_tree
         from cs_systems.traces.timeline import results, view
@@ -176,22 +182,26 @@ def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[st
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
-    from cs_systems.traces import module_tables, range_tree
+    from cs_systems.traces import module_tables, operator_table, range_tree
     from cs_systems.traces.tables import NO_COSTS, TABLES, notes
 
     parts: list[Part] = []
     long = LONG | modules.LONG
-    functions = TABLES | module_tables.TABLES | range_tree.TABLES
-    made = {name: functions[name](profile, NO_COSTS) for name in tables}
+    functions = TABLES | module_tables.TABLES | range_tree.TABLES | operator_table.TABLES
+    made: dict[str, Sequence[Row]] = {name: functions[name](profile, NO_COSTS) for name in tables}
     if not args.table:
         may_be_empty = TABLES if profile.trace.kernels else {}
         made = {n: rows for n, rows in made.items() if has_something(n, rows) or (n in may_be_empty and not rows)}
         if not profile.trace.kernels:
-            made = {n: rows for n, rows in made.items() if n in TABLES}
+            made = {n: rows for n, rows in made.items() if n in TABLES or n in operator_table.TABLES}
     said = set[str]()  # what a note says of the whole profile stands under the first table alone
     for name, rows in made.items():
-        is_of_modules = name in module_tables.TABLES
-        remarks = module_tables.notes(name, profile, rows) if is_of_modules else notes(name, profile, rows)
+        if name in module_tables.TABLES:
+            remarks = module_tables.notes(name, profile, rows)
+        elif name in operator_table.TABLES:
+            remarks = operator_table.notes(profile, rows)
+        else:
+            remarks = notes(name, profile, rows)
         if name == "layers" and (reason := module_tables.why_nothing(profile)):
             remarks.append(reason)
         remarks = [remark for remark in remarks if remark not in said]
@@ -203,7 +213,8 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
             rest = sum(row["share"] for row in rows[top:])
             remarks.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
         elif rows[top:]:
-            remarks.append(f"{len(rows) - top} more {name}; --top shows more")
+            what = "ranges" if name == "range_tree" else name
+            remarks.append(f"{len(rows) - top} more {what}; --top shows more")
         parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows[:top], (SHOWN | modules.SHOWN)[name], remarks))
     found = None if args.table else _diagnoses(profile, made)
     return document_text(args.format, _heading(profile), parts, args.output, found)

@@ -137,7 +137,7 @@ def run(args: Comm) -> int:
     folder, records = measured(configs, args.sweep, "comm", args.steps.seed)
     tables = texts(records, args.format, terminal_width(args.output))
     pictures = pictures_of(records, "collectives") if args.format == "html" else []
-    text = joined(tables, args.format, f"Collectives of {folder}", pictures)
+    text = joined(tables, args.format, f"Collectives of {folder}", pictures, records)
     deliver(text, args.format, args.output, args.open)
     print_figure_and_paths(args.format, folder, "collectives", args.figure, records)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))

@@ -1,5 +1,7 @@
 """Check what works on this machine, and show the command that fixes what does not.
 
+The last sentence says what can be done here, and what to install first.
+
 The exit status is 0 if naive attention, which every machine should run, works, and 3 if not.
 """
 
@@ -9,15 +11,17 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 from cs_systems import __version__
 from cs_systems.cli._options import flag
-from cs_systems.core.diagnostic import Diagnostic, diagnostic
+from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
+from cs_systems.core.printable import visible
 
 LITTLE_SPACE_BYTES = 1 << 30
 
@@ -31,15 +35,19 @@ ARGS = Doctor
 
 
 def run(args: Doctor) -> int:
+    from cs_systems.cli._output import terminal_width
     from cs_systems.cli._sweep import EXIT_NOTHING
     from cs_systems.profilers import ncu, nsys
+    from cs_systems.report.tables.formats import DEFAULT_WIDTH
 
     found_nsys = nsys.check()
-    rows = [_python(), *_diagnostics_of_worker(), _nvtx(found_nsys), found_nsys, ncu.check(), _folder(Path("runs"))]
+    rows = [_python(), *_diagnostics_of_worker(), _nvtx(found_nsys), found_nsys]
+    rows += [_ncu(ncu.check(), has_gpu=any(map(_is_gpu, rows))), _folder(Path("runs"))]
     if args.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
         _show(rows)
+        print(f"\n{fill(visible(conclusion(rows)), terminal_width() or DEFAULT_WIDTH, break_on_hyphens=False)}")
     works = {row["check"] for row in rows if row["state"] == "ok"}
     return 0 if "attention naive" in works else EXIT_NOTHING
 
@@ -49,14 +57,47 @@ def _show(rows: list[Diagnostic]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from cs_systems.core.printable import visible
-
-    colors = {"ok": "green", "missing": "yellow", "problem": "bold red"}
+    colors = {"ok": "green", "missing": "yellow", NEEDS_GPU: "dim", "problem": "bold red"}
     table = Table("check", "state", "result, → what to do", box=None, pad_edge=False)
     for row in rows:
         found = row["found"] + (f"\n→ {row['remedy']}" if row["remedy"] else "")
         table.add_row(Text(visible(row["check"])), Text(row["state"], colors[row["state"]]), Text(visible(found)))
     Console(highlight=False).print(table)
+
+
+def conclusion(rows: Sequence[Diagnostic]) -> str:
+    """Return one sentence: what can be done on this machine, and what to fix or install first."""
+    works = {row["check"] for row in rows if row["state"] == "ok"}
+    first = next((row for row in rows if row["state"] == "problem"), None)
+    first = first or next((r for r in rows if r["state"] == "missing" and "install" in (r["remedy"] or "")), None)
+    if first is None:
+        then = "nothing is left to install"
+    elif first["state"] == "problem":
+        then = f"first fix {first['check']}: {first['remedy']}"
+    else:
+        then = f"first install {first['check']}: {first['remedy']}"
+    if "attention naive" not in works:
+        return f"Nothing can be measured here; {then}."
+    backends = [row["check"] for row in rows if row["check"].startswith("attention ")]
+    profilers = ["kineto", *(tool for tool in ("nsys", "ncu") if tool in works)]
+    gpus = sum(map(_is_gpu, rows))
+    device = "the CPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+    lacks = "" if gpus else "; kernel times and GPU memory need a GPU"
+    return (
+        f"Here you can time training steps on {device} and profile them with {' and '.join(profilers)}, with "
+        f"{len(works & {*backends})} of {len(backends)} attention backends{lacks}; {then}."
+    )
+
+
+def _is_gpu(row: Diagnostic) -> bool:
+    return row["check"].startswith("GPU ") and row["state"] == "ok"
+
+
+def _ncu(found: Diagnostic, *, has_gpu: bool) -> Diagnostic:
+    """Return the diagnostic of ncu, which no installation makes useful without a GPU."""
+    if has_gpu or found["state"] == "ok":
+        return found
+    return diagnostic("ncu", "hardware counters of kernels, with Nsight Compute", NEEDS_GPU)
 
 
 def _python() -> Diagnostic:

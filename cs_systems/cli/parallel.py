@@ -84,7 +84,11 @@ NOTES = {
 
 BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
 
-DISTURBED = "efficiency over 100%: the baseline was probably disturbed by other programs; measure again with --fresh"
+DISTURBED = (
+    "an efficiency over 100% is not shown: the baseline was probably disturbed by other programs; measure again with "
+    "--fresh"
+)
+UNKNOWN = "–"
 MOST_EFFICIENT = 1.05  # above this, the excess over 100% is more than noise
 
 
@@ -123,7 +127,14 @@ ARGS = Parallel
 
 
 def run(args: Parallel) -> int:
-    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, print_figure_and_paths
+    from cs_systems.cli._sweep import (
+        asked_for,
+        exit_status,
+        measured,
+        print_cells,
+        print_diagnoses,
+        print_figure_and_paths,
+    )
     from cs_systems.runtime.sweep import check
 
     configs = cells(args)
@@ -134,10 +145,13 @@ def run(args: Parallel) -> int:
     outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
     check_outputs(outputs, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
+    if args.format == "terminal" and args.output is None:
+        print_diagnoses(records)
     tables = texts(records, args.format, terminal_width(args.output))
     recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]
     if args.format == "html":
-        tables = [joined(tables, "html", f"Parallel strategies of {folder}", pictures_of(recorded, "streams"))]
+        title, pictures = f"Parallel strategies of {folder}", pictures_of(recorded, "streams")
+        tables = [joined(tables, "html", title, pictures, records)]
     deliver_tables(tables, args.format, args.output, [folder], args.open)
     print_figure_and_paths(args.format, folder, "streams", args.figure, recorded)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))
@@ -283,4 +297,6 @@ def _table(
 
 
 def _percent(name: str, value: Any) -> Any:
+    if name == "efficiency" and value is not None and value > MOST_EFFICIENT:
+        return UNKNOWN
     return f"{value:.1%}" if name in PERCENT and value is not None else value

@@ -221,7 +221,7 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
         )
     curves = [record for record in rest if record.config["workload"] == CURVES]
     if args.format == "html":
-        texts = [joined(texts, "html", f"Precisions of {folder}", pictures_of(curves, "curves"))]
+        texts = [joined(texts, "html", f"Precisions of {folder}", pictures_of(curves, "curves"), rest)]
     deliver_tables(texts, args.format, args.output, [folder], args.open)
     stream = sys.stdout if args.format == "terminal" and args.output is None else sys.stderr
     if not args.show and "curves" in plot.kinds(curves):

@@ -37,9 +37,9 @@ from cs_systems.record import RunRecord
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 
-PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
+PRINTED = ("steps", "ratio", "phases", "families", "kernels", "operators", "parts", "attention", "gaps")
 WITH = ("nsys", "kineto", "ncu")
-TOP = 10  # printed rows of kernels; the record has all
+TOP = 10  # printed rows of kernels and operators
 
 
 @dataclass(frozen=True)
@@ -117,19 +117,20 @@ def print_profile(record: RunRecord, folder: Path) -> None:
     for row in results.get("overhead", ()):
         say(overhead(record, row))
     if "coverage" not in results:  # a caveat of the record gives the reason
-        if "ranges" in results:
-            print(table_text(CAPTIONS["ranges"], results["ranges"][:TOP], SHOWN["ranges"], []))
+        for of_host in (n for n in ("ranges", "operators") if n in results):
+            print(table_text(CAPTIONS[of_host], as_tables(results)[of_host][:TOP], SHOWN[of_host], []))
         _print_artifacts(record, folder)
         return
     noted = results["notes"]
     print(*(visible(note["note"]) for note in noted if note["table"] is None), sep="\n")
-    for name in PRINTED:
+    for name in (n for n in PRINTED if n != "operators" or n in results):
         rows = as_tables(results)[name]
         notes = [note["note"] for note in noted if note["table"] == name]
         if name == "kernels" and rows[TOP:]:
             rest = sum(row["share"] for row in rows[TOP:])
             notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time; the record has all")
-        print(table_text(CAPTIONS[name], rows[:TOP] if name == "kernels" else rows, SHOWN[name], notes))
+        shown = rows[:TOP] if name in ("kernels", "operators") else rows
+        print(table_text(CAPTIONS[name], shown, SHOWN[name], notes))
     for name in (n for n in ("tree", "blocks", "classes") if as_tables(results).get(n)):
         notes = [note["note"] for note in noted if note["table"] == name]
         print(table_text(modules.CAPTIONS[name], as_tables(results)[name], modules.SHOWN[name], notes))

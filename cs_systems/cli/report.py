@@ -38,6 +38,16 @@ class Report:
     phase: Annotated[
         Names, arg(help="phases to show, one row each: step, forward, …", help_behavior_hint="(default: step)")
     ] = ()
+    where: Annotated[
+        Names,
+        arg(
+            help="keep only these cells: attention=naive,sdpa_flash 'median_ms<10'", help_behavior_hint="(default: all)"
+        ),
+    ] = ()
+    sort: Annotated[MaybeText, optional("NAME", "column to sort by; NAME:desc: the largest first")] = None
+    relative_to: Annotated[
+        MaybeText, optional("FIELD=VALUE", "add each cell's speed-up over this one's: attention=naive")
+    ] = None
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
     figure: Annotated[MaybePath, optional("FILE", "file for a figure: .svg, .png or .pdf")] = None
     figure_kind: Annotated[
@@ -55,8 +65,13 @@ def run(args: Report) -> int:
     Raises ConfigError for a malformed request or record, and FileNotFoundError if there are no records.
     """
     args = page_asked(args)
+    arranged = args.sort is not None or args.relative_to is not None
     if args.format == "html" and (args.columns or args.pivot is not None or args.phase):
         raise ConfigError("--format html shows every column and phase; leave out --columns, --pivot and --phase")
+    if args.format == "html" and arranged:
+        raise ConfigError("a page has no speed-ups and sorts in the browser; leave out --sort and --relative-to")
+    if args.pivot is not None and arranged:
+        raise ConfigError("--pivot has its own rows and columns; leave out --sort and --relative-to")
     if args.columns and args.pivot is not None:
         raise ConfigError("--pivot ROWS:COLUMNS:VALUE already chooses the columns; leave out --columns or --pivot")
     if args.figure_kind is not None and args.figure is None:
@@ -65,9 +80,15 @@ def run(args: Report) -> int:
     records, complaints = some_records(args.dir)
     for complaint in complaints:
         print(visible(complaint), file=sys.stderr)
+    if args.where:
+        from cs_systems.report.tables.selection import select
+
+        records = select(records, args.where)
     if args.figure:
         _draw(args.figure, args.figure_kind, records, args.dir)
-        if not (args.output or args.columns or args.pivot or args.phase or args.format):
+        if not (
+            args.output or args.columns or args.pivot or args.phase or args.format or args.sort or args.relative_to
+        ):
             return 0
     deliver(_text(args, records), args.format or "terminal", args.output, args.open)
     return 0
@@ -101,7 +122,7 @@ def _text(args: Report, records: list[RunRecord]) -> str:
 
     width, format = terminal_width(args.output), args.format or "terminal"
     columns, phases = args.columns or None, args.phase or None
-    table = render(records, format, columns, args.pivot, phases, width, color=width is not None)
+    table = render(records, format, columns, args.pivot, phases, width, width is not None, args.sort, args.relative_to)
     if args.columns or args.pivot or args.phase or format not in diagnoses.IN:  # one table is asked for
         return table
     return diagnoses.text(diagnose(records), format, width) + table

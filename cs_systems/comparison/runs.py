@@ -96,6 +96,43 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
     return Comparison(compared, rows, [*left_out, *_unmatched(cells_a, cells_b), *_differences(a, b)])
 
 
+def speedups(records: Sequence[RunRecord], field: str, baselines: Sequence[bool]) -> list[statistics.Comparison | None]:
+    """Compare the step of each record with that of its baseline: the record with another value of `field` alone.
+
+    Args:
+        records: records of one workload.
+        field: the field of a configuration in which a cell and its baseline differ; `size` is all of the model.
+        baselines: which of the records are baselines.
+
+    Returns:
+        For each record the comparison, whose ratio is the record's time over its baseline's; None without a timing or a
+        baseline.
+    """
+    keys = [_without(identity, field) for identity in _identities(records)]
+    timed = [record.is_timing and bool(record.measurement and record.measurement.timed) for record in records]
+    of_key: dict[str, list[RunRecord]] = defaultdict(list)
+    for record, key, is_baseline, is_timed in zip(records, keys, baselines, timed, strict=True):
+        if is_baseline and is_timed:
+            of_key[key].append(record)
+    return [
+        statistics.ratio_interval(_processes(of_key[key], "step"), _processes([record], "step"))
+        if is_timed and of_key[key]
+        else None
+        for record, key, is_timed in zip(records, keys, timed, strict=True)
+    ]
+
+
+def _without(identity: Mapping[str, Any], field: str) -> str:
+    """Return the identity without the field, as a key."""
+    model = {name for name in identity if name.startswith("model.") and name != "model.context_length"}
+    dropped = model if field == "size" else {name for name in identity if name.rpartition(".")[2] == field}
+    if not dropped:
+        raise ConfigError(
+            f"{field} is no field of a configuration; use attention, precision, size, compile or the like"
+        )
+    return json.dumps({name: value for name, value in identity.items() if name not in dropped}, sort_keys=True)
+
+
 def profiled_pairs(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[tuple[str, RunRecord, RunRecord]]:
     """Return the cells that both runs hold with tables of a trace: (description, record of A, record of B)."""
     a, b = ([r for r in side if "families" in r.results] for side in (a, b))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+NEEDS_GPU = "needs a GPU"  # no installation makes it work on this machine
+
 
 class Diagnostic(TypedDict):
     """Result of one check."""
 
     check: str
-    state: str  # "ok", "missing" (an option is not installed) or "problem" (something present gets in the way)
+    # "ok", "missing" (an option is not installed), NEEDS_GPU, or "problem" (something present gets in the way)
+    state: str
     found: str
     remedy: str | None  # a command where there is one; None where nothing is wrong
 

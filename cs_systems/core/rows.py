@@ -257,6 +257,32 @@ class RangeTreeRow(TypedDict):
     time_s: float
     self_s: float  # without the ranges inside
     share: float
+    idle_s: float | None  # when it was open on the host and no kernel ran; None for several devices
+    flops: float | None  # of the operators with a formula
+    achieved_flops_per_s: float | None
+
+
+class OperatorRow(TypedDict):
+    """Operator with the shapes of its inputs, in `operators`.
+
+    Columns of kernels are None in a trace without kernels. Self time is without the operators inside.
+    """
+
+    operator: str
+    shapes: str | None  # None where they were not recorded
+    calls_per_step: float
+    host_s: float
+    host_self_s: float
+    host_share: float  # self time, of the step's wall time
+    kernels_per_step: float | None  # launched by the operator itself
+    device_s: float | None  # of the kernels launched in it
+    device_self_s: float | None
+    share: float | None  # self time, of all kernel time
+    flops: float | None  # None where no formula is known
+    formula: str | None
+    achieved_flops_per_s: float | None  # by the kernels' time; without kernels, by the host's
+    caller: str | None  # innermost range around it that takes the most of its time
+    callers: int
 
 
 class ScopeRow(TypedDict):
@@ -830,6 +856,7 @@ class Results(TypedDict, total=False):
     gaps: list[GapRow]
     overlap: list[OverlapRow]
     ranges: list[RangeRow]
+    operators: list[OperatorRow]
     streams: list[StreamRow]
     notes: list[NoteRow]
     overhead: list[OverheadRow]

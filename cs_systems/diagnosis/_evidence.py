@@ -51,6 +51,7 @@ _NUMBERS = {
     "attention": ("time_s",),
     "overlap": ("exposed_s",),
     "ranges": ("total_s",),
+    "ranks": ("rank",),
     "ceiling": ("peak_flops_per_s",),
     "memory_forecast": ("step", "peak_bytes"),
 }
@@ -58,6 +59,7 @@ _MAY_BE_UNKNOWN = {
     "phases": ("ceiling_share",),
     "overlap": ("share", "step_s"),
     "cost": ("hardware_flops", "bytes"),
+    "ranks": ("wait_s",),
     "ceiling": ("peak_bytes_per_s",),
     "overhead": ("not_recorded_s",),
     "memory_phases": ("peak_allocated_bytes", "peak_reserved_bytes"),
@@ -116,7 +118,9 @@ class Evidence:
 
     @property
     def is_empty(self) -> bool:
-        return self.step_s is None and self.memory is None
+        """Flag of evidence without a timed step, a trace with kernels, or a peak of memory."""
+        has_times = self.measurement is not None or "steps" in self.tables or "overlap" in self.tables
+        return self.memory is None and not (has_times and self.step_s)
 
     @cached_property
     def clean_s(self) -> float | None:

@@ -8,8 +8,9 @@ from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
 from cs_systems.traces.gaps import LAUNCH
 
-COMPILE = "compile (--compile), or capture the step in a CUDA graph"
-GRAPH = "capture the step in a CUDA graph (--compile reduce-overhead), or use a larger batch"
+COMPILE = "compile (--compile), or capture the step in a CUDA graph (--graph step)"
+GRAPH = "capture the step in a CUDA graph (--graph step), or use a larger batch"
+LARGER = "use a larger batch, because the step is a CUDA graph already"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -18,6 +19,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if step_s is None:
         return None
     remedy = GRAPH if evidence.has_compiled_kernels else COMPILE
+    if evidence.setting("graph") == "step":
+        remedy = LARGER
     if "gaps" in evidence.tables:
         # While the host waits for its batch it launches nothing; `data_input` has that time.
         waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - evidence.input_s)

@@ -6,7 +6,7 @@ from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import LOGITS, Evidence
 
 NOTABLE = 0.15  # share of the peak
-REMEDY = "compute lm_head and loss in chunks of the sequence (a fused linear cross-entropy)"
+REMEDY = "compute lm_head and loss in chunks of the sequence (--parts fused_cross_entropy)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

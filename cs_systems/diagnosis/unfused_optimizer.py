@@ -9,7 +9,7 @@ from cs_systems.core.rows import Row
 from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
 
-FUSED = re.compile(r"fused_?(optimizer|adam|sgd|lamb)|^triton_for_", re.IGNORECASE)
+FUSED = re.compile(r"fused_?(optimizer|adam|sgd|lamb)|^triton_for_|^adamw_kernel", re.IGNORECASE)
 # AdamW reads parameter, gradient and both moments, and writes all but the gradient. torch's foreach AdamW moves these
 # and its temporaries in eight operations: decay 2, first moment 3, second moment 2 + 3, root 2, division 2, epsilon 2,
 # update 4.

@@ -1,7 +1,7 @@
 """Predictions by arithmetic, before any measurement. No torch; each formula cites its source.
 
-- one step, one call: `cost` (FLOPs and bytes), `peaks` (data-sheet limits of devices), `memory/` (peak bytes, and what
-  fits a device), `rounding` (errors of sums in low precision)
+- one step, one call: `cost` (FLOPs and bytes), `operator_flops` (FLOPs by the shapes of inputs), `peaks` (data-sheet
+  limits of devices), `memory/` (peak bytes, and what fits a device), `rounding` (errors of sums in low precision)
 - one message: `latency_bandwidth` (linear fit of measured times), `bucket_size` (optimal size of gradient buckets)
 - N ranks: `rank_layout` (valid layouts of a strategy), `communication` (bytes that each rank sends), `scaling`
   (duration of a step), `streams` (simulation of work on several streams)

@@ -41,19 +41,21 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
 
     The page shows one step and all tables.
 
-    A trace without kernels (a CPU's) gives `overhead`, `ranges` and the page of the host's ranges alone, and a caveat
-    that states this.
+    A trace without kernels (a CPU's) gives `overhead`, `ranges`, `operators` and the page of the host's ranges alone,
+    and a caveat that states this.
     """
     cost: Results = {"overhead": overhead(record)}
     remedy = f"open {trace.name} in the profiler's own viewer"
     try:
-        seen = profile(_with_modules(read(trace, operators=True), record))
+        seen = profile(_with_modules(read(trace), record))
     except ConfigError as error:
         return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
     results: Results = {**analysis_results(seen, costs_of(record, families_by_phase(seen))), **cost}
     if not seen.trace.kernels:
         lacks = f"{trace.name} holds no kernel: it has times of the ranges on the host, but none of the device"
         few: Results = {"overhead": results["overhead"], "ranges": results["ranges"]}
+        if "operators" in results:
+            few["operators"] = results["operators"]
         caveat = Caveat("no-tables", lacks, f"profile on a GPU, or {remedy}")
         return Collected(_page(page, seen, results, record), few, (caveat,))
     results["coverage"] = [

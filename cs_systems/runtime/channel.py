@@ -41,7 +41,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Run(Message):
-    """Request to measure cells together; replies: `Visit`, `CellRecord`, `Done`.
+    """Request to measure cells together; replies: `Visit`, `Warming`, `CellRecord`, `Done`.
 
     out: the path prefix of a profiler's files.
     """
@@ -114,6 +114,18 @@ class Visit(Message):
     cell: int
     round: int | None = None
     log_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Warming(Message):
+    """Progress of the warm-up of the cell that is visited: finished steps, of how many.
+
+    It comes before a warm-up step, at most twice a second, and never before or between timed steps.
+    """
+
+    cell: int
+    step: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -192,7 +204,7 @@ def _field_types(kind: type[Message]) -> dict[str, tuple[type, ...]]:
 
 _FIELDS = {kind: _field_types(kind) for kind in Message.__subclasses__()}
 REPLIES: dict[type[Message], tuple[type[Message], ...]] = {
-    Run: (Visit, CellRecord),
+    Run: (Visit, Warming, CellRecord),
     Preflight: (Predicted,),
     Forecast: (Forecasted,),
     Describe: (Described,),

@@ -13,7 +13,7 @@ import torch
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._refusals import cannot_compile
 from cs_systems.core import plugins
-from cs_systems.core.diagnostic import Diagnostic, diagnostic
+from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
 from cs_systems.machine.device import Device, resolve
 from cs_systems.machine.environment import environment
 
@@ -115,7 +115,8 @@ def _backend(name: str, call: AttentionCall) -> Diagnostic:
             "reinstall the package in the error, or choose another backend",
         )
     if reason:
-        return diagnostic(title, reason, "missing", remedy)
+        is_installable = call.device == "cuda" or "install" in (remedy or "")
+        return diagnostic(title, reason, "missing" if is_installable else NEEDS_GPU, remedy)
     return diagnostic(title, backend.describe() or f"{call.dtype}, d_head {call.d_head}, on {call.device}")
 
 

@@ -29,6 +29,7 @@ from cs_systems.runtime.channel import CellRecord, Message, Visit
 from cs_systems.runtime.plain_rows import check_phases, plain_row, plain_tables
 from cs_systems.runtime.process_state import ProcessState, seed_all
 from cs_systems.runtime.timing import measure
+from cs_systems.runtime.warming import WarmupProgress
 from cs_systems.workloads import Unavailable, Workload, _foreign
 from cs_systems.workloads._foreign_errors import ForeignErrors
 from cs_systems.workloads._module import ModuleStep
@@ -118,7 +119,7 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
             emit(Visit(cell.index, round))
             if cell.state is not None:
                 cell.state.restore()
-            reply, usable = _turn(cell, round, repeat, out, resident, len(cells) > 1)
+            reply, usable = _turn(cell, round, repeat, out, resident, len(cells) > 1, emit)
             if usable and (reply is not None or not resident):
                 _drop(cell)  # deleted before the check, which then covers what its deletion changes
             if reply is None and len(cells) > 1:
@@ -138,11 +139,11 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
 
 
 def _turn(
-    cell: _Cell, round: int, repeat: int, out: Path | None, resident: bool, shared: bool
+    cell: _Cell, round: int, repeat: int, out: Path | None, resident: bool, shared: bool, emit: Emit
 ) -> tuple[CellRecord | None, bool]:
     """Visit a cell. Returns its record, if it failed or this was its last round, and whether CUDA is usable."""
     try:
-        _visit(cell, round, out, shared=resident and shared)
+        _visit(cell, round, out, emit, shared=resident and shared)
         if round + 1 < cell.config.rounds:
             return None, True
         return CellRecord(cell.index, dataclasses.asdict(_success(cell, repeat, resident and shared))), True
@@ -207,7 +208,7 @@ def _all_fit(cells: list[_Cell], emit: Emit) -> bool:
     return True
 
 
-def _visit(cell: _Cell, round: int, out: Path | None, shared: bool) -> None:
+def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: bool) -> None:
     """Visit a cell once: build its workload if needed, and measure the steps of one round.
 
     shared: other cells' workloads stay in memory meanwhile. Their memory is excluded from this cell's peak; the
@@ -239,6 +240,8 @@ def _visit(cell: _Cell, round: int, out: Path | None, shared: bool) -> None:
         samples = partial(
             measure, device=device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes
         )
+        if not config.is_distributed:  # ranks send nothing that their supervisor would have to join
+            samples = partial(samples, on_warmup=WarmupProgress(emit, cell.index, warmup, warmup_s))
         try:
             cell.samples += samples(cell.workload, region=region)
         except _foreign.FactoryFound as found:

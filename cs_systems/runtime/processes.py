@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from cs_systems.runtime import channel
-from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit
+from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit, Warming
 
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 120.0  # for a request that measures nothing
@@ -292,7 +292,7 @@ class Worker:
         self._tree = Tree([command], self._log)
         self._member = self._tree.members[0]
         try:
-            hello = self._next(START_TIMEOUT_S)
+            hello = self._next(deadline_after(START_TIMEOUT_S), START_TIMEOUT_S)
             assert isinstance(hello, Ready)
             self.hello = hello
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
@@ -300,7 +300,9 @@ class Worker:
             raise RuntimeError(f"the worker process did not start: {error}") from error
 
     def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
-        """Send a request and yield the replies up to `Done`; `timeout_s` limits the time from one reply to the next.
+        """Send a request and yield the replies up to `Done`.
+
+        `timeout_s` limits the time from one reply to the next, progress of a warm-up not counted.
 
         Raises WorkerDied, WorkerTimeout or ChannelError; the worker is unusable then.
         """
@@ -309,8 +311,9 @@ class Worker:
         except BrokenPipeError:
             raise self._tree.death_of(self._member, self._log) from None
         expected = Expected(request)
+        deadline = deadline_after(timeout_s)
         while True:
-            reply = self._next(timeout_s)
+            reply = self._next(deadline, timeout_s)
             if isinstance(reply, Done):
                 if not reply.usable:
                     self.close()
@@ -319,6 +322,8 @@ class Worker:
             if isinstance(reply, Visit):
                 self._log.begin = reply.log_bytes
             yield reply
+            if not isinstance(reply, Warming):
+                deadline = deadline_after(timeout_s)
 
     @property
     def alive(self) -> bool:
@@ -334,8 +339,7 @@ class Worker:
         self._tree.close()
         self._log.stream.close()
 
-    def _next(self, timeout_s: float | None) -> Message:
-        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    def _next(self, deadline: float, timeout_s: float | None) -> Message:
         while not self._member.received:
             if self._member.broken is not None:
                 raise self._member.broken
@@ -344,6 +348,11 @@ class Worker:
             if not self._tree.wait(max(0.0, deadline - time.monotonic())):
                 raise WorkerTimeout(f"no answer within {timeout_s:g} s")
         return self._member.received.pop(0)
+
+
+def deadline_after(timeout_s: float | None) -> float:
+    """Return the time at which the timeout ends, by the monotonic clock; None never ends."""
+    return time.monotonic() + (math.inf if timeout_s is None else timeout_s)
 
 
 class Expected:
@@ -356,7 +365,7 @@ class Expected:
     def check(self, reply: Message) -> None:
         if not isinstance(reply, self._kinds):
             raise ChannelError(f"a worker sent the unexpected reply {type(reply).__name__}")
-        if isinstance(reply, (Visit, CellRecord)) and reply.cell not in self._open:
+        if isinstance(reply, (Visit, Warming, CellRecord)) and reply.cell not in self._open:
             raise ChannelError(f"a worker replied for cell {reply.cell}, which was not requested or is finished")
         if isinstance(reply, CellRecord):
             self._open.remove(reply.cell)

@@ -32,6 +32,7 @@ from cs_systems.runtime.processes import (
     Tree,
     WorkerDied,
     WorkerTimeout,
+    deadline_after,
     worker_command,
 )
 from cs_systems.runtime.stragglers import verdict
@@ -189,7 +190,7 @@ class Ranks:
                 rank.member.send(request)
             except BrokenPipeError:
                 raise self._death(rank) from None
-        deadline = _deadline(timeout_s)
+        deadline = deadline_after(timeout_s)
         while len(self._done) < len(self._ranks):
             if (event := self._next(min(deadline, self._last_due()))) is None:
                 if time.monotonic() < deadline:
@@ -198,7 +199,7 @@ class Ranks:
             rank, message = event
             if isinstance(message, Visit) and rank.number == 0:
                 yield message
-                deadline = _deadline(timeout_s)
+                deadline = deadline_after(timeout_s)
             if not isinstance(message, CellRecord):
                 continue
             answers = self._answers[message.cell]
@@ -209,7 +210,7 @@ class Ranks:
                 yield CellRecord(message.cell, dataclasses.asdict(record))
                 if len(answers) < len(self._ranks) or any(a.of_peers for a in answers.values()):
                     raise WorkerDied("other ranks wait for a rank that has failed")
-                deadline = _deadline(timeout_s)
+                deadline = deadline_after(timeout_s)
         if not all(self._done.values()):
             self.close()
 
@@ -333,10 +334,6 @@ class Ranks:
         file = stack_file(self._tree.scratch or Path(), rank.number)
         found = re.search(r'File "(.*)", line (\d+) in (.+)\n', file.read_text()) if file.exists() else None
         return found and f"{found[3]} ({Path(found[1]).name}:{found[2]})"
-
-
-def _deadline(timeout_s: float | None) -> float:
-    return time.monotonic() + (math.inf if timeout_s is None else timeout_s)
 
 
 def _rank_variables(rank: int, world_size: int) -> dict[str, str]:

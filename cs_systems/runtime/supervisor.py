@@ -19,7 +19,7 @@ from cs_systems.core.rows import ForecastRow, MemoryRow, PreflightRow, Results
 from cs_systems.core.units import human
 from cs_systems.record import Environment, RunRecord, make_key
 from cs_systems.runtime import channel, profiled, scheduler
-from cs_systems.runtime.channel import CellRecord, ChannelError, Message, Ready, Visit, run_request
+from cs_systems.runtime.channel import CellRecord, ChannelError, Message, Ready, Visit, Warming, run_request
 from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.runtime.processes import (
@@ -31,7 +31,7 @@ from cs_systems.runtime.processes import (
 )
 from cs_systems.runtime.ranks import Kind, NotStarted, Ranks
 
-OnVisit = Callable[[RunConfig], None]
+OnVisit = Callable[[RunConfig, Visit | Warming], None]
 ONE_WORKER = Kind()
 
 
@@ -244,10 +244,10 @@ class Supervisor:
             self._mark(current, repeat)
             try:
                 for reply in self._ready(kind).request(run_request(asked, repeat, out), self._timeout_s):
-                    assert isinstance(reply, (Visit, CellRecord))
+                    assert isinstance(reply, (Visit, Warming, CellRecord))
                     current = asked[reply.cell]
-                    if isinstance(reply, Visit):
-                        on_visit(current)
+                    if isinstance(reply, (Visit, Warming)):
+                        on_visit(current, reply)
                     else:
                         record = _checked(reply)
                         waiting.remove(current)

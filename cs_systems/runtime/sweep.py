@@ -23,6 +23,7 @@ from cs_systems.core.validation import arguments_checked, is_number, is_whole, s
 from cs_systems.profilers import Profiler
 from cs_systems.record import DONE, Environment, RunRecord, make_key
 from cs_systems.runtime import profiled, scheduler
+from cs_systems.runtime.channel import Visit, Warming
 from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.runtime.supervisor import Supervisor
@@ -32,13 +33,15 @@ _YEAR_S = 365 * 86400  # the largest timeout that the system's wait accepts
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress update, sent between measurements and never during one."""
+    """Progress update, sent between measurements and in a warm-up, never between timed steps."""
 
     done: int
     total: int
     config: RunConfig | None = None  # the cell that is measured now
     record: RunRecord | None = None  # the record that has just finished
     note: str | None = None
+    round: int | None = None  # of the cell, from 0
+    warmup: tuple[int, int] | None = None  # warm-up steps of the cell that have ended, and all of them
 
 
 OnProgress = Callable[[Progress], None]
@@ -223,6 +226,17 @@ def preflight(configs: Iterable[RunConfig], *, timeout_s: float | None = None) -
         return supervisor.preflight(cells)
 
 
+def planned(
+    configs: Iterable[RunConfig], *, timeout_s: float | None = None
+) -> tuple[list[PreflightRow], Environment | None]:
+    """Return the rows of `preflight`, and the machine that the first cell would run on; None without a cell."""
+    cells = _listed(configs)
+    check(cells, timeout_s=timeout_s)
+    with Supervisor(timeout_s=timeout_s) as supervisor:
+        rows = supervisor.preflight(cells)
+        return rows, supervisor.environment(cells[0].device) if cells else None
+
+
 @contextmanager
 def forecasting(timeout_s: float | None = None) -> Iterator[Callable[[RunConfig], ForecastRow]]:
     """Yield a function that predicts the memory of a cell of a user's own model by fake tensors.
@@ -359,6 +373,12 @@ def _measured(
     def report(**news: Any) -> None:
         on_progress(Progress(done, total, **news))
 
+    def visited(config: RunConfig, message: Visit | Warming) -> None:
+        if isinstance(message, Visit):
+            report(config=config, round=message.round)
+        else:
+            report(config=config, warmup=(message.step, message.steps))
+
     with journal.locked() if journal else nullcontext():
         for repeat in range(repeats):
             with Supervisor(journal, timeout_s) as supervisor:
@@ -372,7 +392,7 @@ def _measured(
                     missing = scheduler.shuffled(missing, shuffle_seed + repeat)
                 if recorded:
                     report(note=f"{recorded} {'cell is' if recorded == 1 else 'cells are'} already recorded")
-                for record in supervisor.measure(missing, repeat, interleave, skip_oom, lambda c: report(config=c)):
+                for record in supervisor.measure(missing, repeat, interleave, skip_oom, visited):
                     if journal is not None:
                         journal.append(record)
                     done += 1

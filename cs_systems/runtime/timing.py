@@ -44,10 +44,12 @@ def measure(
     probes: Probes | None = None,
     clock: Clock = time.perf_counter,
     region: Callable[[], AbstractContextManager[object]] = nullcontext,
+    on_warmup: Callable[[int], object] = lambda done: None,
 ) -> Iterator[Sample]:
     """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed ones; yield samples.
 
     region: a context entered around the timed steps alone.
+    on_warmup: called with the number of finished warm-up steps before each further one, and never before a timed step.
     """
     probes = probes or Probes(device)
     hold_s = FIRST_HOLD_S if device.is_cuda and getattr(workload, "hides_launches", False) else None
@@ -57,7 +59,9 @@ def measure(
             is_warmup = warmed < warmup
             if warmup_s and not is_warmup:
                 is_warmup = process_group.agreed(clock() - started < warmup_s, device)
-            if not is_warmup and timed == 0:
+            if is_warmup:
+                on_warmup(warmed)
+            elif timed == 0:
                 watched.enter_context(region())
             sample = _sample(workload, device, probes, clock, hold_s, round=round, warmup=is_warmup)
             if hold_s is not None:

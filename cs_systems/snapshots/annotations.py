@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TypedDict
 
 from cs_systems.snapshots.allocations import BEFORE
@@ -17,6 +18,7 @@ from cs_systems.snapshots.tensor_names import TensorNames
 from cs_systems.traces.range_names import general
 
 METADATA = "metadata"
+BLOCK = 1024  # values whose highest is kept
 
 
 class AnnotationRow(TypedDict):
@@ -40,23 +42,53 @@ def by_annotation(found: Attribution, names: TensorNames) -> list[AnnotationRow]
 
 def _of_ranges(found: Attribution) -> Iterator[AnnotationRow]:
     replay = found.replay
-    starts = [a.start for a in replay.allocations]
+    allocations, peak = replay.allocations, replay.peak_event
+    starts = [a.start for a in allocations]
+    # Sums over the allocations before each: ranges are many and may span all events.
+    requested = list(accumulate((a.requested_bytes for a in allocations), initial=0))
+    at_peak = list(accumulate((a.bytes if a.start <= peak < a.end else 0 for a in allocations), initial=0))
     after = _allocated_after(found)
+    highest = _Highest(after)
     for name, spans in _spans(replay.snapshot).items():
-        made = set[int]()  # indices of allocations: ranges of one name may nest
-        for first, end in spans:
-            made.update(range(bisect_left(starts, first), bisect_left(starts, end)))
-        of = [replay.allocations[n] for n in made]
+        made = [(bisect_left(starts, first), bisect_left(starts, end)) for first, end in _joined(spans)]
         yield {
             "annotation": name,
             "kind": None,
             "occurrences": len(spans),
-            "allocations": len(of),
-            "requested_bytes": sum(a.requested_bytes for a in of),
-            "at_peak_bytes": sum(a.bytes for a in of if a.start <= replay.peak_event < a.end),
-            "highest_bytes": max(max(after[first : end + 1]) for first, end in spans),
+            "allocations": sum(end - first for first, end in made),
+            "requested_bytes": sum(requested[end] - requested[first] for first, end in made),
+            "at_peak_bytes": sum(at_peak[end] - at_peak[first] for first, end in made),
+            "highest_bytes": max(highest.between(first, end + 1) for first, end in spans),
             "change_bytes": sum(after[end] - after[first] for first, end in spans),
         }
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the spans in order, overlapping ones as one: ranges of one name may nest."""
+    joined: list[tuple[int, int]] = []
+    for first, end in sorted(spans):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((first, end))
+    return joined
+
+
+class _Highest:
+    """Highest value between two places of a list, without a pass over all values between."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self._values = values
+        self._of_block = [max(values[at : at + BLOCK]) for at in range(0, len(values), BLOCK)]
+
+    def between(self, first: int, end: int) -> int:
+        left, right = -(-first // BLOCK), end // BLOCK
+        if left >= right:
+            return max(self._values[first:end])
+        parts = (
+            self._values[first : left * BLOCK], self._of_block[left:right], self._values[right * BLOCK : end],
+        )  # fmt: skip
+        return max(max(part) for part in parts if part)
 
 
 def _of_metadata(found: Attribution) -> Iterator[AnnotationRow]:

@@ -110,15 +110,17 @@ def _ranges(annotations: Sequence[Annotation]) -> Iterator[tuple[int, Place]]:
 
     Events in the µs in which a range begins or ends are inside.
     """
-    opened: list[str] = []
+    phases: list[str] = []  # names of the open ranges with a phase, outermost first
+    layers: list[str] = []
     for time_us, begins, name in sorted(a if a.begins else a._replace(time_us=a.time_us + 1) for a in annotations):
-        if begins:
-            opened.append(name)
-        elif name in opened:
-            del opened[len(opened) - 1 - opened[::-1].index(name)]
-        means = [meaning(name) for name in reversed(opened)]
-        phase = next((m.phase for m in means if m.phase), None)
-        yield time_us, Place(phase, next((m.layer for m in means if m.layer), None))
+        means = meaning(name)
+        for opened in [stack for stack, known in ((phases, means.phase), (layers, means.layer)) if known]:
+            if begins:
+                opened.append(name)
+            elif name in opened:
+                del opened[len(opened) - 1 - opened[::-1].index(name)]
+        phase = meaning(phases[-1]).phase if phases else None
+        yield time_us, Place(phase, meaning(layers[-1]).layer if layers else None)
 
 
 def layers_by_loop(

@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from cs_systems.traces import jobs, trace
+from cs_systems.traces import jobs, operators, trace
 from cs_systems.traces.modules import Modules
+from cs_systems.traces.operators import Operators
 from cs_systems.traces.read import read as read_trace
 from cs_systems.traces.trace import Categorical, Trace
 
@@ -34,7 +35,7 @@ _READERS = Path(__file__).parent  # a change in any file of this folder changes 
 # Classes of which a trace consists, by name. Another class makes a trace unfit for the cache.
 _CLASSES: dict[str, Any] = {
     name: value
-    for module in (trace, jobs)
+    for module in (trace, jobs, operators)
     for name, value in vars(module).items()
     if isinstance(value, type) and (is_dataclass(value) or hasattr(value, "_fields"))
 }
@@ -46,23 +47,23 @@ def folder() -> Path:
     return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "cs-systems" / "traces"
 
 
-def cached(path: Path, process: int | None = None, *, operators: bool = False, read: Reader = read_trace) -> Trace:
+def cached(path: Path, process: int | None = None, read: Reader = read_trace) -> Trace:
     """Return what `read` does, from the cache where the file is unchanged; keep it where reading takes long."""
-    key = _key(path, process, operators)
+    key = _key(path, process)
     entry = None if key is None else folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
     if key is not None and entry is not None and (found := _load(entry, key)):
         return replace(found, source=str(path))
     began_s = time.monotonic()
-    made = read(path, process, operators=operators)
+    made = read(path, process)
     took_s = time.monotonic() - began_s
-    if entry is not None and key is not None and took_s >= WORTH_S and key == _key(path, process, operators):
+    if entry is not None and key is not None and took_s >= WORTH_S and key == _key(path, process):
         # Without space or rights, or with a class that the cache does not know, there is no entry.
         with contextlib.suppress(OSError, TypeError, ValueError, OverflowError, MemoryError):
             _store(entry, key, made)
     return made
 
 
-def _key(path: Path, process: int | None, operators: bool) -> str | None:
+def _key(path: Path, process: int | None) -> str | None:
     """Return the text that identifies what is read; None for a file that is no plain file or changed just now."""
     try:
         path = path.resolve(strict=True)
@@ -73,7 +74,7 @@ def _key(path: Path, process: int | None, operators: bool) -> str | None:
     if not path.is_file() or time.time() - max(state.st_mtime, state.st_ctime) < SETTLED_S:
         return None
     of_file = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
-    return json.dumps([str(path), *of_file, process, operators, version])
+    return json.dumps([str(path), *of_file, process, version])
 
 
 @cache
@@ -146,7 +147,9 @@ def _encoded(value: Any, arrays: list[Any]) -> Any:
     if kind is Categorical:
         return {"categorical": [_listed(value.values, arrays), _encoded(value.codes, arrays)]}
     if kind is Modules:
-        return {"modules": value.rows}
+        return {"modules": [value.rows, value.how]}
+    if kind is Operators:
+        return {"operators": [[*vars(value)], [_encoded(one, arrays) for one in vars(value).values()]]}
     if _CLASSES.get(kind.__name__) is kind:
         names = getattr(value, "_fields", None) or [one.name for one in fields(value)]
         return {"object": kind.__name__, "fields": [_encoded(getattr(value, name), arrays) for name in names]}
@@ -186,7 +189,11 @@ def _decoded(tree: Any, arrays: Sequence[Any]) -> Any:
         case "categorical":
             return Categorical(_entries(content[0], arrays), _decoded(content[1], arrays))
         case "modules":
-            return Modules(content)
+            return Modules(*content)
+        case "operators":  # their order and tree are kept, so they are not computed again
+            found = Operators.__new__(Operators)
+            vars(found).update(zip(content[0], (_decoded(one, arrays) for one in content[1]), strict=True))
+            return found
     return _CLASSES[content](*(_decoded(one, arrays) for one in tree["fields"]))
 
 

@@ -104,7 +104,7 @@ def idle_by_cause(tables: Results, clean_s: float | None = None) -> dict[str, fl
     clean_s: the duration of the step without the profiler, which slows the host down and so lengthens the gaps. The
         causes then divide what this step has besides kernels, in the proportions of the trace.
     """
-    rows = tables.get("gaps", ())
+    rows: Sequence[GapRow] = tables.get("gaps", ())
     lasted = {row["cause"]: row["time_s"] for row in rows if row["device"] == rows[0]["device"]}
     steps = [row for row in tables.get("steps", ()) if row["device"] == rows[0]["device"]] if rows else []
     idle_s = sum(lasted.values())

@@ -35,6 +35,11 @@ def are_marked(trace: Trace) -> bool:
     return any(meaning(name).phase in (Phase.FORWARD, Phase.BACKWARD) for name in trace.ranges.name.values)
 
 
+def infers_backward(trace: Trace) -> bool:
+    """Return whether operators or their ranges tell backward from the rest."""
+    return bool(inferred(trace, SequenceRoute(trace) if trace.ops else None))
+
+
 def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:
     """Return for each phase which kernels belong to it; {} where nothing tells backward from the rest."""
     kernels = trace.kernels

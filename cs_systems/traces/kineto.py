@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from sys import intern
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,10 @@ from cs_systems.config import ConfigError
 from cs_systems.core.file_types import Unpacked
 from cs_systems.core.validation import shown
 from cs_systems.traces import jobs
+from cs_systems.traces.called_modules import PREFIX, called_modules
 from cs_systems.traces.chrome_trace import Event, Text, events, header
-from cs_systems.traces.modules import HEADER, unpacked
+from cs_systems.traces.modules import HEADER, Modules, unpacked
+from cs_systems.traces.operators import OperatorReader
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -51,8 +52,8 @@ MOST_KEPT = 10_000_000  # events kept for the tables: about 3.5 GB of memory wit
 FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file is read
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
+RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
 MOST_LISTED = 20  # processes that a message names
-MOST_OPERATORS = 1_000_000  # a trace with more gets none
 # Categories of calls that launch work: CUDA's, ROCm's, Intel's, and those of devices that PyTorch does not know.
 _CALLS = tuple(
     f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
@@ -72,13 +73,12 @@ KernelRow = tuple[Function, float, float, int, int, bool, int]
 
 
 @without_collector()
-def read(path: Path, process: int | None = None, *, operators: bool = False) -> Trace:
+def read(path: Path, process: int | None = None) -> Trace:
     """Return the contents of a trace.
 
     Args:
         path: The trace, gzipped or not.
         process: The pid of the process to read; required where the trace holds several.
-        operators: Return every operator too, in `Trace.operators`; only a timeline needs them.
 
     Raises:
         ConfigError: The trace is damaged, too large, or has too little in it for any table.
@@ -88,13 +88,13 @@ def read(path: Path, process: int | None = None, *, operators: bool = False) -> 
             text = Text(file, path)
             before = header(text)
             devices, modules = _devices(before), unpacked(before.get(HEADER))
-            reader = _Reader(path, operators)
+            reader = _Reader(path)
             for some in events(text):
                 for event in some:
                     reader.take(event)
                 reader.refuse_too_many(file)
             job = jobs.job(before, reader.origin_us)
-            return replace(reader.trace(devices, process), modules=modules, job=job)
+            return replace(reader.trace(devices, process, modules), job=job)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ConfigError(f"{path} is truncated ({error}); copy it again, or record it again") from None
         except OverflowError:
@@ -127,14 +127,15 @@ class _Process:
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
-    operators: list[Range] = field(default_factory=list)
+    operators: OperatorReader = field(default_factory=OperatorReader)
+    modules: list[Range] = field(default_factory=list)  # calls of modules, from Python's stacks
 
 
 class _Reader:
     """Collector of the fields needed of each event; it matches kernels with their launches after the last event."""
 
-    def __init__(self, path: Path, operators: bool) -> None:
-        self.path, self.operators = path, operators
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.origin_us: float | None = None
         self.processes: dict[int, _Process] = defaultdict(_Process)
         self.kernels: list[KernelRow] = []
@@ -156,8 +157,9 @@ class _Reader:
             "gpu_memset": self._copy,
             **dict.fromkeys(_CALLS, self._call),
             **dict.fromkeys(_UNREAD, lambda event, start, end: self.unread.update([event["cat"]])),
-            "cpu_op": self._op,
+            "cpu_op": self._cpu_op,
             "user_annotation": self._range,
+            "python_function": self._module,
             # The categories of PyTorch before 1.12.
             "Kernel": self._kernel,
             "Memcpy": self._copy,
@@ -172,13 +174,6 @@ class _Reader:
         keep = self.keep.get(category) if type(category) is str else None
         if keep is None:
             return
-        if category == "cpu_op" and "Sequence number" not in _args(event):  # the most frequent events
-            if "#" not in str(event.get("name")):
-                if not self.operators:
-                    return
-                keep = self._bare
-            else:
-                keep = self._range  # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
         phase = event.get("ph")
         if phase != "X" and phase != "B":
             return
@@ -199,7 +194,11 @@ class _Reader:
 
     def refuse_too_many(self, file: Unpacked) -> None:
         """Raise ConfigError if the events to keep exceed, or clearly will exceed, what fits into memory."""
-        owned = (len(p.launches) + len(p.ranges) + len(p.calls) + len(p.ops) + 4 for p in self.processes.values())
+        # An operator takes a quarter of the memory of the others.
+        owned = (
+            len(p.launches) + len(p.ranges) + len(p.modules) + len(p.calls) + len(p.ops) + len(p.operators) // 4 + 4
+            for p in self.processes.values()
+        )
         kept = sum(owned) + len(self.kernels) + len(self.copies) + len(self.overheads) + len(self.endless)
         expected = kept / file.share if file.count > FORECAST_FROM else kept
         if kept > MOST_KEPT or expected > FORECAST * MOST_KEPT:
@@ -254,32 +253,36 @@ class _Reader:
     def _range(self, event: Event, start: float, end: float) -> None:
         self.processes[int(event["pid"])].ranges.append(Range(self._name(event), start, end, self._thread(event)))
 
+    def _module(self, event: Event, start: float, end: float) -> None:
+        if (name := str(event["name"])).startswith(PREFIX):
+            self._process_of(event).modules.append(Range(name, start, end, int(event["tid"])))
+
+    def _cpu_op(self, event: Event, start: float, end: float) -> None:
+        # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
+        is_range = "#" in str(event["name"]) and "Sequence number" not in _args(event)
+        (self._range if is_range else self._op)(event, start, end)
+
     def _operator(self, event: Event, start: float, end: float) -> None:
         """Keep an event of an old file, whose category is that of operators and of the user's ranges."""
-        if "Sequence number" in _args(event):
-            self._op(event, start, end)
-        elif not _OPERATOR.search(str(event["name"])):
-            self._range(event, start, end)
-        elif self.operators:
-            self._bare(event, start, end)
-
-    def _bare(self, event: Event, start: float, end: float) -> None:
-        """Keep an operator for a timeline alone."""
-        operators = self.processes[int(event["pid"])].operators
-        if len(operators) <= MOST_OPERATORS:
-            operators.append(Range(intern(str(event["name"])), start, end, int(event["tid"])))
+        is_op = "Sequence number" in _args(event) or _OPERATOR.search(str(event["name"]))
+        (self._op if is_op else self._range)(event, start, end)
 
     def _op(self, event: Event, start: float, end: float) -> None:
-        args = event["args"]
-        numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
-        op = Op(self._name(event), start, end, self._thread(event), *numbers)
-        self.processes[int(event["pid"])].ops.append(op)
-        if self.operators:
-            self._bare(event, start, end)
+        name, thread, args, process = self._name(event), self._thread(event), _args(event), self._process_of(event)
+        if "Sequence number" in args:
+            numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
+            process.ops.append(Op(name, start, end, thread, *numbers))
+        process.operators.add(name, start, end, thread, args)
 
-    def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:
+    def _process_of(self, event: Event) -> _Process:
+        return self.processes[int(event["pid"])]
+
+    def trace(self, devices: dict[int, str], wanted: int | None, modules: Modules | None) -> Trace:
         self._refuse()
         process = self.processes[self._process(wanted)]
+        ranges = process.ranges
+        if modules is None and (called := called_modules(process.modules)):
+            ranges, modules = [*ranges, *called[0]], called[1]
         limitations = [f"it holds {count:,} {_UNREAD[category]}" for category, count in self.unread.items()]
         if self.endless:
             limitations.append(
@@ -293,9 +296,8 @@ class _Reader:
             )
         if not process.ranges and (elsewhere := sum(len(one.ranges) for one in self.processes.values())):
             limitations.append(f"its {elsewhere} range(s) are of processes that launched no kernel, and do not count")
-        if len(process.operators) > MOST_OPERATORS:
-            process.operators.clear()
-            limitations.append(f"its operators are not drawn: there are over {MOST_OPERATORS:,}; record fewer steps")
+        if not self.kernels and self.launched:
+            limitations.append(f"it holds no kernel, although some were launched; {RECORD}")
         kernels, copies = self.kernels, self.copies
         if sum(bool(one.launches) for one in self.processes.values()) > 1:
             kernels = [row for row in kernels if row[-1] in process.launches]
@@ -319,12 +321,13 @@ class _Reader:
             kernels=columns,
             copies=[copy for copy, _ in copies],
             calls=process.calls,
-            ranges=_ranges(process.ranges),
+            ranges=_ranges(ranges),
             overheads=self.overheads,
             ops=process.ops or None,
             limitations=tuple(limitations),
+            modules=modules,
+            operators=process.operators.read(),
             messages=self._messages_of(columns),
-            operators=_ranges(process.operators) if process.operators else None,
         )
 
     def _messages_of(self, kernels: Kernels) -> dict[int, jobs.Message]:
@@ -337,10 +340,10 @@ class _Reader:
     def _refuse(self) -> None:
         """Raise ConfigError if no table can be made of the events.
 
-        Ranges without kernels are a valid trace of the host, if nothing was launched.
+        Ranges or operators without kernels are a valid trace of the host.
         """
         ranges = any(process.ranges for process in self.processes.values())
-        record = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
+        operators = any(process.operators for process in self.processes.values())
         mark = "mark step, forward, backward … with torch.profiler.record_function"
         for what, category, found in (
             ("kernel", "kernel", self.kernels),
@@ -351,12 +354,14 @@ class _Reader:
                     f"{self.path} is damaged: each of its {count} {what}s lacks a valid time or number "
                     f"(the first such event is {self.first_damaged}); record again"
                 )
+        if operators:
+            return
         if not self.kernels and (count := self.unread["cuda_profiler_range"]):
             raise ConfigError(f"{self.path} holds no kernel, but {count:,} {_UNREAD['cuda_profiler_range']}")
         if not self.kernels and not ranges and not self.endless:
-            raise ConfigError(f"{self.path} holds no kernel and no range; {record}, and {mark}")
+            raise ConfigError(f"{self.path} holds no kernel and no range; {RECORD}, and {mark}")
         if not self.kernels and self.launched:
-            raise ConfigError(f"{self.path} holds no kernel, although some were launched; {record}")
+            raise ConfigError(f"{self.path} holds no kernel, although some were launched; {RECORD}")
         if not ranges and not self.kernels:
             never = f" that ends ({self.endless[0]!r} never ends)" if self.endless else ""
             raise ConfigError(f"{self.path} holds no range{never}; {mark}")
@@ -369,7 +374,10 @@ class _Reader:
         """
         found = Counter({pid: len(self.kernels) for pid, process in self.processes.items() if process.launches})
         if not self.kernels or not found:
-            found = Counter({pid: len(process.ranges) for pid, process in self.processes.items() if process.ranges})
+            counts = {pid: len(process.ranges) for pid, process in self.processes.items()}
+            if not any(counts.values()):
+                counts = {pid: len(process.operators) for pid, process in self.processes.items()}
+            found = Counter({pid: count for pid, count in counts.items() if count})
         elif len(found) > 1:
             owner: dict[int, int] = {}
             alike = set[int]()

@@ -14,7 +14,7 @@ from typing import Any
 from cs_systems.config import Phase
 from cs_systems.record import Row
 from cs_systems.traces.profile import Profile
-from cs_systems.traces.range_names import UNATTRIBUTED
+from cs_systems.traces.range_names import COMMUNICATION, UNATTRIBUTED
 from cs_systems.traces.tables import NO_COSTS, Costs
 
 PHASES = (Phase.FORWARD.value, Phase.BACKWARD.value)
@@ -144,7 +144,7 @@ def why_nothing(profile: Profile) -> str | None:
     time: dict[bool, float] = defaultdict(float)
     for (_, place), total in profile.groups.items():
         if place.phase in PHASES or place.phase == UNATTRIBUTED:
-            time[place.layer != UNATTRIBUTED] += total.time_s
+            time[place.layer not in (UNATTRIBUTED, COMMUNICATION)] += total.time_s
     if time[True] or not time[False]:
         return None
     kernels, modules = profile.trace.kernels, profile.trace.modules
@@ -158,9 +158,11 @@ def why_nothing(profile: Profile) -> str | None:
             "step runs another model, or a compiled one; use --compile default, or no --compile"
         )
     if modules is None:
+        tried = f"; {profile.why_no_blocks}" if profile.why_no_blocks else ""
         return (
-            f"{begins}no range in the trace is named like a module, and the trace has no table of modules; record "
-            "with cs-systems profile, or open a range around the forward of each module"
+            f"{begins}no range in the trace is named like a module, and the trace has no table of modules{tried}; "
+            "record with cs-systems profile, with torch.profiler and with_stack=True, or with a range around each "
+            "module's forward"
         )
     return f"{begins}kernels are launched outside of the ranges of modules"
 

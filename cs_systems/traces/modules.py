@@ -31,10 +31,13 @@ class Found(NamedTuple):
 
 
 class Modules:
-    """Table `modules`: {path, class, range, stack, block, layer, part, parameters} in the order of the model."""
+    """Table `modules`: {path, class, range, stack, block, layer, part, parameters} in the order of the model.
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = list(rows)
+    `how` says where the modules are from, unless the recorder wrote them.
+    """
+
+    def __init__(self, rows: Sequence[Row], how: str | None = None) -> None:
+        self.rows, self.how = list(rows), how
         self.by_path = {row["path"]: row for row in self.rows}
         self._by_range: dict[str, list[Row]] = defaultdict(list)
         for row in self.rows:

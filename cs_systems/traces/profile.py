@@ -15,8 +15,9 @@ import numpy as np
 from cs_systems.config import ConfigError, Phase
 from cs_systems.traces.attribution import Place, attribute, main_thread
 from cs_systems.traces.gaps import Gaps, gaps_in
+from cs_systems.traces.inferred_layers import with_blocks
 from cs_systems.traces.inferred_phases import are_marked, how_inferred
-from cs_systems.traces.range_names import PHASES, STEPS, UNATTRIBUTED, general, meaning
+from cs_systems.traces.range_names import PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
 from cs_systems.traces.trace import (
     Bools,
     Categorical,
@@ -65,6 +66,7 @@ class Profile:
     by_step: dict[tuple[int, int], StepKernels]
     gaps: dict[int, Gaps]
     notes: tuple[str, ...]
+    why_no_blocks: str | None = None  # where the trace names no layer and repetition does not tell
 
     @property
     def devices(self) -> list[int]:
@@ -121,7 +123,12 @@ class Profile:
 
 
 @without_collector()
-def profile(trace: Trace, steps: str | None = None, between: tuple[float, float] | None = None) -> Profile:
+def profile(
+    trace: Trace,
+    steps: str | None = None,
+    between: tuple[float, float] | None = None,
+    also: Sequence[str] = (),
+) -> Profile:
     """Return the profile of a trace: choose the steps and attribute every kernel.
 
     Args:
@@ -129,6 +136,7 @@ def profile(trace: Trace, steps: str | None = None, between: tuple[float, float]
         steps: The name of the steps' ranges, or a glob; None means `step`, `ProfilerStep#*`, from one forward to the
             next, or the whole recording.
         between: Start and end of the only step, in s since the start of the recording.
+        also: Notes of `known_ranges` about the meaning of ranges.
 
     Raises:
         ConfigError: No step is found, or no kernel in one.
@@ -138,19 +146,24 @@ def profile(trace: Trace, steps: str | None = None, between: tuple[float, float]
     if empty := int((~has_kernel).sum()) if has_kernel.any() else 0:
         how = [*how, f"{empty} of {len(chosen)} steps launched no kernel and are left out"]
         chosen = [step for step, counts in zip(chosen, has_kernel.tolist(), strict=True) if counts]
-    places, kernels = attribute(trace), trace.kernels
+    layers, kernels = with_blocks(trace, attribute(trace)), trace.kernels
+    places = layers.places
     number, inside = steps_of(kernels.launched_s, chosen)
     outside = {"before the first step": number < 0, "between or after the steps": (number >= 0) & ~inside}
     if len(kernels) and not inside.any():
         raise ConfigError(
             f"{trace.source}: none of its {len(kernels)} kernels was launched inside {_listed(chosen)} "
-            f"({(number < 0).sum()} before the first); choose other ranges with --range: {_names(trace.ranges)}"
+            f"({(number < 0).sum()} before the first); choose other ranges with --range: {_names(trace)}"
         )
     if len(kernels) and not (kernels.end_s > kernels.start_s)[inside].any():
         raise ConfigError(f"{trace.source} is damaged: its kernels take no time; record again")
-    notes = [*trace.limitations, *how]
+    notes = [*trace.limitations, *how, *also]
     if any(place.phase == Phase.BACKWARD for place in places.values) and not are_marked(trace):
         notes.append(how_inferred(trace))
+    if layers.found:
+        notes.append(layers.found)
+    if kernels and trace.modules and trace.modules.how:
+        notes.append(trace.modules.how)
     if not kernels:
         notes.append("no kernels: the times are those of the ranges on the host, not of the device")
     for where, left_out in outside.items():
@@ -170,6 +183,7 @@ def profile(trace: Trace, steps: str | None = None, between: tuple[float, float]
         _by_step(trace, number, which),
         gaps_in(kernels, chosen),
         tuple(notes),
+        layers.tried,
     )
 
 
@@ -191,13 +205,13 @@ def find_steps(
     if pattern:
         limits = "".join(f"; {limitation}" for limitation in trace.limitations)
         raise ConfigError(
-            f"{trace.source}: no range is named {pattern!r}; choose one with --range: {_names(trace.ranges)}{limits}"
+            f"{trace.source}: no range is named {pattern!r}; choose one with --range: {_names(trace)}{limits}"
         )
     named = _outermost(trace.ranges, *STEPS)
     for steps, note in ((named, []), (_steps_by_phases(trace.ranges), [BY_PHASES])):
         if steps and (not trace.kernels or _launched_in(trace, steps).any()):
             return steps, note
-    listed = f": {_names(trace.ranges)}" if len(trace.ranges) else ""
+    listed = f": {_names(trace)}" if len(trace.ranges) else ""
     return [_window(trace)], [f"{WHOLE}; choose ranges with --range, or a time with --between{listed}"]
 
 
@@ -220,10 +234,12 @@ def _launched_in(trace: Trace, steps: Sequence[Step]) -> Bools:
 
 def _window(trace: Trace, from_s: float = 0.0, to_s: float = math.inf) -> Step:
     """Return the step between two times since the start of the recording; by default, the whole recording."""
-    kernels, ranges = trace.kernels, trace.ranges
-    begins = np.concatenate([ranges.start_s, kernels.start_s, kernels.launch_start_s])
-    ends = np.concatenate([ranges.end_s, kernels.end_s, kernels.launch_end_s])
-    start, end = float(np.nanmin(begins)), float(np.nanmax(ends))
+    kernels, ranges, operators = trace.kernels, trace.ranges, trace.operators
+    begins = [ranges.start_s, kernels.start_s, kernels.launch_start_s]
+    ends = [ranges.end_s, kernels.end_s, kernels.launch_end_s]
+    if operators is not None:
+        begins, ends = [*begins, operators.start_s], [*ends, operators.end_s]
+    start, end = float(np.nanmin(np.concatenate(begins))), float(np.nanmax(np.concatenate(ends)))
     if not from_s < min(to_s, end - start):
         raise ConfigError(
             f"--between {from_s:g} {to_s:g} holds nothing of {trace.source}; its recording lasts from 0 to "
@@ -277,10 +293,17 @@ def _by_step(trace: Trace, number: Ints, which: Ints) -> dict[tuple[int, int], S
     return dict(sorted(zip(keys, rows, strict=True)))
 
 
-def _names(ranges: Ranges) -> str:
-    found = Counter(map(general, ranges.name))
+def _names(trace: Trace) -> str:
+    """Return the names of the ranges for a hint; operators and modules only where there is nothing else."""
+    found = Counter(map(general, trace.ranges.name))
+    own = {name: count for name, count in found.items() if not _is_operator_or_module(trace, name)}
+    found = Counter(own) or found
     listed = ", ".join(f"{name!r} ({count}×)" for name, count in found.most_common(12))
     return listed + (" …" if len(found) > 12 else "")
+
+
+def _is_operator_or_module(trace: Trace, name: str) -> bool:
+    return is_operator(name) or (trace.modules is not None and trace.modules.is_module(name))
 
 
 def _listed(steps: Sequence[Step]) -> str:

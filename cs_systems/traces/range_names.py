@@ -17,6 +17,7 @@ COMMUNICATION = "communication"  # layer of every collective, in whichever modul
 SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
 FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
 TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".json", ".json.gz")  # suffixes of the files that profilers write
+MEANS = " → "  # between a range's name and the meaning that `known_ranges` gives it
 STEPS = ("step", "ProfilerStep#*")  # globs: default names of a step's range
 
 # Phases that only a recorded loop has; a step of `time` holds none of them.
@@ -52,13 +53,21 @@ PARTS = {
 }
 
 
-# Numbers that distinguish the occurrences of one range.
-_OCCURRENCE = re.compile(r"(?<=ProfilerStep#)\d+|, (?:op_id|seq) = \d+")
+# Numbers that distinguish the occurrences of one range; the last three are those of emit_nvtx.
+_OCCURRENCE = re.compile(
+    r"(?<=ProfilerStep#)\d+|, (?:op_id|seq) = \d+|, sizes = \[.*?\](?=, input_op_ids|$)|, input_op_ids = \[.*\]$"
+)
+_OPERATOR = re.compile(r"\w+::\w+|\w+Backward\d*|autograd::engine::.*")
 
 
 def general(name: str) -> str:
     """Return the name that all occurrences of a range share: `ProfilerStep#551` → `ProfilerStep#*`."""
     return _OCCURRENCE.sub(lambda found: "*" if found[0].isdigit() else "", name)
+
+
+def is_operator(name: str) -> bool:
+    """Return whether a range is named like an operator of PyTorch."""
+    return _OPERATOR.fullmatch(general(name)) is not None
 
 
 class Meaning(NamedTuple):
@@ -72,7 +81,7 @@ class Meaning(NamedTuple):
 @functools.lru_cache(maxsize=65536)
 def meaning(name: str) -> Meaning:
     """Return the meaning of one range's name, also as `## forward ##`; a `loss` is both a phase and a layer."""
-    name = name.strip("# ")
+    name = name.rpartition(MEANS)[2].strip("# ")
     phase = next((str(phase) for phase, pattern in PHASES.items() if _is(pattern, name)), None)
     layer = next((form.format(*found.groups()) for form, p in LAYERS.items() if (found := _is(p, name))), None)
     if layer:

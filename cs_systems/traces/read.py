@@ -28,13 +28,12 @@ OTHER_JSON = (
 )
 
 
-def read(path: Path, process: int | None = None, *, operators: bool = False) -> Trace:
+def read(path: Path, process: int | None = None) -> Trace:
     """Return the trace that nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz) wrote.
 
     Args:
         path: The trace.
         process: The pid of the process to read; required where the trace holds several.
-        operators: Return every operator too, for a timeline; nsys records none.
 
     Raises:
         ConfigError: The file is not a usable trace; the message says what is missing and how to record it.
@@ -64,7 +63,7 @@ def read(path: Path, process: int | None = None, *, operators: bool = False) -> 
         if pattern.match(begins):
             raise ConfigError(f"{path} is {what}")
     if head.startswith(GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
-        return kineto.read(path, process, operators=operators)
+        return kineto.read(path, process)
     raise ConfigError(
         f"{path} is not a trace; give an SQLite export or .nsys-rep of nsys, a Chrome trace (.json, .json.gz) of "
         "torch.profiler, or a .ncu-rep of ncu"

@@ -64,6 +64,17 @@ class SequenceRoute:
             return ()
         return self._ranges[made.thread].at(made.start_s)
 
+    def forward_number(self, kernel: Kernel) -> tuple[int, int] | None:
+        """Return (thread, sequence number) of the forward operator that launched the kernel, or made its backward."""
+        ops = self._ops(kernel)
+        if not ops:
+            return None
+        backward = [op for op in ops if op.forward_thread]
+        if not backward:
+            return ops[-1].thread, ops[-1].sequence
+        thread = self._threads.get(backward[-1].forward_thread)
+        return None if thread is None else (thread, backward[-1].sequence)
+
     def _ops(self, kernel: Kernel) -> tuple[Op, ...]:
         if kernel.thread is None or kernel.launch_start_s is None or kernel.thread not in self.lines:
             return ()

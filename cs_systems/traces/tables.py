@@ -202,6 +202,8 @@ def parts(profile: Profile, costs: Costs = NO_COSTS) -> list[PartRow]:
     others = sorted({p.part for p in profile.places.values if p.part} - {*PARTS})
     order = [*PARTS, *others, "block"]
     found = _by_phase(profile, part, lambda name: (order.index(name), 0))
+    if [name for name, _ in found] == ["block"]:  # nothing tells the parts apart
+        return []
     return [{"part": name, **passes} for name, passes in found]
 
 

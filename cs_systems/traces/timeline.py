@@ -12,7 +12,7 @@ from typing import NamedTuple, TypedDict, TypeVar, cast
 import numpy as np
 
 from cs_systems.core.rows import NoteRow, Results, Row
-from cs_systems.traces import module_tables
+from cs_systems.traces import module_tables, operator_table
 from cs_systems.traces.attribution import Place, main_thread
 from cs_systems.traces.kernel_families import FAMILIES, family, short_name
 from cs_systems.traces.profile import Profile
@@ -249,14 +249,18 @@ def _layer(trace: Trace, name: str) -> str | None:
 
 
 def results(profile: Profile, costs: Costs = NO_COSTS) -> Results:
-    """Return every table by name, and `notes`."""
+    """Return every table by name, and `notes`; `operators` only where the trace holds some."""
     rows: dict[str, Sequence[Row]] = {name: table(profile, costs) for name, table in TABLES.items()}
+    of_operators: list[str] = []
+    if operator_table.operators_of(profile.trace) is not None:
+        rows["operators"], of_operators = operator_table.largest(profile, costs)
     if profile.trace.modules is not None:
         rows |= {name: table(profile, costs) for name, table in module_tables.TABLES.items()}
     all_notes: list[NoteRow] = [{"table": None, "note": note} for note in profile.notes]
     all_notes += [{"table": name, "note": note} for name in TABLES for note in notes(name, profile, rows[name])]
     if reason := module_tables.why_nothing(profile):
         all_notes.append({"table": "layers", "note": reason})
+    all_notes += [{"table": "operators", "note": note} for note in of_operators]
     all_notes += [
         {"table": name, "note": note}
         for name in module_tables.TABLES.keys() & rows.keys()
@@ -307,7 +311,7 @@ def within(profile: Profile, start_s: float, end_s: float) -> Within:
         sorted((c for c in trace.copies if start_s <= c.start_s <= last_s), key=lambda c: c.start_s),
         begun(trace.ranges),
         sorted((c for c in trace.calls if start_s <= c.start_s <= end_s), key=lambda c: c.start_s),
-        begun(trace.operators) if trace.operators is not None else [],
+        begun(trace.operators.ranges()) if trace.operators is not None else [],
     )
 
 

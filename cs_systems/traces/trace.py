@@ -13,13 +13,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cs_systems.traces.jobs import Job, Message
 from cs_systems.traces.modules import Modules
+
+if TYPE_CHECKING:
+    from cs_systems.traces.operators import Operators
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -292,9 +295,8 @@ class Trace:
     """Contents of a trace of one process.
 
     `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none,
-    `modules` where the recorder wrote none. `operators` is every operator, where the reader was asked for them: `ops`
-    are those that autograd numbers. `messages` maps the index of a collective's kernel to what the profiler recorded of
-    the call.
+    `modules` where the recorder wrote none. `ops` are those of `operators` with a sequence number. `messages` maps the
+    index of a collective's kernel to what the profiler recorded of the call.
     """
 
     source: str
@@ -309,7 +311,7 @@ class Trace:
     limitations: tuple[str, ...]
     allocations: Allocations | None = None
     modules: Modules | None = None
-    operators: Ranges | None = None
+    operators: Operators | None = None
     job: Job | None = None
     messages: Mapping[int, Message] = field(default_factory=dict)
 

@@ -168,7 +168,7 @@ class Tab:
         return found["result"].get("value")
 
     def processor_ms(self) -> float:
-        """Return the processor's time of the page's main thread until now, which other programs do not lengthen."""
+        """Return the processor's time of the page's main thread until now, without that of other programs."""
         metrics = {metric["name"]: metric["value"] for metric in self.call("Performance.getMetrics")["metrics"]}
         return float(metrics["ThreadTime"]) * 1e3
 

@@ -303,7 +303,7 @@ def _answered(study: Study, argv: Sequence[str] | None) -> int:
         description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--out", type=Path, help="folder of the records (default: profiles/NAME, small: runs/NAME)")
-    parser.add_argument("--format", choices=[f for f in FORMATS if f not in ("terminal", "html")], default="markdown")
+    parser.add_argument("--format", choices=[f for f in FORMATS if f != "terminal"], default="markdown")
     parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: full on a GPU, else small")
     parser.add_argument("--fresh", action="store_true", help="rename the old records, and measure every cell again")
     parser.add_argument("--show", action="store_true", help="show the records of --out without measuring")

@@ -6,6 +6,7 @@ therefore runs this file and the shared suite in a new process.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -122,6 +123,58 @@ def test_attention_is_correct_with_any_tile_and_window(case: Case, tile: Tile, w
     )
     # Twice the suite's tolerance: with so few elements, the last bit of CUDA's exp2 matters.
     assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) < 2e-5
+
+
+def starts_of(lengths: tuple[int, ...], device: str) -> Tensor:
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+
+
+@DEVICES
+@pytest.mark.parametrize(
+    ("lengths_q", "lengths_k", "heads_kv", "options"),
+    [
+        ((33, 1, 0, 70), (50, 7, 4, 33), 1, {"causal": True, "align": "lower_right", "window": 20}),
+        ((40, 17), (40, 17), 2, {"causal": True, "scale": -0.3}),
+        ((5, 64, 16), (0, 20, 3), 2, {}),
+    ],
+)
+def test_packed_sequences_match_each_sequence_alone(
+    lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], heads_kv: int, options: dict[str, object], device: str
+) -> None:
+    torch.manual_seed(0)
+    shapes = [(sum(lengths_q), 2), (sum(lengths_k), heads_kv), (sum(lengths_k), heads_kv), (sum(lengths_q), 2)]
+    *inputs, grad = (torch.randn(*shape, 16, device=device) for shape in shapes)
+    inputs = [x.requires_grad_() for x in inputs]
+    starts = starts_of(lengths_q, device), starts_of(lengths_k, device)
+    out = flash_triton.packed_attention(*inputs, *starts, max(lengths_q), max(lengths_k), **options)
+    got = [out, *torch.autograd.grad(out, inputs, grad)]
+
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    each = zip(
+        *(x.split(lengths) for x, lengths in zip(exact, (lengths_q, lengths_k, lengths_k), strict=True)), strict=True
+    )
+    alone = torch.cat(
+        [
+            naive.attention(*(x.transpose(0, 1)[None] for x in qkv), **options)[0].transpose(0, 1)
+            if len(qkv[1])
+            else qkv[0] * 0
+            for qkv in each
+        ]
+    )
+    ref = [alone, *torch.autograd.grad(alone, exact, grad.double())]
+    assert max(relative_error(g.detach(), r.detach()) for g, r in zip(got, ref, strict=True)) < 2e-5
+
+
+def test_packed_sequences_of_wrong_form_are_rejected() -> None:
+    q, starts = torch.zeros(8, 2, 16), torch.tensor([0, 8], dtype=torch.int32)
+    for arguments, words in (
+        ((q[None], q, q, starts, starts), r"pass \(rows, heads, d_head\), k and v of one shape"),
+        ((q, q, q, starts.long(), starts), "starts_q is torch.int64 .*; pass int32, one more than there are sequences"),
+        ((q, q, q, starts, starts[:1]), "starts_q has 2 numbers and starts_k 1; pass as many of each"),
+        ((q, q.half(), q, starts, starts), "cast them to one dtype"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            flash_triton.packed_attention(*arguments, 8, 8)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytes
     assert max(map(len, [*sentences.splitlines(), *lines[1:]])) <= 80
     assert lines[0] == f"{nsys_path} · nsys · NVIDIA H200 · 3 steps of 238 kernels"
     assert "not as timings" in lines[1]
-    assert {*CAPTIONS.values()} - {*lines} == {CAPTIONS["overlap"]}  # one GPU does not communicate
+    # One GPU does not communicate, and nsys records no operators.
+    assert {*CAPTIONS.values()} - {*lines} == {CAPTIONS["overlap"], CAPTIONS["operators"]}
     assert any(line.startswith("elementwise direct_copy ") for line in lines)
     assert "30 more kernel(s) take 30.8% of the time; --top shows more" in lines
 
@@ -43,8 +44,11 @@ def test_options_choose_tables_and_number_of_rows(kineto_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("table", sorted(SHOWN))
-def test_csv_has_all_columns_and_rows(nsys_path: Path, capsys: pytest.CaptureFixture[str], table: str) -> None:
-    assert analyze(nsys_path, "--table", table, "--format", "csv") == 0
+def test_csv_has_all_columns_and_rows(
+    nsys_path: Path, kineto_path: Path, capsys: pytest.CaptureFixture[str], table: str
+) -> None:
+    path = kineto_path if table == "operators" else nsys_path
+    assert analyze(path, "--table", table, "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {*SHOWN[table]} <= {*rows[0]}
     if table == "kernels":

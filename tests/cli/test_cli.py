@@ -67,7 +67,8 @@ def test_time_prints_progress_table_and_paths(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert "tiny ctx 64 batch 1 · naive · fp32 · forward: " in lines[0]
-    assert "per step" in lines[0]
+    assert re.search(r"per step.* \(\d+ s, \d+ s left\)$", lines[0])
+    assert re.search(r"per step.* \(\d+ s\)$", lines[3])
 
     *table, _, where, report = done.stdout.splitlines()
     assert max(map(len, table)) <= 80
@@ -122,6 +123,7 @@ def test_dry_run_lists_cells_with_memory_and_measures_nothing(tmp_path: Path) ->
     done = run(*TINY, "--attention", "naive", "sdpa_cudnn", "--dry-run", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 cells" in done.stdout
+    assert re.search(r"^estimated duration: about \d+ s \(1 cell by FLOPs, at an assumed 10 GFLOP/s", done.stdout, re.M)
     assert re.search(r"\d MiB", done.stdout), "the memory of a tiny model is given in MiB"
     assert "sdpa_cudnn: " in done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ import torch
 
 from cs_systems.cli import doctor, main
 from cs_systems.core import plugins
+from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
 from cs_systems.profilers import ncu, nsys
 from cs_systems.record import Row
 
@@ -35,11 +36,41 @@ def test_every_backend_is_available_or_has_a_reason(rows: dict[str, Row]) -> Non
 @pytest.mark.parametrize("name", ["flash_cuda", "flash_gluon"])
 def test_gpu_backend_without_gpu_names_the_gpu_as_reason(rows: dict[str, Row], name: str) -> None:
     assert rows[f"attention {name}"]["found"] == "a Hopper GPU is required"
+    assert rows[f"attention {name}"]["state"] == rows["ncu"]["state"] == NEEDS_GPU
+
+
+CPU = [diagnostic("GPU", "none", "missing"), diagnostic("attention naive", "on cpu"), diagnostic("nsys", "2024.2")]
+TRITON = diagnostic("triton", "not installed", "missing", "pip install 'cs-systems[triton]'")
+UNUSED = diagnostic("attention flex", "no backward on the CPU", NEEDS_GPU, "use the backend sdpa_flash")
+TORCH = diagnostic("torch", "an NVIDIA driver is installed", "problem", "install the CUDA build of torch")
+
+
+@pytest.mark.parametrize(
+    ("rows_found", "sentence"),
+    [
+        (
+            [*CPU, UNUSED],
+            "Here you can time training steps on the CPU and profile them with kineto and nsys, with 1 of 2 attention "
+            "backends; kernel times and GPU memory need a GPU; nothing is left to install.",
+        ),
+        (
+            [diagnostic("GPU 0", "H200"), diagnostic("GPU 1", "H200"), CPU[1], TRITON],
+            "Here you can time training steps on 2 GPUs and profile them with kineto, with 1 of 1 attention backends; "
+            "first install triton: pip install 'cs-systems[triton]'.",
+        ),
+        (
+            [TRITON, TORCH, *CPU[:1]],
+            "Nothing can be measured here; first fix torch: install the CUDA build of torch.",
+        ),
+    ],
+)
+def test_last_sentence_says_what_works_and_what_to_install_first(rows_found: list[Diagnostic], sentence: str) -> None:
+    assert doctor.conclusion(rows_found) == sentence
 
 
 def test_every_problem_has_a_remedy(rows: dict[str, Row]) -> None:
     assert {"python", "torch", "triton", "torch.compile", "nvtx", "nsys", "ncu", "runs/"} <= set(rows)
-    assert {row["state"] for row in rows.values()} <= {"ok", "missing", "problem"}
+    assert {row["state"] for row in rows.values()} <= {"ok", "missing", NEEDS_GPU, "problem"}
     assert [name for name, row in rows.items() if row["state"] == "problem" and not row["remedy"]] == []
 
 

@@ -127,7 +127,7 @@ def test_pairs_of_options_are_applied_or_refused(command: str, capsys: pytest.Ca
         ("profile --with kineto --kernel=", "--kernel requires --with ncu, got --with kineto"),
         (
             "analyze x --table phases --top 3",
-            "--top only cuts the tables kernels, steps, ranges, layers, range_tree, modules, not phases",
+            "--top only cuts the tables kernels, steps, ranges, layers, range_tree, operators, modules, not phases",
         ),
         ("snapshot x --table composition --top 3", "--top only cuts the tables top, timeline, segments, alive, not"),
         ("snapshot x y --size=", "a comparison of two snapshots does not name tensors; leave out --size"),

@@ -143,11 +143,11 @@ def test_precisions_are_compared_with_fp32(
     assert sweeps == [({"train_step"}, True), ({"precision_error", "training_curve"}, False)]
     assert "<svg" in (tmp_path / "training.svg").read_text()
     quality_lines = [line for line in progress.splitlines() if re.search("precision_error|training_curve", line)]
-    assert {re.split("[:;] ", line)[-1] for line in quality_lines} == {"done", "use fp32"}, (
+    assert {re.split("[:;] ", line)[-1].partition(" (")[0] for line in quality_lines} == {"done", "use fp32"}, (
         "cells that are not timed show no time"
     )
     assert main(["report", str(tmp_path)]) == 0
-    clean, errors, curves = capsys.readouterr().out.split("\n\n")
+    _, clean, errors, curves = capsys.readouterr().out.split("\n\n")
     assert "not timed" not in clean
     for table in (errors, curves):
         assert ", not timed; constant: size tiny" in " ".join(table.split())
@@ -248,3 +248,11 @@ def test_records_of_unknown_precision_are_refused(tmp_path: Path, capsys: pytest
     (tmp_path / "records.jsonl").write_text(recorded.read_text().replace('"precision":"bf16"', '"precision":"fp4"'))
     assert main(["precision", "--show", str(tmp_path)]) == 2
     assert "unknown precision 'fp4'" in capsys.readouterr().err
+
+
+def test_show_keeps_the_caveats_of_timings(capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = Path(__file__).parents[2] / "profiles" / "precision"
+    assert main(["precision", "--show", str(recorded)]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"launch-bound \(\d cells?\): ", output)
+    assert re.search(r"unstable \(\d cells?\): ", output)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cs_systems.cli._output import joined
 from cs_systems.config import RunConfig, preset
 from cs_systems.core import plugins
 from cs_systems.diagnosis import MOST, NOTHING, WORTH, Diagnosis, apply_rules, diagnose
@@ -184,6 +185,11 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
         0.1 - 0.06 * 0.23,
         "--checkpoint every:1 computes",
     ),
+    "straggler": (
+        timed(tables={"ranks": [{"rank": r, "wait_s": 0.01 * r} for r in (0, 2) for _ in ("loss", "backward")]}),
+        0.06,
+        "rank 2 waits 40% of the step for rank 0: compare its batch",
+    ),
     "unstable-times": (
         timed(measurement=measured([0.08, 0.1, 0.1, 0.1, 0.12])),
         0.08,
@@ -258,6 +264,8 @@ def test_clean_step_has_no_diagnosis(clean: Evidence) -> None:
 def test_nothing_to_judge_is_no_diagnosis_and_prints_nothing() -> None:
     assert apply_rules(Evidence()) is None
     assert diagnose([]) is None
+    on_cpu: Any = {"overhead": [{"recorded_s": 0.2, "not_recorded_s": 0.1}], "ranges": []}
+    assert diagnose(RunRecord("key", RunConfig(profiler="kineto").to_dict(), "ok", results=on_cpu)) is None
     assert diagnoses.text(None) == ""
     assert diagnoses.text([]) == f"{NOTHING}\n\n"
 
@@ -359,13 +367,13 @@ columns = st.sampled_from(
         *("step", "device", "wall_s", "busy_share", "cause", "time_s", "phase", "family", "kernel", "part", "share"),
         *("calls_per_step", "ceiling", "ceiling_share", "exposed_s", "step_s", "range", "total_s", "hardware_flops"),
         *("bytes", "peak_flops_per_s", "peak_bytes_per_s", "not_recorded_s", "component", "peak_bytes"),
-        *("peak_allocated_bytes", "peak_reserved_bytes"),
+        *("peak_allocated_bytes", "peak_reserved_bytes", "rank", "wait_s"),
     ]
 )
 words = st.sampled_from(["forward", "backward", "optimizer", "all", "matmul", "softmax", "launch-bound", "copy"])
 rows = st.dictionaries(columns, numbers | words, max_size=8)
 tables = st.dictionaries(
-    st.sampled_from([*TABLES, "cost", "ceiling", "ran", "overhead", "memory_phases", "memory_forecast"]),
+    st.sampled_from([*TABLES, "cost", "ceiling", "ran", "overhead", "ranks", "memory_phases", "memory_forecast"]),
     st.lists(rows, max_size=3),
 )
 
@@ -379,3 +387,11 @@ def test_any_tables_give_bounded_diagnoses(made: Any, profiler: str, walls: list
         assert 0 <= found.at_best <= found.now
         assert WORTH <= found.share <= 1
         assert found.sentence
+
+
+def test_page_of_tables_begins_with_the_sentences() -> None:
+    records = read_records(PROFILES / "fully_sharded")[0]
+    shown = joined(["<p>tables</p>"], "html", "Strategies", records=records)
+    assert shown.index("the GPU keeps waiting for kernel launches") < shown.index("<p>tables</p>")
+    assert shown.count("<li>") == MOST
+    assert 'class="diagnoses"' not in joined(["<p>tables</p>"], "html", "Runs")

@@ -47,10 +47,13 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def compile_windowed(capability: int) -> dict[str, dict[str, Any]]:
-    """Return the resources of the kernels with a window."""
-    found = launches(capability, "bfloat16", 64, 4096, 4096, window=1024)
-    return {name: resources(capability, launch) for name, launch in found.items()}
+def compile_masks(capability: int) -> dict[str, dict[str, Any]]:
+    """Return the resources of the kernels with a window, and of those for packed sequences."""
+    return {
+        f"{mask} {name}": resources(capability, launch)
+        for mask, options in (("window", {"window": 1024}), ("packed", {"packed": True}))
+        for name, launch in launches(capability, "bfloat16", 64, 4096, 4096, **options).items()
+    }
 
 
 def compile_few_keys(capability: int) -> dict[str, dict[str, Any]]:
@@ -69,8 +72,10 @@ def resources(capability: int, launch: Any) -> dict[str, Any]:
     return {**vars(found), "prepared_bytes": [*map(parameter_bytes, parameters_of(compiled, launch.arguments))]}
 
 
-def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int, window: int = 0) -> dict[str, Any]:
-    from cs_systems.kernels.triton.launch import Problem
+def launches(
+    capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int, window: int = 0, packed: bool = False
+) -> dict[str, Any]:
+    from cs_systems.kernels.triton.launch import Packing, Problem
 
     def tensor(seq: int) -> torch.Tensor:
         return torch.empty(4, 16, seq, d_head, dtype=getattr(torch, dtype), device="meta")
@@ -78,7 +83,11 @@ def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int, w
     (q, o, do, dq), (k, v, dk, dv) = (tuple(tensor(seq) for _ in range(4)) for seq in (seq_q, seq_k))
     lse, lse_log2, delta = (torch.empty(4, 16, seq_q, device="meta") for _ in range(3))
     tiles = tiles_for((capability // 10, capability % 10), q.element_size(), d_head)
-    problem = Problem(q, k, v, True, 0, d_head**-0.5, tiles, window)
+    packing = None
+    if packed:
+        starts, tiles = torch.empty(5, dtype=torch.int32, device="meta"), tiles.without_descriptors()
+        packing = Packing(starts, starts, 4 * seq_q, lower_right=True)
+    problem = Problem(q, k, v, True, 0, d_head**-0.5, tiles, window, packing)
     return {
         "forward": problem.forward(o, lse),
         "dq": problem.dq(o, lse, do, lse_log2, delta, dq),
@@ -133,8 +142,9 @@ def test_float32_products_are_not_rounded_to_tf32(kernel: str) -> None:
 
 @LONG_TIMEOUT
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_kernel_with_window_does_not_spill(kernel: str) -> None:
-    resources = compiled(90, "windowed")[kernel]
+@pytest.mark.parametrize("mask", ["window", "packed"])
+def test_kernel_with_other_mask_does_not_spill(mask: str, kernel: str) -> None:
+    resources = compiled(90, "masks")[f"{mask} {kernel}"]
     assert resources["spills"] == 0
     assert resources["prepared_bytes"] == resources["parameter_bytes"]
 
@@ -160,5 +170,5 @@ def test_compiling_interpreted_kernel_is_rejected() -> None:
 
 
 if __name__ == "__main__":
-    compile_what = {"all": compile_all, "few_keys": compile_few_keys, "windowed": compile_windowed}[sys.argv[1]]
+    compile_what = {"all": compile_all, "few_keys": compile_few_keys, "masks": compile_masks}[sys.argv[1]]
     json.dump(compile_what(int(sys.argv[2])), sys.stdout)

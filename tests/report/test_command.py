@@ -15,7 +15,10 @@ def folder(tmp_path: Path, train_records: list[RunRecord]) -> Path:
     return tmp_path
 
 
-def test_report_prints_table_of_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_prints_table_of_80_columns(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["report", str(folder)]) == 0
     sentences, _, table = capsys.readouterr().out.partition("\n\n")
     assert sentences.startswith("1. 90% of the step is forward and backward in fp32")

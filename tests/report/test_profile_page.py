@@ -145,9 +145,8 @@ def test_page_states_step_coverage_and_captions(page: str) -> None:
         "100.0% of the kernel time belongs to a phase, and 39.2% to a layer or named module",
     ):
         assert expected in text
-    assert {CAPTIONS[name].lower() for name in SHOWN if name not in ("overlap", "range_tree")} <= texts_between_tags(
-        page
-    )
+    lacking = ("overlap", "range_tree", "operators")
+    assert {CAPTIONS[name].lower() for name in SHOWN if name not in lacking} <= texts_between_tags(page)
     assert 'title="void at::native::' in page  # the full name, while the table shows the short one
 
 
@@ -376,7 +375,7 @@ def test_selected_range_is_summed(page: str, nsys_path: Path, tmp_path: Path) ->
 
 
 def test_operators_stand_beside_kernels_and_name_the_one_that_launched_each(tmp_path: Path) -> None:
-    trace = read(DATA / "kineto_h200_step.json.gz", operators=True)
+    trace = read(DATA / "kineto_h200_step.json.gz")
     seen = profile(trace)
     made = view(seen)
     got = browse(
@@ -394,7 +393,7 @@ answer({ titles, found, searched: byId("found").textContent, faint: timeline.row
 """,
     )
     assert [title.split(" · ")[-1] for title in got["titles"]].count("operators") == 2  # of forward and of backward
-    operators = trace.operators
+    operators = trace.operators and trace.operators.ranges()
     assert operators is not None
     first = seen.steps[made["steps"][0]["number"]].start_s
     for launch_ns, name in got["found"]:
@@ -487,6 +486,33 @@ def test_page_shows_the_times_of_the_ranks(nsys_path: Path) -> None:
     text = render(view(seen), {**results(seen), "ranks": ranks}, "two ranks")
     assert "ranks: median time of each phase" in texts_between_tags(text)
     assert "wait for the last rank" in texts_between_tags(text)
+
+
+def test_narrow_boxes_are_as_opaque_as_they_cover_their_pixels(page: str, tmp_path: Path) -> None:
+    """20,000 boxes, each as long as the gap after it: half of every pixel, from bins and, closer, box by box."""
+    seen = browse(
+        tmp_path,
+        page,
+        """
+const size = 20000, end = 10 * size, row = {
+  size, start: Float64Array.from({ length: size }, (_, i) => 10 * i), duration: new Float64Array(size).fill(5),
+  shades: new Uint8Array(size).fill(palette.shade("matmul")),
+};
+palette.read();
+const look = (from, to) => {
+  const pixels = new Uint8ClampedArray(4 * 100), wide = mixed(row, { from, to, end }, 100, pixels, 0).length;
+  const alpha = pixels.filter((_, k) => k % 4 === 3), [least, most] = [Math.min(...alpha), Math.max(...alpha)];
+  return { wide, binned: Boolean(row.bins), least, most, rgb: [...pixels.slice(0, 3)] };
+};
+const close = look(0, end / 100);
+answer({ close, whole: look(0, end), boxes: look(0, 100).wide, matmul: palette.rgb[palette.shade("matmul")] });
+""",
+    )
+    assert (seen["close"]["binned"], seen["whole"]["binned"]) == (False, True)
+    for look in (seen["close"], seen["whole"]):
+        assert (look["wide"], look["rgb"]) == (0, seen["matmul"])
+        assert 115 <= look["least"] <= look["most"] <= 140
+    assert seen["boxes"] == 10  # each is wide enough to be drawn
 
 
 def test_packed_columns_are_unpacked_to_the_same_numbers(tmp_path: Path, page: str) -> None:

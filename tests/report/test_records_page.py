@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cs_systems.config import RunConfig
+from cs_systems.config import Mode, RunConfig, preset
 from cs_systems.record import RunRecord
 from cs_systems.report.pages import records as html
 from tests.report.browser import Page, browse, looks, opened
@@ -115,5 +115,20 @@ def test_profiled_records_have_own_section_and_are_not_in_headline(build: Build)
     page = html.render([build(RunConfig(profiler="nsys"), 0.001, 1e12, 10**9), clean])
     assert "<h2>train_step</h2>" in page
     assert "<h2>train_step under nsys</h2>" in page
-    (fact,) = re.findall(r"<dt>highest tokens/s</dt><dd>([\d,]+)</dd>", page)
+    (fact,) = re.findall(r"<dt>highest tokens/s</dt><dd>([\d,]+)", page)
     assert int(fact.replace(",", "")) == pytest.approx(4 * 512 / 0.02, rel=0.05)
+    alone = html.render([build(RunConfig(profiler="nsys"), 0.001, 1e12, 10**9)])
+    assert "highest tokens/s" not in alone, "a profiled step is no timing"
+
+
+def test_headline_names_its_cell_and_takes_whole_steps_of_the_largest_model(build: Build) -> None:
+    records = [
+        build(RunConfig(model=preset(size), mode=mode), seconds, 1e12, 10**9)
+        for size, seconds in (("tiny", 0.001), ("medium", 0.1))
+        for mode in (Mode.FORWARD, Mode.TRAIN_STEP)
+    ]
+    page = html.render(records)
+    (fact,) = re.findall(r"<dt>highest tokens/s</dt><dd>([^<]+)</dd>", page)
+    count, _, cell = fact.partition(" · ")
+    assert cell.split(" · ")[0] == "medium"
+    assert int(count.replace(",", "")) == pytest.approx(4 * 512 / 0.1, rel=0.05)

@@ -13,7 +13,7 @@ from cs_systems.record import RunRecord, read_records
 from cs_systems.report.tables import columns
 from cs_systems.report.tables import records as table
 from cs_systems.report.tables.formats import FORMATS
-from cs_systems.report.tables.records import render, tables
+from cs_systems.report.tables.records import render, summarized, tables
 from cs_systems.report.tables.rows import render_rows
 from tests.report.conftest import Build, attention_config, train_config
 
@@ -28,7 +28,7 @@ def test_training_table_fits_80_columns(train_records: list[RunRecord]) -> None:
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("train_step on NVIDIA H200; constant: batch 4, precision fp32, mode train-step")
     heading = next(line for line in lines if line.startswith("size"))
-    assert heading.split() == ["size", "ctx", "attention", "ms", "ms", "ms", "ms", "%", "note"]
+    assert heading.split() == ["size", "ctx", "attention", "ms", "ms", "ms", "%", "GiB", "note"]
     (oom,) = (line for line in lines if "oom: predicted" in line)
     assert oom.split() == ["large", "1024", "naive", "–", "–", "–", "–", "–", "oom:", "predicted", "151", "GiB"]
     assert "hidden columns: loss (ms)" in text
@@ -103,11 +103,17 @@ def test_caveat_is_noted_once_with_count_and_remedy(train_records: list[RunRecor
     assert sum(note.startswith("unstable (4 cells)") for note in table.notes) == 1
 
 
+def test_numbers_of_merged_caveats_become_ranges() -> None:
+    messages = ["the steps span 13%", "the steps span 8,997%; the halves differ by -2.5%", "the steps span 40%"]
+    assert summarized(messages) == "the steps span 13 to 8,997%; the halves differ by -2.5%"
+    assert summarized(["in: a", "in: b", "in: c", "in: d"]) == "e.g. in: a"
+
+
 def test_caveats_with_different_messages_are_merged(train_records: list[RunRecord]) -> None:
     doubt = train_records[0].warnings[0]
     other = replace(train_records[1], warnings=(replace(doubt, message="another message"),))
     (table,) = tables([train_records[0], other])
-    assert table.notes == (f"launch-bound (2 cells): e.g. {doubt.message} → {REMEDIES[doubt.code]}",)
+    assert table.notes == (f"launch-bound (2 cells): {doubt.message}; another message → {REMEDIES[doubt.code]}",)
 
 
 def test_different_reasons_of_one_status_are_numbered(broken_records: list[RunRecord]) -> None:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from cs_systems.config import RunConfig
 from cs_systems.runtime import channel
-from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit
+from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit, Warming
 from cs_systems.runtime.processes import Expected, Member
 
 PID = 4321
 texts = st.text(max_size=20)
 messages = st.one_of(
     st.builds(Visit, st.integers(0, 99), st.none() | st.integers(0, 9), st.integers(0, 2**60)),
+    st.builds(Warming, st.integers(0, 99), st.integers(0, 9), st.integers(0, 9)),
     st.builds(CellRecord, st.integers(0, 99), st.dictionaries(texts, texts | st.integers() | st.none()), st.booleans()),
     st.builds(Done, st.booleans()),
     st.builds(channel.Join, texts, st.floats(0, 1e6) | st.integers(0, 9)),
@@ -125,6 +126,7 @@ def test_json_that_is_no_message_is_refused(text: str) -> None:
     ("replies", "message"),
     [
         ([Done(True)], "a worker sent the unexpected reply Done"),
+        ([Warming(1, 1, 2)], "a worker replied for cell 1, which was not requested or is finished"),
         ([Visit(1)], "a worker replied for cell 1, which was not requested or is finished"),
         ([CellRecord(0, {}), CellRecord(0, {})], "a worker replied for cell 0, which was not requested or is finished"),
         ([CellRecord(0, {}), Visit(0)], "a worker replied for cell 0, which was not requested or is finished"),

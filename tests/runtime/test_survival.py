@@ -174,8 +174,8 @@ def test_interrupt_keeps_records_and_same_command_resumes(tmp_path: Path) -> Non
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130
-    again = f"to continue, run the same command with --out {out}"
-    assert f"cs-systems: interrupted; the records so far are kept; {again}" in error
+    assert "cs-systems: interrupted; the records so far are kept; to continue:\ncs-systems time " in error
+    assert error.endswith(f" --out {out}\n")
     (first,), complaints = read_records(out)
     assert (first.status, complaints) == ("ok", [])
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from cs_systems.instrument.annotate import annotate, listening
+from cs_systems.runtime.channel import Warming
 from cs_systems.runtime.timing import FIRST_HOLD_S, HOLD_MARGIN, LONGEST_HOLD_S, measure
+from cs_systems.runtime.warming import WarmupProgress
 
 
 class Machine:
@@ -181,3 +183,33 @@ def test_profiler_region_has_only_timed_steps() -> None:
     run(machine, warmup=1, steps=2, region=region)
     step = ["prepare", "sync", "forward", "backward", "sync"]
     assert machine.journal == [*step, "begin", *step, *step, "end"]
+
+
+def test_warmup_progress_is_reported_before_warmup_steps_alone() -> None:
+    machine = Machine(is_cuda=True, host_s=1.0, device_s=5.0)
+    run(machine, warmup=2, steps=3, on_warmup=lambda done: machine.journal.append(f"warmed {done}"))
+    step = ["prepare", "sync", "forward", "backward", "sync"]
+    assert machine.journal == ["warmed 0", *step, "warmed 1", *step, *step * 3]
+
+
+@pytest.mark.parametrize(
+    ("step_s", "warmup", "warmup_s", "sent"),
+    [
+        (0.2, 10, 0.0, [3, 6, 9]),  # at most twice a second
+        (0.01, 10, 0.0, []),  # the timed steps begin before the message is shown
+        (0.01, 100, 0.0, [50]),  # not with the last 0.1 s of the warm-up
+        (2.0, 3, 0.0, [1, 2]),
+        (0.5, 1, 2.0, [1, 2, 3]),  # by its least duration
+    ],
+)
+def test_warmup_messages_keep_their_distance(step_s: float, warmup: int, warmup_s: float, sent: list[int]) -> None:
+    messages: list[Warming] = []
+    now = [0.0]
+    progress = WarmupProgress(messages.append, 0, warmup, warmup_s, lambda: now[0])  # type: ignore[arg-type]
+    done = 0
+    while done < warmup or now[0] < warmup_s - 1e-9:
+        progress(done)
+        now[0] += step_s
+        done += 1
+    assert [message.step for message in messages] == sent
+    assert all(now[0] - message.step * step_s >= 0.1 - 1e-9 for message in messages)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cs_systems.cli import main
+from cs_systems.snapshots import annotations as module
 from cs_systems.snapshots.allocations import replay
 from cs_systems.snapshots.annotations import by_annotation
 from cs_systems.snapshots.categories import Attribution, attribute
@@ -245,3 +246,26 @@ def test_memory_by_the_names_of_the_program(write_snapshot: Write) -> None:
     assert numbers("weights") == ("metadata", None, 2, size[0] + size[1], None)
     assert rows["load"]["change_bytes"] == size[0] + size[1] + size[4] + size[5] - size[1]
     assert rows["weights"]["requested_bytes"] == 3000
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 1024])
+def test_highest_value_is_that_of_every_place(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(module, "BLOCK", block)
+    values = [3, 1, 4, 1, 5, 9, 2, 6]
+    highest = module._Highest(values)
+    places = [(first, end) for first in range(8) for end in range(first + 1, 9)]
+    assert [highest.between(*place) for place in places] == [max(values[first:end]) for first, end in places]
+
+
+def test_many_ranges_without_an_end_take_little_work(write_snapshot: Write) -> None:
+    """Each spans all events: a pass over the events for each range would take minutes."""
+    allocator = CachingAllocator(recording=True)
+    allocator.alloc(1000)
+    data = allocator.snapshot()
+    (_, event) = data["device_traces"][0]
+    data["device_traces"][0] += [event | {"addr": (1 << 45) + 512 * number} for number in range(8_000)]
+    marks = [{"name": f"r{number % 500}", "stage": "START", "time_us": 0, "device": 0} for number in range(8_000)]
+    data["external_annotations"] = marks
+    rows = by_annotation(attributed(write_snapshot(data)), None)  # type: ignore[arg-type]
+    assert {row["occurrences"] for row in rows} == {16}
+    assert {row["allocations"] for row in rows} == {8_001}

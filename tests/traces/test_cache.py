@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from cs_systems.traces import cache, read
 from cs_systems.traces.cache import cached
 from cs_systems.traces.modules import Modules
+from cs_systems.traces.operators import Operators
 from cs_systems.traces.trace import Categorical, Trace
 from tests.comparison.test_ranks import write
 
@@ -32,9 +33,9 @@ class Counting:
     def __init__(self) -> None:
         self.times = 0
 
-    def __call__(self, path: Path, process: int | None, *, operators: bool) -> Trace:
+    def __call__(self, path: Path, process: int | None) -> Trace:
         self.times += 1
-        return read.read(path, process, operators=operators)
+        return read.read(path, process)
 
 
 def assert_same(a: Any, b: Any) -> None:
@@ -47,7 +48,11 @@ def assert_same(a: Any, b: Any) -> None:
         assert list(a.values) == list(b.values)
         assert_same(a.codes, b.codes)
     elif isinstance(a, Modules):
-        assert a.rows == b.rows
+        assert vars(a) == vars(b)
+    elif isinstance(a, Operators):
+        assert [*vars(a)] == [*vars(b)]
+        for name in vars(a):
+            assert_same(getattr(a, name), getattr(b, name))
     elif is_dataclass(a):
         for field in fields(a):
             assert_same(getattr(a, field.name), getattr(b, field.name))
@@ -64,11 +69,19 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, nsys_path: Path, kineto
 
 def test_cached_trace_equals_a_fresh_reading(path: Path) -> None:
     reader = Counting()
-    for times, operators in enumerate((False, True), 1):
-        first, second = (cached(path, operators=operators, read=reader) for _ in range(2))
-        assert reader.times == times
-        assert_same(first, second)
+    first, second = (cached(path, read=reader) for _ in range(2))
+    assert reader.times == 1
+    assert_same(first, second)
     assert oct(cache.folder().stat().st_mode)[-3:] == "700"
+
+
+def test_modules_are_kept_with_their_source(kineto_path: Path, kineto_trace: Trace) -> None:
+    row = dict.fromkeys(("path", "class", "range", "stack", "block", "layer", "part"), "a") | {"parameters": 1}
+    made = replace(kineto_trace, modules=Modules([row], "from Python's stacks"))
+    first, second = (cached(kineto_path, process, lambda *_: made) for process in (None, None))
+    assert first is made
+    assert second is not made
+    assert_same(first, second)
 
 
 @pytest.fixture

@@ -88,8 +88,17 @@ def test_kineto_cpu_trace_has_host_times(kineto_events: list[dict[str, Any]], wr
 def test_launches_without_kernels_are_refused(
     kineto_events: list[dict[str, Any]], write_trace: Callable[..., Path]
 ) -> None:
+    without = [e for e in kineto_events if e.get("cat") not in ("kernel", "cpu_op")]
     with pytest.raises(ConfigError, match=r"holds no kernel, although some were launched; record with activities="):
-        read(write_trace([e for e in kineto_events if e.get("cat") != "kernel"]))
+        read(write_trace(without))
+
+
+def test_operators_are_read_although_kernels_are_lacking(
+    kineto_events: list[dict[str, Any]], write_trace: Callable[..., Path]
+) -> None:
+    made = profile(read(write_trace([e for e in kineto_events if e.get("cat") != "kernel"])))
+    assert made.notes[0].startswith("it holds no kernel, although some were launched; record with activities=")
+    assert made.trace.operators is not None
 
 
 def test_cpu_trace_of_two_processes_requires_choice(export: Export) -> None:

@@ -218,13 +218,14 @@ def test_difference_of_two_profiles_adds_up(nsys_profile: Profile, kineto_profil
     assert abs(whole["share"]) < 0.01
     found = doubts(nsys_profile, kineto_profile)
     assert "profiler differs: nsys in A, kineto in B, with different overheads" in found
-    assert any("the layer is known for 39% of A's kernel time and 9% of B's" in doubt for doubt in found)
+    assert any("the layer is known for 39% of A's kernel time and 90% of B's" in doubt for doubt in found)
 
 
-def test_difference_of_unmarked_layer_is_none(nsys_profile: Profile, kineto_profile: Profile) -> None:
-    rows = {row["layer"]: row for row in difference(nsys_profile, kineto_profile, "layer")}
+def test_difference_of_unmarked_layer_is_none(nsys_profile: Profile, export: Export) -> None:
+    unmarked = profile(read(export(launches=[(11, 12, MAIN, 1)], kernels=[("gemm", 100, 200, 1)])))
+    rows = {row["layer"]: row for row in difference(nsys_profile, unmarked, "layer")}
     assert (rows["block 0"]["b_s"], rows["block 0"]["difference_s"]) == (None, None)
-    assert rows["optimizer"]["difference_s"] is not None
+    assert rows["unattributed"]["difference_s"] is not None
 
 
 def test_planted_difference_is_found(export: Export) -> None:

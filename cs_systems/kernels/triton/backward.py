@@ -12,7 +12,16 @@ reads, and the log-sum-exp in units of log2, which flash_dkdv_kernel would conve
 import triton
 import triton.language as tl
 
-from cs_systems.kernels.triton.tiles import key_range, load_row, load_tile, store_row, store_tile, visible_keys
+from cs_systems.kernels.triton.tiles import (
+    key_range,
+    load_row,
+    load_tile,
+    row_range,
+    shifted,
+    store_row,
+    store_tile,
+    visible_keys,
+)
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -42,9 +51,9 @@ def _dq_loop(
 @triton.jit
 def flash_dq_kernel(
     q, q_strides, k, k_strides, v, v_strides, o, o_strides, do, do_strides, dq, dq_strides, lse, lse_log2, delta,
-    heads, group, seq_q, seq_k, offset, window, scale, scale_log2,
+    starts_q, starts_k, heads, group, seq_q, seq_k, total_q, offset, window, scale, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOWED: tl.constexpr,
+    WINDOWED: tl.constexpr, PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, delta and lse · log2 e; grid (batch · heads, tiles of queries)."""
     index = tl.program_id(0)
@@ -52,12 +61,24 @@ def flash_dq_kernel(
     start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M  # the longest programs first
     queries = start + tl.arange(0, BLOCK_M)
     head_kv = head // group
+    row, row_stride = index, seq_q
+    if PACKED:
+        first_q, seq_q = row_range(starts_q, batch)
+        first_k, seq_k = row_range(starts_k, batch)
+        if LOWER_RIGHT:
+            offset = seq_k - seq_q
+        seq_k = tl.where(start < seq_q, seq_k, 0)  # a tile past the end of its sequence has nothing to do
+        q, o = shifted(q, q_strides, first_q), shifted(o, o_strides, first_q)
+        do, dq = shifted(do, do_strides, first_q), shifted(dq, dq_strides, first_q)
+        k, v = shifted(k, k_strides, first_k), shifted(v, v_strides, first_k)
+        batch, row, row_stride = 0, head, total_q
+        lse, lse_log2, delta = lse + first_q, lse_log2 + first_q, delta + first_q
     o_tile = load_tile(o, o_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
     do_tile = load_tile(do, do_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
     delta_rows = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
-    lse_rows = load_row(lse, index, start, seq_q, BLOCK_M) * LOG2E
-    store_row(delta, index, start, seq_q, delta_rows, BLOCK_M)
-    store_row(lse_log2, index, start, seq_q, lse_rows, BLOCK_M)
+    lse_rows = load_row(lse, row, row_stride, start, seq_q, BLOCK_M) * LOG2E
+    store_row(delta, row, row_stride, start, seq_q, delta_rows, BLOCK_M)
+    store_row(lse_log2, row, row_stride, start, seq_q, lse_rows, BLOCK_M)
     q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -80,8 +101,8 @@ def flash_dq_kernel(
 
 @triton.jit
 def _dkdv_loop(
-    dk, dv, k, v, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row, begin, end, seq_q, seq_k,
-    offset, window, scale_log2,
+    dk, dv, k, v, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row, row_stride, begin, end, seq_q,
+    seq_k, offset, window, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -93,7 +114,7 @@ def _dkdv_loop(
     for start in range(begin, end, BLOCK_M):
         queries = start + tl.arange(0, BLOCK_M)
         q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
-        lse_rows = load_row(lse_log2, row, start, seq_q, BLOCK_M)
+        lse_rows = load_row(lse_log2, row, row_stride, start, seq_q, BLOCK_M)
         s = tl.dot(k, tl.trans(q_tile), input_precision="ieee") * scale_log2 - lse_rows[None, :]
         if MASKED:
             visible = visible_keys(queries[None, :], keys[:, None], seq_k, offset, window, CAUSAL, WINDOWED)
@@ -102,7 +123,7 @@ def _dkdv_loop(
         do_tile = load_tile(do, do_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
         dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
         dp = tl.dot(v, tl.trans(do_tile), input_precision="ieee")
-        delta_rows = load_row(delta, row, start, seq_q, BLOCK_M)
+        delta_rows = load_row(delta, row, row_stride, start, seq_q, BLOCK_M)
         ds = p * (dp - delta_rows[None, :])
         dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
     return dk, dv
@@ -111,15 +132,27 @@ def _dkdv_loop(
 @triton.jit
 def flash_dkdv_kernel(
     q, q_strides, k, k_strides, v, v_strides, do, do_strides, dk, dk_strides, dv, dv_strides, lse_log2, delta,
-    heads_kv, seq_q, seq_k, offset, window, scale, scale_log2, GROUP: tl.constexpr,
+    starts_q, starts_k, heads_kv, seq_q, seq_k, total_q, offset, window, scale, scale_log2, GROUP: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOWED: tl.constexpr,
+    WINDOWED: tl.constexpr, PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv, summed over the GROUP query heads of a key head; grid (batch · heads_kv, tiles of keys)."""
     index = tl.program_id(0)
     batch, head_kv = index // heads_kv, index % heads_kv
     start = tl.program_id(1) * BLOCK_N  # the first keys are seen by most queries: the longest programs first
     keys = start + tl.arange(0, BLOCK_N)
+    first_row, row_stride = index * GROUP, seq_q
+    if PACKED:
+        first_q, seq_q = row_range(starts_q, batch)
+        first_k, seq_k = row_range(starts_k, batch)
+        if LOWER_RIGHT:
+            offset = seq_k - seq_q
+        seq_q = tl.where(start < seq_k, seq_q, 0)
+        q, do = shifted(q, q_strides, first_q), shifted(do, do_strides, first_q)
+        k, v = shifted(k, k_strides, first_k), shifted(v, v_strides, first_k)
+        dk, dv = shifted(dk, dk_strides, first_k), shifted(dv, dv_strides, first_k)
+        batch, first_row, row_stride = 0, head_kv * GROUP, total_q
+        lse_log2, delta = lse_log2 + first_q, delta + first_q
     k_tile = load_tile(k, k_strides, batch, head_kv, start, seq_k, BLOCK_N, D, BLOCK_D, True)
     v_tile = load_tile(v, v_strides, batch, head_kv, start, seq_k, BLOCK_N, D, BLOCK_D, True)
 
@@ -143,19 +176,22 @@ def flash_dkdv_kernel(
     dv_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for member in range(GROUP):
         head = head_kv * GROUP + member
-        row = index * GROUP + member
+        row = first_row + member
         dk_acc, dv_acc = _dkdv_loop(
             dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
-            begin, full, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, WINDOWED, True,
+            row_stride, begin, full, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, WINDOWED,
+            True,
         )  # fmt: skip
         dk_acc, dv_acc = _dkdv_loop(
             dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
-            full, full_end, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, WINDOWED, False,
+            row_stride, full, full_end, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, WINDOWED,
+            False,
         )  # fmt: skip
         if WINDOWED:
             dk_acc, dv_acc = _dkdv_loop(
                 dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
-                full_end, end, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, WINDOWED, True,
+            row_stride, full_end, end, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, WINDOWED,
+            True,
             )  # fmt: skip
     store_tile(dk, dk_strides, batch, head_kv, start, seq_k, dk_acc * scale, BLOCK_N, D, BLOCK_D)
     store_tile(dv, dv_strides, batch, head_kv, start, seq_k, dv_acc, BLOCK_N, D, BLOCK_D)

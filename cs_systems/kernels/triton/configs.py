@@ -8,7 +8,7 @@ for a shape; its winners belong here.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class Tiles:
     forward: Tile
     dq: Tile
     dkdv: Tile
+
+    def without_descriptors(self) -> Tiles:
+        return Tiles(*(replace(tile, descriptors=False) for tile in (self.forward, self.dq, self.dkdv)))
 
 
 def padded_d_head(d_head: int) -> int:

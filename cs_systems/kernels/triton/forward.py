@@ -9,7 +9,15 @@ window, the tiles at its beginning need a mask too, and run in a third loop.
 import triton
 import triton.language as tl
 
-from cs_systems.kernels.triton.tiles import key_range, load_tile, store_row, store_tile, visible_keys
+from cs_systems.kernels.triton.tiles import (
+    key_range,
+    load_tile,
+    row_range,
+    shifted,
+    store_row,
+    store_tile,
+    visible_keys,
+)
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -46,19 +54,32 @@ def _attend(
 
 @triton.jit
 def flash_forward_kernel(
-    q, q_strides, k, k_strides, v, v_strides, o, o_strides, lse, heads, group, seq_q, seq_k, offset, window, scale_log2,
+    q, q_strides, k, k_strides, v, v_strides, o, o_strides, lse, starts_q, starts_k, heads, group, seq_q,
+    seq_k, total_q, offset, window, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOWED: tl.constexpr, NEGATE: tl.constexpr,
+    WINDOWED: tl.constexpr, NEGATE: tl.constexpr, PACKED: tl.constexpr, LOWER_RIGHT: tl.constexpr,
 ):  # fmt: skip
     """Compute o = softmax(scale q kᵀ) v and its log-sum-exp.
 
-    The grid is (batch · heads, tiles of queries). NEGATE: scale < 0.
+    The grid is (batch · heads, tiles of queries). NEGATE: scale < 0. PACKED: the sequences of the batch lie one after
+    the other, from the rows starts_q and starts_k on, and seq_q and seq_k are those of the longest; lse is then (heads,
+    total_q).
     """
     index = tl.program_id(0)
     batch, head = index // heads, index % heads
     # The last queries see most keys: the longest programs start first, so that short ones fill the end of the launch.
     start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     queries = start + tl.arange(0, BLOCK_M)
+    row, row_stride = index, seq_q
+    if PACKED:
+        first_q, seq_q = row_range(starts_q, batch)
+        first_k, seq_k = row_range(starts_k, batch)
+        if LOWER_RIGHT:
+            offset = seq_k - seq_q
+        seq_k = tl.where(start < seq_q, seq_k, 0)  # a tile past the end of its sequence has nothing to do
+        q, o = shifted(q, q_strides, first_q), shifted(o, o_strides, first_q)
+        k, v = shifted(k, k_strides, first_k), shifted(v, v_strides, first_k)
+        batch, row, row_stride, lse = 0, head, total_q, lse + first_q
     q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
     if NEGATE:  # the maximum is taken before scaling, and a negative scale would reverse the order
         q_tile = -q_tile
@@ -86,4 +107,4 @@ def flash_forward_kernel(
     safe_sum = tl.where(empty, 1.0, row_sum)
     store_tile(o, o_strides, batch, head, start, seq_q, acc / safe_sum[:, None], BLOCK_M, D, BLOCK_D)
     # One rounding, not two: float32's resolution at scores of 10⁴ is 10⁻³. row_max is -inf where the row is empty.
-    store_row(lse, index, start, seq_q, tl.fma(row_max, LN2, tl.log(safe_sum)), BLOCK_M)
+    store_row(lse, row, row_stride, start, seq_q, tl.fma(row_max, LN2, tl.log(safe_sum)), BLOCK_M)

@@ -102,12 +102,31 @@ def _tensor_map(operand: str, descriptor: TensorDescriptor, compiled: Mapping[st
 
 
 @dataclass(frozen=True)
+class Packing:
+    """Sequences of several lengths, one after the other in the rows of one tensor.
+
+    Attributes:
+        starts_q, starts_k: int32; sequence i has the rows starts[i] to before starts[i + 1].
+        total_q: rows of q.
+        lower_right: the last query of a sequence sees its last key.
+    """
+
+    starts_q: Tensor
+    starts_k: Tensor
+    total_q: int
+    lower_right: bool
+
+
+@dataclass(frozen=True)
 class Problem:
     """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), any strides.
 
     Query i sees key j when not causal or j <= i + offset, and if window > 0 (causal) only the last `window` of these.
     `tiles` replaces the table's tiles. The statistics lse, lse_log2 and delta are (batch, heads, seq_q), float32,
     contiguous; the other tensors may have any layout.
+
+    packing: q, k and v are views (sequences, heads, rows of the longest, d_head) of packed tensors, whose first
+    dimension has stride 0; the statistics are (heads, total_q).
     """
 
     q: Tensor
@@ -118,6 +137,7 @@ class Problem:
     scale: float
     tiles: Tiles | None = None
     window: int = 0
+    packing: Packing | None = None
 
     def forward(self, o: Tensor, lse: Tensor) -> Launch:
         """Return the launch that writes o and lse."""
@@ -140,8 +160,8 @@ class Problem:
         arguments = self._common(tile) | _with_strides(do=do, dk=dk, dv=dv)
         arguments |= {"heads_kv": self.k.shape[1], "GROUP": self.q.shape[1] // self.k.shape[1], "scale": self.scale}
         arguments |= {"q": _streamed(self.q, rows, tile), "do": _streamed(do, rows, tile)}
-        arguments |= {"lse_log2": _streamed(lse_log2.flatten(0, 1), row, tile)}
-        arguments |= {"delta": _streamed(delta.flatten(0, 1), row, tile)}
+        arguments |= {"lse_log2": _streamed(lse_log2.flatten(0, -2), row, tile)}
+        arguments |= {"delta": _streamed(delta.flatten(0, -2), row, tile)}
         return self._launch(flash_dkdv_kernel, self.k, tile.block_n, arguments, tile)
 
     def _launch(self, kernel: Any, owned: Tensor, block: int, arguments: dict[str, Any], tile: Tile) -> Launch:
@@ -155,6 +175,14 @@ class Problem:
         capability = torch.cuda.get_device_capability(self.q.device) if self.q.is_cuda else None
         return self.tiles or tiles_for(capability, self.q.element_size(), self.q.shape[-1])
 
+    def _packed(self) -> dict[str, Any]:
+        """Return the arguments that only packed sequences use."""
+        if self.packing is None:
+            return {"starts_q": None, "starts_k": None, "total_q": 0, "PACKED": False, "LOWER_RIGHT": False}
+        packed = self.packing
+        starts = {"starts_q": packed.starts_q, "starts_k": packed.starts_k}
+        return starts | {"total_q": packed.total_q, "PACKED": True, "LOWER_RIGHT": packed.lower_right}
+
     def _by_query(self, tile: Tile) -> dict[str, Any]:
         """Return the arguments of the kernels that own queries and walk the keys."""
         rows = [1, 1, tile.block_n, padded_d_head(self.q.shape[-1])]
@@ -163,6 +191,7 @@ class Problem:
 
     def _common(self, tile: Tile) -> dict[str, Any]:
         return _with_strides(q=self.q, k=self.k, v=self.v) | {
+            **self._packed(),
             "seq_q": self.q.shape[2],
             "seq_k": self.k.shape[2],
             "offset": self.offset,

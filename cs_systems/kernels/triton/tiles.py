@@ -43,8 +43,8 @@ def load_tile(
 
 
 @triton.jit
-def load_row(tensor, row, start, length, COLUMNS: tl.constexpr):
-    """Load elements start … start + COLUMNS of one row of a (rows, length) matrix, 0 past its end.
+def load_row(tensor, row, row_stride, start, length, COLUMNS: tl.constexpr):
+    """Load elements start … start + COLUMNS of one row of `length` elements, 0 past its end.
 
     tensor: a pointer or a descriptor.
     """
@@ -52,14 +52,14 @@ def load_row(tensor, row, start, length, COLUMNS: tl.constexpr):
         values = tensor.load([row, start]).reshape([COLUMNS])
     else:
         columns = start + tl.arange(0, COLUMNS)
-        values = tl.load(tensor + tl.cast(row, tl.int64) * length + columns, mask=columns < length, other=0.0)
+        values = tl.load(tensor + tl.cast(row, tl.int64) * row_stride + columns, mask=columns < length, other=0.0)
     return values
 
 
 @triton.jit
-def store_row(tensor, row, start, length, values, COLUMNS: tl.constexpr):
+def store_row(tensor, row, row_stride, start, length, values, COLUMNS: tl.constexpr):
     columns = start + tl.arange(0, COLUMNS)
-    tl.store(tensor + tl.cast(row, tl.int64) * length + columns, values, mask=columns < length)
+    tl.store(tensor + tl.cast(row, tl.int64) * row_stride + columns, values, mask=columns < length)
 
 
 @triton.jit
@@ -69,6 +69,19 @@ def store_tile(
     inside = (start + tl.arange(0, ROWS) < length)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
     pointers = _pointers(tensor, strides, batch, head, start, ROWS, BLOCK_D)
     tl.store(pointers, tile.to(tensor.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def row_range(starts, index):
+    """Return (the first row of a packed sequence, the number of its rows)."""
+    first = tl.load(starts + index)
+    return first, tl.load(starts + index + 1) - first
+
+
+@triton.jit
+def shifted(tensor, strides, rows):
+    """Return the pointer `rows` rows further on."""
+    return tensor + tl.cast(rows, tl.int64) * strides[2]
 
 
 @triton.jit

@@ -1,9 +1,8 @@
-// Rows of boxes along one axis, drawn on a canvas: `new Chart(canvas, rows, end)`. chart_input.js has its pointer and keys.
+// Rows of boxes along one axis, drawn on a canvas: `new Chart(canvas, rows, end)`. chart_input.js has its pointer and keys,
+// chart_mixing.js the boxes that are too narrow to be drawn.
 const ROW = 18, TITLE = 22, AXIS = 20, PADDING = 6;
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif";
 const LEAST_SPAN = 200; // of the axis across the width, at the closest
-const NARROW = 3; // pixels: narrower boxes are summed by pixel, so that a frame's cost does not depend on their number
-const FAINT = 0.12, LEAST_SEEN = 0.3; // opacity of what is not asked for, and of a pixel with any box
 
 // A row: {title?, size, start, duration, shades, label(i), tip(i), details(i)?, faint?}; its boxes are in order and do not
 // overlap. `faint`: 1 for each box that is drawn faintly.
@@ -158,7 +157,7 @@ class Chart {
   // Draw the wide boxes one by one. The narrow ones of each pixel are mixed in `strip`, which has a line for each row.
   drawBoxes(g, width) {
     const columns = this.canvas.width, strip = new ImageData(columns, Math.max(this.rows.length, 1)), wide = [];
-    this.rows.forEach((row, n) => mix(row, this.from, columns / (this.to - this.from), columns, strip.data, n, wide));
+    this.rows.forEach((row, n) => wide.push(...mixed(row, this, columns, strip.data, n)));
     const buffer = (this.buffer ??= document.createElement("canvas"));
     if (buffer.width !== strip.width || buffer.height !== strip.height) Object.assign(buffer, { width: strip.width, height: strip.height });
     buffer.getContext("2d").putImageData(strip, 0, 0);
@@ -181,37 +180,6 @@ class Chart {
       if (text) g.fillText(text, x, row.top + height / 2 + 0.5, room);
     }
     g.globalAlpha = 1;
-  }
-}
-
-// Mix the row's narrow boxes into a line of `pixels`, and add its wide ones to `wide`. A pixel is as opaque as it is
-// covered, so that a busy GPU and an idle one look different.
-function mix(row, from, scale, columns, pixels, line, wide) {
-  const { start, duration, shades, faint, size } = row, { rgb } = palette, sums = new Float32Array(columns * 5);
-  const to = from + columns / scale;
-  for (let i = firstEnding(row, from); i < size && start[i] < to; i++) {
-    const left = (start[i] - from) * scale, right = left + duration[i] * scale;
-    if (right - left >= NARROW) {
-      wide.push([row, i]);
-      continue;
-    }
-    const color = rgb[shades[i]], opacity = faint?.[i] ? FAINT : 1, last = Math.min(right | 0, columns - 1);
-    for (let x = Math.max(left | 0, 0); x <= last; x++) {
-      const covered = Math.max(Math.min(right, x + 1) - Math.max(left, x), 1e-3) * opacity, k = x * 5;
-      sums[k] += covered;
-      sums[k + 1] += covered * color[0];
-      sums[k + 2] += covered * color[1];
-      sums[k + 3] += covered * color[2];
-      if (opacity > sums[k + 4]) sums[k + 4] = opacity;
-    }
-  }
-  for (let x = 0, k = 0, out = line * columns * 4; x < columns; x++, k += 5, out += 4) {
-    const covered = sums[k];
-    if (!covered) continue;
-    pixels[out] = sums[k + 1] / covered;
-    pixels[out + 1] = sums[k + 2] / covered;
-    pixels[out + 2] = sums[k + 3] / covered;
-    pixels[out + 3] = 255 * Math.max(Math.min(covered, 1), LEAST_SEEN * sums[k + 4]);
   }
 }
 

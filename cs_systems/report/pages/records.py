@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from cs_systems.config import describe
+from cs_systems.config import Mode, describe
 from cs_systems.core import units
 from cs_systems.diagnosis import diagnose
-from cs_systems.record import UNTIMED_WORKLOADS, Environment, RunRecord
+from cs_systems.record import Environment, RunRecord
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.kinds import KINDS
+from cs_systems.report.figures.labels import labels
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, without_retried
 from cs_systems.report.pages import _templates
 from cs_systems.report.tables.columns import phases_of
-from cs_systems.report.tables.records import CountedCaveat, counted_caveats, tables
+from cs_systems.report.tables.layout import is_timed
+from cs_systems.report.tables.records import CountedCaveat, counted_caveats, in_order, tables, varying
 from cs_systems.report.tables.table import Table
 
 # The second table of a workload holds all measurements, one row per phase.
@@ -33,6 +35,7 @@ IN_FULL = (
     *("model_flops_per_s", "hardware_flops_per_s", "mfu", "hfu", "setup_s", "compile_s", "peak_allocated_bytes"),
     *("peak_reserved_bytes", "predicted_peak_bytes", "warnings"),
 )
+WORK = [mode.value for mode in (Mode.FORWARD, Mode.BACKWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP)]  # least first
 MOST_CONFIGS = 200  # above it the page refers to the records file
 
 
@@ -82,19 +85,35 @@ def _headline(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
         facts += [(status, str(count)) for status, count in statuses.items()]
     if doubted := sum(bool(r.warnings) for r in records):
         facts.append(("with a caveat", str(doubted)))
-    data = frame(records)
-    if (clean := data["profiler"].fillna(CLEAN) == CLEAN).any():
-        data = data[clean & ~data["workload"].isin(UNTIMED_WORKLOADS)]
-    steps = data[data["phase"] == STEP]
+    return [*facts, *_best(records)]
+
+
+def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
+    """Yield the best values of clean timings, each with its cell; of several modes only the one with the most work.
+
+    Throughput is that of the largest model, because the smallest would always have the highest.
+    """
+    timed = [r for r in records if r.config.get("profiler", CLEAN) == CLEAN and is_timed(r.config["workload"], CLEAN)]
+    whole = max((r.config["mode"] for r in timed), key=WORK.index, default=None)
+    data = frame([record for record in timed if record.config["mode"] == whole])
+    steps = in_order(data[data["phase"] == STEP]) if len(data) else data
+    if steps.empty:
+        return
+    apart = varying(steps)[0] if len(steps) > 1 else []
+    steps = steps.assign(cell=labels(steps, [name for name in apart if name != "workload"]))
+    of_largest = steps[steps["size"] == steps["size"].iloc[-1]] if steps["workload"].nunique() == 1 else steps
     best = {
         "highest model FLOP/s": "model_flops_per_s",
         "highest MFU": "mfu",
         "highest peak memory": "peak_allocated_bytes",
     }
-    if set(data["workload"]) != {"attention"}:
+    if set(steps["workload"]) != {"attention"}:
         best = {"highest tokens/s": "tokens_per_s", **best}
-    facts += [(title, units.human(float(steps[c].max()), c)) for title, c in best.items() if steps[c].notna().any()]
-    return facts
+    for title, column in best.items():
+        among = of_largest if column == "tokens_per_s" else steps
+        if among[column].notna().any():
+            row = among.loc[among[column].astype(float).idxmax()]
+            yield title, " · ".join(filter(None, (units.human(float(row[column]), column), row["cell"])))
 
 
 def _workload(number: int, name: str, records: Sequence[RunRecord]) -> _Workload:

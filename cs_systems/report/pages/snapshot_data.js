@@ -68,10 +68,14 @@ function lastBefore(at, size, t) {
 
 // Events that allocate or free a block, in order; the bands of the others have none.
 const events = (() => {
-  const { made, freed } = data.allocations, found = [];
-  made.forEach((event, i) => { if (event !== null) found.push([event, i, true]); });
-  freed.forEach((event, i) => { if (event !== null) found.push([event, i, false]); });
-  return found.sort((a, b) => a[0] - b[0]);
+  const { made, freed } = data.allocations, at = new Int32Array(data.events).fill(-1);
+  made.forEach((event, i) => { if (event !== null) at[event] = 2 * i + 1; });
+  freed.forEach((event, i) => { if (event !== null) at[event] = 2 * i; });
+  const number = Int32Array.from(at.keys()).filter((event) => at[event] >= 0), code = (k) => at[number[k]];
+  return {
+    size: number.length, number, // the event's number in the snapshot
+    allocation: (k) => code(k) >> 1, allocates: (k) => code(k) % 2 === 1,
+    time: (k) => (code(k) % 2 ? allocations.start : allocations.end)[code(k) >> 1],
+  };
 })();
-const eventTime = ([, i, isMade]) => (isMade ? allocations.start[i] : allocations.end[i]);
 const stackText = (stack) => data.stacks[stack].map((frame) => data.frames[frame]).join("\n");

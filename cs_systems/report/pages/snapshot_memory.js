@@ -207,7 +207,7 @@ function allocationTip(i) {
 function allocationDetails(i) {
   const { start, end, bytes: given, category, one } = allocations, c = data.allocations, what = categories[category[i]];
   if (i >= one) return { heading: `${what}: ${bytes(given[i])}`, items: [["kind", "several allocations in one band"], ["from", time(start[i])], ["to", time(end[i])]] };
-  const event = (number, at) => ({ text: `event ${grouped(number)}, at ${time(at)}`, does: () => showEvent(events.findIndex(([n]) => n === number)) });
+  const event = (number, at) => ({ text: `event ${grouped(number)}, at ${time(at)}`, does: () => showEvent(events.number.indexOf(number)) });
   return {
     heading: `${what}: ${data.names[c.name[i]] ?? bytes(given[i])}`,
     items: [

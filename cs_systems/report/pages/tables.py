@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from cs_systems.report.pages import _templates
+from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.table import Table
 
 Picture = tuple[str, str]  # caption, and the <svg> element that `plot.svg` makes
@@ -22,11 +23,19 @@ def part(tables: Sequence[Table]) -> str:
     return _templates.render("part.html.jinja", {"tables": named})
 
 
+def _html(tables: Sequence[Table], width: int | None, color: bool) -> str:
+    return part(tables)
+
+
+FORMATS["html"] = _html  # for `records.render` and `rows.render_rows`; only a command that makes a page needs it
+
+
 def page(
     title: str,
     parts: Sequence[str],
     facts: Sequence[tuple[str, str]] = (),
     pictures: Sequence[Picture] = (),
+    diagnoses: Sequence[str] = (),
 ) -> str:
     """Return the page.
 
@@ -35,10 +44,12 @@ def page(
         parts: sections, as `part` makes them, or `formats.paragraph` in format html.
         facts: numbers to show first, by name.
         pictures: figures to show before the sections.
+        diagnoses: sentences that the page begins with.
     """
     values = {
         "title": title,
         "facts": facts,
+        "diagnoses": diagnoses,
         "sections": [Markup(text) for text in parts],
         "pictures": [(caption, Markup(svg)) for caption, svg in pictures],
     }

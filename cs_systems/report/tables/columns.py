@@ -85,6 +85,11 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
         raise
 
 
+def full_name(name: str, phases: Sequence[str]) -> str:
+    """Return the name of the column with this heading, such as `step.median_s` for `step`; any other name unchanged."""
+    return name if name in NAMES else _under_heading(name, phases) or name
+
+
 def _under_heading(title: str, phases: Sequence[str]) -> str | None:
     """Return the column with this heading, without a unit: `ranks` → `world_size`, `loss` → `loss.median_s`."""
     headings = {layout.title(name): name for name in NAMES}

@@ -49,8 +49,7 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
             _console(out, _room(columns, console.width, wrap), color).print(_rich(table, columns, wrap))
         if left_out:
             hidden = ", ".join(c.heading for c in left_out)
-            remedy = "widen the terminal or choose columns with cs-systems report DIR --columns"
-            console.print(Text(f"hidden columns: {hidden}; {remedy}", style="dim"))
+            console.print(Text(f"hidden columns: {hidden}; widen the terminal or {table.remedy}", style="dim"))
         for note in _notes(table, columns):
             console.print(Text(note, style="dim"))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -187,20 +186,13 @@ def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> 
     return out.getvalue()
 
 
-def html(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """Format tables as parts of a page, one section for each: `pages.tables.page` makes the page."""
-    from cs_systems.report.pages.tables import part  # brings jinja2
-
-    return part(tables)
-
-
+# `pages.tables` adds html, whose templates are above this folder.
 FORMATS: dict[str, Callable[[Sequence[Table], int | None, bool], str]] = {
     "terminal": terminal,
     "markdown": markdown,
     "latex": latex,
     "typst": typst,
     "csv": comma_separated,
-    "html": html,
 }
 
 

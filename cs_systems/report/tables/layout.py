@@ -37,7 +37,7 @@ LAYOUTS = {
         ),
         measured=_names("spread tokens_per_s model_flops_per_s mfu peak_allocated_bytes note"),
         leaves=_names(
-            "loss.median_s model_flops_per_s peak_allocated_bytes tokens_per_s mfu spread optimizer.median_s"
+            "loss.median_s model_flops_per_s spread optimizer.median_s tokens_per_s peak_allocated_bytes mfu"
         ),
     ),
     "attention": Layout(

@@ -52,11 +52,18 @@ SHOWN = {
     },
     "range_tree": {
         "range": "range", "calls_per_step": "kernels", "time_s": "time", "self_s": "self time",
-        "share": "share of time",
+        "share": "share", "idle_s": "idle", "achieved_flops_per_s": "rate",
+    },
+    "operators": {
+        "operator": "operator", "shapes": "shapes", "calls_per_step": "calls", "device_self_s": "GPU self",
+        "device_s": "GPU", "share": "share", "host_self_s": "CPU self", "host_s": "CPU", "host_share": "of wall",
+        "achieved_flops_per_s": "rate", "caller": "called in",
     },
 }  # fmt: skip
+# Columns that a narrow terminal may drop, in this order.
+OPTIONAL = ("device_s", "host_s", "host_share", "caller", "host_self_s")
 # Tables cut to --top rows, with the number by default.
-LONG = {"kernels": 10, "steps": 10, "ranges": 10, "layers": 100, "range_tree": 30}
+LONG = {"kernels": 10, "steps": 10, "ranges": 10, "layers": 100, "range_tree": 30, "operators": 15}
 CAPTIONS = {
     "steps": "steps: wall clock, GPU span and kernel time",
     "ratio": "backward time : forward time, per step",
@@ -70,6 +77,7 @@ CAPTIONS = {
     "overlap": "communication during computation (hidden) and alone (exposed), per step",
     "ranges": "ranges by CPU time, per step",
     "range_tree": "ranges by the time of the kernels launched in them, nested, per step",
+    "operators": "operators by input shapes, with the kernels launched in them, per step",
 }
 
 

@@ -7,6 +7,8 @@ table's caveats follow it, with their remedies.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +24,7 @@ from cs_systems.report.phase_columns import known_phases
 from cs_systems.report.tables import columns as cols
 from cs_systems.report.tables import layout
 from cs_systems.report.tables.columns import Column, Spec
+from cs_systems.report.tables.speedups import with_speedups
 from cs_systems.report.tables.table import Table
 
 if TYPE_CHECKING:
@@ -33,6 +36,10 @@ ANY_STEP_FIELDS = (
     *("device", "memory_limit_bytes", "precision", "seed"),
     *("warmup", "warmup_s", "steps", "rounds", "profiler"),
 )
+
+
+MOST_REASONS = 3  # of one caveat that a note spells out
+_NUMBER = re.compile(r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -56,24 +63,27 @@ def render(
     phases: Sequence[str] | None = None,
     width: int | None = None,
     color: bool = False,
+    sort: str | None = None,
+    relative_to: str | None = None,
 ) -> str:
     """Return the records as text in one of `formats.FORMATS`: a table for each workload, and its caveats.
 
     `pivot` is "ROWS:COLUMNS:VALUE", as in "size,context_length:attention:median_ms". `width` (characters) and `color`
-    are for the terminal only. CSV without columns is the whole frame. Raises ConfigError for an unknown format, column
-    or phase.
+    are for the terminal only. `sort` is a column, `NAME:desc` for the largest first. `relative_to` is FIELD=VALUE: its
+    cells are the baselines of a column with the speed-up. CSV without columns is the whole frame. Raises ConfigError
+    for an unknown format, column or phase.
     """
     from cs_systems.report.tables.formats import FORMATS
 
     write = FORMATS[one_of("format", format, FORMATS)]
     for phase in phases or ():
         one_of("phase", phase, known_phases(records))
-    if format == "csv" and not columns and not pivot:
+    if format == "csv" and not (columns or pivot or sort or relative_to):
         whole = frame(without_retried(records))
         for name in whole.select_dtypes("object").columns:
             whole[name] = [text_cell(value) if isinstance(value, str) else value for value in whole[name]]
         return whole[whole["phase"].isna() | whole["phase"].isin(phases or cols.phases_of(whole))].to_csv(index=False)
-    return write(tables(records, columns, pivot, phases), width, color)
+    return write(tables(records, columns, pivot, phases, sort, relative_to), width, color)
 
 
 def tables(
@@ -81,8 +91,13 @@ def tables(
     columns: Sequence[str] | None = None,
     pivot: str | None = None,
     phases: Sequence[str] | None = None,
+    sort: str | None = None,
+    relative_to: str | None = None,
 ) -> list[Table]:
-    """Return one Table per workload among the records, in order of appearance; profiled ones are separate."""
+    """Return one Table per workload among the records, in order of appearance; profiled ones are separate.
+
+    The arguments are those of `render`.
+    """
     made = []
     for chosen in by_kind(without_retried(records)).values():
         chosen = [_without_timing_caveats(record) for record in chosen]
@@ -91,8 +106,27 @@ def tables(
         whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
         rows = _rows(whole, phases)
         notes = (*_elsewhere(whole), *_same_step(chosen), *map(str, counted_caveats(chosen)), *_failures(chosen, marks))
-        made.append(_listed(whole, rows, columns, notes) if pivot is None else _pivoted(whole, rows, pivot, notes))
+        if pivot is not None:
+            made.append(_pivoted(whole, rows, pivot, notes))
+            continue
+        if sort:
+            rows = _sorted(rows, sort, whole)
+        table = _listed(whole, rows, columns, notes)
+        made.append(with_speedups(table, chosen, rows["record"].tolist(), relative_to) if relative_to else table)
     return made
+
+
+def _sorted(rows: pd.DataFrame, sort: str, whole: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows by a column, `NAME` or `NAME:desc`; rows without a value come last."""
+    import pandas as pd
+
+    name, _, order = sort.partition(":")
+    one_of("order of --sort", order or "asc", ("asc", "desc"))
+    phases = cols.phases_of(whole)
+    values = cols.values(cols.parse(cols.full_name(name, phases), phases), rows, whole)
+    keys = _sort_key(pd.Series([v[0] if isinstance(v, tuple) else v for v in values], index=rows.index, name=name))
+    order_of_rows = keys.sort_values(ascending=order != "desc", kind="stable", na_position="last").index
+    return rows.loc[order_of_rows].reset_index(drop=True)
 
 
 def _without_timing_caveats(record: RunRecord) -> RunRecord:
@@ -263,16 +297,39 @@ def _failures(records: Iterable[RunRecord], marks: Mapping[tuple[str, str | None
 
 
 def counted_caveats(records: Iterable[RunRecord]) -> list[CountedCaveat]:
-    """Return each caveat once, in order of appearance, with its number of cells and its first message."""
+    """Return each caveat once, in order of appearance, with its number of cells and what their messages say."""
     messages_by_caveat: dict[tuple[str, str], list[str]] = {}
     for record in records:
         for caveat in record.warnings:
             remedy = REMEDIES.get(caveat.code, caveat.remedy)
             messages_by_caveat.setdefault((caveat.code, remedy), []).append(caveat.message)
     return [
-        CountedCaveat(code, len(messages), ("" if len(set(messages)) == 1 else "e.g. ") + messages[0], remedy)
+        CountedCaveat(code, len(messages), summarized(messages), remedy)
         for (code, remedy), messages in messages_by_caveat.items()
     ]
+
+
+def summarized(messages: Sequence[str]) -> str:
+    """Return one message for all: texts that differ in numbers alone get the range of each number.
+
+    Example: `the steps span 13%` and `the steps span 8,997%` become `the steps span 13 to 8,997%`.
+    """
+    reasons: dict[tuple[str, ...], list[list[str]]] = {}  # words between the numbers → the numbers of each message
+    for message in messages:
+        for reason in message.split("; "):
+            reasons.setdefault(tuple(_NUMBER.split(reason)), []).append(_NUMBER.findall(reason))
+    if len(reasons) > MOST_REASONS:
+        return f"e.g. {messages[0]}"
+    return "; ".join(
+        "".join(map("".join, itertools.zip_longest(words, map(_range, zip(*numbers, strict=True)), fillvalue="")))
+        for words, numbers in reasons.items()
+    )
+
+
+def _range(texts: Sequence[str]) -> str:
+    """Return `low to high` of numbers as they are written."""
+    ordered = sorted(texts, key=lambda text: float(text.replace(",", "")))
+    return ordered[0] if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
 
 
 def _cells(count: int) -> str:

@@ -36,7 +36,7 @@ def render_rows(
     """
     write = FORMATS[one_of("format", format, FORMATS)]
     table = table_of(rows, caption, notes, titles, alike, own_units)
-    return write([replace(table, optional=tuple(optional))], width, color)
+    return write([replace(table, optional=tuple(optional), remedy="use --format csv")], width, color)
 
 
 def table_of(

@@ -10,13 +10,17 @@ from cs_systems.report.tables.columns import Column
 
 @dataclass(frozen=True)
 class Table:
-    """Table that any format can render: `statuses` has one entry per row; `optional` columns may be dropped."""
+    """Table that any format can render: `statuses` has one entry per row; `optional` columns may be dropped.
+
+    `remedy` says how to see those that a narrow terminal drops.
+    """
 
     caption: str
     columns: tuple[Column, ...]
     notes: tuple[str, ...]
     statuses: tuple[str, ...]
     optional: tuple[str, ...] = ()
+    remedy: str = "choose columns with cs-systems report DIR --columns"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caption", plain(self.caption))

@@ -1,0 +1,150 @@
+"""Estimated duration of cells before they are measured: by earlier records of the same cells, else by FLOPs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+
+from cs_systems.comparison.precision_causes import computation
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.formulas.cost import AttentionAlgorithm, attention_cost, step_cost
+from cs_systems.formulas.memory.fit import algorithm_of
+from cs_systems.formulas.peaks import peak_flops
+from cs_systems.record import RunRecord
+
+# Costs besides the steps, in s, rounded from runs on one H200 and on a CPU of two cores.
+START_S = 4.0  # of a worker process, which imports torch
+CELL_S = 1.5  # building the model, checking the process afterwards
+COMPILE_S = 40.0
+RANKS_S = 10.0  # starting ranks and their process group
+PROFILER_S = 15.0  # a process of its own, and reading the trace
+# Rates that are assumed where no record tells the device's.
+SHARE_OF_PEAK = 0.3
+FLOPS_PER_S_OF_A_THREAD = 1e10
+COMPARABLE = (
+    30  # ratio of FLOPs up to which two steps run at similar rates; a tiny step's time is not that of its FLOPs
+)
+
+RECORD, RATE, ASSUMED, UNKNOWN = "record", "rate", "assumed", "unknown"
+_BASES = {
+    RECORD: "by earlier records",
+    RATE: "by FLOPs, at the rate of an earlier record",
+    ASSUMED: f"by FLOPs, at an assumed {SHARE_OF_PEAK:.0%} of the peak",
+}
+_ASSUMED_ON_CPU = f"by FLOPs, at an assumed {FLOPS_PER_S_OF_A_THREAD / 1e9:.0f} GFLOP/s a thread"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Device that the cells will run on."""
+
+    device_name: str
+    is_gpu: bool
+    cpu_threads: int
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Estimate of several cells: its sum, and how many cells were estimated in which way."""
+
+    cells_s: float  # without the start of the process
+    bases: Counter[str]
+    machine: Machine
+
+    @property
+    def unknown(self) -> int:
+        return self.bases[UNKNOWN]
+
+    @property
+    def total_s(self) -> float:
+        return START_S + self.cells_s
+
+    @property
+    def how(self) -> str:
+        """Return how the cells were estimated, in words."""
+        bases = _BASES if self.machine.is_gpu else _BASES | {ASSUMED: _ASSUMED_ON_CPU}
+        said = [f"{_cells(self.bases[basis])} {words}" for basis, words in bases.items() if self.bases[basis]]
+        if self.unknown:
+            said.append(f"{_cells(self.unknown)} of unknown duration left out")
+        return "; ".join(said)
+
+
+def estimate(cells: Sequence[RunConfig], records: Iterable[RunRecord], machine: Machine) -> Durations:
+    """Return the estimated duration of the cells on a machine.
+
+    records: of earlier runs; those of other devices are ignored.
+    """
+    steps_s: dict[object, float] = {}
+    known: list[tuple[int, float]] = []
+    for record in records:
+        if record.environment is None or record.environment.device_name != machine.device_name:
+            continue
+        if (step_s := _step_s(record)) is None:
+            continue
+        steps_s[computation(record)[0]] = step_s
+        if flops := step_flops(record.run_config):
+            known.append((flops, step_s))
+    cells_s, bases = 0.0, Counter[str]()
+    for cell in cells:
+        step_s, basis = steps_s.get(_computation(cell)), RECORD
+        if step_s is None:
+            step_s, basis = _by_flops(cell, known, machine)
+        bases[basis] += 1
+        if step_s is not None:
+            cells_s += _beside_steps_s(cell) + max(cell.warmup * step_s, cell.warmup_s) + cell.steps * step_s
+    return Durations(cells_s, bases, machine)
+
+
+def step_flops(config: RunConfig) -> int | None:
+    """Return the FLOPs that a step executes, or None if no formula gives them."""
+    algorithm = AttentionAlgorithm()
+    with suppress(ConfigError):  # a user's own attention is not declared, but has the products of the others
+        algorithm = algorithm_of(config)
+    if config.workload == "train_step":
+        length = config.tokens_per_sequence
+        costs = step_cost(
+            config.model, config.batch_size, length, config.mode, algorithm, config.precision, config.checkpoint
+        )
+    elif config.workload == "attention" and config.shape is not None:
+        costs = attention_cost(config.shape, config.mode, algorithm, 2)
+    else:
+        return None
+    return sum(cost.hardware_flops or 0 for cost in costs.values())
+
+
+def _by_flops(cell: RunConfig, known: Sequence[tuple[int, float]], machine: Machine) -> tuple[float | None, str]:
+    """Return the duration of a step and its basis: the recorded step with the nearest FLOPs, if it is comparable."""
+    flops = step_flops(cell)
+    if flops is None:
+        return None, UNKNOWN
+    nearest = min(known, key=lambda one: abs(math.log(one[0] / flops)), default=None) if flops else None
+    if nearest and 1 / COMPARABLE <= flops / nearest[0] <= COMPARABLE:
+        return nearest[1] * flops / nearest[0], RATE
+    if not machine.is_gpu:
+        return flops / (FLOPS_PER_S_OF_A_THREAD * machine.cpu_threads), ASSUMED
+    peak = peak_flops(machine.device_name, cell.precision)
+    return (None, UNKNOWN) if peak is None else (flops / (SHARE_OF_PEAK * peak.per_s), ASSUMED)
+
+
+def _beside_steps_s(cell: RunConfig) -> float:
+    compile_s = COMPILE_S if cell.compile != "none" else 0.0
+    ranks_s = RANKS_S if cell.is_distributed else 0.0
+    profiler_s = PROFILER_S if cell.profiler != "none" else 0.0
+    return CELL_S + compile_s + ranks_s + profiler_s
+
+
+def _step_s(record: RunRecord) -> float | None:
+    durations = record.measurement.durations_s("step") if record.measurement else []
+    return median(durations) if durations else None
+
+
+def _computation(cell: RunConfig) -> RunConfig:
+    return computation(RunRecord("", cell.to_dict(), "ok"))[0]
+
+
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"

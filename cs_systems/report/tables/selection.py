@@ -1,0 +1,96 @@
+"""Selection of records by conditions on their columns: `select(records, ["attention=naive", "median_ms<10"])`."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from cs_systems.config import ConfigError
+from cs_systems.record import RunRecord
+from cs_systems.report.frame import STEP, frame, without_retried
+from cs_systems.report.tables import columns as cols
+
+ORDERS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+MOST_VALUES = 8  # of a column that an error lists
+_CONDITION = re.compile(r"([\w.]+)(!=|<=|>=|=|<|>)(.+)")
+
+
+class Condition(NamedTuple):
+    """Condition on a column; `values` has the alternatives of `=`."""
+
+    text: str
+    column: str
+    sign: str
+    values: tuple[str, ...]
+
+    def holds(self, value: Any) -> bool:
+        """Return whether a value, in the unit of the column's name, meets the condition; an unknown one does not."""
+        if value is None:
+            return False
+        if self.sign in ORDERS:
+            return isinstance(value, int | float) and ORDERS[self.sign](value, float(self.values[0]))
+        return any(_is(value, wanted) for wanted in self.values) == (self.sign == "=")
+
+
+def condition(text: str) -> Condition:
+    """Parse `attention=naive,sdpa_flash`, `batch_size!=4` or `median_ms<10`. Raises ConfigError for any other text."""
+    found = _CONDITION.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"a condition is NAME=VALUE, NAME!=VALUE, NAME<VALUE or NAME>VALUE, got {text!r}")
+    name, sign, value = found.groups()
+    values = tuple(part.strip() for part in value.split(","))
+    if sign in ORDERS and not re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", values[0]):
+        raise ConfigError(f"{sign} compares numbers, got {value!r} in {text!r}; use = or != for names")
+    return Condition(text, name, sign, values)
+
+
+def select(records: Sequence[RunRecord], texts: Sequence[str]) -> list[RunRecord]:
+    """Return the records that meet every condition. Raises ConfigError if none does.
+
+    A text without a sign is one more value of the condition before it: `size=xl` and `2.7B`.
+    """
+    chosen = without_retried(records)
+    conditions: list[str] = []
+    for text in texts:
+        if conditions and not _CONDITION.fullmatch(text.strip()):
+            conditions[-1] += f",{text}"
+        else:
+            conditions.append(text)
+    for text in conditions:
+        wanted = condition(text)
+        known = values_of(chosen, wanted.column)
+        kept = [record for record, value in zip(chosen, known, strict=True) if wanted.holds(value)]
+        if not kept:
+            values = [*dict.fromkeys(cols.text(value, None) for value in known)]
+            more = ", …" if len(values) > MOST_VALUES else ""
+            raise ConfigError(f"no record meets {text!r}; {wanted.column} is {', '.join(values[:MOST_VALUES])}{more}")
+        chosen = kept
+    return chosen
+
+
+def values_of(records: Sequence[RunRecord], name: str) -> list[Any]:
+    """Return a column's value for each record, of its step, in the unit of the name. Raises ConfigError."""
+    whole = frame(records)
+    spec = cols.parse(cols.full_name(name, cols.phases_of(whole)), cols.phases_of(whole))
+    rows = whole[(whole["phase"] == STEP) | whole["phase"].isna()].drop_duplicates("record").set_index("record")
+    rows = rows.reindex(range(len(records))).rename_axis("record").reset_index()
+    values = cols.values(spec, rows, whole)
+    return [v / spec.unit.factor if spec.unit and isinstance(v, int | float) else v for v in values]
+
+
+def _is(value: Any, wanted: str) -> bool:
+    if isinstance(value, bool):
+        return wanted.lower() in (("true", "yes") if value else ("false", "no"))
+    if isinstance(value, int | float):
+        try:
+            return float(value) == float(wanted)
+        except ValueError:
+            return False
+    return str(value) == wanted

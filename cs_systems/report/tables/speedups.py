@@ -1,0 +1,66 @@
+"""Columns of a table with the speed-up of each cell over its baseline: `with_speedups(table, …, "attention=naive")`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cs_systems.config import ConfigError
+from cs_systems.record import RunRecord
+from cs_systems.report.tables.columns import UNKNOWN, Column
+from cs_systems.report.tables.selection import condition, values_of
+from cs_systems.report.tables.table import Table
+
+if TYPE_CHECKING:
+    from cs_systems.core.statistics import Comparison
+
+TOO_WIDE = 4  # ratio of an interval's ends above which it says nothing
+
+
+def with_speedups(table: Table, records: Sequence[RunRecord], rows: Sequence[int], relative_to: str) -> Table:
+    """Return the table with two more columns before its notes: speed-up and 95% interval.
+
+    Args:
+        table: the table of these records.
+        records: records of one workload.
+        rows: the record of each row, by its index.
+        relative_to: FIELD=VALUE of the baselines, such as `attention=naive`.
+
+    Raises:
+        ConfigError: it is malformed, or no record is a baseline.
+    """
+    from cs_systems.comparison.runs import speedups
+
+    wanted = condition(relative_to)
+    if wanted.sign != "=":
+        raise ConfigError(f"--relative-to must be FIELD=VALUE, got {relative_to!r}; for example attention=naive")
+    baselines = [wanted.holds(value) for value in values_of(records, wanted.column)]
+    if not any(baselines):
+        raise ConfigError(f"no cell has {relative_to}; give a value that {wanted.column} has in these records")
+    compared = speedups(records, wanted.column, baselines)
+    shown = [None if baselines[i] else compared[i] for i in rows]
+    gains = tuple(None if c is None else 1 / c.ratio for c in shown)
+    texts = tuple(
+        "1" if baselines[i] else UNKNOWN if gain is None else f"{gain:.2f}×"
+        for i, gain in zip(rows, gains, strict=True)
+    )
+    legend = f"speed-up: time of the cell with {relative_to} over this cell's; interval: 95% confidence"
+    added = (
+        Column("speedup", "speed-up", "", texts, gains, numeric=True, legend=legend),
+        Column("speedup_range", "interval", "", tuple(map(_text, shown)), tuple(map(_ends, shown)), numeric=True),
+    )
+    before = [column for column in table.columns if column.name != "note"]
+    return replace(table, columns=(*before, *added, *table.columns[len(before) :]))
+
+
+def _ends(found: Comparison | None) -> tuple[float, float] | None:
+    """Return the interval of the speed-up, the inverse of the ratio of times."""
+    return None if found is None or found.low is None or found.high is None else (1 / found.high, 1 / found.low)
+
+
+def _text(found: Comparison | None) -> str:
+    if (ends := _ends(found)) is None:
+        return UNKNOWN
+    low, high = ends
+    return "too noisy" if high > TOO_WIDE * low else f"{low:.2f} … {high:.2f}"

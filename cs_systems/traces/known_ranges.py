@@ -1,0 +1,138 @@
+"""Meaning of range names that are not in `range_names`: those a user maps, and those of known frameworks, as data.
+
+A range with such a name gets its meaning behind it, `my_fwd → forward`, in every table.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from cs_systems.config import ConfigError, Phase
+from cs_systems.core.validation import nearest, one_of
+from cs_systems.traces.inferred_phases import are_marked, infers_backward
+from cs_systems.traces.range_names import MEANS, PARTS, PHASES, Meaning, general, is_operator, meaning
+from cs_systems.traces.trace import Categorical, Trace
+
+BUILT_IN = Path(__file__).with_suffix(".toml")
+MEANINGS = (*PHASES, *PARTS)
+MOST_LISTED = 12  # ranges that a message names
+NOTHING = Meaning(None, None, None)
+
+
+class Habit(NamedTuple):
+    """Names of ranges with one meaning; `source` is the framework, or None for those that the user maps."""
+
+    source: str | None
+    means: str
+    names: tuple[str, ...]
+
+    def matched(self, known: Iterable[str]) -> set[str]:
+        """Return the known names that the names are, or else those that they match as globs."""
+        known = set(known)
+        found = set[str]()
+        for name in self.names:
+            found |= known & {name} or {one for one in known if fnmatchcase(one, name)}
+        return found
+
+
+def mapped(options: Sequence[str]) -> list[Habit]:
+    """Return the habits of options such as `forward=## fwd ##`; raise ConfigError for another form or phase."""
+    found = []
+    for option in options:
+        phase, equals, name = option.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--phase takes PHASE=NAME, such as forward='my range', got {option!r}")
+        found.append(Habit(None, one_of("phase", phase.strip(), PHASES), (name,)))
+    return found
+
+
+def read_habits(path: Path) -> list[Habit]:
+    """Return the habits in a file; raise ConfigError if it has not the form of `known_ranges.toml`."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"--range-names {path} cannot be read: {error}; give a TOML file") from None
+    found = []
+    for source, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f'--range-names {path}: {source!r} is no table; write ["{source}"] above its lines')
+        for means, names in table.items():
+            one_of(f"meaning in {path}", means, MEANINGS)
+            if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+                raise ConfigError(f"--range-names {path}: {means} of {source!r} must be a list of names")
+            found.append(Habit(source, means, tuple(names)))
+    return found
+
+
+@functools.cache
+def built_in() -> tuple[Habit, ...]:
+    return tuple(read_habits(BUILT_IN))
+
+
+def with_habits(
+    traces: Sequence[Trace], options: Sequence[str] = (), file: Path | None = None
+) -> list[tuple[Trace, list[str]]]:
+    """Return (trace, notes) with the ranges' meaning behind their names.
+
+    Args:
+        traces: The traces; a name of an option must be in one of them.
+        options: The user's phases, as `forward=NAME`; they always count.
+        file: A file of habits, which count before the built-in ones.
+
+    Raises:
+        ConfigError: An option has another form, or names no range.
+    """
+    own, habits = mapped(options), [*(read_habits(file) if file else []), *built_in()]
+    everywhere = {general(name) for trace in traces for name in _names(trace)}
+    exact = {name for trace in traces for name in _names(trace)}
+    for habit in own:
+        if not habit.matched(everywhere | exact):
+            near = nearest(habit.names[0], everywhere)
+            hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+            listed = ", ".join(map(repr, sorted(everywhere)[:MOST_LISTED])) or "none"
+            raise ConfigError(f"--phase {habit.means}: no range is named {habit.names[0]!r}; {hint}known: {listed}")
+    return [_applied(trace, own, habits) for trace in traces]
+
+
+def _names(trace: Trace) -> set[str]:
+    """Return the names of the ranges that are neither operators nor modules."""
+    modules = trace.modules
+    return {n for n in trace.ranges.name.values if not is_operator(n) and not (modules and modules.is_module(n))}
+
+
+def _applied(trace: Trace, own: Sequence[Habit], habits: Sequence[Habit]) -> tuple[Trace, list[str]]:
+    trace, _ = _renamed(trace, own, _names(trace))
+    # A name with a meaning of its own keeps it.
+    free = {name for name in _names(trace) if meaning(name) == NOTHING}
+    wanted = [habit for habit in habits if not (habit.means in PHASES and are_marked(trace))]
+    found = [habit for habit in wanted if habit.matched(free | set(map(general, free)))]
+    phases = {habit.means for habit in found if habit.means in PHASES}
+    if Phase.FORWARD in phases and Phase.BACKWARD not in phases and infers_backward(trace):
+        wanted = [habit for habit in wanted if habit.means not in PHASES]  # operators tell more than forward alone
+    trace, used = _renamed(trace, wanted, free)
+    return trace, [
+        f"ranges of {source} count as {', '.join(dict.fromkeys(h.means for h in used if h.source == source))}"
+        for source in dict.fromkeys(habit.source for habit in used)
+    ]
+
+
+def _renamed(trace: Trace, habits: Sequence[Habit], names: set[str]) -> tuple[Trace, list[Habit]]:
+    """Return the trace with the meaning behind those of the names that a habit matches, and these habits."""
+    means: dict[str, str] = {}
+    used = []
+    for habit in habits:
+        matched = habit.matched({*names, *map(general, names)})
+        fresh = {name for name in names if name not in means and (name in matched or general(name) in matched)}
+        means |= dict.fromkeys(fresh, habit.means)
+        used += [habit] if fresh else []
+    if not means:
+        return trace, []
+    column = trace.ranges.name
+    named = [f"{name}{MEANS}{means[name]}" if name in means else name for name in column.values]
+    return replace(trace, ranges=replace(trace.ranges, name=Categorical(named, column.codes))), used

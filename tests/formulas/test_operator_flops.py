@@ -1,0 +1,78 @@
+"""FLOPs of operators by the shapes of their inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from cs_systems.formulas.operator_flops import FORMULAS, operator_work
+
+Q, K, V = (2, 8, 5, 16), (2, 4, 7, 16), (2, 4, 7, 12)  # grouped queries, a value of another head dimension
+
+
+def flops(name: str, shapes: tuple[Any, ...], *arguments: str) -> int | None:
+    work = operator_work(name, shapes, arguments)
+    return None if work is None else work.flops
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [("mm", ((3, 5), (5, 7))), ("addmm", ((7,), (3, 5), (5, 7), (), ())), ("bmm", ((2, 3, 5), (2, 5, 7)))],
+)
+def test_matrix_products_count_as_in_pytorch(name: str, shapes: tuple[Any, ...]) -> None:
+    expected = flop_registry[getattr(torch.ops.aten, name)](*(torch.empty(s, device="meta") for s in shapes if s))
+    assert flops(f"aten::{name}", shapes) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "expected"),
+    [
+        ("aten::linear", ((2, 3, 5), (7, 5), (7,)), 2 * 6 * 5 * 7),
+        ("aten::matmul", ((4, 1, 3, 5), (6, 5, 7)), 2 * 24 * 3 * 5 * 7),
+        ("aten::matmul", ((5,), (5,)), 2 * 5),
+        ("aten::baddbmm", ((2, 3, 7), (2, 3, 5), (2, 5, 7), (), ()), 2 * 2 * 3 * 5 * 7),
+        ("aten::mv", ((3, 5), (5,)), 2 * 3 * 5),
+        ("flash_attn::_flash_attn_forward", ((2, 5, 8, 16), (2, 7, 4, 16), (2, 7, 4, 16)), 4 * 2 * 8 * 5 * 7 * 16),
+        ("aten::mm", ((3, 5), (6, 7)), None),  # they do not fit
+        ("aten::mm", ((3, 5),), None),
+        ("aten::mm", (((3, 5), (5, 7)), ()), None),  # a list of tensors
+        ("aten::mm", ((1 << 40, 1 << 40), (1 << 40, 2)), None),  # damaged
+        ("aten::relu", ((3, 5),), None),
+    ],
+)
+def test_shapes_give_flops_or_none(name: str, shapes: tuple[Any, ...], expected: int | None) -> None:
+    assert flops(name, shapes) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in FORMULAS if "scaled_dot_product" in name])
+def test_attention_counts_as_in_pytorch(name: str) -> None:
+    if name.endswith("backward"):
+        gradient = (*Q[:3], V[3])
+        assert flops(name, (gradient, Q, K, V)) == sdpa_backward_flop_count(gradient, Q, K, V)
+    else:
+        assert flops(name, (Q, K, V, ())) == sdpa_flop_count(Q, K, V)
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation", "groups"), [(1, 0, 1, 1), (2, 1, 1, 2), (3, 2, 2, 4)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_count_as_in_pytorch(
+    stride: int, padding: int, dilation: int, groups: int, transposed: bool
+) -> None:
+    x = torch.empty(2, 8, 17, 19, device="meta")
+    weight = torch.empty(*((8, 12 // groups) if transposed else (12, 8 // groups)), 3, 5, device="meta")
+    how = ([stride] * 2, [padding] * 2, [dilation] * 2, transposed, [0, 0], groups)
+    out = torch.ops.aten.convolution(x, weight, None, *how)
+    expected = conv_flop_count(x.shape, weight.shape, out.shape, transposed)
+    shapes, texts = ((2, 8, 17, 19), tuple(weight.shape), ()), ("", "", "", *map(str, how))
+    assert flops("aten::convolution", shapes, *texts) == expected
+    backward = (tuple(out.shape), *shapes[:2], *[()] * 8)
+    for mask in ("[True, True, False]", "[False, True, True]"):
+        counted = flops("aten::convolution_backward", backward, "", "", "", "[12]", *map(str, how), mask)
+        assert counted == expected * mask[:-6].count("True")
+
+
+def test_convolution_without_its_arguments_is_unknown() -> None:
+    assert flops("aten::conv2d", ((2, 8, 17, 19), (12, 8, 3, 3), (12,))) is None

@@ -1,0 +1,87 @@
+"""Cells to keep, their order, and speed-ups: --where, --sort and --relative-to of `report`."""
+
+import pytest
+
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.record import RunRecord
+from cs_systems.report.tables.records import tables
+from cs_systems.report.tables.selection import select
+from tests.report.conftest import Build
+
+
+@pytest.mark.parametrize(
+    ("conditions", "count"),
+    [
+        (["attention=naive"], 6),
+        (["attention=naive,sdpa_flash"], 12),
+        (["attention=naive", "sdpa_flash"], 12),
+        (["size!=small", "context_length=256"], 4),
+        (["status=oom"], 1),
+        (["median_ms<20"], 1),
+        (["step>=0.02", "size=small"], 3),
+        (["context_length>256", "status=ok"], 5),
+    ],
+)
+def test_where_keeps_cells_that_meet_every_condition(
+    conditions: list[str], count: int, train_records: list[RunRecord]
+) -> None:
+    assert len(select(train_records, conditions)) == count
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        (["attention=naiv"], "no record meets 'attention=naiv'; attention is naive, sdpa_flash"),
+        (["atention=naive"], "did you mean attention"),
+        (["naive"], "a condition is NAME=VALUE"),
+        (["size<xl"], "< compares numbers, got 'xl'"),
+    ],
+)
+def test_malformed_condition_is_rejected_with_remedy(
+    conditions: list[str], message: str, train_records: list[RunRecord]
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        select(train_records, conditions)
+
+
+def test_sort_orders_rows_by_any_column(train_records: list[RunRecord]) -> None:
+    for sort in ("step", "median_ms:desc"):
+        (table,) = tables(train_records, sort=sort, columns=["median_ms"])
+        known = [value for value in table.columns[0].values if value is not None]
+        assert known == sorted(known, reverse=":" in sort)
+        assert table.columns[0].values[-1] is None, "a cell without a number is the last"
+    with pytest.raises(ConfigError, match="order of --sort"):
+        tables(train_records, sort="step:down")
+
+
+def test_relative_to_shows_speedup_over_the_same_cell(train_records: list[RunRecord], build: Build) -> None:
+    (table,) = tables(train_records, relative_to="attention=naive")
+    columns = {column.name: column for column in table.columns}
+    rows = dict(
+        zip(
+            zip(*(columns[n].cells for n in ("size", "context_length", "attention")), strict=True),
+            zip(columns["speedup"].cells, columns["speedup_range"].values, strict=True),
+            strict=True,
+        )
+    )
+    assert rows["small", "256", "naive"][0] == "1"
+    assert rows["small", "256", "sdpa_flash"][0] == "1.25×"
+    low, high = rows["small", "256", "sdpa_flash"][1]
+    assert low < 1.25 < high
+    assert rows["large", "1024", "sdpa_flash"][0] == "–", "its baseline ran out of memory"
+    assert "time of the cell with attention=naive over this cell's" in columns["speedup"].legend
+    twice = [build(RunConfig(batch_size=n), 0.01 * n, 1e12, 10**9) for n in (1, 2)]
+    (table,) = tables(twice, relative_to="batch_size=1")
+    assert [c.cells for c in table.columns if c.name == "speedup"] == [("1", "0.50×")]
+
+
+def test_relative_to_rejects_what_is_no_baseline(train_records: list[RunRecord]) -> None:
+    for wrong, message in (
+        ("attention", "a condition is"),
+        ("attention=flex", "no cell has attention=flex"),
+        ("mfu=0", "no cell has mfu=0"),
+        ("attention!=naive", "must be FIELD=VALUE"),
+        ("device_name=NVIDIA H200", "device_name is no field of a configuration"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            tables(train_records, relative_to=wrong)
