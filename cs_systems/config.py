@@ -29,6 +29,7 @@ from cs_systems.core.validation import ConfigError as ConfigError
 from cs_systems.core.validation import (
     arguments_checked,
     counts,
+    field_types,
     fields_checked,
     flags,
     not_negative,
@@ -333,7 +334,7 @@ def _without_defaults(config: Any) -> dict[str, Any]:
 
 
 def _build(cls: type, data: Mapping[str, Any]) -> Any:
-    hints = typing.get_type_hints(cls)
+    hints = field_types(cls)
     known = {f.name for f in dataclasses.fields(cls)}
     if unknown := sorted(set(data) - known):
         raise ConfigError(

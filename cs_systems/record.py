@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ class RunRecord(Displayed):
         """Flag of valid times: the cell was measured, and its loss was finite."""
         return self.measurement is not None and all(w.code not in NO_TIMING for w in self.warnings)
 
-    @property
+    @cached_property
     def run_config(self) -> RunConfig:
         return RunConfig.from_dict(self.config)
 

@@ -62,7 +62,7 @@ def terminal_width(output: Path | None = None) -> int | None:
     return shutil.get_terminal_size().columns if output is None and sys.stdout.isatty() else None
 
 
-def deliver(text: str, format: Format, output: Path | None, opens: bool = False) -> None:
+def deliver(text: str, format: str, output: Path | None, opens: bool = False) -> None:
     """Write the text into `output` and report that, or to standard output without one; open the file in a browser."""
     if output is None:
         with files.standard_output():
@@ -96,7 +96,7 @@ def page_asked(args: Asked) -> Asked:
 
 def joined(
     texts: Sequence[str],
-    format: Format,
+    format: str,
     title: str,
     pictures: Sequence[Picture] = (),
     records: Sequence[RunRecord] = (),

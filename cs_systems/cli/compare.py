@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import Positional, arg
 
@@ -89,7 +89,8 @@ def run(args: Compare) -> int:
             raise ConfigError("--format csv writes one table; use cs-systems analyze A B --format csv --table phases")
         if args.format in ("html", "github") or args.open:
             raise ConfigError("two traces have no page nor summary; use --format terminal, markdown, latex or typst")
-        both = analyze.Analyze((args.a, args.b), format=args.format, output=args.output)
+        format = cast("_output.Format", args.format)
+        both = analyze.Analyze((args.a, args.b), format=format, output=args.output)
         return analyze.run(both, merges=False)
     from cs_systems.comparison.runs import profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records

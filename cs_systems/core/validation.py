@@ -9,7 +9,8 @@ import json
 import math
 import re
 import types
-from collections.abc import Callable, Iterable
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard, TypeVar
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -35,6 +36,12 @@ class ConfigError(ValueError):
 def option(field: str) -> str:
     """Return the option of the command line that sets a field: `batch_size` → `--batch-size`."""
     return f"--{field.replace('_', '-')}"
+
+
+@functools.cache
+def field_types(kind: type) -> Mapping[str, Any]:
+    """Return the annotated type of each field of a class."""
+    return typing.get_type_hints(kind)
 
 
 def arguments_checked(function: T) -> T:

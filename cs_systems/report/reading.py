@@ -7,11 +7,11 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.rows import as_tables
+from cs_systems.core.validation import field_types
 from cs_systems.record import RunRecord, read_records
 from cs_systems.record import some_records as any_records
 
@@ -46,7 +46,7 @@ def _malformed(record: RunRecord) -> str | None:
         return problem
     if record.status not in STATUSES:
         return f"status is {record.status!r}"
-    hints = _hints(RunConfig)
+    hints = field_types(RunConfig)
     if missing := {"workload", "model"} - record.config.keys():
         return f"config lacks {min(missing)}"
     cells = ((t, n, v) for t, rows in as_tables(record.results).items() for row in rows for n, v in row.items())
@@ -67,7 +67,7 @@ def _type_problem(value: Any, kind: Any, name: str) -> str | None:
         problems = [_type_problem(value, each, name) for each in arguments if each is not types.NoneType]
         return None if None in problems or (value is None and types.NoneType in arguments) else problems[0]
     if dataclasses.is_dataclass(kind):
-        hints = _hints(typing.cast(type, kind))
+        hints = field_types(typing.cast(type, kind))
         if isinstance(value, typing.cast(type, kind)):
             pairs = {n: getattr(value, n) for n in hints}
         elif isinstance(value, Mapping) and name.startswith("config."):  # data, as are its model and shape
@@ -98,8 +98,3 @@ def _has_type(value: Any, kind: type) -> bool:
     if kind is float:
         return isinstance(value, int | float)
     return isinstance(value, str if issubclass(kind, str) else kind)  # an enumeration is a string in JSON
-
-
-@lru_cache
-def _hints(kind: type) -> Mapping[str, Any]:
-    return typing.get_type_hints(kind)

@@ -58,8 +58,13 @@ def _native(stack: Stack) -> Frame:
 
 
 def short_file(file: str) -> str:
-    return file.rpartition("/")[2]
+    return _posix(file).rpartition("/")[2]
 
 
 def _of_torch(file: str) -> bool:
-    return file.startswith("torch/") or "/torch/" in file
+    return _posix(file).startswith("torch/") or "/torch/" in _posix(file)
+
+
+def _posix(file: str) -> str:
+    """Return a path of Windows with the slashes of other systems."""
+    return file.replace("\\", "/")

@@ -8,7 +8,7 @@ the number of calls is halved. All backends are compiled first, and then measure
 row `python_autograd` is the floor for a backend written in Python: an autograd function that allocates and saves what
 ours do, and launches nothing.
 Output: a line for each backend as it is compiled, then a markdown table: medians, and the middle 80% of the samples as
-a share of the median. With --out also table.md and rows.jsonl there. Committed: profiles/attention_host_cost/.
+a share of the median. With --out also table.md and rows.jsonl there.
 
     python scripts/benchmarks/attention_host_cost.py --out runs/attention_host_cost
     python scripts/benchmarks/attention_host_cost.py --attention sdpa_cudnn flash_cuda --shape 4,25,2048,64

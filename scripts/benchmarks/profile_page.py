@@ -70,7 +70,9 @@ def main() -> None:
             photograph(browser, args.picture)
         cores = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} by others"
         print(f"Chromium {browser.version}, headless, without a GPU; Python {platform.python_version()}; {cores}.")
-        print(f"Medians of {args.runs} times that the page is opened; a frame's is the processor's least at its zoom.\n")
+        print(
+            f"Medians of {args.runs} times that the page is opened; a frame's is the processor's least at its zoom.\n"
+        )
         print(
             "| profiler | kernels | operators drawn | page MB | ready ms | on a processor ms | frame ms, median | "
             "frame ms, slowest zoom | made in s |"

@@ -1,4 +1,4 @@
-"""Loss curves of the recipes over the same data: does `fast` learn what `eager` learns?
+"""Comparison of the loss curves of the recipes over the same data.
 
     python3 scripts/benchmarks/recipe_curves.py --size small --steps 200 --out profiles/training_step
 

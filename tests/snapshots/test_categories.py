@@ -408,6 +408,31 @@ def test_layer_numbers_restart_in_every_forward(tmp_path: Path) -> None:
     assert found.notes[0] == "blocks are numbered by the iterations of the loop at train.py:7, which the stacks show"
 
 
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("forward", [f"block {n} (train.py:{call})" for call in (20, 21) for n in range(3)]),
+        ("evaluate", ["block 0", "block 1", "block 2"] * 2),  # the same model, called in two places
+    ],
+)
+def test_encoder_and_decoder_with_the_same_code_stay_apart(tmp_path: Path, function: str, expected: list[str]) -> None:
+    allocator = CachingAllocator(recording=True)
+    kept = []
+    for call in (20, 21):
+        for _ in range(3):
+            for line in (3, 4):
+                stack = (frame("norm", line=line), frame("forward", line=7), frame(function, line=call), *MAIN)
+                kept.append(allocator.alloc(512, stack))
+    found = found_in(allocator.snapshot(), tmp_path)
+    assert [a.layer for a in found.allocations][::2] == expected
+
+
+def test_paths_of_windows_are_shortened() -> None:
+    own = Frame(r"C:\work\train.py", 12, "step")
+    torch = Frame(r"C:\env\Lib\site-packages\torch\nn\functional.py", 9, "softmax")
+    assert sites([(torch, own)]) == ["train.py:12 step > softmax"]
+
+
 def test_blocks_are_found_among_frames_of_the_interpreter(tmp_path: Path) -> None:
     """PyTorch's default `stacks="all"` adds C++ frames, whose number varies between passes of the loop."""
     allocator = CachingAllocator(recording=True)

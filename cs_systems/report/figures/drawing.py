@@ -49,8 +49,9 @@ def log_scale(axis: Axis, text: Callable[[float], str] = "{:,g}".format) -> None
     """Make an axis logarithmic, with plain numbers at some of its ticks, and none between them."""
     from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter, NullLocator
 
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    low, high = getattr(axis.axes.dataLim, f"interval{axis.axis_name}")
+    side = "x" if axis is axis.axes.xaxis else "y"
+    axis.axes.set(**{f"{side}scale": "log"})
+    low, high = getattr(axis.axes.dataLim, f"interval{side}")
     decades = high / low if 0 < low < high < float("inf") else 1.0
     subs = (1.0,) if decades > 200 else (1.0, 2.0, 5.0) if decades > 20 else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
     axis.set_major_locator(LogLocator(subs=subs) if decades > 2 else AutoLocator())

@@ -30,19 +30,22 @@ def problems(drawn: Figure) -> list[str]:
 
 def _overlap(a: Bbox, b: Bbox) -> bool:
     wide, high = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-    return wide > SLACK and high > SLACK
+    return bool(wide > SLACK and high > SLACK)
 
 
 def _shown(drawn: Figure) -> Iterator[tuple[Text, Bbox]]:
     """Yield the visible texts with their boxes; a tick outside of its axis has a label too, which is not drawn."""
+    from matplotlib.axes import Axes
     from matplotlib.text import Text
 
     hidden: set[Any] = set()
-    for axes in drawn.findobj(lambda artist: hasattr(artist, "get_tightbbox") and hasattr(artist, "xaxis")):
+    for axes in drawn.findobj(Axes):
+        assert isinstance(axes, Axes)
         for axis, (low, high) in ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim()))):
             for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
                 if not low <= tick.get_loc() <= high:
                     hidden |= {tick.label1, tick.label2}
     for text in drawn.findobj(Text):
+        assert isinstance(text, Text)
         if text.get_visible() and text.get_text().strip() and text not in hidden:
             yield text, Text.get_window_extent(text)

@@ -51,9 +51,9 @@ def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
         axes.plot(x, points["model_flops_per_s"] / unit.factor, **style)
 
     ceilings = {}
-    for (peak, source), cells in data.groupby(["ceiling_flops_per_s", "ceiling_source"]):
+    for (_, source), cells in data.groupby(["ceiling_flops_per_s", "ceiling_source"]):
         precisions = ", ".join(dict.fromkeys(cells["precision"].dropna()))
-        height = peak / unit.factor
+        height = float(cells["ceiling_flops_per_s"].iloc[0]) / unit.factor
         ceilings[f"{precisions} ceiling, {height:,.4g} {unit.label} ({source})"] = height
     return _curves(data, f"{unit.label}, causal attention counts half", draw, ceilings=ceilings)
 

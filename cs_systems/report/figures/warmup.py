@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cs_systems.core import units
 from cs_systems.record import RunRecord, Sample
@@ -60,7 +60,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     for number, (ratio, sample, clock) in sorted(slowest.items()):
         cause = ", ".join(causes(sample, clock)) or "cause not recorded"
         if cause != previous:
-            at = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+            at: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9}
             beside(axes.annotate(cause, (number, ratio), (8, 0), **at))
         previous = cause
     warm = max(sum(s.warmup for s in r.measurement.samples) for r in measured.values() if r.measurement)

@@ -111,9 +111,9 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
         best = {"highest tokens/s": "tokens_per_s", **best}
     for title, column in best.items():
         among = of_largest if column == "tokens_per_s" else steps
-        if among[column].notna().any():
-            row = among.loc[among[column].astype(float).idxmax()]
-            yield title, " · ".join(filter(None, (units.human(float(row[column]), column), row["cell"])))
+        if ranked := among.dropna(subset=[column]).sort_values(column).to_dict("records"):
+            value, cell = units.human(float(ranked[-1][column]), column), str(ranked[-1]["cell"])
+            yield title, f"{value} · {cell}" if cell else value
 
 
 def _workload(number: int, name: str, records: Sequence[RunRecord]) -> _Workload:
