@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     Plans = tuple[str, ...]
     MaybeNames = tuple[str, ...]
     Repeated = tuple[str, ...]
+    Paths = tuple[Path, ...]
 else:
     Int = Annotated[object, _number(_whole, "INT", (int,))]
     Float = Annotated[object, _number(_decimal, "FLOAT", (int, float))]
@@ -116,6 +117,7 @@ else:
     Decimals = Annotated[object, _several(float, _decimal, "FLOAT")]
     Plans = Annotated[object, _several(str, str, "STR", commas=False)]  # a comma is part of blocks:0,2
     MaybeNames = Annotated[object, _several(str, str, "STR", empty=True)]  # the option may be given without a value
+    Paths = Annotated[object, _several(Path, Path, "PATH", commas=False, empty=True)]
     # One word per occurrence of the option, because several words that start with -- cannot follow one another.
     Repeated = UseAppendAction[tuple]
 

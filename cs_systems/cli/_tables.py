@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 COMPARED = tuple(f"{side}_{unit}" for side in ("a", "b", "difference") for unit in ("s", "bytes"))
 # Width of the other columns of a table with such a column.
-BESIDE = {"kernel": 52, "range": 55, "annotation": 48, "operator": 60, "caller": 60}
+BESIDE = {"kernel": 52, "range": 55, "annotation": 48, "operator": 60, "caller": 60, "file": 50}
 
 
 def chosen_tables(

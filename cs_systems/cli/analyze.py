@@ -1,8 +1,11 @@
-"""Analyze a trace: kernel time by phase, family and layer, and the time the GPU was idle.
+"""Analyze traces: kernel time by phase, family and layer, and the time the GPU was idle.
 
 Takes an SQLite export, .nsys-rep or .qdrep of nsys, or a Chrome trace (.json, .json.gz) of torch.profiler; for two
 files, shows how the second differs. For a .ncu-rep, shows the counters of each kernel; for a .hatchet of Triton's
 Proton, its scopes.
+
+For the traces of several ranks of one job, shows what each rank did, who waited for whom, and the bandwidth of each
+collective. For other files, a folder or an archive (.zip, .tar.gz), lists what each file holds.
 
 Times under a profiler show shares and causes; to know how long a step takes, use `cs-systems time`.
 """
@@ -11,17 +14,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import Decimals, MaybeInt, MaybePath, MaybeText, Names, Repeated, given, optional, refuse
+from cs_systems.cli._files import inventory_text, ranks_in, ranks_text, read_profiles
+from cs_systems.cli._options import (
+    Decimals,
+    MaybeInt,
+    MaybePath,
+    MaybeText,
+    Names,
+    Paths,
+    Repeated,
+    flag,
+    given,
+    optional,
+    refuse,
+)
 from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
+from cs_systems.core.file_types import refuse_other
 from cs_systems.core.rows import Results, Row, Tables, as_tables
+from cs_systems.core.sources import Source, opened
 from cs_systems.report.tables import modules
+from cs_systems.report.tables.files import SHOWN as OF_RANKS
+from cs_systems.report.tables.files import SUFFIXES
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
 from cs_systems.traces.range_names import PHASES, SPLITS
 
@@ -32,16 +51,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Analyze:
-    file: Annotated[
-        Positional[Path],
-        arg(metavar="FILE", help="the trace: .sqlite, .nsys-rep, .qdrep, .json, .json.gz, .ncu-rep or .hatchet"),
-    ]
-    other: Annotated[
-        Positional[MaybePath], optional("FILE2", "trace B, compared with FILE (A) by phase, family and layer")
-    ] = None
-    table: Annotated[
-        Names, arg(help=f"tables to show: {', '.join((*SHOWN, *modules.SHOWN))}", help_behavior_hint="(default: all)")
+    files: Annotated[
+        Positional[Paths],
+        arg(
+            metavar="PATH [PATH ...]",
+            help="a trace (.sqlite, .nsys-rep, .qdrep, .json, .json.gz, .ncu-rep, .hatchet), two to compare, the "
+            "traces of all ranks, or a folder or archive of files",
+            help_behavior_hint="",
+        ),
     ] = ()
+    table: Annotated[
+        Names,
+        arg(
+            help=f"tables to show: {', '.join((*SHOWN, *modules.SHOWN))}; of ranks: {', '.join(OF_RANKS)}",
+            help_behavior_hint="(default: all)",
+        ),
+    ] = ()
+    ranks: Annotated[bool, flag("the files, or the processes of one export, are the ranks of one job: merge them")] = (
+        False
+    )
     range: Annotated[
         MaybeText, optional("NAME", "name or pattern of the ranges that mark one step each", "step, or ProfilerStep#*")
     ] = None
@@ -58,6 +86,7 @@ class Analyze:
     top: Annotated[
         MaybeInt, optional("N", "number of kernels, steps, ranges or layers to show", "10, of layers 100; in CSV all")
     ] = None
+    no_cache: Annotated[bool, flag("parse every trace again, also if it is unchanged since it was last read")] = False
     format: Annotated[Format, arg(help="output format; html: a page with the timeline of one step")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
 
@@ -65,84 +94,91 @@ class Analyze:
 ARGS = Analyze
 
 
-def run(args: Analyze) -> int:
+def run(args: Analyze, merges: bool = True) -> int:
     """Analyze the files; return exit status 0.
+
+    merges: whether two traces of different ranks of one job are merged; else they are compared.
 
     Raises ConfigError for a malformed request, or a file from which no correct table can be made.
     """
+    if not args.files:
+        raise ConfigError("no file is given; give a trace, the traces of all ranks, a folder or an archive")
     check_page(args.format, args.output)
-    check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
-    deliver(_text_of(args), args.format, args.output)
+    check_outputs({"--output": args.output}, args.files)
+    if args.between and (len(args.between) != 2 or args.range):
+        raise ConfigError("--between takes two times, T0 T1, and excludes --range")
+    with opened(args.files, SUFFIXES) as sources:
+        text = _text(args, sources, merges)
+    deliver(text, args.format, args.output)
     return 0
 
 
-def _text_of(args: Analyze) -> str:
+def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
+    from cs_systems.traces.inventory import is_readable, traces_in
     from cs_systems.traces.proton import is_profile
 
-    if args.file.suffix == ".ncu-rep":
-        return _counters(args)
-    return _scopes(args) if is_profile(args.file) else _tables_of_trace(args)
+    if merges and (ranks := ranks_in(sources, args.ranks)):
+        return ranks_text(args, ranks)
+    if len(sources) == 2 and len(traces_in(sources)) == 2 and not any(source.is_inside for source in sources):
+        return _tables_of_traces(args, sources)
+    readable = [source for source in sources if not source.is_inside or is_readable(source)]
+    if len(readable) == 1:
+        one = readable[0]
+        if one.path.suffix == ".ncu-rep":
+            return _counters(args, one)
+        return _scopes(args, one) if is_profile(one.path) else _tables_of_traces(args, readable)
+    if not readable:
+        for path in (*args.files, *(source.path for source in sources)):
+            refuse_other(path, "analyze")
+        raise ConfigError(f"{args.files[0]} contains no trace; give traces, or a folder or archive of traces")
+    return inventory_text(args, sources)
 
 
-def _tables_of_trace(args: Analyze) -> str:
+def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     long = LONG | modules.LONG
-    known = SPLITS if args.other else SHOWN | modules.SHOWN
-    tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
-    if args.other and args.top:
+    compares = len(sources) == 2
+    known = SPLITS if compares else SHOWN | modules.SHOWN
+    tables = chosen_tables(args.table, known, compares, args.format, args.top)
+    if compares and args.top:
         refuse(["top"], "a comparison of two traces shows every row")
     check_top(args.top, tables, [*long])
-    if args.between and (len(args.between) != 2 or args.range):
-        raise ConfigError("--between takes two times, T0 T1, and excludes --range")
-    if args.format == "html" and (args.other or args.table or args.top):
+    if args.format == "html" and (compares or args.table or args.top):
         raise ConfigError("--format html shows every table of one trace; leave out FILE2, --table and --top")
-    return _text(args, tables)
-
-
-def _text(args: Analyze, tables: Sequence[str]) -> str:
-    from cs_systems.traces.known_ranges import with_habits
-    from cs_systems.traces.profile import profile
-    from cs_systems.traces.read import read
-
-    between = (args.between[0], args.between[1]) if args.between else None
-    page = args.format == "html"
-    traces = [read(path, args.process) for path in (args.file, args.other) if path]
-    profiles = [
-        profile(trace, args.range, between, notes) for trace, notes in with_habits(traces, args.phase, args.range_names)
-    ]
-    if page:
+    profiles = read_profiles(args, sources)
+    if args.format == "html":
         from cs_systems.report.pages.profile import render
         from cs_systems.traces.range_tree import range_tree
         from cs_systems.traces.timeline import results, view
 
         shown = {**as_tables(results(profiles[0])), "range_tree": range_tree(profiles[0])}
-        title = f"{args.file.name}, by {profiles[0].trace.profiler}"
+        title = f"{sources[0].path.name}, by {profiles[0].trace.profiler}"
         return render(view(profiles[0]), shown, title, _diagnoses(profiles[0], shown))
-    return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
+    return "\n".join(_comparison(args, tables, *profiles) if compares else _analysis(args, tables, profiles[0]))
 
 
-def _counters(args: Analyze) -> str:
+def _counters(args: Analyze, source: Source) -> str:
     from cs_systems.cli._counters import counters_text
     from cs_systems.traces.ncu import read
 
-    _only(args, "counters of kernels", "--format (not html) and --output", {"format", "output"})
-    rows = read(args.file)
-    return "\n".join(counters_text(f"{args.file} · ncu · {len(rows)} kernels", rows, args.format, args.output))
+    _only(args, source, "counters of kernels", "--format (not html) and --output", {"format", "output"})
+    rows = read(source.path)
+    return "\n".join(counters_text(f"{source.label} · ncu · {len(rows)} kernels", rows, args.format, args.output))
 
 
-def _scopes(args: Analyze) -> str:
+def _scopes(args: Analyze, source: Source) -> str:
     from cs_systems.cli._scopes import KNOWN, scopes_text
     from cs_systems.traces.proton import read
 
     allowed = "--table, --top, --format (not html) and --output"
-    _only(args, "scopes of Triton's Proton", allowed, {"table", "top", "format", "output"})
+    _only(args, source, "scopes of Triton's Proton", allowed, {"table", "top", "format", "output"})
     tables = chosen_tables(args.table, KNOWN, False, args.format, args.top)
-    return "\n".join(scopes_text(read(args.file), tables, args.top, args.format, args.output))
+    return "\n".join(scopes_text(read(source.path), tables, args.top, args.format, args.output))
 
 
-def _only(args: Analyze, holds: str, allowed: str, names: Set[str]) -> None:
+def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[str]) -> None:
     """Raise ConfigError for options that have no meaning for what the file holds."""
-    if {*given(args, Analyze(args.file))} - names or args.format == "html":
-        raise ConfigError(f"{args.file} contains {holds}; use only {allowed} with it")
+    if {*given(args)} - {"files", "no_cache", *names} or args.format == "html":
+        raise ConfigError(f"{source.label} contains {holds}; use only {allowed} with it")
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:

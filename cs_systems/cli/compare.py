@@ -89,9 +89,9 @@ def run(args: Compare) -> int:
             raise ConfigError("--format csv writes one table; use cs-systems analyze A B --format csv --table phases")
         if args.format in ("html", "github") or args.open:
             raise ConfigError("two traces have no page nor summary; use --format terminal, markdown, latex or typst")
-        return analyze.run(
-            analyze.Analyze(args.a, args.b, format=cast("_output.Format", args.format), output=args.output)
-        )
+        format = cast("_output.Format", args.format)
+        both = analyze.Analyze((args.a, args.b), format=format, output=args.output)
+        return analyze.run(both, merges=False)
     from cs_systems.comparison.runs import profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records
 

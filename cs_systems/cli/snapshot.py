@@ -1,7 +1,7 @@
 """Analyze a CUDA memory snapshot of any PyTorch program: the peak, its categories and the largest allocations.
 
 Also shows where allocations were made, fragmentation, and the allocations left at the end. For two files, shows the
-difference of the peaks.
+difference of the peaks; for more, a folder or an archive (.zip, .tar.gz), the peak of each.
 
 The file is read as data: a pickle with anything but numbers, strings, lists and dicts is refused. To record one, call
 torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps.
@@ -10,18 +10,29 @@ torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_sn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, refuse
+from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths, given, optional, refuse
 from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import PRESETS, ConfigError
+from cs_systems.core.file_types import command_for, refuse_other
+from cs_systems.core.sources import Source, opened
 from cs_systems.record import Row
-from cs_systems.report.tables.snapshot import CAPTIONS, DEVICES, DIFFERENT, LONG, OPTIONAL, SHOWN
+from cs_systems.report.tables.snapshot import (
+    CAPTIONS,
+    DEVICES,
+    DIFFERENT,
+    FILES,
+    FILES_CAPTION,
+    LONG,
+    OPTIONAL,
+    SHOWN,
+    SUFFIXES,
+)
 
 if TYPE_CHECKING:
     from cs_systems.diagnosis import Diagnosis
@@ -33,10 +44,15 @@ MOST_ROWS_OF_PAGE = 100
 
 @dataclass(frozen=True)
 class SnapshotArgs:
-    file: Annotated[
-        Positional[Path], arg(metavar="FILE", help="snapshot: a .pickle of torch.cuda.memory._dump_snapshot()")
-    ]
-    other: Annotated[Positional[MaybePath], optional("FILE2", "snapshot B, compared with FILE (A)")] = None
+    files: Annotated[
+        Positional[Paths],
+        arg(
+            metavar="PATH [PATH ...]",
+            help="a snapshot (a .pickle of torch.cuda.memory._dump_snapshot()), two to compare, or more: files, a "
+            "folder or an archive",
+            help_behavior_hint="",
+        ),
+    ] = ()
     table: Annotated[Names, arg(help=f"tables to show: {', '.join(SHOWN)}", help_behavior_hint="(default: all)")] = ()
     device: Annotated[MaybeInt, optional("N", "device to analyze, if the file has several", "all")] = None
     top: Annotated[MaybeInt, optional("N", "number of rows of long tables", "10; in CSV all")] = None
@@ -55,61 +71,95 @@ def run(args: SnapshotArgs) -> int:
 
     Raises ConfigError for a malformed request, or a file that is no snapshot.
     """
-    known = DIFFERENT if args.other else SHOWN
-    tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
-    if args.format == "html" and (args.other or args.table):
-        raise ConfigError("--format html shows every table of one snapshot; leave out FILE2 and --table")
-    if not args.other:
-        check_top(args.top, tables, LONG)
-    if args.other and args.size is not None:
-        refuse(["size"], "a comparison of two snapshots does not name tensors")
+    if not args.files:
+        raise ConfigError("no file is given; give a snapshot, several, a folder or an archive")
     check_page(args.format, args.output)
-    check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
+    check_outputs({"--output": args.output}, args.files)
     from cs_systems.traces.trace import without_collector
 
-    with without_collector():
-        text = _text(args, tables)
+    with opened(args.files, SUFFIXES) as sources, without_collector():
+        text = _text(args, [source for source in sources if not source.is_inside or _is_snapshot(source)])
     deliver(text, args.format, args.output)
     return 0
 
 
-def _text(args: SnapshotArgs, tables: Sequence[str]) -> str:
-    if args.other:
-        return "\n".join(_comparison(args, tables, *(_read(path, args.device) for path in (args.file, args.other))))
-    found = _read_all(args.file) if args.device is None else [_read(args.file, args.device)]
+def _is_snapshot(source: Source) -> bool:
+    return command_for(source.path) == "snapshot"
+
+
+def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
+    if not sources:
+        for path in args.files:
+            refuse_other(path, "snapshot")
+        raise ConfigError(f"{args.files[0]} contains no snapshot; give a .pickle of torch.cuda.memory._dump_snapshot()")
+    if len(sources) > 2 or (len(sources) == 2 and any(source.is_inside for source in sources)):
+        return _peaks(args, sources)
+    compares = len(sources) == 2
+    tables = chosen_tables(args.table, DIFFERENT if compares else SHOWN, compares, args.format, args.top)
+    if args.format == "html" and (compares or args.table):
+        raise ConfigError("--format html shows every table of one snapshot; leave out FILE2 and --table")
+    if not compares:
+        check_top(args.top, tables, LONG)
+    if compares and args.size is not None:
+        refuse(["size"], "a comparison of two snapshots does not name tensors")
+    if compares:
+        return "\n".join(_comparison(args, tables, *(_read(source, args.device) for source in sources)))
+    found = _read_all(sources[0]) if args.device is None else [_read(sources[0], args.device)]
     if len(found) > 1 and args.format in ("html", "csv"):
         numbers = " or ".join(str(one.replay.snapshot.device) for one in found)
         raise ConfigError(f"--format {args.format} shows one device; choose it with --device {numbers}")
     if args.format == "html":
         return _page(args, found[0])
     if len(found) > 1:
-        return "\n".join(_devices(args, tables, found))
+        return "\n".join(_devices(args, tables, found, sources[0].label))
     return "\n".join(_tables(args, tables, found[0]))
 
 
-def _read(path: Path, device: int | None) -> Attribution:
+def _read(source: Source, device: int | None) -> Attribution:
     from cs_systems.snapshots.allocations import replay
     from cs_systems.snapshots.categories import attribute
     from cs_systems.snapshots.snapshot import read
 
-    return attribute(replay(read(path, device)))
+    return attribute(replay(replace(read(source.path, device), source=source.label)))
 
 
-def _read_all(path: Path) -> list[Attribution]:
+def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
+    """Return one row for each of several snapshots."""
+    from cs_systems.snapshots.tables import file_row
+
+    options = {*given(args)} - {"files", "device", "format", "output"}
+    refuse(sorted(options), f"{len(sources)} snapshots are listed by their peaks")
+    if args.format == "html":
+        raise ConfigError("--format html shows one snapshot; give one file, or another --format")
+    rows, reasons = [], []
+    for source in sources:
+        try:
+            found = _read_all(source) if args.device is None else [_read(source, args.device)]
+            rows += [file_row(one, source.label) for one in found]
+        except ConfigError as error:
+            reasons.append(str(error))
+    if not rows:
+        raise ConfigError(reasons[0])
+    heading = [f"{', '.join(map(str, args.files[:3]))}{' …' if args.files[3:] else ''} · {len(sources)} snapshots"]
+    parts: list[Part] = [(FILES_CAPTION, rows, FILES, reasons)]
+    return "\n".join(document_text(args.format, heading, parts, args.output))
+
+
+def _read_all(source: Source) -> list[Attribution]:
     from cs_systems.snapshots.allocations import replay
     from cs_systems.snapshots.categories import attribute
     from cs_systems.snapshots.snapshot import read_all
 
-    return [attribute(replay(snapshot)) for snapshot in read_all(path)]
+    return [attribute(replay(replace(one, source=source.label))) for one in read_all(source.path)]
 
 
-def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribution]) -> list[str]:
+def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribution], label: str) -> list[str]:
     """Return a table of all devices, then each device's tables: the composition alone, unless --table names others."""
     from cs_systems.cli._snapshot_text import SUMS
     from cs_systems.snapshots.tables import devices
 
     overview: Part = ("devices", devices(found), DEVICES, [SUMS])
-    text = document_text(args.format, [f"{args.file} · {len(found)} devices"], [overview], args.output)
+    text = document_text(args.format, [f"{label} · {len(found)} devices"], [overview], args.output)
     chosen = tables if args.table else ["composition", "out_of_memory"]
     return [*text, *(line for one in found for line in _tables(args, chosen, one))]
 
@@ -161,7 +211,7 @@ def _page(args: SnapshotArgs, found: Attribution) -> str:
 
     names = tensor_names(found, args.size)
     tables = {name: _table(name, found, names, args.top or MOST_ROWS_OF_PAGE) for name in SHOWN}
-    title = f"Memory of {args.file.name}"
+    title = f"Memory of {args.files[0].name}"
     return render(view(found, names), tables, heading(found, names), title, _diagnoses(found, names))
 
 

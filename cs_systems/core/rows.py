@@ -351,6 +351,71 @@ class RankOverlapRow(StreamTimes, SkewRow):
     """Median step of one rank, in `overlap` of the profiler `overlap`."""
 
 
+class FileRow(TypedDict):
+    """File in a list of several; None is a value that the file does not have."""
+
+    file: str
+    format: str
+    device: str | None
+    rank: int | None
+    duration_s: float | None
+    kernels: int | None
+    steps: int | None
+    cell: str | None  # of the run that wrote the file
+    holds: str | None  # tables with data
+    command: str | None  # that reads the file
+
+
+class SnapshotFileRow(TypedDict):
+    """Memory snapshot in a list of several."""
+
+    file: str
+    device: int
+    events: int
+    duration_s: float | None
+    peak_bytes: int
+    reserved_bytes: int | None  # highest
+    category: str | None  # the largest at the peak
+    category_share: float | None  # of the peak
+    out_of_memory: int  # failed allocations
+
+
+class JobRankRow(TypedDict):
+    """Rank of a job, from the traces of its ranks; times are of one step."""
+
+    rank: int
+    steps: int
+    step_s: float
+    busy_share: float | None  # of the step
+    compute_s: float
+    communication_s: float
+    exposed_s: float  # communication alone
+    idle_s: float
+    waiting_s: float | None  # for the last rank to arrive at each collective
+    transfer_s: float | None  # from the arrival of the last rank
+    late_s: float | None  # behind the first rank to arrive, mean of a collective
+    last_share: float | None  # of the collectives, where the rank was the last to arrive
+    host: str | None
+    file: str
+
+
+class CollectiveRow(TypedDict):
+    """Collectives of one kind, group and size in the traces of a job's ranks; times are means of one call."""
+
+    collective: str
+    group: str | None
+    ranks: int
+    size_bytes: int | None  # by the definition of `core.collectives`
+    calls_per_step: float
+    time_s: float
+    waiting_s: float
+    transfer_s: float
+    algbw_bytes_per_s: float | None
+    busbw_bytes_per_s: float | None
+    hidden_share: float | None  # of the time
+    beside: str | None  # phase and family of the kernels that ran the longest meanwhile
+
+
 class DeviceOverlapRow(TypedDict):
     """Communication of one device in a step, in `overlap` of the profilers of kernels."""
 

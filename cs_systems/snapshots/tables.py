@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
 from typing import TypedDict
 
-from cs_systems.core.rows import Row
+from cs_systems.core.rows import Row, SnapshotFileRow
 from cs_systems.snapshots.allocations import BEFORE
 from cs_systems.snapshots.annotations import by_annotation
 from cs_systems.snapshots.categories import ACTIVATIONS, CATEGORIES, UNKNOWN, Attributed, Attribution
@@ -290,6 +290,26 @@ def segments(found: Attribution, names: TensorNames) -> list[SegmentRow]:
             }
         )
     return sorted(rows, key=lambda row: (-row["inactive_split_bytes"], -row["reserved_bytes"]))
+
+
+def file_row(found: Attribution, file: str) -> SnapshotFileRow:
+    """Return the row of one snapshot in a list of several."""
+    replay, by_category = found.replay, Counter[str]()
+    for attributed in found.alive_at(replay.peak_event):
+        by_category[attributed.category] += attributed.allocation.bytes
+    times = replay.snapshot.events.time_us
+    largest = by_category.most_common(1)
+    return {
+        "file": file,
+        "device": replay.snapshot.device,
+        "events": len(replay.snapshot.events),
+        "duration_s": (times[-1] - times[0]) / 1e6 if times else None,
+        "peak_bytes": replay.peak_bytes,
+        "reserved_bytes": max(size for _, size in replay.reserved_bytes) if replay.snapshot.segments else None,
+        "category": largest[0][0] if largest else None,
+        "category_share": largest[0][1] / replay.peak_bytes if largest and replay.peak_bytes else None,
+        "out_of_memory": len(replay.out_of_memory),
+    }
 
 
 def differences(

@@ -1,6 +1,7 @@
 """Readers of files that nsys, ncu and torch.profiler wrote: files in, plain rows out. No torch.
 
-- files: `read` (any kind of file), `folder` (a folder of files), `nsys` and `kineto`, which return a `trace`; `ncu`
+- files: `read` (any kind of file), `folder` (a folder of files), `nsys` and `kineto`, which return a `trace`; `ncu`;
+  `inventory` (what each of several files is), `jobs` and `rank_files` (the rank of each); `cache`
 - names: `range_names` (phases and layers), `known_ranges` (those of users and frameworks), `kernel_families`, `stalls`
   (calls that block the device)
 - attribution: `attribution` (the phase and layer of each kernel), `sequence_numbers` (autograd's, for backward),

@@ -14,15 +14,19 @@ def choice(folder: Path, files: Sequence[Path]) -> str:
 
     Files are named by the cell's key.
     """
-    cells = _cells(folder)
-    return "one of\n" + "\n".join(f"  {file}{cells.get(file.name, '')}" for file in files)
+    cells = cells_of(folder)
+    return "one of\n" + "\n".join(f"  {file}{_parenthesized(cells.get(file.name))}" for file in files)
 
 
-def _cells(folder: Path) -> dict[str, str]:
-    """Return a map from a file's name to the description, in parentheses, of the cell that wrote it."""
+def _parenthesized(cell: str | None) -> str:
+    return f" ({cell})" if cell else ""
+
+
+def cells_of(folder: Path) -> dict[str, str]:
+    """Return a map from a file's name to the description of the cell that wrote it."""
     try:
         records, _ = read_records(folder)
         descriptions = {r.key: describe(r.run_config) + (f" · repeat {r.repeat}" if r.repeat else "") for r in records}
     except (FileNotFoundError, ConfigError):  # the file is readable without its records
         return {}
-    return {name: f" ({descriptions[r.key]})" for r in records for name in r.artifacts.values()}
+    return {name: descriptions[r.key] for r in records for name in r.artifacts.values()}

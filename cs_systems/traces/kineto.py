@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -25,6 +25,7 @@ import numpy as np
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import Unpacked
 from cs_systems.core.validation import shown
+from cs_systems.traces import jobs
 from cs_systems.traces.called_modules import PREFIX, called_modules
 from cs_systems.traces.chrome_trace import Event, Text, events, header
 from cs_systems.traces.modules import HEADER, Modules, unpacked
@@ -47,7 +48,7 @@ from cs_systems.traces.trace import (
 
 LONGEST_S = 1e9  # from the first event: a time further off is damaged
 LATEST_US = 1e17  # in the profiler's clock: 3,000 years
-MOST_KEPT = 4_000_000  # events kept for the tables: about 1 GB of memory
+MOST_KEPT = 10_000_000  # events kept for the tables: about 3.5 GB of memory with the tables
 FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file is read
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
@@ -92,7 +93,8 @@ def read(path: Path, process: int | None = None) -> Trace:
                 for event in some:
                     reader.take(event)
                 reader.refuse_too_many(file)
-            return reader.trace(devices, process, modules)
+            job = jobs.job(before, reader.origin_us)
+            return replace(reader.trace(devices, process, modules), job=job)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ConfigError(f"{path} is truncated ({error}); copy it again, or record it again") from None
         except OverflowError:
@@ -137,8 +139,12 @@ class _Reader:
         self.origin_us: float | None = None
         self.processes: dict[int, _Process] = defaultdict(_Process)
         self.kernels: list[KernelRow] = []
+        self.messages: dict[tuple[float, int, int], jobs.Message] = {}  # by (start, device, stream) of the kernel
         self.copies: list[tuple[Copy, int]] = []  # with the correlation
         self.functions: dict[Function, Function] = {}
+        # Equal names and threads share one object: a third of the memory of millions of events.
+        self.names: dict[str, str] = {}
+        self.threads: dict[int, int] = {}
         self.overheads: list[tuple[float, float]] = []
         self.launched = False
         self.endless: list[str] = []
@@ -208,7 +214,17 @@ class _Reader:
         one = self.functions.setdefault(function, function)
         in_graph = bool(args.get("graph node id"))
         where = int(args["device"]), int(args["stream"])
+        if "Collective name" in args and (message := jobs.message(args)):
+            self.messages[start, *where] = message
         self.kernels.append((one, start, end, *where, in_graph, int(args.get("correlation", UNKNOWN))))
+
+    def _name(self, event: Event) -> str:
+        name = str(event["name"])
+        return self.names.setdefault(name, name)
+
+    def _thread(self, event: Event) -> int:
+        thread = int(event["tid"])
+        return self.threads.setdefault(thread, thread)
 
     def _copy(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
@@ -217,7 +233,7 @@ class _Reader:
         self.copies.append((copy, int(args.get("correlation", UNKNOWN))))
 
     def _call(self, event: Event, start: float, end: float) -> None:
-        name, thread, process = str(event["name"]), int(event["tid"]), self.processes[int(event["pid"])]
+        name, thread, process = self._name(event), self._thread(event), self.processes[int(event["pid"])]
         self.launched = self.launched or "Launch" in name
         args = event.get("args", {})
         if correlation := args.get("correlation"):
@@ -229,12 +245,13 @@ class _Reader:
             if "GraphLaunch" in name:
                 process.graphs.add(int(correlation))
             elif "grid" in args:
-                process.shapes[int(correlation)] = _function("", args)
+                function = _function("", args)
+                process.shapes[int(correlation)] = self.functions.setdefault(function, function)
         if stalls(name):
             process.calls.append(Call(name, start, end, thread))
 
     def _range(self, event: Event, start: float, end: float) -> None:
-        self.processes[int(event["pid"])].ranges.append(Range(str(event["name"]), start, end, int(event["tid"])))
+        self.processes[int(event["pid"])].ranges.append(Range(self._name(event), start, end, self._thread(event)))
 
     def _module(self, event: Event, start: float, end: float) -> None:
         if (name := str(event["name"])).startswith(PREFIX):
@@ -251,7 +268,7 @@ class _Reader:
         (self._op if is_op else self._range)(event, start, end)
 
     def _op(self, event: Event, start: float, end: float) -> None:
-        name, thread, args, process = str(event["name"]), int(event["tid"]), _args(event), self._process_of(event)
+        name, thread, args, process = self._name(event), self._thread(event), _args(event), self._process_of(event)
         if "Sequence number" in args:
             numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
             process.ops.append(Op(name, start, end, thread, *numbers))
@@ -296,11 +313,12 @@ class _Reader:
                 )
         if process.reused:
             kernels = _of_latest_calls(kernels, process)
+        columns = _kernels(kernels, process.launches)
         return Trace(
             source=str(self.path),
             profiler="kineto",
             devices=devices,
-            kernels=_kernels(kernels, process.launches),
+            kernels=columns,
             copies=[copy for copy, _ in copies],
             calls=process.calls,
             ranges=_ranges(ranges),
@@ -309,7 +327,15 @@ class _Reader:
             limitations=tuple(limitations),
             modules=modules,
             operators=process.operators.read(),
+            messages=self._messages_of(columns),
         )
+
+    def _messages_of(self, kernels: Kernels) -> dict[int, jobs.Message]:
+        """Return the messages by the index of their kernel."""
+        if not self.messages:
+            return {}
+        keys = zip(kernels.start_s.tolist(), kernels.device.tolist(), kernels.stream.tolist(), strict=True)
+        return {i: self.messages[key] for i, key in enumerate(keys) if key in self.messages}
 
     def _refuse(self) -> None:
         """Raise ConfigError if no table can be made of the events.

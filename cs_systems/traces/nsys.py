@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from cs_systems.config import ConfigError
+from cs_systems.traces.jobs import Job
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -58,6 +59,7 @@ REQUIRED = {
 MOST_ROWS = 40_000_000  # of these tables: about 6 GB of memory
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
+LATEST = np.iinfo(np.int64).max
 PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
 LONGEST_VALUE = 1 << 26  # bytes of a text, blob or row: without a limit an expression can allocate any amount
@@ -87,6 +89,16 @@ def read(path: Path, process: int | None = None) -> Trace:
             ) from None
         except (sqlite3.DatabaseError, MemoryError, OverflowError) as error:
             raise ConfigError(f"{path} is a damaged export ({error}); export it again from the .nsys-rep") from None
+
+
+def processes(path: Path) -> list[int]:
+    """Return the pids of the processes that ran kernels, by the number of their first device."""
+    with closing(_open(path)) as database:
+        query = f"SELECT globalPid >> 24 & 16777215 AS pid, min(deviceId) FROM {KERNELS} GROUP BY 1 ORDER BY 2, 1"
+        try:
+            return [pid for pid, _ in database.execute(query) if isinstance(pid, int)]
+        except sqlite3.DatabaseError:  # without a table of kernels, or damaged: reading the file tells which
+            return []
 
 
 @contextmanager
@@ -194,7 +206,11 @@ class _Reader:
         return name if name in self.columns.get(table, ()) else "NULL"
 
     def _read(self, table: str, *expressions: str, where: str = "1") -> list[Ints]:
-        """Return the whole numbers of the process's rows, a column for each expression, in file order; NULL is UNKNOWN.
+        """Return whole numbers of the process's rows in file order, a column for each expression; NULL is UNKNOWN."""
+        return _joined(self._chunks(table, *expressions, where=where), len(expressions))
+
+    def _chunks(self, table: str, *expressions: str, where: str = "1") -> Iterator[list[Ints]]:
+        """Yield what `_read` returns in chunks of rows, so that a large table need not fit into memory.
 
         Python's sqlite3 takes over a microsecond for a row. Here SQLite joins each column into one text, which numpy
         parses: in half the time, and without an object for each number.
@@ -203,13 +219,11 @@ class _Reader:
         texts = ", ".join(f"CAST(group_concat(c{i}) AS BLOB)" for i in range(len(expressions)))
         wanted = f"{self._of_process(table)} AND {where} AND rowid > ? ORDER BY rowid LIMIT {CHUNK}"
         query = f"SELECT count(*), max(rowid), {texts} FROM (SELECT rowid, {numbers} FROM {table} WHERE {wanted})"
-        chunks = [[np.empty(0, np.int64)] * len(expressions)]
         count, last = CHUNK, -(2**63)
         while count == CHUNK:
             count, last, *columns = self.database.execute(query, (last,)).fetchone()
             if count:
-                chunks.append([_numbers(text, count, table) for text in columns])
-        return [np.concatenate(column) for column in zip(*chunks, strict=True)]
+                yield [_numbers(text, count, table) for text in columns]
 
     def _process(self, wanted: int | None) -> int | None:
         """Return the globalPid of the process to read; None where the export has no globalPid.
@@ -239,7 +253,10 @@ class _Reader:
             return int(pids[wanted])
         listed = ", ".join(f"{pid} ({found[number]} {what})" for pid, number in sorted(pids.items()))
         reason = f"{len(pids)} processes" if wanted is None else f"no {what[:-1]} of process {wanted}"
-        raise ConfigError(f"{self.path} holds {reason}; choose one with --process: {listed}")
+        ranks = (
+            "; if they are the ranks of a job, merge them with --ranks" if wanted is None and self._has(KERNELS) else ""
+        )
+        raise ConfigError(f"{self.path} holds {reason}; choose one with --process: {listed}{ranks}")
 
     def trace(self) -> Trace:
         kernels = self._kernels()
@@ -257,6 +274,24 @@ class _Reader:
             ops=None,
             limitations=tuple(self.limitations),
             allocations=self._allocations(),
+            job=self._job(),
+        )
+
+    def _job(self) -> Job:
+        """Return the host and the time of the recording; nsys records no rank."""
+
+        def first(table: str, column: str, where: str = "1") -> Any:
+            if column not in self.columns.get(table, ()):
+                return None
+            return (self.database.execute(f"SELECT {column} FROM {table} WHERE {where} LIMIT 1").fetchone() or [None])[
+                0
+            ]
+
+        began_ns = first("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
+        host = first("TARGET_INFO_SYSTEM_ENV", "value", "name = 'Hostname'")
+        return Job(
+            host=host if isinstance(host, str) else None,
+            began_s=began_ns * 1e-9 if isinstance(began_ns, int) else None,
         )
 
     def _devices(self) -> dict[int, str]:
@@ -277,31 +312,33 @@ class _Reader:
         return f"(globalTid & {PROCESS_MASK}) = {self.process}" if "globalTid" in self.columns[table] else "1"
 
     def _kernels(self) -> Kernels:
-        found = [read() for table, read in ((KERNELS, self._single), (GRAPHS, self._whole_graphs)) if self._has(table)]
+        found = [read for table, read in ((KERNELS, self._single), (GRAPHS, self._whole_graphs)) if self._has(table)]
         if not found:
             return NO_KERNELS
-        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        numbers: dict[tuple[int, ...], int] = {}
+        columns = _joined((_numbered(chunk, numbers) for read in found for chunk in read()), 7)
         order = np.argsort(columns[0], kind="stable")
         order = order[(columns[1] >= columns[0])[order]]
         if damaged := len(columns[0]) - len(order):
             self.limitations.append(f"{damaged} kernels that have no end, or end before they start, are left out")
-        start, end, device, stream, correlation, graph, *function = (column[order] for column in columns)
-        first, codes = distinct(*function)
-        functions = [self._function(*row) for row in _rows(*(column[first] for column in function))]
+        for i, column in enumerate(columns):  # one by one, so that only one column is in memory twice
+            columns[i] = column[order]
+        start, end, device, stream, correlation, graph, codes = columns
+        functions = [self._function(*row) for row in numbers]
         thread, launched, returned = self._launches(correlation)
         return Kernels(
             Categorical(functions, codes), _s(start), _s(end), device, stream, thread, launched, returned, graph > 0
         )
 
-    def _single(self) -> list[Ints]:
-        """Return the columns of the kernels: times, place, correlation, node of a graph, name and sizes."""
+    def _single(self) -> Iterator[list[Ints]]:
+        """Yield the columns of the kernels: times, place, correlation, node of a graph, name and sizes."""
         optional = (self._column(KERNELS, name) for name in ("deviceId", "streamId", "correlationId", "graphNodeId"))
         launch = (self._column(KERNELS, name) for name in _LAUNCH)
         shared = " + ".join(self._column(KERNELS, name) for name in _SHARED)
-        return self._read(KERNELS, "start", "end", *optional, *launch, shared)
+        return self._chunks(KERNELS, "start", "end", *optional, *launch, shared)
 
-    def _whole_graphs(self) -> list[Ints]:
-        """Return the same columns for the CUDA graphs that were recorded as a whole, each as one kernel."""
+    def _whole_graphs(self) -> Iterator[list[Ints]]:
+        """Yield the same columns for the CUDA graphs that were recorded as a whole, each as one kernel."""
         optional = (self._column(GRAPHS, name) for name in ("deviceId", "streamId", "correlationId", "graphId"))
         *columns, graph = self._read(GRAPHS, "start", "end", *optional)
         self.limitations.append(
@@ -310,7 +347,7 @@ class _Reader:
         )
         self.names |= {_graph_name(number): f"CUDA graph {number}" for number in np.unique(graph).tolist()}
         sizes = [np.full(len(graph), UNKNOWN)] * (len(_LAUNCH) - 1 + len(_SHARED) - 1)
-        return [*columns, np.ones(len(graph), np.int64), _graph_name(graph), *sizes]
+        yield [*columns, np.ones(len(graph), np.int64), _graph_name(graph), *sizes]
 
     def _launches(self, correlation: Ints) -> tuple[Ints, Floats, Floats]:
         """Return (thread, start in s, end in s) of the call with each kernel's correlationId."""
@@ -325,21 +362,26 @@ class _Reader:
 
     def _calls_of(self, correlation: Ints) -> tuple[Ints, Floats, Floats] | None:
         """Return (thread, start in s, end in s) of the call with each correlationId; None if no call was recorded."""
-        fields = ("correlationId", "globalTid", "start", "end")
-        calls = self._read(RUNTIME, *fields, where="correlationId >= 0") if self._has(RUNTIME) else []
-        if not any(map(len, calls)):
+        if not self._has(RUNTIME):
             return None
-        # A call and one inside it can share a correlationId: the outer one, which begins first, counts.
-        order = np.lexsort((calls[2], calls[0]))
-        of, thread, start, end = (column[order] for column in calls)
-        at = np.searchsorted(of, correlation)
-        found = np.append(of, UNKNOWN - 1)[at] == correlation
-        at[~found] = 0
-        return (
-            np.where(found, thread[at], UNKNOWN),
-            np.where(found, _s(start[at]), np.nan),
-            np.where(found, _s(end[at]), np.nan),
-        )
+        wanted, which = np.unique(correlation, return_inverse=True)
+        begins = np.full(len(wanted), LATEST)
+        thread, end = np.full(len(wanted), UNKNOWN), np.full(len(wanted), UNKNOWN)
+        any_call = False
+        fields = ("correlationId", "globalTid", "start", "end")
+        for call, of_thread, starts, ends in self._chunks(RUNTIME, *fields, where="correlationId >= 0"):
+            any_call = True
+            at = np.searchsorted(wanted, call)
+            at[at == len(wanted)] = 0
+            # A call and one inside it can share a correlationId: the outer one, which begins first, counts.
+            mine = np.flatnonzero((wanted[at] == call) & (starts < begins[at])) if len(wanted) else at[:0]
+            mine = mine[np.argsort(-starts[mine], kind="stable")]  # of repeated indices, the last assignment counts
+            begins[at[mine]], thread[at[mine]], end[at[mine]] = starts[mine], of_thread[mine], ends[mine]
+        if not any_call:
+            return None
+        found = begins < LATEST
+        launched, returned = np.where(found, _s(begins), np.nan), np.where(found, _s(end), np.nan)
+        return thread[which], launched[which], returned[which]
 
     def _function(self, name: int, *shape: int) -> Function:
         *sizes, registers, shared = (None if value == UNKNOWN else value for value in shape)
@@ -410,6 +452,31 @@ class _Reader:
             return []
         start, end = self._read(table, "start", "end", where="end IS NOT NULL")
         return list(_rows(_s(start), _s(end)))
+
+
+def _joined(chunks: Iterable[list[Ints]], columns: int) -> list[Ints]:
+    """Return the columns of all chunks; while they are joined, only one is in memory twice."""
+    parts: list[list[Ints]] = [[np.empty(0, np.int64)] for _ in range(columns)]
+    for chunk in chunks:
+        for part, column in zip(parts, chunk, strict=True):
+            part.append(column)
+    joined: list[Ints] = []
+    for part in parts:
+        joined.append(np.concatenate(part))
+        part.clear()
+    return joined
+
+
+def _numbered(columns: Sequence[Ints], numbers: dict[tuple[int, ...], int]) -> list[Ints]:
+    """Return a chunk of kernels with one number in place of the columns of their functions.
+
+    Few functions run many times: their numbers take a tenth of the memory of the columns.
+    """
+    *columns, function = *columns[:6], columns[6:]
+    first, codes = distinct(*function)
+    rows = _rows(*(column[first] for column in function))
+    of_chunk = np.array([numbers.setdefault(row, len(numbers)) for row in rows], np.int64)
+    return [*columns, of_chunk[codes]]
 
 
 def _graph_name(graph: Any) -> Any:

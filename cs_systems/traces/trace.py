@@ -10,14 +10,15 @@ from __future__ import annotations
 import functools
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cs_systems.traces.jobs import Job, Message
 from cs_systems.traces.modules import Modules
 
 if TYPE_CHECKING:
@@ -294,7 +295,8 @@ class Trace:
     """Contents of a trace of one process.
 
     `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none,
-    `modules` where the recorder wrote none. `ops` are those of `operators` with a sequence number.
+    `modules` where the recorder wrote none. `ops` are those of `operators` with a sequence number. `messages` maps the
+    index of a collective's kernel to what the profiler recorded of the call.
     """
 
     source: str
@@ -310,6 +312,8 @@ class Trace:
     allocations: Allocations | None = None
     modules: Modules | None = None
     operators: Operators | None = None
+    job: Job | None = None
+    messages: Mapping[int, Message] = field(default_factory=dict)
 
 
 class Timeline(Generic[T]):

@@ -63,7 +63,7 @@ def options(kind: type) -> Iterator[tuple[str, Any]]:
         default = field.default if factory is dataclasses.MISSING else factory()
         if dataclasses.is_dataclass(default):
             yield from options(type(default))
-        elif field.name not in ("file", "other", "dir", "a", "b", "dry_run"):
+        elif field.name not in ("files", "dir", "a", "b", "dry_run"):
             yield field.name.rstrip("_"), default
 
 

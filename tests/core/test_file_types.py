@@ -117,14 +117,14 @@ def test_empty_profiler_report_is_refused_without_its_reader(
 
 
 @pytest.mark.parametrize("command", ["analyze", "snapshot"])
-def test_folder_is_refused_with_the_files_in_it(
+def test_only_file_of_a_folder_is_read(
     command: str, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inside = tmp_path / {"analyze": "a.trace.json", "snapshot": "a.pickle"}[command]
-    shutil.copy(files["kineto"], inside)
+    shutil.copy(files[{"analyze": "kineto", "snapshot": "pickle"}[command]], inside)
     (tmp_path / "records.jsonl").write_bytes(RECORDS.read_bytes())
-    assert main([command, str(tmp_path)]) == 2
-    assert f"{tmp_path} is a folder; give one of\n  {inside}\n" in capsys.readouterr().err
+    assert main([command, str(tmp_path)]) == 0
+    assert f"{inside} · " in capsys.readouterr().out
 
 
 def test_folder_of_records_names_the_report_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,7 @@ def test_folder_of_records_names_the_report_command(tmp_path: Path, capsys: pyte
     assert f"contains records of runs; read it with cs-systems report {tmp_path}" in capsys.readouterr().err
     (folder := tmp_path / "counters.ncu-rep").mkdir()
     assert main(["analyze", str(folder)]) == 2
-    assert f"{folder} is a folder; give a .ncu-rep" in capsys.readouterr().err
+    assert f"{folder} contains no trace; give traces, or a folder or archive of traces" in capsys.readouterr().err
 
 
 def test_trace_and_another_file_are_not_compared(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,3 +58,9 @@ DEVICES = {
     "reserved_bytes": "reserved", "highest_reserved_bytes": "highest", "out_of_memory": "failed",
 }  # fmt: skip
 DIFFERENT = {"category": "category", "layer": "layer", "site": "source line"}
+FILES = {
+    "file": "file", "device": "device", "events": "events", "peak_bytes": "peak", "reserved_bytes": "reserved",
+    "category": "largest", "category_share": "its share", "out_of_memory": "OOM",
+}  # fmt: skip
+SUFFIXES = (".pickle", ".pickle.gz", ".pkl", ".pkl.gz", ".pickle.json", ".pickle.gz.json", ".pkl.json")  # and sidecars
+FILES_CAPTION = "peaks of the snapshots"

@@ -1,0 +1,159 @@
+"""Text of several files at once: the ranks of one job merged, or a list of what each file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from cs_systems.cli._options import given, refuse
+from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
+from cs_systems.config import ConfigError
+from cs_systems.core.printable import command_line
+from cs_systems.core.sources import Source, is_archive
+from cs_systems.report.tables.files import CAPTIONS, FILES, FILES_CAPTION, HOLDS, HOLDS_CAPTION, LONG, NOTES, SHOWN
+
+if TYPE_CHECKING:
+    from cs_systems.cli.analyze import Analyze
+    from cs_systems.core.rows import FileRow, Row
+    from cs_systems.traces.profile import Profile
+
+MOST_REASONS = 5  # unreadable files whose reason is shown
+
+
+class OfRank(NamedTuple):
+    """Trace of one rank: `process` is the pid of the rank where one export holds several."""
+
+    source: Source
+    rank: int
+    process: int | None
+
+
+def read_profiles(args: Analyze, sources: Sequence[Source], process: int | None = None) -> list[Profile]:
+    """Return the profiles of traces, by the options of the command line."""
+    from cs_systems.traces.cache import cached
+    from cs_systems.traces.inventory import labelled
+    from cs_systems.traces.known_ranges import with_habits
+    from cs_systems.traces.profile import profile
+    from cs_systems.traces.read import read
+
+    between = (args.between[0], args.between[1]) if args.between else None
+    pid = args.process if process is None else process
+    traces = []
+    for source in sources:
+        in_archive = source.is_inside and is_archive(source.given)  # unpacked anew each time
+        traces.append((read if args.no_cache or in_archive else cached)(source.path, pid))
+    known = zip(sources, with_habits(traces, args.phase, args.range_names), strict=True)
+    return [labelled(profile(trace, args.range, between, notes), source) for source, (trace, notes) in known]
+
+
+def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
+    """Return the ranks of the job that the files are of; None if they are not, or nobody can tell.
+
+    Raises ConfigError if ranks are wanted and there is only one.
+    """
+    from cs_systems.traces import nsys
+    from cs_systems.traces.inventory import traces_in
+    from cs_systems.traces.rank_files import ranks_of
+
+    traces = traces_in(sources)
+    if not traces or (len(traces) == 1 and not wanted):
+        return None
+    if len(traces) == 1:
+        one = traces[0]
+        pids = nsys.processes(one.path) if one.path.suffix == ".sqlite" else []
+        if len(pids) < 2:
+            raise ConfigError(f"--ranks merges several ranks, and {one.label} holds one; leave out --ranks")
+        return [OfRank(one, rank, pid) for rank, pid in enumerate(pids)]
+    found = ranks_of([source.path for source in traces], only_if_certain=not wanted)
+    return None if found is None else [OfRank(source, found[source.path], None) for source in traces]
+
+
+def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
+    """Return the tables of a job: its ranks and its collectives."""
+    from cs_systems.comparison.ranks import collective_rows, merged, rank_rows, straggler, summary
+
+    tables = chosen_tables(args.table, SHOWN, False, args.format, args.top)
+    check_top(args.top, tables, [*LONG])
+    if args.format == "html":
+        raise ConfigError("--format html shows one trace; give the trace of one rank, or another --format")
+    if args.process is not None and any(one.process is not None for one in ranks):
+        refuse(["process"], "--ranks merges all processes of the export")
+    # Only one trace is in memory at a time.
+    job = merged([summary(read_profiles(args, [one.source], one.process)[0], one.rank) for one in ranks])
+    calls = collective_rows(job)
+    made: dict[str, Sequence[Row]] = {"ranks": rank_rows(job), "collectives": calls, "beside": calls}
+    parts: list[Part] = []
+    for name in tables:
+        rows = made[name]
+        if not rows and not args.table:
+            continue
+        notes = [*NOTES[name]]
+        top = (args.top or (len(rows) if args.format == "csv" else LONG[name])) if name in LONG else len(rows)
+        if rows[top:]:
+            notes.append(f"{len(rows) - top} more row(s); --top shows more")
+        parts.append((CAPTIONS[name], rows[:top], SHOWN[name], notes))
+    first = job.ranks[0]
+    given_paths = dict.fromkeys(str(one.source.given) for one in ranks)
+    where = next(iter(given_paths)) if len(given_paths) == 1 else f"{first.source} …"
+    heading = [
+        f"{where} · {first.profiler} · {len(job.ranks)} ranks of one job · {first.steps} step(s)",
+        "measured under a profiler: use these times for shares and causes, not as timings",
+        *filter(None, [straggler(job)]),
+        *job.notes,
+    ]
+    return "\n".join(document_text(args.format, heading, parts, args.output))
+
+
+def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
+    """Return the list of the files with what each holds, and the commands that read them."""
+    from cs_systems.traces.folder import cells_of
+    from cs_systems.traces.inventory import row_of_error, row_of_other, row_of_profile, traces_in
+
+    options = {*given(args)} - {"files", "format", "output", "process", "range", "between", "no_cache"}
+    refuse(sorted(options), f"{len(sources)} files that are not the ranks of one job are listed, not analyzed")
+    if args.format == "html":
+        raise ConfigError("--format html shows one trace; give one file, or another --format")
+    folders = {source.path.parent: cells_of(source.path.parent) for source in sources}
+    rows: list[FileRow] = []
+    reasons: list[str] = []
+    traces = traces_in(sources)
+    for source in sources:
+        if source not in traces:
+            if row := row_of_other(source):
+                rows.append({**row, "cell": folders[source.path.parent].get(source.path.name)})
+            continue
+        try:
+            row = row_of_profile(source, read_profiles(args, [source])[0])
+            rows.append({**row, "cell": folders[source.path.parent].get(source.path.name)})
+        except ConfigError as error:
+            rows.append(row_of_error(source))
+            reasons.append(str(error))
+    if len(reasons) == len(rows):
+        raise ConfigError("; ".join(reasons[:MOST_REASONS]))
+    notes = reasons[:MOST_REASONS]
+    if reasons[MOST_REASONS:]:
+        notes.append(f"{len(reasons) - MOST_REASONS} more files cannot be read")
+    if ignored := len(sources) - len(rows):
+        notes.append(f"{ignored} other file(s) are neither traces nor snapshots nor records")
+    roots = {source.given for source in sources}
+    if any(is_archive(root) for root in roots):
+        notes.append("to analyze one of them, unpack the archive")
+    else:
+        for command in dict.fromkeys(row["command"] for row in rows if row["command"]):
+            example = next(row["file"] for row in rows if row["command"] == command)
+            notes.append(f"read one with: {command_line('cs-systems', command, example)}")
+    if args.format != "csv" and len(roots) == 1:
+        rows = [{**row, "file": _inside(row["file"], roots)} for row in rows]
+    parts: list[Part] = [(FILES_CAPTION, rows, FILES, notes)]
+    if args.format != "csv":
+        parts.insert(0, (HOLDS_CAPTION, rows, HOLDS, []))
+    where = ", ".join(map(str, sorted(roots)[:3])) + (" …" if len(roots) > 3 else "")
+    heading = [f"{where} · {len(rows)} file(s)", "not the ranks of one job, so each is listed and none is analyzed"]
+    return "\n".join(document_text(args.format, heading, parts, args.output))
+
+
+def _inside(label: str, roots: set[Path]) -> str:
+    """Return the name of a file inside the only folder or archive given."""
+    (root,) = roots
+    return label.removeprefix(str(root)).lstrip("/:")

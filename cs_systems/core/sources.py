@@ -1,0 +1,158 @@
+"""Input files of a command that takes files, folders and archives: each expanded to the files inside.
+
+An archive (.zip, .tar, .tar.gz, .tgz) is unpacked into a temporary folder, and nowhere else: a member that is a link or
+a device, or whose path leaves the folder, is refused, and so is an archive that exceeds the limits below.
+"""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from cs_systems.core.file_types import EXPANSION_FROM, MOST_EXPANSION, Unpacked, head
+from cs_systems.core.validation import ConfigError
+
+MOST_FILES = 10_000  # in a folder, or members of an archive
+LARGEST_BYTES = 64 << 30  # of an archive's members together
+CHUNK = 1 << 20
+UNPACK = "unpack it yourself and give the folder"
+
+
+@dataclass(frozen=True)
+class Source:
+    """File to read: `label` is its name to the user, who may have given a folder or an archive; `given` is that."""
+
+    path: Path
+    label: str
+    given: Path
+
+    @property
+    def is_inside(self) -> bool:
+        return self.given != self.path
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether the file is an archive that `opened` can unpack, by its content."""
+    if not path.is_file():
+        return False
+    begins = head(path)
+    return begins.startswith(b"PK\x03\x04") or begins[257:262] == b"ustar"
+
+
+@contextmanager
+def opened(paths: Sequence[Path], suffixes: tuple[str, ...]) -> Iterator[list[Source]]:
+    """Yield the files given, and those inside folders and archives whose names end with one of the suffixes.
+
+    Hidden files and links inside a folder are left out. An error inside the block names files of an archive by their
+    place in it.
+
+    Raises:
+        ConfigError: An archive is damaged, too large or not safe to unpack, or a folder has too many files.
+    """
+    with tempfile.TemporaryDirectory(prefix="cs-systems-") as folder:
+        found: list[Source] = []
+        unpacked: dict[str, Path] = {}
+        for number, path in enumerate(paths):
+            root = path
+            if is_archive(path):
+                root = Path(folder) / str(number)
+                root.mkdir()
+                unpacked[str(root)] = path
+                _unpack(path, root, suffixes)
+            if not root.is_dir():
+                found.append(Source(path, str(path), path))
+                continue
+            inside = [file for file in _files(root) if file.name.endswith(suffixes)]
+            labels = [str(file) if root == path else f"{path}:{file.relative_to(root)}" for file in inside]
+            found += [Source(file, label, path) for file, label in zip(inside, labels, strict=True)]
+        try:
+            yield found
+        except ConfigError as error:
+            text = str(error)
+            for root_text, path in unpacked.items():
+                text = text.replace(f"{root_text}/", f"{path}:").replace(root_text, str(path))
+            raise ConfigError(text, *error.fields) from None
+
+
+def _files(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    folders = [folder]
+    while folders:
+        for entry in sorted(folders.pop().iterdir()):
+            if entry.name.startswith(".") or entry.is_symlink():
+                continue
+            if entry.is_dir():
+                folders.append(entry)
+            elif entry.is_file():
+                found.append(entry)
+            if len(found) + len(folders) > MOST_FILES:
+                raise ConfigError(f"{folder} has over {MOST_FILES:,} files; give a folder with fewer")
+    return sorted(found)
+
+
+def _unpack(path: Path, folder: Path, suffixes: tuple[str, ...]) -> None:
+    """Unpack the members with one of the suffixes."""
+    members = _zip_members if head(path).startswith(b"PK") else _tar_members
+    limit = min(LARGEST_BYTES, max(EXPANSION_FROM, MOST_EXPANSION * path.stat().st_size))
+    limit = min(limit, shutil.disk_usage(folder).free - (1 << 30))
+    written = 0
+    try:
+        for count, (name, problem, open_member) in enumerate(members(path)):
+            if count >= MOST_FILES:
+                raise ConfigError(f"{path} has over {MOST_FILES:,} members; {UNPACK}")
+            parts = PurePosixPath(name.replace("\\", "/")).parts
+            if not parts or ".." in parts or parts[0] == "/" or ":" in parts[0] or not name.isprintable():
+                problem = "has a path that leaves the archive"
+            if problem:
+                raise ConfigError(f"{path}: member {name!r} {problem}; {UNPACK}, if you trust it")
+            if name.endswith("/") or not name.endswith(suffixes) or parts[-1].startswith("."):
+                continue
+            target = folder.joinpath(*parts)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("xb") as file, closing(open_member()) as member:
+                while data := member.read(CHUNK):
+                    written += len(data)
+                    if written > limit:
+                        raise ConfigError(
+                            f"{path} unpacks to over {limit:,} bytes: {MOST_EXPANSION} times its size, "
+                            f"{LARGEST_BYTES >> 30} GiB or the free space of the disk; {UNPACK}"
+                        )
+                    file.write(data)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ConfigError(f"{path} is a damaged archive ({error}); copy it again") from None
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{path} has two members with the path {name!r}; {UNPACK}") from None
+
+
+Member = tuple[str, str | None, Callable[[], Any]]  # name, reason to refuse it, function that opens it
+
+
+def _zip_members(path: Path) -> Iterator[Member]:
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            mode = info.external_attr >> 16
+            problem = "is encrypted" if info.flag_bits & 1 else None
+            if mode and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) and stat.S_IFMT(mode):
+                problem = "is a link or a device"
+            yield info.filename, problem, lambda info=info: archive.open(info)  # type: ignore[misc]
+
+
+def _tar_members(path: Path) -> Iterator[Member]:
+    with closing(Unpacked(path)) as file, tarfile.open(fileobj=_readable(file), mode="r|") as archive:
+        for info in archive:
+            problem = None if info.isreg() or info.isdir() else "is a link or a device"
+            name = f"{info.name}/" if info.isdir() else info.name
+            yield name, problem, lambda info=info: archive.extractfile(info)  # type: ignore[misc]
+
+
+def _readable(file: Unpacked) -> IO[bytes]:
+    return file  # type: ignore[return-value]  # a stream of tarfile is read by `read` alone

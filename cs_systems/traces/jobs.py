@@ -1,0 +1,121 @@
+"""Identity of a trace in a distributed job: its rank, and what the profiler recorded of each collective call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cs_systems.core.collectives import BUS_FACTORS
+
+_RANK = re.compile(r"(?<![a-z])rank[-_. =:#]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_NUMBER = re.compile(r"\d+")
+# Word in a name by torch.distributed, NCCL, RCCL or gloo → the collective; the first match counts.
+_KINDS = {
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "barrier": "barrier",
+    "sendrecv": "send_recv",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
+    "send": "send",
+    "recv": "recv",
+}
+PAIRWISE = ("send_recv", "send", "recv")  # between two ranks, without the rest of the group
+ELEMENT_BYTES = {
+    **dict.fromkeys(("double", "long", "complexfloat"), 8),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("half", "bfloat16", "short"), 2),
+    **dict.fromkeys(("byte", "char", "bool"), 1),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Place of a traced process among the processes of its job; each field is None where the file lacks it."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    host: str | None = None
+    began_s: float | None = None  # of the trace's origin, by the host's clock, since 1970
+
+
+class Message(NamedTuple):
+    """Call of a collective as torch.distributed described it; each field is None where the file lacks it."""
+
+    name: str
+    group: str  # name and ranks of the process group; "" if unknown
+    ranks: int | None  # in the group
+    sequence: int | None  # number of the call in its group
+    in_elements: int | None
+    out_elements: int | None
+    dtype: str | None
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Size by the definition of `core.collectives`, from the part of the buffer that each rank has."""
+        name, each = kind(self.name), _element_bytes(self.dtype)
+        shard = {"all_gather": self.in_elements, "reduce_scatter": self.out_elements}
+        if name in shard:
+            part, times = shard[name], self.ranks
+        else:
+            part, times = (self.in_elements or self.out_elements), 1
+        return part * times * each if name in BUS_FACTORS and part and times and each else None
+
+
+def kind(name: str) -> str:
+    """Return the collective that a kernel, a range or a call of torch.distributed performs; `other` if unknown."""
+    plain = re.sub(r"[^a-z]", "", name.lower())
+    return next((known for word, known in _KINDS.items() if word in plain), "other")
+
+
+def _element_bytes(dtype: str | None) -> int | None:
+    name = (dtype or "").lower()
+    return 1 if name.startswith("float8") else ELEMENT_BYTES.get(name)
+
+
+def message(args: Mapping[str, Any]) -> Message | None:
+    """Return what the arguments of a kernel say of its collective; None if they say nothing."""
+    name = args.get("Collective name")
+    if not isinstance(name, str) or not name:
+        return None
+    group = [str(args[field]) for field in ("Process Group Name", "Process Group Ranks") if field in args]
+    ranks, number, into, out = (
+        _count(args.get(field)) for field in ("Group size", "Seq", "In msg nelems", "Out msg nelems")
+    )
+    dtype = args.get("dtype")
+    return Message(name, " ".join(group), ranks, number, into, out, dtype if isinstance(dtype, str) else None)
+
+
+def job(header: Mapping[str, Any], origin_us: float | None = None) -> Job:
+    """Return the identity that the header of a Kineto trace states."""
+    info = header.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    host, base = header.get("host_name"), _count(header.get("baseTimeNanoseconds")) or 0
+    return Job(
+        _count(info.get("rank")),
+        _count(info.get("world_size")),
+        host if isinstance(host, str) else None,
+        None if origin_us is None else origin_us * 1e-6 + base * 1e-9,
+    )
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 63 else None
+
+
+def ranks_by_name(paths: Iterable[Path], only_by_word: bool) -> dict[Path, int]:
+    """Return the rank that each file's name states: `rank3`, or the only number in which the names differ."""
+    paths = list(paths)
+    stated = {path: int(found[-1]) for path in paths if (found := _RANK.findall(path.name))}
+    if only_by_word or len(stated) == len(paths) or len({_NUMBER.sub("#", path.name) for path in paths}) > 1:
+        return stated
+    numbers = zip(*(_NUMBER.findall(path.name) for path in paths), strict=True)
+    differing = [column for column in numbers if len({*column}) > 1]
+    return dict(zip(paths, map(int, differing[0]), strict=True)) if len(differing) == 1 else stated
