@@ -46,11 +46,11 @@ FILES = {"out": "RUN/new", "output": "RUN/table", "figure": "RUN/figure.svg"}
 def no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let a dry run list its cells without the process that would predict their memory."""
 
-    def predicted(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> list[Row]:
+    def predicted(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> tuple[list[Row], None]:
         check(configs, timeout_s=timeout_s)
-        return [{"reason": None, "predicted_peak_bytes": 10**30, "device_memory_bytes": 1} for _ in configs]
+        return [{"reason": None, "predicted_peak_bytes": 10**30, "device_memory_bytes": 1} for _ in configs], None
 
-    monkeypatch.setattr(_sweep, "preflight", predicted)
+    monkeypatch.setattr(_sweep, "planned", predicted)
     monkeypatch.chdir(tmp_path)
     Path("RUN").mkdir()
     append_record("RUN", ok(train_config("small"), 0.01, 1e12, 10**9))
@@ -129,7 +129,10 @@ def test_pairs_of_options_are_applied_or_refused(command: str, capsys: pytest.Ca
             "analyze x --table phases --top 3",
             "--top only cuts the tables kernels, steps, ranges, layers, range_tree, operators, modules, not phases",
         ),
-        ("snapshot x --table composition --top 3", "--top only cuts the tables top, timeline, segments, alive, not"),
+        (
+            "snapshot x --table composition --top 3",
+            "--top only cuts the tables top, timeline, annotations, out_of_memory, segments, alive, not",
+        ),
         ("snapshot x y --size=", "a comparison of two snapshots does not name tensors; leave out --size"),
         (
             "time --size tiny --d-model 63 --num-heads 10",
