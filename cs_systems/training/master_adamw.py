@@ -86,6 +86,16 @@ class MasterAdamW(torch.optim.Optimizer):
         settings = Hyperparameters(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
         self._tables[key].launch(gradients, group["progress"], settings)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state; torch alone would cast it to the parameters' bfloat16 and so lose the master weights."""
+        super().load_state_dict(state_dict)
+        parameters = (p for group in self.param_groups for p in group["params"])
+        numbers = (number for group in state_dict["param_groups"] for number in group["params"])
+        for number, p in zip(numbers, parameters, strict=True):
+            saved: dict[str, Tensor] = state_dict["state"].get(number, {})
+            self.state[p] = {name: value.to(p.device, copy=True) for name, value in saved.items()}
+        self._tables.clear()
+
     def _state(self, p: Tensor) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[p]
         if not state:

@@ -55,6 +55,30 @@ def test_bfloat16_moments_stay_near_those_in_float32() -> None:
         assert (narrow - wide).norm() <= 1e-3 * wide.norm()
 
 
+def test_training_continues_from_a_saved_state() -> None:
+    def gradients(p: nn.Parameter, step: int) -> Tensor:
+        return torch.randn(p.shape, generator=torch.Generator().manual_seed(step)).bfloat16()
+
+    def train(optimizer: MasterAdamW, steps: range) -> Tensor:
+        (p,) = optimizer.param_groups[0]["params"]
+        for step in steps:
+            p.grad = gradients(p, step)
+            optimizer.step()
+        return master_weight(p.detach(), optimizer.state[p]["remainder"])
+
+    def begin() -> tuple[nn.Parameter, MasterAdamW]:
+        p = nn.Parameter(torch.linspace(-1, 1, 100).bfloat16())
+        return p, MasterAdamW([p], **OPTIONS)  # type: ignore[arg-type]
+
+    first, saving = begin()
+    train(saving, range(3))
+    again, loading = begin()
+    again.data.copy_(first.data)
+    loading.load_state_dict(saving.state_dict())
+    assert {value.dtype for value in loading.state[again].values()} == {torch.int16, torch.float32}
+    assert torch.equal(train(loading, range(3, 6)), train(begin()[1], range(6)))
+
+
 def test_stochastic_rounding_is_unbiased() -> None:
     count = 1 << 16
     x = torch.full((count,), 1 + 2**-9)  # a quarter of the way from 1 to the next bfloat16
