@@ -151,12 +151,8 @@ class BasicTransformerLM(nn.Module):
         self.ln_final = RMSNorm(config.d_model)
         self.lm_head = Linear(config.d_model, config.vocab_size)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(self.hidden(token_ids))
-        return logits
-
-    def hidden(self, token_ids: Tensor) -> Tensor:
-        """Return the normalized output of the last block: (B, S) → (B, S, D)."""
+    def forward(self, token_ids: Tensor, *, with_head: bool = True) -> Tensor:
+        """Return the logits, or without the head its input (B, S, D)."""
         if token_ids.shape[-1] > self.config.context_length:
             raise ConfigError(
                 f"sequence length {token_ids.shape[-1]} exceeds the model's context length "
@@ -165,5 +161,8 @@ class BasicTransformerLM(nn.Module):
         x = self.token_embeddings(token_ids)
         for layer in self.layers:
             x = layer(x)
-        out: Tensor = self.ln_final(x)
-        return out
+        if not with_head:
+            normalized: Tensor = self.ln_final(x)
+            return normalized
+        logits: Tensor = self.lm_head(self.ln_final(x))
+        return logits

@@ -66,10 +66,9 @@ class TrainStep(Training):
         if begin := next((part.during_backward for part in chosen if part.during_backward), None):
             assert isinstance(self.optimizer, MasterAdamW)
             self.update = begin(model, self.optimizer)
-        run = self.wrapped if self.head_loss is None else model.hidden
         if config.compile_scope == "block":
             compile_blocks(model.layers, config.compile)
-        self.run_model = compiled(run, config.compile) if config.compile_scope == "model" else run
+        self.run_model = compiled(self.wrapped, config.compile) if config.compile_scope == "model" else self.wrapped
         self.output: Tensor | None = None  # of run_model: the logits, or what head_loss takes
 
     @staticmethod
@@ -98,7 +97,8 @@ class TrainStep(Training):
 
     def _forward(self) -> None:
         with torch.set_grad_enabled(self._keeps_graph), self.device.autocast(self.config.precision):
-            self.output = self.run_model(self.tokens)
+            options = {} if self.head_loss is None else {"with_head": False}
+            self.output = self.run_model(self.tokens, **options)
 
     def _compute_loss(self) -> None:
         assert self.output is not None

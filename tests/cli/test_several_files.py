@@ -35,7 +35,8 @@ def test_folder_lists_what_each_file_is(folder: Path, capsys: pytest.CaptureFixt
     lines = out.splitlines()
     assert lines[0] == f"{folder} · 4 file(s)"
     assert max(map(len, lines[1:10])) <= 80
-    assert f"read one with: cs-systems snapshot {folder}/c.pickle.gz" in out.replace("\n", " ")
+    # A line of 80 columns may break even a path.
+    assert f"readonewith:cs-systemssnapshot{folder}/c.pickle.gz" in "".join(out.split())
     assert "1 other file(s) are neither traces nor snapshots nor records" in out
     assert "broken.json is truncated" in out.replace("\n", " ")
     rows = list(csv.DictReader(io.StringIO(shown(["analyze", folder, "--format", "csv"], capsys))))

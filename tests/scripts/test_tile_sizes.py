@@ -34,7 +34,7 @@ def patch_resources(tiles: Any, monkeypatch: pytest.MonkeyPatch, **shared_bytes:
 
     def resources(capability: int, tile: Any, dtype: str, d_head: int, causal: bool, kernel: str) -> Any:
         return importlib.import_module("cs_systems.kernels.compile").KernelResources(
-            255, 0, shared_bytes[kernel], tile.num_warps, {}
+            255, 0, shared_bytes[kernel], tile.num_warps, {}, ()
         )
 
     monkeypatch.setattr(tiles, "resources", resources)

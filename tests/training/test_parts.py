@@ -42,7 +42,7 @@ def loss_and_gradients(lm: BasicTransformerLM, tokens: Tensor, chosen: Part | No
         loss = cross_entropy(lm(tokens), targets)
     else:
         weight = lm.get_parameter("lm_head.weight")
-        loss = chosen.head_loss(lm.hidden(tokens).flatten(0, 1), weight, targets.flatten())
+        loss = chosen.head_loss(lm(tokens, with_head=False).flatten(0, 1), weight, targets.flatten())
     loss.backward()
     for p in lm.parameters():
         assert p.grad is not None

@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,8 @@ def write(draw: Callable[[], Figure], file: str | Path) -> list[str]:
     with matplotlib.rc_context(STYLE):
         drawn = wrap_labels(draw())
         write_file(path, _bytes(drawn, ending, "white"))
-        return problems(drawn)
+        with _drawing():
+            return problems(drawn)
 
 
 def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
@@ -148,13 +150,20 @@ def _bytes(drawn: Figure, ending: str, background: str) -> bytes:
         text.set_text("\n".join(map(plain, text.get_text().split("\n"))))
     undated: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     out = io.BytesIO()
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # matplotlib draws a box instead
-        warnings.filterwarnings("ignore", "constrained_layout not applied")  # for labels longer than the page
+    with matplotlib.rc_context(STYLE), _drawing():
         drawn.savefig(
             out, format=ending, dpi=DPI, facecolor=background, metadata=undated.get(ending, {"CreationDate": None})
         )
     return out.getvalue()
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """Silence warnings about texts from outside that no font or page has room for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # matplotlib draws a box instead
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # for labels longer than the page
+        yield
 
 
 def _of_one_workload(records: Sequence[RunRecord]) -> list[RunRecord]:

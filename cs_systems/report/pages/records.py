@@ -96,9 +96,10 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     timed = [r for r in records if r.config.get("profiler", CLEAN) == CLEAN and is_timed(r.config["workload"], CLEAN)]
     whole = max((r.config["mode"] for r in timed), key=WORK.index, default=None)
     data = frame([record for record in timed if record.config["mode"] == whole])
-    steps = in_order(data[data["phase"] == STEP]) if len(data) else data
+    steps = data[data["phase"] == STEP] if len(data) else data
     if steps.empty:
         return
+    steps = in_order(steps)
     apart = varying(steps)[0] if len(steps) > 1 else []
     steps = steps.assign(cell=labels(steps, [name for name in apart if name != "workload"]))
     of_largest = steps[steps["size"] == steps["size"].iloc[-1]] if steps["workload"].nunique() == 1 else steps
