@@ -38,7 +38,7 @@ def test_folder_lists_what_each_file_is(folder: Path, capsys: pytest.CaptureFixt
     # A line of 80 columns may break even a path.
     assert f"readonewith:cs-systemssnapshot{folder}/c.pickle.gz" in "".join(out.split())
     assert "1 other file(s) are neither traces nor snapshots nor records" in out
-    assert "broken.json is truncated" in out.replace("\n", " ")
+    assert "broken.jsonistruncated" in "".join(out.split())
     rows = list(csv.DictReader(io.StringIO(shown(["analyze", folder, "--format", "csv"], capsys))))
     found = [(Path(row["file"]).name, row["format"], row["kernels"], row["steps"], row["command"]) for row in rows]
     assert found == [
