@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cs_systems.config import ConfigError
+from cs_systems.training.adamw import AdamW
 
 MOMENTS = {"adamw_master": torch.float32, "adamw_bf16_state": torch.bfloat16}
 """Name of the optimizer → dtype of its two moments."""
 
 
-class MasterAdamW(torch.optim.Optimizer):
+class MasterAdamW(AdamW):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2) on float32 master weights.
 
     Parameters and gradients are bfloat16. A parameter is its master weight, rounded half up; its state `remainder`
@@ -37,7 +38,7 @@ class MasterAdamW(torch.optim.Optimizer):
         weight_decay: float = 0.01,
         moments: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, lr, betas, eps, weight_decay)
         self.moments = moments
         self._tables: dict[tuple[int, ...], Any] = {}
         for p in (p for group in self.param_groups for p in group["params"]):
@@ -47,17 +48,9 @@ class MasterAdamW(torch.optim.Optimizer):
                     "bf16-pure, or --optimizer adamw_fused"
                 )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            if trained := [p for p in group["params"] if p.grad is not None]:
-                self.advance(group, trained[0].device)
-                self.update(trained, group)
-        return loss
+    def step_group(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
+        self.advance(group, parameters[0].device)
+        self.update(parameters, group)
 
     def advance(self, group: dict[str, Any], device: torch.device) -> None:
         """Count the step on the device: its number t, and 1 - beta^t of both betas, in float64."""

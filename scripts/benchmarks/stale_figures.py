@@ -25,7 +25,7 @@ NO_ANSWER = 2  # exit status without git or history
 RECORDS = ("records.jsonl", "processes.jsonl")  # data of the table beside them
 
 CLOCK = ("cs_systems/runtime/timing.py", "cs_systems/core/statistics.py")
-MODEL = ("cs_systems/model.py", "cs_systems/training/losses.py", "cs_systems/training/optimizers.py")
+MODEL = tuple(f"cs_systems/{name}.py" for name in ("model", "training/losses", "training/optimizers", "training/adamw"))
 STEP = (*CLOCK, *MODEL, "cs_systems/workloads/train_step.py", "cs_systems/workloads/_training.py")
 CALL = (*CLOCK, "cs_systems/workloads/attention.py", "cs_systems/workloads/_calls.py")
 GPU_KERNELS = (
