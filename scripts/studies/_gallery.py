@@ -66,7 +66,7 @@ def draw_all() -> int:
 
     status = 0
     for file, draw in gallery():
-        problems = plot.write(draw, file)
+        problems = plot.illegible(plot.write(draw, file))
         print(file.relative_to(ROOT), *problems, sep="\n    ", flush=True)
         status |= bool(problems)
     if status:

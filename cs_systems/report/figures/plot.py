@@ -103,12 +103,8 @@ def check_ending(path: Path) -> str:
     return ending
 
 
-def write(draw: Callable[[], Figure], file: str | Path) -> list[str]:
-    """Write the figure that `draw` returns, in STYLE, on white in its ending's format.
-
-    Returns:
-        The texts that are cut or overlap, as in `legible.problems`.
-    """
+def write(draw: Callable[[], Figure], file: str | Path) -> Figure:
+    """Write the figure that `draw` returns, in STYLE, on white in its ending's format; return the figure."""
     import matplotlib
 
     path = Path(file)
@@ -116,8 +112,15 @@ def write(draw: Callable[[], Figure], file: str | Path) -> list[str]:
     with matplotlib.rc_context(STYLE):
         drawn = wrap_labels(draw())
         write_file(path, _bytes(drawn, ending, "white"))
-        with _drawing():
-            return problems(drawn)
+        return drawn
+
+
+def illegible(drawn: Figure) -> list[str]:
+    """Return the texts of a written figure that are cut or overlap, as in `legible.problems`; draws it once more."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE), _drawing():
+        return problems(drawn)
 
 
 def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
