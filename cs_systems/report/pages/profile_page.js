@@ -66,17 +66,8 @@ function steppers() {
   byId("step").replaceChildren(...choices);
   byId("step").addEventListener("change", (event) => chooseStep(event.target.value === "all" ? null : Number(event.target.value)));
 }
-byId("in").addEventListener("click", () => timeline.zoom(0.5));
-byId("out").addEventListener("click", () => timeline.zoom(2));
-byId("whole").addEventListener("click", () => timeline.whole());
+controls(timeline, search, nextHit);
 byId("select").addEventListener("click", () => timeline.select(timeline.from, timeline.to));
-byId("search").addEventListener("input", search);
-byId("search").addEventListener("keydown", (event) => {
-  if (event.key === "Enter") nextHit(event.shiftKey ? -1 : 1);
-  else if (event.key === "Escape") timeline.canvas.focus();
-  else return;
-  event.preventDefault();
-});
 byId("details-close").addEventListener("click", () => {
   for (const chart of charts()) if (chart.pinned) chart.pin(null);
   timeline.select(null);

@@ -44,17 +44,8 @@ function linkTables() {
 function toPeak() {
   timeline.show(peak.at_ns - timeline.end / 100, peak.at_ns + timeline.end / 100);
 }
-byId("in").addEventListener("click", () => timeline.zoom(0.5));
-byId("out").addEventListener("click", () => timeline.zoom(2));
-byId("whole").addEventListener("click", () => timeline.whole());
+controls(timeline, search, nextHit);
 byId("to-peak").addEventListener("click", toPeak);
-byId("search").addEventListener("input", search);
-byId("search").addEventListener("keydown", (event) => {
-  if (event.key === "Enter") nextHit(event.shiftKey ? -1 : 1);
-  else if (event.key === "Escape") timeline.canvas.focus();
-  else return;
-  event.preventDefault();
-});
 byId("details-close").addEventListener("click", () => {
   for (const chart of charts) chart.pin(null);
   timeline.canvas.focus();
