@@ -147,10 +147,16 @@ def compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
     return function if mode == "none" else torch.compile(function, **_compile_options(mode))
 
 
-def compile_blocks(blocks: Iterable[nn.Module], mode: str) -> None:
-    """Compile each block in place; blocks of one class and shape share one compilation."""
+def compile_blocks(blocks: Iterable[nn.Module], mode: str, *, with_hooks: bool = True) -> None:
+    """Compile each block in place; blocks of one class and shape share one compilation.
+
+    with_hooks: whether the blocks' hooks are compiled too. Those that wait for other ranks must stay outside.
+    """
     for block in blocks:
-        block.compile(**_compile_options(mode))
+        if with_hooks:
+            block.compile(**_compile_options(mode))
+        else:
+            block.forward = compiled(block.forward, mode)
 
 
 def _compile_options(mode: str) -> dict[str, Any]:

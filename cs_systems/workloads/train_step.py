@@ -67,7 +67,7 @@ class TrainStep(Training):
             assert isinstance(self.optimizer, MasterAdamW)
             self.update = begin(model, self.optimizer)
         if config.compile_scope == "block":
-            compile_blocks(model.layers, config.compile)
+            compile_blocks(model.layers.children(), config.compile, with_hooks=not config.is_distributed)
         self.run_model = compiled(self.wrapped, config.compile) if config.compile_scope == "model" else self.wrapped
         self.output: Tensor | None = None  # of run_model: the logits, or what head_loss takes
 
@@ -106,7 +106,7 @@ class TrainStep(Training):
             if self.head_loss is None:
                 self.loss = cross_entropy(self.output, self.targets)
             else:
-                weight = self.model.get_parameter("lm_head.weight")
+                weight = self.model.lm_head.weight  # the whole of it: a strategy that shards it sets the attribute
                 self.loss = self.head_loss(self.output.flatten(0, -2), weight, self.targets.flatten())
 
     def _backward(self) -> None:
@@ -154,8 +154,10 @@ class TrainStep(Training):
 def _options_unavailable(config: RunConfig) -> str | None:
     if config.optimizer in MOMENTS and config.precision is not Precision.BF16_PURE:
         return f"{config.optimizer} keeps master weights of bf16 parameters; use --precision bf16-pure, or adamw_fused"
-    if config.compile_scope == "block" and config.is_distributed:
-        return "blocks are compiled in one process only; use --compile-scope model, or --strategy single"
+    if config.compile_scope == "block" and config.is_distributed and "features" in strategy_of(config).splits:
+        return "blocks that ranks divide among themselves are not compiled alone; use --compile-scope model"
+    if config.compile_scope == "block" and config.checkpoint.startswith("selective"):
+        return f"checkpoint {config.checkpoint} sees no operators of a compiled block; use --compile-scope model"
     return None
 
 

@@ -48,6 +48,7 @@ class Part:
             cross-entropy; None for a part of the model.
         during_backward: `(model, optimizer) -> Update`, in place of the optimizer's step; None for other parts.
         unavailable: returns the reason that the part cannot run in a cell, with the remedy, or None.
+        on_ranks: whether it works under a strategy of several ranks.
         tolerance: dtype name → largest relative error of outputs and gradients against float64.
     """
 
@@ -56,6 +57,7 @@ class Part:
     head_loss: HeadLoss | None = None
     during_backward: Callable[[nn.Module, MasterAdamW], Update] | None = None
     unavailable: Callable[[RunConfig], str | None] = always_available
+    on_ranks: bool = False
     tolerance: Mapping[str, float] = field(
         default_factory=lambda: {"float64": 1e-10, "float32": 1e-5, "bfloat16": 2e-2}
     )
@@ -74,9 +76,9 @@ def chosen(names: Iterable[str]) -> dict[str, Part]:
 
 def unavailable(config: RunConfig) -> str | None:
     """Return the reason that the parts of a cell cannot run, with the remedy, or None."""
-    if config.parts and config.is_distributed:
-        return "parts run in one process; drop --parts, or use --strategy single"
     for name, part in chosen(config.parts).items():
+        if config.is_distributed and not part.on_ranks:
+            return f"{name} runs in one process; drop it from --parts, or use --strategy single"
         if reason := part.unavailable(config):
             return f"{name}: {reason}"
     return None

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from cs_systems.training.parts import Part
 
-CHUNK_BYTES = 512 << 20  # largest chunk of logits
+CHUNK_BYTES = 512 << 20
+"""Size of a chunk of logits. With many chunks, adding up the weight's gradient moves more bytes than the logits do."""
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -27,7 +28,8 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         count, vocabulary = hidden.shape[0], weight.shape[0]
-        rows = max(1, min(count, CHUNK_BYTES // (vocabulary * hidden.element_size())))
+        chunk_bytes = max(CHUNK_BYTES, weight.nbytes)
+        rows = max(1, min(count, chunk_bytes // (vocabulary * hidden.element_size())))
         wide = torch.float64 if hidden.dtype is torch.float64 else torch.float32
         losses = torch.empty(count, dtype=wide, device=hidden.device)
         of_hidden = torch.empty_like(hidden)
@@ -82,4 +84,4 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return loss
 
 
-PART = Part("loss", head_loss=head_loss)
+PART = Part("loss", head_loss=head_loss, on_ranks=True)
