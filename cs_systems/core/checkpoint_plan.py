@@ -7,6 +7,8 @@ Forms of a plan (Chen et al. 2016; selective: Korthikanti et al. 2022):
     blocks:0,2,5-7       each of these blocks is a checkpoint of its own
     selective:attention  each block is a checkpoint that also keeps the output of its attention
     selective:matmul     each block is a checkpoint that also keeps the outputs of its linear layers
+    selective:products   each block is a checkpoint that keeps both, and recomputes no product
+    selective:products:7 the same, but the first 7 blocks keep their input only; so with the other selective plans
     nested:8:2           8 consecutive blocks form one checkpoint; its recomputation checkpoints every 2 blocks again
 """
 
@@ -16,18 +18,23 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-FORMS = "none, every:K, blocks:0,2,5-7, selective:attention, selective:matmul, nested:K:k"
-SELECTIVE = ("attention", "matmul")
+FORMS = (
+    "none, every:K, blocks:0,2,5-7, selective:attention, selective:matmul, selective:products, selective:products:N, "
+    "nested:K:k"
+)
+SELECTIVE = ("attention", "matmul", "products")
 # Backends that call one torch operator for attention: only the output of a single operator can be kept.
 ONE_OPERATOR = ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
+# Backends whose kernels are one operator in a compiled model only.
+ONE_COMPILED_OPERATOR = ("flash_cuda", "flash_gluon", "flash_triton")
 
 
 @dataclass(frozen=True)
 class Segment:
     """One checkpoint, over the blocks `first` to `stop` − 1.
 
-    `inner` holds the checkpoints nested in it. `keeps` names what it keeps besides its input: "attention", "matmul", or
-    None.
+    `inner` holds the checkpoints nested in it. `keeps` names what it keeps besides its input: "attention", "matmul",
+    "products", or None.
     """
 
     first: int
@@ -53,8 +60,11 @@ def segments(checkpoint: str, num_layers: int) -> tuple[Segment, ...]:
         return _rows(0, num_layers, [_count(checkpoint, rest)])
     if form == "blocks" and rest:
         return tuple(Segment(i, i + 1) for i in sorted(_chosen(checkpoint, rest, num_layers)))
-    if form == "selective" and rest in SELECTIVE:
-        return tuple(replace(segment, keeps=rest) for segment in _rows(0, num_layers, [1]))
+    keeps, colon, bare = rest.partition(":")
+    if form == "selective" and keeps in SELECTIVE:
+        without = _count(checkpoint, bare) if colon else 0
+        rows = _rows(0, num_layers, [1])
+        return rows[:without] + tuple(replace(segment, keeps=keeps) for segment in rows[without:])
     if form == "nested" and rest.count(":"):
         sizes = [_count(checkpoint, word) for word in rest.split(":")]
         if sizes != sorted(set(sizes), reverse=True):

@@ -239,6 +239,8 @@ def recomputed_flops(
     attention = 2 * score_product_flops(shape, algorithm)
 
     def again(segment: Segment) -> int:
+        if segment.keeps == "products":
+            return 0
         if segment.keeps == "matmul":
             return segment.blocks * attention
         if segment.keeps == "attention":

@@ -8,7 +8,7 @@ wherever the kernels are deterministic. It stops as soon as it has the tensors t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cs_systems.config import Mode, RunConfig
-from cs_systems.core.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
+from cs_systems.core.checkpoint_plan import ONE_COMPILED_OPERATOR, ONE_OPERATOR, Segment, items, segments
 
 _ATTENTION = (
     "_scaled_dot_product_flash_attention",
@@ -27,7 +27,8 @@ _ATTENTION = (
 )
 # A linear layer without bias is one `mm`, in fp8 one `_scaled_mm`. Attention's products are `bmm`, which is not
 # kept, because the scores are large.
-_KEPT = {"attention": _ATTENTION, "matmul": ("mm", "_scaled_mm")}
+_LINEAR = ("mm", "_scaled_mm")
+_KEPT = {"attention": _ATTENTION, "matmul": _LINEAR, "products": _LINEAR + _ATTENTION}
 
 
 def without_effect(config: RunConfig) -> str | None:
@@ -42,10 +43,14 @@ def without_effect(config: RunConfig) -> str | None:
 
 def unavailable(config: RunConfig) -> str | None:
     """Return the reason that a cell of the built-in model cannot have its checkpoints, with the remedy, or None."""
-    if config.checkpoint == "selective:attention" and config.attention not in ONE_OPERATOR:
+    one_operator = ONE_OPERATOR if config.compile == "none" else ONE_OPERATOR + ONE_COMPILED_OPERATOR
+    plan = segments(config.checkpoint, config.model.num_layers)
+    keeps_attention = any(segment.keeps in ("attention", "products") for segment in plan)
+    if keeps_attention and config.attention not in one_operator:
+        compiled = " without --compile" if config.attention in ONE_COMPILED_OPERATOR else ""
         return (
-            "checkpoint selective:attention keeps the output of one attention operator, which "
-            f"{config.attention} is not; use --attention {ONE_OPERATOR[0]}, or --checkpoint selective:matmul"
+            f"checkpoint {config.checkpoint} keeps the output of one attention operator, which "
+            f"{config.attention} is not{compiled}; use --attention {ONE_OPERATOR[0]}, or --checkpoint selective:matmul"
         )
     return without_effect(config)
 
@@ -59,6 +64,15 @@ def apply_checkpointing(model: nn.Module, written: str) -> None:
     assert isinstance(layers, nn.ModuleList)
     if plan := segments(written, len(layers)):
         model.layers = _CheckpointedLayers(layers, plan)
+
+
+def checkpoint_forwards(blocks: Iterable[nn.Module], plan: Iterable[Segment]) -> None:
+    """Run the forward of each block under its checkpoint, inside the block's hooks.
+
+    Where the forward is compiled afterwards, the compiler sees the operators, and follows a selective plan.
+    """
+    for block, segment in zip(blocks, plan, strict=True):
+        block.forward = partial(_checkpointed_call, block.forward, segment.keeps)
 
 
 def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
@@ -158,7 +172,9 @@ def _selective(keeps: str | None) -> dict[str, Any]:
 
 
 def _policy(keeps: str, context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in _operators(keeps) else CheckpointPolicy.PREFER_RECOMPUTE
+    own_attention = operator.namespace == "cs_systems" and keeps != "matmul"
+    kept = own_attention or operator in _operators(keeps)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.checkpoint_plan import segments
 from cs_systems.core.rows import Ran
 from cs_systems.formulas import cost
 from cs_systems.formulas.communication import Payload, payload, tensor_rank_cost
@@ -59,13 +61,19 @@ class TrainStep(Training):
                 parameter.data = parameter.data.bfloat16()
         if config.precision is Precision.FP8:  # not lm_head, as is common: it would round the logits
             fp8.use_fp8(model.layers)
-        checkpointing.apply_checkpointing(model, config.checkpoint)
+        # The compiler must see the operators that a selective checkpoint keeps.
+        in_block = config.compile_scope == "block" and config.checkpoint.startswith("selective")
+        if not in_block:
+            checkpointing.apply_checkpointing(model, config.checkpoint)
         self.world_tokens = divided * self.tokens.numel()
         self.parameters = sum(p.numel() for p in model.parameters())
         super().__init__(config, device, model)
         if begin := next((part.during_backward for part in chosen if part.during_backward), None):
             assert isinstance(self.optimizer, MasterAdamW)
             self.update = begin(model, self.optimizer)
+        if in_block:
+            plan = segments(config.checkpoint, config.model.num_layers)
+            checkpointing.checkpoint_forwards(model.layers, plan)
         if config.compile_scope == "block":
             compile_blocks(model.layers.children(), config.compile, with_hooks=not config.is_distributed)
         self.run_model = compiled(self.wrapped, config.compile) if config.compile_scope == "model" else self.wrapped
@@ -106,7 +114,8 @@ class TrainStep(Training):
             if self.head_loss is None:
                 self.loss = cross_entropy(self.output, self.targets)
             else:
-                weight = self.model.lm_head.weight  # the whole of it: a strategy that shards it sets the attribute
+                head: Any = self.model.lm_head
+                weight = head.weight  # the whole: where a strategy shards the parameter, it sets this attribute
                 self.loss = self.head_loss(self.output.flatten(0, -2), weight, self.targets.flatten())
 
     def _backward(self) -> None:
@@ -156,8 +165,6 @@ def _options_unavailable(config: RunConfig) -> str | None:
         return f"{config.optimizer} keeps master weights of bf16 parameters; use --precision bf16-pure, or adamw_fused"
     if config.compile_scope == "block" and config.is_distributed and "features" in strategy_of(config).splits:
         return "blocks that ranks divide among themselves are not compiled alone; use --compile-scope model"
-    if config.compile_scope == "block" and config.checkpoint.startswith("selective"):
-        return f"checkpoint {config.checkpoint} sees no operators of a compiled block; use --compile-scope model"
     return None
 
 

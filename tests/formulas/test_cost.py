@@ -111,7 +111,9 @@ def test_bytes_count_each_operand_once_per_phase() -> None:
     assert (optimizer.model_flops, optimizer.hardware_flops) == (0, 0)
 
 
-@pytest.mark.parametrize("checkpoint", ["none", "every:1", "selective:attention", "selective:matmul"])
+@pytest.mark.parametrize(
+    "checkpoint", ["none", "every:1", "selective:attention", "selective:matmul", "selective:products"]
+)
 @pytest.mark.parametrize("algorithm", [FULL_MATRIX, TILED], ids=["full", "tiled"])
 def test_score_flops_count_only_score_matrix_products(algorithm: AttentionAlgorithm, checkpoint: str) -> None:
     flat = replace(algorithm, block_q=32, block_k=32) if algorithm.block_q else algorithm  # one tile at either length
@@ -119,7 +121,7 @@ def test_score_flops_count_only_score_matrix_products(algorithm: AttentionAlgori
     once, twice = cost.step_cost(ODD, 2, 32, *args), cost.step_cost(ODD, 4, 32, *args)
     bare = cost.step_cost(ODD, 2, 32, Mode.TRAIN_STEP, replace(flat, backward_matmuls=0), Precision.FP32)
     product = ODD.num_layers * cost.score_product_flops(AttentionShape(2, 3, 32, 16, causal=True), flat)
-    again = 0 if checkpoint in ("none", "selective:attention") else 2 * product
+    again = 0 if checkpoint in ("none", "selective:attention", "selective:products") else 2 * product
     assert once["forward"].score_flops == 2 * product
     assert once["backward"].score_flops == flat.backward_matmuls * product + again
     assert bare["backward"].score_flops == 0

@@ -124,6 +124,7 @@ DEEP = {
         *((name, form) for name in ALGORITHMS for form in ("every:1", "every:3", "blocks:0,2-4", "nested:4:2")),
         *((name, "selective:matmul") for name in ALGORITHMS),
         ("sdpa_flash", "selective:attention"),
+        ("sdpa_flash", "selective:products"),
     ],
 )
 @pytest.mark.parametrize(("size", "precision"), [*((size, Precision.FP32) for size in DEEP), ("wide", Precision.BF16)])

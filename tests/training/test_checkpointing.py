@@ -23,7 +23,8 @@ from cs_systems.training.losses import cross_entropy
 
 DEEP = ModelConfig("deep", 32, 64, 7, 4, 100, 64)
 FORMS = ("every:1", "every:3", "every:99", "blocks:0,2,5-6", "selective:matmul", "nested:4:2", "nested:6:3:1")
-WITH_ATTENTION = [*((form, "naive") for form in FORMS), *((f, "sdpa_flash") for f in (*FORMS, "selective:attention"))]
+KEEP_ATTENTION = ("selective:attention", "selective:products", "selective:products:3")
+WITH_ATTENTION = [*((form, "naive") for form in FORMS), *((f, "sdpa_flash") for f in (*FORMS, *KEEP_ATTENTION))]
 
 
 def test_checkpoint_forms_give_expected_segments() -> None:
@@ -31,6 +32,7 @@ def test_checkpoint_forms_give_expected_segments() -> None:
     assert segments("every:3", 5) == (Segment(0, 3), Segment(3, 5))
     assert segments("blocks:4,0-1", 5) == (Segment(0, 1), Segment(1, 2), Segment(4, 5))
     assert segments("selective:attention", 2) == (Segment(0, 1, (), "attention"), Segment(1, 2, (), "attention"))
+    assert segments("selective:matmul:1", 2) == (Segment(0, 1), Segment(1, 2, (), "matmul"))
     assert segments("nested:4:2", 5) == (Segment(0, 4, (Segment(0, 2), Segment(2, 4))), Segment(4, 5, (Segment(4, 5),)))
     assert list(items(0, 4, segments("blocks:1,2", 4))) == [0, Segment(1, 2), Segment(2, 3), 3]
 
@@ -51,6 +53,7 @@ def test_every_k_covers_each_block_once(layers: int, size: int) -> None:
         ("blocks:9", "a block that does not exist; the model has blocks 0 to 6"),
         ("blocks:1-", "'1-' is not a block or a range; write blocks:0,2,5-7"),
         ("blocks:5-2", "a block that does not exist; the model has blocks 0 to 6"),
+        ("selective:products:0", "'0' is not a number of blocks"),
         ("selective:norm", "unknown checkpoint 'selective:norm'"),
         ("nested:2:4", "each level must be smaller than the level around it; write nested:8:2"),
         ("nested:4", "unknown checkpoint 'nested:4'"),
@@ -105,7 +108,7 @@ def test_recomputation_counts_in_hardware_flops_only() -> None:
     assert again["forward"] == plain["forward"]
 
 
-@pytest.mark.parametrize("form", ["every:3", "selective:attention", "nested:4:2"])
+@pytest.mark.parametrize("form", ["every:3", "selective:attention", "selective:products:2", "nested:4:2"])
 def test_compiled_checkpointed_gradients_match_plain_gradients(form: str) -> None:
     torch._dynamo.reset()
     gradients = []

@@ -150,16 +150,20 @@ def test_block_scope_compiles_the_same_step() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, in dynamo
-def test_block_scope_compiles_checkpointed_blocks() -> None:
-    plain, compiled = step(checkpoint="every:1"), step(checkpoint="every:1", compile="aot_eager", compile_scope="block")
+@pytest.mark.filterwarnings("ignore:Detected that context_fn is passed")
+@pytest.mark.parametrize("checkpoint", ["every:1", "selective:products:1"])
+def test_block_scope_compiles_checkpointed_blocks(checkpoint: str) -> None:
+    plain = step(attention="sdpa_flash")
+    compiled = step(attention="sdpa_flash", checkpoint=checkpoint, compile="aot_eager", compile_scope="block")
     torch.testing.assert_close(trained(plain), trained(compiled))
 
 
 def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
     plain = RunConfig(model=preset("tiny"), batch_size=1, seq_len=16, device="cpu", world_size=2, strategy="fsdp")
     for_ranks = tuple(name for name in NAMES if part(name).on_ranks)
-    changed = replace(plain, parts=for_ranks, compile="aot_eager", compile_scope="block", checkpoint="blocks:0")
-    cells = [plain, *(replace(changed, strategy=name) for name in ("fsdp", "ddp_overlap", "torch_fsdp2"))]
+    changed = replace(plain, parts=for_ranks, compile="aot_eager", compile_scope="block", attention="sdpa_flash")
+    plans = {"fsdp": "selective:products:1", "ddp_overlap": "blocks:0", "torch_fsdp2": "selective:products"}
+    cells = [plain, *(replace(changed, strategy=name, checkpoint=plan) for name, plan in plans.items())]
     records = list(sweep(replace(cell, warmup=1, steps=3) for cell in cells))
     assert [record.reason for record in records] == [None] * len(cells)
     losses = [record.results["ran"][0]["loss"] for record in records]
@@ -187,8 +191,8 @@ def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
             "blocks that ranks divide among themselves are not compiled alone",
         ),
         (
-            {"compile": "default", "compile_scope": "block", "checkpoint": "selective:matmul"},
-            "checkpoint selective:matmul sees no operators of a compiled block",
+            {"checkpoint": "selective:products", "attention": "naive"},
+            "naive is not; use --attention sdpa_flash, or --checkpoint selective:matmul",
         ),
     ],
     ids=str,

@@ -142,8 +142,8 @@ class StepTensors:
 
         These are the output of attention, or those of the linear layers.
         """
-        attention = self.hidden + self.log_sum_exp
-        beside = {None: 0, "attention": attention, "matmul": 5 * self.hidden + 2 * self.wide}[segment.keeps]
+        attention, linear = self.hidden + self.log_sum_exp, 5 * self.hidden + 2 * self.wide
+        beside = {None: 0, "attention": attention, "matmul": linear, "products": attention + linear}[segment.keeps]
         return Kept(self.residual + segment.blocks * beside)
 
     def copies(self, weights: int) -> int:
