@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -204,3 +205,15 @@ def test_damage_leaves_expected_number_of_records(seed: int) -> None:
         "blank lines": 5,
     }.items():
         assert readable_records(damage, how, seed) in (left, left - 1), how
+
+
+@pytest.mark.parametrize(("lenient", "found"), [(True, []), (False, ["wrong"])])
+def test_killed_worker_excuses_the_faulty_cell_that_it_ran(lenient: bool, found: list[str]) -> None:
+    cell = {"fault": "program_lingers", "variant": "", "place": "step", "cell": 2, "samples": 2, "extra": True}
+    sweeps = module("_fault_sweeps")
+    plan = module("_fault_plan").Sweep(1, "parent", [cell], (), "time", {}, False, "terminal")
+    stage = sweeps.Stage(plan, None)
+    after = journal(record(2, "killed", reason="the worker was lost: killed by SIGKILL"))
+    stage.judge(sweeps.Run(0, True, b"", after, ""), lenient=lenient)
+    shutil.rmtree(stage.folder)
+    assert [failure.category for failure in stage.failures] == found
