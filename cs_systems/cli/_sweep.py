@@ -114,6 +114,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
                 fresh=options.fresh,
                 skip_oom=options.skip_oom,
                 interleave=options.interleave,
+                record_host=options.record_host,
                 shuffle_seed=seed if options.shuffle else None,
                 on_progress=shown.update,
             ):

@@ -114,7 +114,7 @@ def run(args: Compare) -> int:
         )
     if args.format not in ("csv", "github"):
         texts += [_profiles(args, *pair) for pair in pairs]
-    text = joined(texts, args.format, f"{args.b} compared with {args.a}", pictures)
+    text = joined(texts, args.format, f"{args.b} compared with {args.a}", pictures, others=[*a, *b])
     deliver(text, args.format, args.output, args.open)
     return _status(found, args.fail_on)
 
@@ -186,7 +186,7 @@ def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
         rows = [{name: value for name, value in row.items() if name not in PEAKS} for row in rows]
     if args.format != "csv" and (shared := _shared([str(row["cell"]) for row in rows])):
         caption += f"; in all cells: {' · '.join(shared)}"
-        rows = [row | {"cell": _without(shared, str(row["cell"]))} for row in rows]
+        rows = [{**row, "cell": _without(shared, str(row["cell"]))} for row in rows]
     if timed:
         rows = [{name: value for name, value in row.items() if name != "phase"} for row in rows]
     if all(row.get("interval") == UNKNOWN for row in rows):
