@@ -10,15 +10,17 @@ import dataclasses
 import hashlib
 import json
 import os
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core import plugins
+from cs_systems.core import origin, plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.display import Displayed
 from cs_systems.core.file_types import GZIP_MAGIC, refuse_other
@@ -26,7 +28,7 @@ from cs_systems.core.rows import Results
 from cs_systems.core.rows import Row as Row
 from cs_systems.core.validation import shown
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2 added `origin`
 RECORDS_FILE = "records.jsonl"
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
 NO_TIMING = frozenset({"nan-loss", "inf-loss"})  # caveat codes: arithmetic on NaN or inf may take a different time
@@ -34,6 +36,7 @@ NO_TIMING = frozenset({"nan-loss", "inf-loss"})  # caveat codes: arithmetic on N
 UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
 LOOP = "loop "  # prefix of the workload of a record that a Recorder made: `loop NAME`
 LONGEST_S = 1e9  # upper limit of a step's duration: 30 years
+LATEST_UNIX_S = 2e11  # the year 8307; later dates cannot be shown
 # Types of a record's fields, checked because a file may come from any program.
 _TYPES: dict[str, tuple[Any, str]] = {
     "key": (str, "a text"),
@@ -46,6 +49,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "warnings": (list | tuple, "a list"),
     "results": (Mapping, "an object"),
     "artifacts": (Mapping, "an object"),
+    "origin": (Mapping | None, "an object or null"),
 }
 
 
@@ -136,6 +140,26 @@ class Environment:
         return cls(**{**data, "throttle_reasons": None if reasons is None else tuple(reasons)})
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Time at which a record was written, the command that made it, and the host on request."""
+
+    recorded_unix_s: float
+    command: str | None  # None at a prompt and in a notebook
+    host: str | None = None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Origin:
+        """Return the origin of a record from a file. Raises ConfigError for a field of the wrong type."""
+        at = data.get("recorded_unix_s")
+        if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= LATEST_UNIX_S:
+            raise ConfigError(f"recorded_unix_s is {shown(at)}; it must be a time from 0 to {LATEST_UNIX_S:.0e} s")
+        for name in ("command", "host"):
+            if not isinstance(data.get(name), str | None):
+                raise ConfigError(f"{name} is {shown(data[name])}; it must be a text or null")
+        return cls(**data)
+
+
 def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
     """Return the key by which a sweep recognizes a measured cell.
 
@@ -165,6 +189,7 @@ class RunRecord(Displayed):
     results: Results = field(default_factory=Results)
     artifacts: dict[str, str] = field(default_factory=dict)
     predicted: bool = False
+    origin: Origin | None = None  # None before it is written, and in records of schema 1
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -175,6 +200,13 @@ class RunRecord(Displayed):
     @cached_property
     def run_config(self) -> RunConfig:
         return RunConfig.from_dict(self.config)
+
+    def stamped(self, *, record_host: bool = False) -> RunRecord:
+        """Return the record with its origin: this moment and this process's command, unless it has one already."""
+        if self.origin is not None:
+            return self
+        host = socket.gethostname() if record_host else None
+        return replace(self, origin=Origin(time.time(), origin.command(), host))
 
     def to_json(self) -> str:
         data = dataclasses.asdict(self)
@@ -202,6 +234,8 @@ class RunRecord(Displayed):
             fields["measurement"] = Measurement(**{**measurement, "samples": samples})
         if environment := data.get("environment"):
             fields["environment"] = Environment.from_dict(environment)
+        if data.get("origin"):
+            fields["origin"] = Origin.from_dict(data["origin"])
         fields["warnings"] = tuple(Caveat(**w) for w in data.get("warnings", ()))
         return cls(**fields)
 
@@ -233,11 +267,11 @@ def _refuse_other_times(sample: Sample) -> None:
 
     Sums of such values would overflow or be NaN.
     """
-    times = {"wall_s": sample.wall_s, **{f"phases_s {name}": time for name, time in sample.phases_s.items()}}
-    times |= {f"submit_s {name}": time for name, time in sample.submit_s.items()}
-    for name, time in times.items():
-        if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time <= LONGEST_S:
-            raise ConfigError(f"{name} of a sample is {shown(time)}; it must be a time from 0 to {LONGEST_S:.0e} s")
+    times = {"wall_s": sample.wall_s, **{f"phases_s {name}": seconds for name, seconds in sample.phases_s.items()}}
+    times |= {f"submit_s {name}": seconds for name, seconds in sample.submit_s.items()}
+    for name, seconds in times.items():
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_S:
+            raise ConfigError(f"{name} of a sample is {shown(seconds)}; it must be a time from 0 to {LONGEST_S:.0e} s")
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, Any]:

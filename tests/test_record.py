@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core import origin
 from cs_systems.core.caveats import Caveat
 from cs_systems.record import (
     SCHEMA_VERSION,
@@ -70,6 +74,44 @@ def test_record_round_trips_json(record: RunRecord) -> None:
     assert again.run_config == RunConfig()
 
 
+def test_records_of_schema_1_are_read_without_an_origin() -> None:
+    data = json.loads(some("a").to_json())
+    del data["origin"]
+    record = RunRecord.from_dict(data | {"schema_version": 1})
+    assert (record.origin, record.schema_version) == (None, 1)
+
+
+def test_record_is_stamped_once_with_date_and_command_and_the_host_on_request() -> None:
+    with origin.by("cs-systems time"):
+        record = some("a").stamped()
+        named = some("a").stamped(record_host=True)
+    assert record.origin is not None
+    assert abs(record.origin.recorded_unix_s - time.time()) < 60
+    assert (record.origin.command, record.origin.host) == ("cs-systems time", None)
+    assert named.origin is not None
+    assert named.origin.host == socket.gethostname()
+    assert record.stamped(record_host=True) == record
+    assert RunRecord.from_dict(json.loads(named.to_json())) == named
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"recorded_unix_s": "today"}, "recorded_unix_s is 'today'; it must be a time from 0 to 2e+11 s"),
+        ({"recorded_unix_s": 1e300}, "recorded_unix_s is 1e+300; it must be"),
+        ({"recorded_unix_s": float("nan")}, "recorded_unix_s is nan; it must be"),
+        ({"command": 3}, "command is 3; it must be a text or null"),
+        ({"host": ["a"]}, "host is a list; it must be a text or null"),
+    ],
+)
+def test_malformed_origin_is_refused(changed: dict[str, object], problem: str, tmp_path: Path) -> None:
+    data = json.loads(some("a").stamped().to_json())
+    data["origin"] |= changed
+    (tmp_path / "records.jsonl").write_text(json.dumps(data) + "\n")
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        read_records(tmp_path)
+
+
 def some(key: str) -> RunRecord:
     return RunRecord(key, RunConfig().to_dict(), "ok")
 
@@ -109,7 +151,7 @@ def test_line_that_is_no_object_costs_only_itself(tmp_path: Path, line: bytes, p
 def test_newer_schema_is_refused(tmp_path: Path) -> None:
     line = json.loads(some("a").to_json()) | {"schema_version": SCHEMA_VERSION + 1}
     (tmp_path / "records.jsonl").write_text(json.dumps(line) + "\n")
-    complaint = r"records.jsonl:1: the record has schema 2, newer than 1.*upgrade cs-systems"
+    complaint = r"records.jsonl:1: the record has schema 3, newer than 2.*upgrade cs-systems"
     with pytest.raises(ConfigError, match=complaint):
         read_records(tmp_path)
 

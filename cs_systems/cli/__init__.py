@@ -21,7 +21,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
-from cs_systems.core.printable import visible
+from cs_systems.core import origin
+from cs_systems.core.printable import command_line, visible
 from cs_systems.core.validation import nearest, option
 from cs_systems.report.files import FREE_SPACE, standard_output
 from cs_systems.runtime.lifetime import torchrun_rank
@@ -64,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = 0
     try:
         _replace_unusable_streams()
-        status = until_reader_leaves(lambda: _run_command(words))
+        with origin.by(command_line("cs-systems", *words)):
+            status = until_reader_leaves(lambda: _run_command(words))
     except OSError as error:
         try:
             sys.stdout.flush()

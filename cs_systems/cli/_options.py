@@ -300,6 +300,7 @@ class Sweep:
     shuffle: Annotated[bool, flag("run the cells in random order, seeded by --seed")] = False
     timeout_s: Annotated[MaybeFloat, optional("SECONDS", "stop a cell if one of its rounds takes longer")] = None
     skip_oom: Annotated[bool, flag("skip cells whose predicted memory exceeds the device's")] = False
+    record_host: Annotated[bool, flag("write the name of this host into the records, beside date and command")] = False
     dry_run: Annotated[bool, flag("list the cells with their predicted memory, and run nothing")] = False
     part: Annotated[
         MaybeText,

@@ -100,18 +100,21 @@ def joined(
     title: str,
     pictures: Sequence[Picture] = (),
     records: Sequence[RunRecord] = (),
+    others: Sequence[RunRecord] = (),
 ) -> str:
     """Return the texts as one: one after the other, or as the sections of a page with its title and pictures.
 
-    A page begins with the diagnoses of the records.
+    A page begins with the diagnoses of the records, and ends with the origin of these and of `others`.
     """
     if format != "html":
         return "\n".join(texts)
     from cs_systems.diagnosis import diagnose
+    from cs_systems.report import origins
     from cs_systems.report.diagnoses import sentences
     from cs_systems.report.pages.tables import page
 
-    return page(title, texts, pictures=pictures, diagnoses=sentences(diagnose(records)))
+    origin = origins.lines([*records, *others])
+    return page(title, texts, pictures=pictures, diagnoses=sentences(diagnose(records)), origin=origin)
 
 
 def pictures_of(records: Sequence[RunRecord], kind: str) -> list[Picture]:

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cs_systems.core import origin
+
 
 class _AtImportOfTorch(importlib.abc.MetaPathFinder):
     """Finder that lets the other ones find torch, and calls `then` once torch is imported."""
@@ -47,6 +49,12 @@ class _AtImportOfTorch(importlib.abc.MetaPathFinder):
 
 def main() -> None:
     options, argv = json.loads(sys.argv[1]), sys.argv[2:]
+    with origin.by(options.pop("command", None)):
+        _run(options, argv)
+
+
+def _run(options: dict[str, Any], argv: list[str]) -> None:
+    """Run the script with the recorder's options, and leave its records."""
     _restore_streams(options.pop("streams", ()))
     handover = options.pop("handover", None)
     recorders: list[Any] = []

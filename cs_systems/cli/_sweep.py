@@ -80,7 +80,8 @@ def print_figure_and_paths(
     if kind in plot.kinds(drawn):
         file = figure or folder / f"{'figure' if kind == 'collectives' else kind}.svg"
         plot.save(drawn, file, kind)
-        print(visible(f"figure:  {file}"), file=stream)
+        which = " (one step of rank 0; the tables are over all steps)" if kind == "streams" else ""
+        print(visible(f"figure:  {file}{which}"), file=stream)
     elif figure:
         print(visible(f"{figure} was not drawn: no record has the data for this figure"), file=sys.stderr)
     print(visible(f"records: {records_path(folder)}"), file=stream)
@@ -113,6 +114,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
                 fresh=options.fresh,
                 skip_oom=options.skip_oom,
                 interleave=options.interleave,
+                record_host=options.record_host,
                 shuffle_seed=seed if options.shuffle else None,
                 on_progress=shown.update,
             ):

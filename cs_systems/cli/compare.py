@@ -114,7 +114,7 @@ def run(args: Compare) -> int:
         )
     if args.format not in ("csv", "github"):
         texts += [_profiles(args, *pair) for pair in pairs]
-    text = joined(texts, args.format, f"{args.b} compared with {args.a}", pictures)
+    text = joined(texts, args.format, f"{args.b} compared with {args.a}", pictures, others=[*a, *b])
     deliver(text, args.format, args.output, args.open)
     return _status(found, args.fail_on)
 
@@ -184,6 +184,9 @@ def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
     rows: Sequence[Row] = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     if not any(row["a_peak_bytes"] and row["b_peak_bytes"] for row in comparison.rows) and args.format != "csv":
         rows = [{name: value for name, value in row.items() if name not in PEAKS} for row in rows]
+    if args.format != "csv" and (shared := _shared([str(row["cell"]) for row in rows])):
+        caption += f"; in all cells: {' · '.join(shared)}"
+        rows = [{**row, "cell": _without(shared, str(row["cell"]))} for row in rows]
     if timed:
         rows = [{name: value for name, value in row.items() if name != "phase"} for row in rows]
     if all(row.get("interval") == UNKNOWN for row in rows):
@@ -199,6 +202,24 @@ def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
     return render_rows(
         rows, args.format, caption, notes, TITLES, width=width, alike=alike, optional=PEAKS, own_units=PEAKS
     )
+
+
+def _shared(cells: Sequence[str]) -> list[str]:
+    """Return the parts of the cells' descriptions that all have, none if there is one cell only."""
+    first, *others = dict.fromkeys(cells)
+    return [part for _, part in _parts(first) if others and all(part in {p for _, p in _parts(c)} for c in others)]
+
+
+def _without(shared: Sequence[str], cell: str) -> str:
+    """Return the description without its shared parts, unless nothing else would be left."""
+    own = "".join(f"{mark}{part}" for mark, part in _parts(cell) if part not in shared)
+    return own.removeprefix(" · ").strip() or cell
+
+
+def _parts(cell: str) -> list[tuple[str, str]]:
+    """Return the parts of a description, each with the mark before it: `small ctx 256 batch 4 · naive` has four."""
+    found = ["", *re.split(r"( · | (?=(?:ctx|batch) \d))", cell)]
+    return list(zip(found[::2], found[1::2], strict=True))
 
 
 def _summary(comparison: Comparison, rows: Sequence[Row], caption: str, notes: Sequence[str]) -> str:

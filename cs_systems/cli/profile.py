@@ -35,7 +35,7 @@ from cs_systems.core.printable import command_line, visible
 from cs_systems.core.rows import OverheadRow, as_tables
 from cs_systems.record import RunRecord
 from cs_systems.report.tables import modules
-from cs_systems.report.tables.profile import CAPTIONS, SHOWN
+from cs_systems.report.tables.profile import CAPTIONS, SHOWN, drawn_step
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "operators", "parts", "attention", "gaps")
 WITH = ("nsys", "kineto", "ncu")
@@ -138,7 +138,9 @@ def print_profile(record: RunRecord, folder: Path) -> None:
 
 
 def _print_artifacts(record: RunRecord, folder: Path) -> None:
-    print(*(visible(f"{what}: {folder / file}") for what, file in record.artifacts.items()), sep="\n")
+    one = drawn_step(as_tables(record.results).get("steps", ()))
+    for what, file in record.artifacts.items():
+        print(visible(f"{what}: {folder / file}" + (f" ({one})" if one and what == "page" else "")))
 
 
 def overhead(record: RunRecord, row: OverheadRow) -> str:

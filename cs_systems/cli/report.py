@@ -15,8 +15,9 @@ from cs_systems.config import ConfigError
 from cs_systems.core.printable import visible
 from cs_systems.diagnosis import diagnose
 from cs_systems.record import RunRecord
-from cs_systems.report import diagnoses
+from cs_systems.report import diagnoses, origins
 from cs_systems.report.reading import some_records
+from cs_systems.report.tables.formats import paragraph
 
 
 @dataclass(frozen=True)
@@ -125,4 +126,5 @@ def _text(args: Report, records: list[RunRecord]) -> str:
     table = render(records, format, columns, args.pivot, phases, width, width is not None, args.sort, args.relative_to)
     if args.columns or args.pivot or args.phase or format not in diagnoses.IN:  # one table is asked for
         return table
-    return diagnoses.text(diagnose(records), format, width) + table
+    made = "".join(paragraph(line, format) for line in origins.lines(records))
+    return diagnoses.text(diagnose(records), format, width) + table + (f"\n{made}" if made else "")

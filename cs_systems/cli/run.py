@@ -21,6 +21,7 @@ from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybePath, MaybeText, Names, flag, optional
 from cs_systems.config import ConfigError, one_of
+from cs_systems.core import origin
 
 if TYPE_CHECKING:
     from cs_systems.record import RunRecord
@@ -62,7 +63,7 @@ def run(args: Run) -> int:
     out = args.out or Path("runs") / name
     profile, snapshot = _profilers(args)
     options: dict[str, Any] = {"name": name, "out": str(out), "warmup": first, "steps": last - first}
-    options |= {"profile": profile, "snapshot": snapshot, "stop": args.stop}
+    options |= {"profile": profile, "snapshot": snapshot, "stop": args.stop, "command": origin.command()}
     from cs_systems.cli._script import is_first_rank
 
     if is_first_rank():

@@ -366,6 +366,7 @@ class Recorder:
 
     def _append(self, record: RunRecord) -> None:
         if self._is_writer:
+            record = record.stamped()
             append_record(self._out, record)
             self.records.append(record)
 

@@ -9,7 +9,7 @@ from typing import Any
 from cs_systems.config import CONFIGURED, ModelConfig
 from cs_systems.core.rows import first_row
 from cs_systems.record import LOOP, RunRecord
-from cs_systems.report import collectives
+from cs_systems.report import collectives, origins
 from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT
 
 _FITTING: dict[str, type | tuple[type, ...]] = {TEXT: str, INTEGER: int, REAL: (int, float), FLAG: bool}
@@ -95,6 +95,9 @@ CELL_COLUMNS: dict[str, str] = {
     "device_name": TEXT,
     "torch": TEXT,
     "code_version": TEXT,
+    "date": TEXT,
+    "command": TEXT,
+    "host": TEXT,
     "attention_version": TEXT,
     "ran_optimizer": TEXT,
     "executed_d_head": INTEGER,
@@ -117,6 +120,7 @@ CELL_COLUMNS: dict[str, str] = {
 def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
     """Return the CELL_COLUMNS of one record; fields that its workload does not use stay null."""
     config, results, environment, measurement = record.config, record.results, record.environment, record.measurement
+    origin = record.origin
     ran, memory, ceiling = (first_row(results, table) for table in ("ran", "memory", "ceiling"))
     cell: dict[str, Any] = {
         "record": index,
@@ -135,6 +139,9 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
         "device_name": environment and environment.device_name,
         "torch": environment and environment.torch,
         "code_version": environment and environment.code_version,
+        "date": origin and origins.date(origin),
+        "command": origin and origin.command,
+        "host": origin and origin.host,
         **{name: ran.get(name) for name in _RAN},
         "ran_optimizer": ran.get("optimizer"),
         "predicted_peak_bytes": memory.get("predicted_peak_bytes"),

@@ -31,8 +31,8 @@ class Journal:
     name that the journal uses is not a regular file.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, record_host: bool = False) -> None:
+        self.folder, self._record_host = folder, record_host
 
     @property
     def log(self) -> Path:
@@ -44,10 +44,10 @@ class Journal:
         return self.folder / ".running"
 
     @classmethod
-    def prepare(cls, out: str | os.PathLike[str], *, fresh: bool = False) -> Journal:
+    def prepare(cls, out: str | os.PathLike[str], *, fresh: bool = False, record_host: bool = False) -> Journal:
         """Create the folder and check that it is writable, before a long sweep whose records could not be saved.
 
-        fresh: put its existing records aside.
+        fresh: put its existing records aside. record_host: write this host's name into the new ones.
         """
         folder = Path(out)
         if folder.is_file():
@@ -58,7 +58,7 @@ class Journal:
                 probe.write(b"\0" * _PROBE_BYTES)
                 probe.flush()
                 os.fsync(probe.fileno())
-            journal, file = cls(folder), records_path(folder)
+            journal, file = cls(folder, record_host=record_host), records_path(folder)
             for own in (file, journal.log, journal._running):
                 if own.exists():
                     _open_plain(own, os.O_RDWR | os.O_APPEND).close()
@@ -99,8 +99,11 @@ class Journal:
         """Return how often this cell was measured here before."""
         return sum(r.status in DONE and r.run_config.key() == config.key() for r in self.read()[0])
 
-    def append(self, record: RunRecord) -> None:
+    def append(self, record: RunRecord) -> RunRecord:
+        """Append the record with its origin, and return it."""
+        record = record.stamped(record_host=self._record_host)
         append_record(self.folder, record)
+        return record
 
     def mark_running(self, config: RunConfig, repeat: int) -> None:
         """Write down which cell is being measured, in case the process is killed with it."""

@@ -75,9 +75,7 @@ def run_live(made: Any, config: RunConfig, *, name: str | None, out: str | os.Pa
         record = measured_here(config, repeat=repeat, out=files, setup=setup)
         if files is not None:
             record = with_profile(record, files, keep=journal is not None)
-        if journal is not None:
-            journal.append(record)
-    return record
+        return record.stamped() if journal is None else journal.append(record)
 
 
 def measured_here(

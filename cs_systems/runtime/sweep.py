@@ -164,7 +164,7 @@ def run(
         raise ConfigError("a distributed cell needs its own processes; drop in_process=True")
     from cs_systems.runtime.live import measured_here
 
-    return measured_here(config)
+    return measured_here(config).stamped()
 
 
 def _is_live(argument: str, value: Any) -> bool:
@@ -271,6 +271,7 @@ def sweep(
     skip_oom: bool = False,
     interleave: bool = False,
     shuffle_seed: int | None = None,
+    record_host: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> Records:
     """Return an iterator that measures every config and yields each record as soon as it is on disk.
@@ -283,6 +284,7 @@ def sweep(
         same sweep without it runs the cell.
     interleave: visit all cells in turn, `rounds` times, instead of finishing one after the other.
     shuffle_seed: shuffle the order of the cells, anew in each repeat.
+    record_host: write the name of this host into the records, beside the date and the command.
 
     In a job that torchrun started, rank 0 measures here and the others end with it: see `torchrun`.
 
@@ -290,7 +292,7 @@ def sweep(
     """
     cells = _listed(configs)
     check(cells, repeats, timeout_s)
-    _check_options(out=out, fresh=fresh, skip_oom=skip_oom, interleave=interleave)
+    _check_options(out=out, fresh=fresh, skip_oom=skip_oom, interleave=interleave, record_host=record_host)
     if shuffle_seed is not None and not is_whole(shuffle_seed):
         raise ConfigError(f"shuffle_seed is {shown(shuffle_seed)}; it must be a whole number")
     if not callable(on_progress):
@@ -305,6 +307,7 @@ def sweep(
         skip_oom=skip_oom,
         interleave=interleave,
         shuffle_seed=shuffle_seed,
+        record_host=record_host,
         on_progress=on_progress,
     )
     return Records(len(cells) * repeats, measured)
@@ -363,11 +366,12 @@ def _measured(
     skip_oom: bool,
     interleave: bool,
     shuffle_seed: int | None,
+    record_host: bool,
     on_progress: OnProgress,
 ) -> Iterator[RunRecord]:
     """Measure the cells of a sweep, whose options are checked."""
     _follow_in_job()
-    journal = None if out is None else Journal.prepare(out, fresh=fresh)
+    journal = None if out is None else Journal.prepare(out, fresh=fresh, record_host=record_host)
     done, total = 0, len(configs) * repeats
 
     def report(**news: Any) -> None:
@@ -393,11 +397,10 @@ def _measured(
                 if recorded:
                     report(note=f"{recorded} {'cell is' if recorded == 1 else 'cells are'} already recorded")
                 for record in supervisor.measure(missing, repeat, interleave, skip_oom, visited):
-                    if journal is not None:
-                        journal.append(record)
+                    stamped = record.stamped(record_host=record_host) if journal is None else journal.append(record)
                     done += 1
-                    report(record=record)
-                    yield record
+                    report(record=stamped)
+                    yield stamped
 
 
 def _missing(

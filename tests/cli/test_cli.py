@@ -6,6 +6,7 @@ import errno
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import cs_systems
 from cs_systems.cli import COMMANDS, _sweep, main
 from cs_systems.config import RunConfig
+from cs_systems.core.printable import command_line
 from cs_systems.record import RunRecord, read_records
 from cs_systems.runtime.sweep import Progress
 
@@ -62,7 +64,8 @@ def test_commands_and_their_modules_match() -> None:
 
 
 def test_time_prints_progress_table_and_paths(tmp_path: Path) -> None:
-    done = run(*TINY, "--mode", "forward", "train-step", "--attention", "naive", "sdpa_flash", cwd=tmp_path)
+    words = (*TINY, "--mode", "forward", "train-step", "--attention", "naive", "sdpa_flash", "--record-host")
+    done = run(*words, cwd=tmp_path)
     assert done.returncode == 0
     lines = done.stderr.splitlines()
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
@@ -75,7 +78,10 @@ def test_time_prints_progress_table_and_paths(tmp_path: Path) -> None:
     assert all(word in done.stdout for word in ("naive", "sdpa_flash", "train-step"))
     file = tmp_path / where.removeprefix("records: ")
     assert file.parent.parent == tmp_path / "runs"
-    assert [r.status for r in read_records(file)[0]] == ["ok"] * 4
+    records = read_records(file)[0]
+    assert [r.status for r in records] == ["ok"] * 4
+    typed = command_line("cs-systems", *words)
+    assert {(r.origin.command, r.origin.host) for r in records if r.origin} == {(typed, socket.gethostname())}
     assert report.startswith(f"report:  cs-systems report {file.parent.relative_to(tmp_path)} --format html")
 
 

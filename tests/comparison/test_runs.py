@@ -275,8 +275,13 @@ def test_table_of_one_phase_fits_80_columns(
     recorded = str(Path(__file__).parents[2] / "profiles" / "step_time")
     assert main(["compare", recorded, recorded]) == 0
     printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    assert printed.startswith("B over A of step; ")
-    assert max(map(len, printed.splitlines())) <= 80
+    caption = "B over A of step; same configuration in A and B; in all cells: batch 4 · naive · train-step"
+    assert printed.replace("\n", " ").startswith(caption)
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("small ctx 128 · fp32 ") for line in lines)
+    assert main(["compare", recorded, recorded, "--format", "csv"]) == 0
+    assert "\nsmall ctx 128 batch 4 · naive · fp32 · train-step," in capsys.readouterr().out
 
 
 def test_side_without_measured_cells_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -79,14 +80,18 @@ def test_record_with_tables_round_trips_json_and_prints(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tables(trace, record(), tmp_path / "page.html").results
-    full = replace(record(), results=record().results | results, artifacts={"sqlite": "a.sqlite"})
+    files = {"page": "a.html", "sqlite": "a.sqlite"}
+    full = replace(record(), results=record().results | results, artifacts=files)
     print_profile(RunRecord.from_dict(json.loads(full.to_json())), tmp_path)
     shown = capsys.readouterr().out
     assert "under nsys: 2.20 s per step while profiled, 1.10 s before: +100.0%" in shown
     for text in ("phases by kernel family", "kernels by time", "inside attention", "GPU idle time by cause", "TFLOP/s"):
         assert text in shown
     assert "belongs to a phase" in shown
-    assert shown.endswith(f"sqlite: {tmp_path / 'a.sqlite'}\n")
+    page, last = shown.splitlines()[-2:]
+    one = r" \(opens at step \d, which took .* ms; the tables are means over 3 steps of .* ms on average\)"
+    assert re.fullmatch(re.escape(f"page: {tmp_path / 'a.html'}") + one, page)
+    assert last == f"sqlite: {tmp_path / 'a.sqlite'}"
 
 
 def test_overhead_is_unknown_without_enough_warm_up(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cs_systems.core.printable import command_line
 from cs_systems.record import RunRecord, read_records
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
@@ -28,6 +29,9 @@ def both(words: list[str], out: Path, *options: str) -> tuple[subprocess.Complet
     assert (record.status, record.reason) == ("ok", None)
     assert record.measurement is not None
     assert len(record.measurement.timed) == 5
+    assert record.origin is not None
+    assert record.origin.command == command_line("cs-systems", *run[2:], *words)
+    assert record.origin.host is None
     return recorded, record
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, preset
-from cs_systems.record import RunRecord
+from cs_systems.record import RunRecord, read_records
 from cs_systems.report import palette
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.legible import problems
@@ -233,6 +233,15 @@ def test_titles_tell_profiled_figures_from_timed_ones(build: Build) -> None:
     titles = [plot.figure([record], "phases").get_suptitle() for record in records]
     assert titles[0] != titles[1]
     assert "under nsys" in titles[1]
+
+
+def test_streams_say_that_they_show_one_step_beside_the_mean() -> None:
+    studied = read_records(Path(__file__).parents[2] / "profiles" / "data_parallel_variants")[0]
+    drawn = plot.figure([r for r in studied if r.results.get("streams")], "streams")
+    assert "in one step of rank 0" in drawn.get_suptitle()
+    assert "one step of rank 0, its median one" in drawn.axes[0].get_xlabel().replace("\n", " ")
+    assert "step 203 ms\nmean 207 ms\nexposed 59.1 ms\nhidden 0 ns" in texts_of(drawn)
+    assert problems(drawn) == []
 
 
 def test_figure_in_a_page_takes_the_colors_of_the_page(train_records: list[RunRecord]) -> None:

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from cs_systems.cli import main
+from cs_systems.core.rows import as_tables
+from cs_systems.core.units import human
 from cs_systems.report.pages._packing import packed
 from cs_systems.report.pages.profile import render
-from cs_systems.report.tables.profile import CAPTIONS, SHOWN
+from cs_systems.report.tables.profile import CAPTIONS, SHOWN, drawn_step
 from cs_systems.traces.modules import checked
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.read import read
@@ -138,8 +140,10 @@ def test_page_states_step_coverage_and_captions(page: str) -> None:
     for expected in (
         "NVIDIA H200",
         "GPU busy27.3%",
-        "Step 1: the step with the median wall time of steps 0 to 2, as are the numbers at the top. "
-        "The tables are means over all steps",
+        "wall clock of step 1, profiled5.91 ms",
+        "One step of 3: step 1, 5.91 ms, has the median wall time; the numbers at the top are its own. "
+        "The tables are means over all steps of 6.32 ms on average",
+        "Of the step chosen above. Each row divides the row above it.",
         "Times include the profiler's overhead: use them for shares and causes, not as timings.",
         "980 µs of 1.61 ms of kernel time in this step belong to no layer or named module; these kernels are hatched",
         "100.0% of the kernel time belongs to a phase, and 39.2% to a layer or named module",
@@ -148,6 +152,17 @@ def test_page_states_step_coverage_and_captions(page: str) -> None:
     lacking = ("overlap", "range_tree", "operators")
     assert {CAPTIONS[name].lower() for name in SHOWN if name not in lacking} <= texts_between_tags(page)
     assert 'title="void at::native::' in page  # the full name, while the table shows the short one
+
+
+def test_step_that_the_terminal_names_is_the_one_that_the_page_draws(nsys_path: Path) -> None:
+    for path in (nsys_path, DATA / "kineto_h200_step.json.gz"):
+        seen = profile_of(path)
+        step = view(seen)["step"]
+        opening = f"opens at step {step['number']}, which took {human(step['wall_ns'] * 1e-9, 's')}; "
+        mean_s = sum(row["wall_s"] for row in results(seen)["steps"]) / 3
+        expected = f"{opening}the tables are means over 3 steps of {human(mean_s, 's')} on average"
+        assert drawn_step(as_tables(results(seen))["steps"]) == expected
+    assert drawn_step(as_tables(results(seen))["steps"][:1]) == ""
 
 
 def test_table_sort_keys_are_finite_numbers(page: str) -> None:

@@ -1,10 +1,11 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cs_systems.config import Mode, RunConfig, preset
-from cs_systems.record import RunRecord
+from cs_systems.record import Origin, RunRecord
 from cs_systems.report.pages import records as html
 from tests.report.browser import Page, browse, looks, opened
 from tests.report.conftest import Build
@@ -32,7 +33,11 @@ answer(seen);
 
 @pytest.fixture(scope="module")
 def page(train_records: list[RunRecord], attention_records: list[RunRecord]) -> str:
-    return html.render([*train_records, *attention_records], command="cs-systems time --size small")
+    made = Origin(1_795_000_000.5, "cs-systems time --size small", "gpu-7")
+    later = replace(made, recorded_unix_s=made.recorded_unix_s + 700)
+    return html.render(
+        [*(replace(r, origin=made) for r in train_records), *(replace(r, origin=later) for r in attention_records)]
+    )
 
 
 def test_page_is_self_contained(page: str) -> None:
@@ -53,14 +58,15 @@ def test_page_ids_are_unique(page: str) -> None:
 
 
 def test_html_in_records_is_escaped(broken_records: list[RunRecord]) -> None:
-    read = Page(html.render(broken_records, command="cs-systems time --out '<script>evil()</script>'"))
+    origin = Origin(0.0, "cs-systems time --out '<script>evil()</script>'\x1b[31m", "<b>")
+    read = Page(html.render([replace(record, origin=origin) for record in broken_records]))
     assert sum(tag == "script" for tag, _ in read.tags) == 1
     assert "<script>alert(1)</script>" in read.text
     assert "<script>evil()</script>" in read.text
     assert "\x1b" not in read.text
 
 
-def test_page_states_device_versions_caveats_and_command(page: str) -> None:
+def test_page_states_device_versions_caveats_and_origin(page: str) -> None:
     text = Page(page).text
     for expected in (
         "train_step and attention on NVIDIA H200",
@@ -69,6 +75,8 @@ def test_page_states_device_versions_caveats_and_command(page: str) -> None:
         "large ctx 1024 batch 4 · naive · fp32 · train-step",
         "tried to allocate 3.91 GiB for the scores",
         "cs-systems time --size small",
+        "recorded2026-11-18 11:06 to 11:18 UTC",
+        "hostgpu-7",
         '"context_length": 1024',
     ):
         assert expected in text

@@ -15,7 +15,8 @@ from cs_systems.report.tables import records as table
 from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.records import render, summarized, tables
 from cs_systems.report.tables.rows import render_rows
-from tests.report.conftest import Build, attention_config, train_config
+from cs_systems.report.tables.short import letters
+from tests.report.conftest import LAUNCH_BOUND, UNSTABLE, Build, attention_config, train_config
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 CLEAN_AND_PROFILED = [("none", 4, 0.01), ("nsys", 4, 0.03), ("none", 8, 0.02)]  # profiler, batch, seconds
@@ -28,10 +29,11 @@ def test_training_table_fits_80_columns(train_records: list[RunRecord]) -> None:
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("train_step on NVIDIA H200; constant: batch 4, precision fp32, mode train-step")
     heading = next(line for line in lines if line.startswith("size"))
-    assert heading.split() == ["size", "ctx", "attention", "ms", "ms", "ms", "%", "GiB", "note"]
-    (oom,) = (line for line in lines if "oom: predicted" in line)
-    assert oom.split() == ["large", "1024", "naive", "–", "–", "–", "–", "–", "oom:", "predicted", "151", "GiB"]
-    assert "hidden columns: loss (ms)" in text
+    assert heading.split() == ["size", "ctx", "attention", "ms", "ms", "ms", "tokens/s", "%", "GiB", "note"]
+    (oom,) = (line for line in lines if "oom: 151 GiB" in line)
+    assert oom.split() == ["large", "1024", "naive", "–", "–", "–", "–", "–", "–", "oom:", "151", "GiB"]
+    assert "bytes after oom: predicted peak memory" in lines
+    assert "hidden columns: loss (ms), model (TFLOP/s), spread (%), optimizer (ms); " in text.replace("\n", " ")
     assert "widen the terminal or choose columns with cs-systems report DIR --columns" in text.replace("\n", " ")
 
 
@@ -106,7 +108,59 @@ def test_caveat_is_noted_once_with_count_and_remedy(train_records: list[RunRecor
 def test_numbers_of_merged_caveats_become_ranges() -> None:
     messages = ["the steps span 13%", "the steps span 8,997%; the halves differ by -2.5%", "the steps span 40%"]
     assert summarized(messages) == "the steps span 13 to 8,997%; the halves differ by -2.5%"
-    assert summarized(["in: a", "in: b", "in: c", "in: d"]) == "e.g. in: a"
+    assert summarized(["at a", "at b", "at c", "at d"]) == "e.g. at a"
+
+
+def test_places_of_merged_caveats_are_listed_once() -> None:
+    messages = ["it waited in: loss", "it waited in: loss, backward; it took 3 s", "it waited in: a", "it waited in: b"]
+    assert summarized(messages) == "it waited in: loss, backward, a, b; it took 3 s"
+
+
+def test_narrow_terminal_shortens_sizes_and_caveats_before_it_drops_time(build: Build) -> None:
+    layers = preset("large", num_layers=32, vocab_size=32_000)
+    records = [
+        replace(build(train_config(size, attention=attention), 0.1, 1e12, 10**9), warnings=caveats)
+        for size, attention, caveats in (
+            ("small", "naive", (LAUNCH_BOUND,)),
+            ("small", "flash_triton", (UNSTABLE, LAUNCH_BOUND)),
+            ("large", "naive", ()),
+        )
+    ]
+    changed = train_config("large", attention="flash_triton")
+    records.append(build(replace(changed, model=replace(layers, context_length=512)), 0.1, 1e12, 10**9))
+    text = render(records, width=80)
+    rows = [line.split() for line in text.splitlines()]
+    assert ["large+L32+V32000", "flash_triton"] in [row[:2] for row in rows]
+    assert ["small", "flash_triton"] in [row[:2] for row in rows if row[-2:] == ["a", "b"]]
+    assert "large+L32+V32000: large+num_layers=32+vocab_size=32000" in text.replace("\n", " ")
+    assert f"a launch-bound (2 cells): {LAUNCH_BOUND.message} →" in text.replace("\n", " ")
+    assert "b unstable (1 cell): " in text
+    for width in range(30, 80, 5):
+        heading = next(line for line in render(records, width=width).splitlines() if "fwd" in line)
+        assert "step" in heading.split()
+    whole = render(records, width=200)
+    assert "large+num_layers=32+vocab_size=32000" in whole
+    assert "\nlaunch-bound (2 cells)" in whole
+    for format in ("csv", "markdown", "latex", "typst"):
+        assert "unstable; launch-bound" in render(records, format)
+
+
+def test_columns_leave_in_the_order_of_their_importance(build: Build) -> None:
+    record = build(train_config("small"), 0.1, 1e12, 10**9)
+    order = ["loss", "model", "spread", "optimizer", "tokens/s", "peak", "MFU"]
+    hidden = []
+    for width in range(120, 20, -1):
+        text = render([record], width=width).replace("\n", " ")
+        line = text.partition("hidden columns: ")[2].partition("; widen")[0]
+        hidden.append([name.partition(" (")[0] for name in line.split(", ")] if line else [])
+    assert all(names == order[: len(names)] for names in hidden)
+    assert hidden[-1] == order
+
+
+def test_letters_of_caveats_differ_however_many_there_are() -> None:
+    marks = letters(f"code {i % 60}" for i in range(80))
+    assert len({*marks.values()}) == 60
+    assert [*marks.values()][24:28] == ["y", "z", "a2", "b2"]
 
 
 def test_caveats_with_different_messages_are_merged(train_records: list[RunRecord]) -> None:

@@ -67,7 +67,7 @@ KINDS = {
     "steps": Kind("error of one step in low precision", _filled_by("normalization"), _of(errors.steps)),
     "curves": Kind("training loss", _filled_by("training_curve"), _of(errors.curves), table="training_curve"),
     "streams": Kind(
-        "computation and communication in a step", lambda data: True, _of(streams.streams), table="streams"
+        "computation and communication in one step of rank 0", lambda data: True, _of(streams.streams), table="streams"
     ),
     "families": Kind("kernel time by family", lambda data: True, bars.families, table="families"),
     "phases": Kind("step time by phase", _has_parts, bars.phases),

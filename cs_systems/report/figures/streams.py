@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from cs_systems.core import units
@@ -19,14 +20,14 @@ MOST = 24  # cells in one figure
 
 
 def streams(records: Sequence[RunRecord]) -> Figure:
-    """Draw the streams of rank 0 from the start of the step, with each cell's exposed and hidden communication."""
+    """Draw the streams of rank 0 in one step of each cell, with its duration, the mean, and how far they overlap."""
     from matplotlib.figure import Figure
 
     found = [record for record in records if record.results.get("streams")]
     cells, hidden = found[:MOST], len(found[MOST:])
     last_s = max(row["end_s"] for record in cells for row in record.results["streams"])
     unit = units.best_unit(units.SCALES["_s"], [last_s])
-    drawn = Figure(figsize=(WIDTH, 1.2 + 0.62 * len(cells)), layout="constrained")
+    drawn = Figure(figsize=(WIDTH, 1.2 + 0.72 * len(cells)), layout="constrained")
     axes = drawn.add_subplot()
     named: set[str] = set()
     for number, record in enumerate(cells):
@@ -42,12 +43,12 @@ def streams(records: Sequence[RunRecord]) -> Figure:
                 new = label if label not in named else None
                 axes.broken_barh(spans, (number + height - 0.36, 0.34), label=new, **filled(look))
                 named.add(label)
-        axes.text(last_s / unit.factor * 1.01, number, _overlap_label(record), va="center", fontsize=8)
+        axes.text(last_s / unit.factor * 1.01, number, _labels(record), va="center", fontsize=8)
     more = f"; {hidden} more cells are in the records" if hidden else ""
     axes.set_yticks(range(len(cells)), [_name(record) for record in cells])
     axes.set_ylim(len(cells) - 0.4, -0.6)
     axes.set_xlim(0, last_s / unit.factor * 1.26)
-    meaning = f"above: computation, below: communication{more}"
+    meaning = f"one step of rank 0, its median one; above: computation, below: communication{more}"
     axes.set_xlabel(f"{unit.label} from the start of the step ({meaning})", loc="right")
     axes.grid(axis="x")
     return with_legend(drawn, axes)
@@ -61,8 +62,15 @@ def _name(record: RunRecord) -> str:
     return f"{strategy}{degree}{size}\n{config.world_size} rank{'s' if config.world_size > 1 else ''}"
 
 
-def _overlap_label(record: RunRecord) -> str:
+def _labels(record: RunRecord) -> str:
+    """Return the duration of the drawn step beside the mean of all profiled ones, and its communication."""
     own = next((row for row in record.results.get("overlap", ()) if row["rank"] == 0), None)
-    if own is None or not own["communication_s"]:
+    if own is None:
         return ""
-    return f"exposed {units.human(own['exposed_s'], 's')}\nhidden {units.human(own['hidden_s'], 's')}"
+    lines = [f"step {units.human(own['step_s'], 's')}"]
+    measured = record.measurement.durations_s("step") if record.measurement else []
+    if len(measured) > 1:
+        lines.append(f"mean {units.human(fmean(measured), 's')}")
+    if own["communication_s"]:
+        lines += [f"exposed {units.human(own['exposed_s'], 's')}", f"hidden {units.human(own['hidden_s'], 's')}"]
+    return "\n".join(lines)

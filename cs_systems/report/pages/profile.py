@@ -18,7 +18,7 @@ from cs_systems.report.pages import _templates
 from cs_systems.report.pages._packing import packed
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.columns import UNKNOWN
-from cs_systems.report.tables.profile import CAPTIONS, SHOWN, has_something, says_something
+from cs_systems.report.tables.profile import CAPTIONS, SHOWN, has_something, mean_step_s, says_something
 from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.table import Table
 
@@ -49,7 +49,7 @@ def render(view: View, results: Tables, title: str, diagnoses: Sequence[Diagnosi
         "view": view,
         "data": packed(view),
         "by_module": any(path is not None for path in view["places"].get("module", ())),
-        "heading": _heading(view),
+        "heading": _heading(view, mean_step_s(results["steps"])),
         "facts": _facts(view, results),
         "overhead": _overhead(results),
         "notes": [*_limits(view["step"]), *(note["note"] for note in notes if note["table"] is None)],
@@ -65,7 +65,8 @@ def render(view: View, results: Tables, title: str, diagnoses: Sequence[Diagnosi
 def _facts(view: View, results: Tables) -> list[tuple[str, str]]:
     step = view["step"]
     busy = [f"{row['busy_share']:.1%}" for row in results.get("steps", ()) if row["step"] == step["number"]]
-    facts = [("wall clock, profiled", _time(step["wall_ns"]))]
+    which = f" of step {step['number']}" if step["steps"] > 1 else ""
+    facts = [(f"wall clock{which}, profiled", _time(step["wall_ns"]))]
     if not step["kernels"]:
         return facts
     return [
@@ -84,17 +85,18 @@ def _share(step: StepView, missing_ns: int) -> str:
     return f"{1 - missing_ns / step['kernel_ns']:.1%}" if step["kernel_ns"] else UNKNOWN
 
 
-def _heading(view: View) -> str:
-    """Return which steps are drawn, and which one the numbers above are of."""
+def _heading(view: View, mean_s: float | None) -> str:
+    """Return which steps are drawn, and which one the numbers above are of; the tables are of all."""
     step, drawn = view["step"], view["steps"]
     if step["steps"] == 1:
         return "The one recorded step"
     some = ""
     if len(drawn) < step["steps"]:
-        some = f". Of {step['steps']} steps, the timeline has {drawn[0]['number']} to {drawn[-1]['number']}"
+        some = f" Of {step['steps']} steps, the timeline has {drawn[0]['number']} to {drawn[-1]['number']}."
+    mean = "" if mean_s is None else f" of {units.human(mean_s, 's')} on average"
     return (
-        f"Step {step['number']}: the step with the median wall time of steps 0 to {step['steps'] - 1}, as are the "
-        f"numbers at the top{some}. The tables are means over all steps"
+        f"One step of {step['steps']}: step {step['number']}, {_time(step['wall_ns'])}, has the median wall time; "
+        f"the numbers at the top are its own.{some} The tables are means over all steps{mean}"
     )
 
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a run: `render(records, command=None) -> str`.
+"""One self-contained HTML page of a run: `render(records) -> str`.
 
 Nothing is fetched: styles, script and figures are part of the page. Its template escapes all text from records.
 """
@@ -16,7 +16,8 @@ from markupsafe import Markup
 from cs_systems.config import Mode, describe
 from cs_systems.core import units
 from cs_systems.diagnosis import diagnose
-from cs_systems.record import Environment, RunRecord
+from cs_systems.record import Environment, Origin, RunRecord
+from cs_systems.report import origins
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.kinds import KINDS
@@ -54,18 +55,19 @@ class _Workload(NamedTuple):
     figures: Sequence[tuple[str, Markup]]
 
 
-def render(records: Sequence[RunRecord], command: str | None = None) -> str:
-    """Render the page; `command` made the records, if known. Raises ConfigError for a malformed record."""
+def render(records: Sequence[RunRecord]) -> str:
+    """Render the page. Raises ConfigError for a malformed record."""
     records = without_retried(records)
     kinds = by_kind(records)
+    known = origins.of(records)
     configs = {r.key: r.config for r in records}
     values = {
         "title": f"{' and '.join(kinds)} on {_machines(records)}",
         "diagnoses": sentences(diagnose(records)),
         "facts": _headline(records),
         "workloads": [_workload(number, name, chosen) for number, (name, chosen) in enumerate(kinds.items())],
-        "environment": _environment(records),
-        "command": command,
+        "environment": [*_origin(known), *_environment(records)],
+        "commands": origins.commands(known),
         "configs": [json.dumps(config, ensure_ascii=False) for config in configs.values()],
         "most_configs": MOST_CONFIGS,
     }
@@ -143,6 +145,14 @@ def _failures(records: Iterable[RunRecord]) -> dict[tuple[str, str], list[str]]:
         if r.status != "ok":
             cells.setdefault((r.status, r.reason or "no reason recorded"), []).append(describe(r.run_config))
     return cells
+
+
+def _origin(known: Sequence[Origin]) -> list[tuple[str, str]]:
+    """Return when the records were written, and the hosts that were recorded on request."""
+    if not known:
+        return []
+    hosts = origins.hosts(known)
+    return [("recorded", origins.span(known)), *([("host", ", ".join(hosts))] if hosts else [])]
 
 
 def _environment(records: Iterable[RunRecord]) -> list[tuple[str, str]]:

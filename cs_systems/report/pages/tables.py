@@ -36,6 +36,7 @@ def page(
     facts: Sequence[tuple[str, str]] = (),
     pictures: Sequence[Picture] = (),
     diagnoses: Sequence[str] = (),
+    origin: Sequence[str] = (),
 ) -> str:
     """Return the page.
 
@@ -45,12 +46,14 @@ def page(
         facts: numbers to show first, by name.
         pictures: figures to show before the sections.
         diagnoses: sentences that the page begins with.
+        origin: sentences at its end: when, by which commands and where its records were made.
     """
     values = {
         "title": title,
         "facts": facts,
         "diagnoses": diagnoses,
         "sections": [Markup(text) for text in parts],
+        "origin": origin,
         "pictures": [(caption, Markup(svg)) for caption, svg in pictures],
     }
     return _templates.render("tables.html.jinja", values)

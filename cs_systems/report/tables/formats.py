@@ -31,7 +31,8 @@ STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}
 def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
     """Format tables for a terminal: the columns that fit, with the caption above and the notes below.
 
-    Without a width every column fits: a pipe or file has none.
+    A table that is too wide is shown in its short form; then columns are dropped in their order. Without a width every
+    column fits: a pipe or file has none.
     """
     from rich.text import Text
 
@@ -40,6 +41,8 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
     for number, table in enumerate(tables):
         whole = _least(table.columns)
         console = _console(out, asked or max(DEFAULT_WIDTH, whole), color)
+        if whole > console.width and table.short is not None:
+            table = table.short
         columns, left_out = _fitting(table, console.width)
         if number:
             console.print()

@@ -1,9 +1,10 @@
-"""Tables of a profile: the columns to show, with their headings and captions. Data."""
+"""Tables of a profile: the columns to show, their headings and captions, and the step drawn beside means of all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cs_systems.core import units
 from cs_systems.record import Row
 
 # table → its columns for a person, with their headings; CSV has all columns, under their own names.
@@ -90,3 +91,23 @@ def says_something(column: str, rows: Sequence[Row]) -> bool:
     """Return whether a column is worth showing: not if it is unknown throughout or numbers the only device."""
     values = {row[column] for row in rows}
     return values != {None} and not (column == "device" and len(values) == 1)
+
+
+def mean_step_s(rows: Sequence[Row]) -> float | None:
+    """Return the mean wall time of the recorded steps, from the rows of `steps`; None without any."""
+    walls = {row["step"]: row["wall_s"] for row in rows}  # one row for each device
+    return sum(walls.values()) / len(walls) if walls else None
+
+
+def drawn_step(rows: Sequence[Row]) -> str:
+    """Return the step that the page's timeline begins with, and the mean of all, from `steps`; "" if there is no other.
+
+    It is the step with the median wall time (the shorter of two), as in `traces.timeline.median_step`.
+    """
+    walls = sorted({(row["wall_s"], row["step"]) for row in rows if row["kernels"]})
+    mean_s, steps = mean_step_s(rows), len({row["step"] for row in rows})
+    if not walls or mean_s is None or steps == 1:
+        return ""
+    wall_s, number = walls[(len(walls) - 1) // 2]
+    opening = f"opens at step {number}, which took {units.human(wall_s, 's')}"
+    return f"{opening}; the tables are means over {steps} steps of {units.human(mean_s, 's')} on average"

@@ -22,7 +22,7 @@ from cs_systems.record import RunRecord
 from cs_systems.report.frame import CLEAN, STEP, by_kind, frame, without_retried
 from cs_systems.report.phase_columns import known_phases
 from cs_systems.report.tables import columns as cols
-from cs_systems.report.tables import layout
+from cs_systems.report.tables import layout, short
 from cs_systems.report.tables.columns import Column, Spec
 from cs_systems.report.tables.speedups import with_speedups
 from cs_systems.report.tables.table import Table
@@ -39,6 +39,7 @@ ANY_STEP_FIELDS = (
 
 
 MOST_REASONS = 3  # of one caveat that a note spells out
+_PLACES = re.compile(r"(.*\bin: )(.*)")
 _NUMBER = re.compile(r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?")
 
 
@@ -105,14 +106,20 @@ def tables(
         whole = frame(chosen)
         whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
         rows = _rows(whole, phases)
-        notes = (*_elsewhere(whole), *_same_step(chosen), *map(str, counted_caveats(chosen)), *_failures(chosen, marks))
+        doubts = counted_caveats(chosen)
+        letters = short.letters(doubt.code for doubt in doubts)
+        before, after = (*_elsewhere(whole), *_same_step(chosen)), _failures(chosen, marks)
+        notes = (*before, *map(str, doubts), *after)
         if pivot is not None:
-            made.append(_pivoted(whole, rows, pivot, notes))
-            continue
-        if sort:
-            rows = _sorted(rows, sort, whole)
-        table = _listed(whole, rows, columns, notes)
-        made.append(with_speedups(table, chosen, rows["record"].tolist(), relative_to) if relative_to else table)
+            table, letters = _pivoted(whole, rows, pivot, notes), {}
+        else:
+            if sort:
+                rows = _sorted(rows, sort, whole)
+            table = _listed(whole, rows, columns, notes)
+            if relative_to:
+                table = with_speedups(table, chosen, rows["record"].tolist(), relative_to)
+        marked = (*before, *(" ".join(filter(None, [letters.get(d.code), str(d)])) for d in doubts), *after)
+        made.append(replace(table, short=short.short_form(table, letters, marked)))
     return made
 
 
@@ -274,7 +281,7 @@ def _note(row: Mapping[Any, Any], marks: Mapping[tuple[str, str | None], str]) -
     mark = marks[row["status"], row["reason"]]
     predicted = row["predicted_peak_bytes"]
     if row["status"] == "oom" and isinstance(predicted, int | float):
-        return f"{mark}: predicted {units.human(predicted, 'bytes')}"
+        return f"{mark}{short.PREDICTED}{units.human(predicted, 'bytes')}"
     return mark
 
 
@@ -312,16 +319,23 @@ def counted_caveats(records: Iterable[RunRecord]) -> list[CountedCaveat]:
 def summarized(messages: Sequence[str]) -> str:
     """Return one message for all: texts that differ in numbers alone get the range of each number.
 
-    Example: `the steps span 13%` and `the steps span 8,997%` become `the steps span 13 to 8,997%`.
+    Examples: `the steps span 13%` and `the steps span 8,997%` become `the steps span 13 to 8,997%`; `it waits in:
+    loss` and `it waits in: loss, backward` become `it waits in: loss, backward`.
     """
     reasons: dict[tuple[str, ...], list[list[str]]] = {}  # words between the numbers → the numbers of each message
+    places: dict[str, dict[str, None]] = {}  # a message up to its `in: ` → all places of the messages
     for message in messages:
         for reason in message.split("; "):
+            if found := _PLACES.fullmatch(reason):
+                places.setdefault(found[1], {}).update(dict.fromkeys(found[2].split(", ")))
+                reasons.setdefault((found[1],), []).append([])
+                continue
             reasons.setdefault(tuple(_NUMBER.split(reason)), []).append(_NUMBER.findall(reason))
     if len(reasons) > MOST_REASONS:
         return f"e.g. {messages[0]}"
     return "; ".join(
         "".join(map("".join, itertools.zip_longest(words, map(_range, zip(*numbers, strict=True)), fillvalue="")))
+        + ", ".join(places.get(words[0], ()))
         for words, numbers in reasons.items()
     )
 

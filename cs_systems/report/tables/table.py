@@ -12,7 +12,8 @@ from cs_systems.report.tables.columns import Column
 class Table:
     """Table that any format can render: `statuses` has one entry per row; `optional` columns may be dropped.
 
-    `remedy` says how to see those that a narrow terminal drops.
+    `remedy` says how to see those that a narrow terminal drops. `short` is the same table with shorter cells, which a
+    terminal shows before it drops a column.
     """
 
     caption: str
@@ -21,6 +22,7 @@ class Table:
     statuses: tuple[str, ...]
     optional: tuple[str, ...] = ()
     remedy: str = "choose columns with cs-systems report DIR --columns"
+    short: Table | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caption", plain(self.caption))

@@ -1,0 +1,41 @@
+"""Command that started this process, as it is written into records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cs_systems.core.printable import command_line
+
+_given: list[str] = []  # commands that `by` names, the innermost last
+
+
+@contextmanager
+def by(command: str | None) -> Iterator[None]:
+    """Name the command that makes the records of this context; None leaves it to the process's arguments."""
+    if command is None:
+        yield
+        return
+    _given.append(command)
+    try:
+        yield
+    finally:
+        _given.remove(command)
+
+
+def command() -> str | None:
+    """Return the command line that started this process; None at a prompt, in a notebook and for `python -c`."""
+    if _given:
+        return _given[-1]
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        module = spec.name.removesuffix(".__main__")
+        return None if module.startswith("ipykernel") else command_line("python", "-m", module, *sys.argv[1:])
+    if getattr(main, "__file__", None) is None:
+        return None
+    program = [] if not sys.argv[0].endswith(".py") else ["python"]
+    name = sys.argv[0] if program else Path(sys.argv[0]).name  # an installed program is found by its name
+    return command_line(*program, name, *sys.argv[1:])
