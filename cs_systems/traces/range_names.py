@@ -13,7 +13,8 @@ from typing import NamedTuple
 from cs_systems.config import Phase
 
 UNATTRIBUTED = "unattributed"
-COMMUNICATION = "communication"  # layer of every collective, in whichever module's range it was launched
+# Layer of every collective, in whichever module's range it was launched, and phase of those outside of every phase.
+COMMUNICATION = "communication"
 SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
 FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
 TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".json", ".json.gz")  # suffixes of the files that profilers write
@@ -27,8 +28,10 @@ PHASES = {
     Phase.FORWARD: r"forward([ _]pass)?",
     Phase.LOSS: r"loss",
     Phase.BACKWARD: r"backward([ _]pass)?",
+    Phase.SYNCHRONIZE: r"synchronize",
     Phase.CLIP: r"clip",
     Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
+    COMMUNICATION: COMMUNICATION,
     **{name: name for name in LOOP_PHASES},
 }
 BLOCK = r"(?:.*\.)?(?:(?:transformer[ _])?(?:blocks?|layers?)[ _.#]?|h\.)(\d+)"
