@@ -19,12 +19,13 @@ SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table â
 FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
 TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".json", ".json.gz")  # suffixes of the files that profilers write
 MEANS = " â†’ "  # between a range's name and the meaning that `known_ranges` gives it
-STEPS = ("step", "ProfilerStep#*")  # globs: default names of a step's range
+STEP = "step"  # a range's name, or its meaning by `known_ranges`
+STEPS = (STEP, "ProfilerStep#*", f"*{MEANS}{STEP}")  # globs: default names of a step's range
 
 # Phases that only a recorded loop has; a step of `time` holds none of them.
 LOOP_PHASES = ("copy", "zero_grad", "host_sync")
 PHASES = {
-    Phase.INPUT: r"input",
+    Phase.INPUT: r"input|enumerate\(DataLoader\)#.*",
     Phase.FORWARD: r"forward([ _]pass)?",
     Phase.LOSS: r"loss",
     Phase.BACKWARD: r"backward([ _]pass)?",
@@ -33,6 +34,7 @@ PHASES = {
     Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
     COMMUNICATION: COMMUNICATION,
     **{name: name for name in LOOP_PHASES},
+    "zero_grad": r"zero_grad|Optimizer\.zero_grad#.*",
 }
 BLOCK = r"(?:.*\.)?(?:(?:transformer[ _])?(?:blocks?|layers?)[ _.#]?|h\.)(\d+)"
 LAYERS = {
