@@ -34,7 +34,6 @@ PHASES = {
     Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
     COMMUNICATION: COMMUNICATION,
     **{name: name for name in LOOP_PHASES},
-    "zero_grad": r"zero_grad|Optimizer\.zero_grad#.*",
 }
 BLOCK = r"(?:.*\.)?(?:(?:transformer[ _])?(?:blocks?|layers?)[ _.#]?|h\.)(\d+)"
 LAYERS = {

@@ -211,6 +211,11 @@ def test_recording_without_ranges_is_one_step(write_trace: WriteTrace) -> None:
     assert {row["family"] for row in tables.families(made)} == {"matmul", "elementwise", "collective"}
 
 
+def test_hint_offers_no_ranges_where_there_are_none(write_trace: WriteTrace) -> None:
+    found = profile(read(write_trace(without_marks()))).notes[0]
+    assert found.endswith("the whole recording counts as one step; choose a time with --between")
+
+
 @pytest.mark.parametrize(("between", "kernels"), [(("0", "5e-6"), 1), (("5e-6", "1"), 2)])
 def test_between_narrows_the_recording(
     write_trace: WriteTrace, between: tuple[str, str], kernels: int, capsys: pytest.CaptureFixture[str]

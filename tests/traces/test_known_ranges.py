@@ -116,7 +116,6 @@ def test_frameworks_are_known(write_trace: WriteTrace, source: str, forward: str
         ("SGLang", "step[EXTEND bs=17 toks=8192]", "forward"),
         ("SGLang", "scheduler.process_input_requests", "input"),
         (None, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "input"),
-        (None, "Optimizer.zero_grad#AdamW.zero_grad", "zero_grad"),
     ],
 )
 def test_names_of_a_phase_are_known(write_trace: WriteTrace, source: str | None, name: str, means: str) -> None:
