@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cs_systems.config import Phase
@@ -72,6 +73,24 @@ def general(name: str) -> str:
 def is_operator(name: str) -> bool:
     """Return whether a range is named like an operator of PyTorch."""
     return _OPERATOR.fullmatch(general(name)) is not None
+
+
+def ranges_elsewhere(counts: Mapping[int, int], launcher: int) -> str:
+    """Return the note for a trace whose ranges are of other processes than the one that launched the kernels.
+
+    The ranges of a single other process count, by time: a program in a container may have two process numbers.
+
+    Args:
+        counts: Number of ranges by the pid of each other process.
+        launcher: Pid of the process that launched the kernels.
+    """
+    of = ", ".join(f"{pid} ({count} range(s))" for pid, count in sorted(counts.items()))
+    if len(counts) > 1:
+        return (
+            f"process {launcher} launched the kernels and has no range; those of the processes {of} do not count, as "
+            "it is unknown which belong to it"
+        )
+    return f"process {launcher} launched the kernels and has no range: those of process {of} count, by time alone"
 
 
 class Meaning(NamedTuple):

@@ -248,9 +248,25 @@ def test_range_takes_a_name_with_brackets(write_trace: WriteTrace) -> None:
         profile(read(path), "[other]")
 
 
-def test_ranges_of_another_process_are_reported(write_trace: WriteTrace) -> None:
-    made = profile(read(write_trace([marked("ProfilerStep#1", 0, 99) | {"pid": 7}, *without_marks()])))
-    assert "its 1 range(s) are of processes that launched no kernel, and do not count" in made.notes
+def test_ranges_of_one_other_process_count_by_time(write_trace: WriteTrace) -> None:
+    """A program in a container may have one process number in its ranges and another in its launches."""
+    marks = [marked("ProfilerStep#1", 0, 25), marked("forward", 0, 15), marked("backward", 15, 25)]
+    made = profile(read(write_trace([*(mark | {"pid": 7, "tid": 7} for mark in marks), *without_marks()])))
+    assert (
+        "process 100 launched the kernels and has no range: those of process 7 (3 range(s)) count, by time alone"
+        in made.notes
+    )
+    assert totals(made) == (2, 80)
+    assert [place.phase for place in made.places] == ["forward", "backward", "communication"]
+
+
+def test_ranges_of_several_other_processes_do_not_count(write_trace: WriteTrace) -> None:
+    marks = [marked("ProfilerStep#1", 0, 25) | {"pid": pid, "tid": pid} for pid in (8, 7)]
+    made = profile(read(write_trace([*marks, *without_marks()])))
+    assert (
+        "process 100 launched the kernels and has no range; those of the processes 7 (1 range(s)), 8 (1 range(s)) do "
+        "not count, as it is unknown which belong to it"
+    ) in made.notes
     assert totals(made) == (3, 90)
 
 
