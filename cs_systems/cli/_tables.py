@@ -67,7 +67,9 @@ def table_text(
 
         room = max(20, (width or 80) - BESIDE[column]) if format == "terminal" else 200
         short = short_name if column == "kernel" else str
-        readable = [row | {column: within(short(row[column]), room)} for row in readable]
+        readable = [
+            row | {column: None if row[column] is None else within(short(row[column]), room)} for row in readable
+        ]
     return render_rows(
         readable, format, caption, notes, shown, width, width is not None, optional=OPTIONAL, own_units=COMPARED
     )

@@ -220,6 +220,7 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
 
     Raises ConfigError if nothing makes it fit.
     """
+    from cs_systems.cli._forecasts import error_of
     from cs_systems.cli._sweep import asked_for, measured
     from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
@@ -231,6 +232,8 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
         planned = replace(config, device=device, checkpoint=best.config.checkpoint, memory_limit_bytes=limit)
         predicted = f"{human(best.needed_bytes, 'bytes')} predicted, {more_flops:.1%} more FLOPs"
         say(f"{describe(config)}: {best.what}: {predicted}")
+        if args.sweep.dry_run or not on_gpu:
+            say(f"  {error_of(best.config)}")
         if args.sweep.dry_run:
             return []
         cells = _measured_cells(args, [planned])
@@ -238,13 +241,14 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
         own = asked_for(records, cells)
         for record in own:
             print_memory(record, folder)
-        say(_result_in_budget(own[0], budget_bytes))
+        say(_result_in_budget(own[0], budget_bytes, best.needed_bytes - CONTEXT_BYTES))
         if own[0].status != "oom":
             return own
         ceiling = best.needed_bytes - budget_bytes // 50
+    helps = "the largest batch and context that fit" if is_foreign(config.workload) else "which changes would help"
     raise ConfigError(
         f"{describe(config)} does not fit {human(budget_bytes, 'bytes')} with any checkpoint plan; "
-        f"--fits {args.budget} shows which changes would help"
+        f"--fits {args.budget} shows {helps}"
     )
 
 
@@ -275,7 +279,7 @@ def _more_flops(config: RunConfig) -> float:
     return again / sum(cost.hardware_flops or 0 for cost in costs)
 
 
-def _result_in_budget(record: RunRecord, budget_bytes: int) -> str:
+def _result_in_budget(record: RunRecord, budget_bytes: int, predicted_bytes: int) -> str:
     from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
 
@@ -283,6 +287,9 @@ def _result_in_budget(record: RunRecord, budget_bytes: int) -> str:
     outcome = f"{describe(record.run_config)}: {record.status}"
     if peak is not None:
         beside = f"{human(peak, 'bytes')}, plus {human(CONTEXT_BYTES, 'bytes')} of CUDA context"
+        error = predicted_bytes / peak - 1
+        off = f"{abs(error):.1%} too {'high' if error > 0 else 'low'}"
+        beside += f"; the prediction was {human(predicted_bytes, 'bytes')}, {off}"
         return f"{outcome} in a budget of {human(budget_bytes, 'bytes')}: measured peak {beside}"
     if record.status == "ok":
         return f"{outcome}, but the memory of a CPU is not limited; run on a GPU to verify that it fits"

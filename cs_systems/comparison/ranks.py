@@ -28,10 +28,10 @@ from cs_systems.core.rows import CollectiveRow, JobRankRow
 from cs_systems.core.units import human
 from cs_systems.traces.jobs import PAIRWISE, Job, kind
 from cs_systems.traces.kernel_families import family, is_collective
-from cs_systems.traces.overlap import GLOO, SYNCHRONIZE, Intervals, of_kernels, streams, union
+from cs_systems.traces.overlap import GLOO, Intervals, host_work, of_kernels, streams, union
 from cs_systems.traces.profile import Profile
-from cs_systems.traces.range_names import UNATTRIBUTED, meaning
-from cs_systems.traces.trace import Categorical, Floats, Trace, steps_of
+from cs_systems.traces.range_names import UNATTRIBUTED
+from cs_systems.traces.trace import Floats, Trace, steps_of
 
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # end on all ranks at once
 TOLERANCE_S = 100e-6  # by which aligned clocks may still differ
@@ -180,11 +180,10 @@ def _computing(profile: Profile) -> dict[str, Intervals]:
     """Return when the rank computed, by phase and family of kernels; "" is the union, with copies."""
     trace, kernels = profile.trace, profile.trace.kernels
     if not len(kernels):
-        marks = trace.ranges.take(trace.ranges.name.codes_where(lambda n: meaning(n).phase and n != SYNCHRONIZE))
-        phase_of = Categorical([str(meaning(name).phase) for name in marks.name.values], marks.name.codes)
-        edges = {"": np.ones(len(marks), bool)}
-        edges |= {phase: phase_of.codes_where(phase.__eq__) for phase in {*phase_of.values}}
-        return {label: union(marks.start_s[own], marks.end_s[own]) for label, own in edges.items()}
+        phases, start_s, end_s = host_work(trace)
+        edges = {"": np.ones(len(phases), bool)}
+        edges |= {phase: phases.codes_where(phase.__eq__) for phase in {*phases.values} - {UNATTRIBUTED}}
+        return {label: union(start_s[own], end_s[own]) for label, own in edges.items()}
     computes = ~is_collective(kernels)
     starts = np.append(kernels.start_s[computes], [copy.start_s for copy in trace.copies])
     ends = np.append(kernels.end_s[computes], [copy.end_s for copy in trace.copies])

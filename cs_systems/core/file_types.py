@@ -20,6 +20,21 @@ PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\
 # Profile of Triton's Proton: a tree of scopes, or Chrome traces whose kernels name their scopes.
 SCOPES = re.compile(rb'\s*\[\s*\{\s*"(children|frame|metrics)"\s*:')
 SCOPES_TRACE = re.compile(rb'\s*\{\s*"displayTimeUnit"\s*:\s*"us"\s*,\s*"traceEvents"\s*:.*"call_stack"', re.DOTALL)
+# Files of PyTorch that no command reads, by how they begin → what they are, and what to give instead.
+UNREAD = (
+    (
+        re.compile(rb'\s*\{[^\[{]*"schema"\s*:\s*"[\d.]+'),
+        "an execution trace of PyTorch, which has no times; give the trace of torch.profiler recorded with it",
+    ),
+    (
+        re.compile(rb"\s*\[\s*\[|<html>\s*<head>.{,99}<title>GPU Memory Timeline", re.DOTALL),
+        "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot to cs-systems snapshot",
+    ),
+    (
+        re.compile(rb"[ -:<-z|~]+;[ -z|~]* \d+\n"),
+        "a list of stacks of export_stacks, which has no times; give the trace of export_chrome_trace",
+    ),
+)
 HEAD_BYTES = 1 << 16
 # A trace or a snapshot compresses 10 to 50 times; repeated bytes, as in a decompression bomb, 1,000 times.
 MOST_EXPANSION, EXPANSION_FROM = 100, 1 << 24
@@ -97,6 +112,10 @@ def command_for(path: Path) -> str | None:
 
 
 def refuse_other(path: Path, command: str) -> None:
-    """Raise ConfigError if the file belongs to another command."""
+    """Raise ConfigError if the file belongs to another command, or to none."""
+    begins = head(path) if path.is_file() else b""
+    for pattern, what in UNREAD:
+        if pattern.match(begins):
+            raise ConfigError(f"{path} is {what}")
     if (found := command_for(path) or command) != command:
         raise ConfigError(f"{path} contains {HOLDS[found]}; read it with cs-systems {found} {shlex.quote(str(path))}")

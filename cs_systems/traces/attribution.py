@@ -8,6 +8,9 @@ the ranges open on the main thread at that time, and the layer from the first of
 - the ranges of the forward operator with the backward operator's sequence number.
 
 Otherwise the layer is unattributed. Where no range marks forward or backward, `inferred_phases` gives the phases.
+
+A collective is in the layer `communication`. Outside of every phase it is also in the phase of that name, such as what
+DDP or FSDP send between backward and optimizer.
 """
 
 from __future__ import annotations
@@ -63,7 +66,10 @@ def attribute(trace: Trace) -> Categorical[Place]:
     if route is not None:
         _layers_by_sequence(trace, route, places, found.codes)
     # DDP and FSDP communicate from hooks, while the range of some module is open.
-    change(is_collective(kernels), layer=COMMUNICATION, part=None, module=None)
+    communicates = is_collective(kernels)
+    change(communicates, layer=COMMUNICATION, part=None, module=None)
+    homeless = np.array([place.phase == UNATTRIBUTED for place in places])[found.codes]
+    change(communicates & homeless & ~np.isnan(kernels.launch_start_s), phase=COMMUNICATION)
     return Categorical(list(places), found.codes)
 
 

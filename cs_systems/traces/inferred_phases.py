@@ -3,6 +3,7 @@
 - backward: launched under a backward operator (autograd's sequence numbers, or a name such as `MmBackward0`), or in a
   thread that runs backward and is not the forward's;
 - optimizer: launched in a range of `Optimizer.step`, or a kernel of the family optimizer outside of backward;
+- communication: a collective outside of these that does not follow a forward kernel, such as one after backward;
 - forward: the rest, if there is a backward.
 """
 
@@ -17,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from cs_systems.config import Phase
-from cs_systems.traces.kernel_families import family
-from cs_systems.traces.range_names import meaning
+from cs_systems.traces.kernel_families import family, is_collective
+from cs_systems.traces.range_names import COMMUNICATION, meaning
 from cs_systems.traces.sequence_numbers import SequenceRoute
 from cs_systems.traces.trace import Bools, Timeline, Trace
 
@@ -52,11 +53,25 @@ def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:
     if not backward.any():
         return {}
     optimizer = launched & ~backward & kernels.function.codes_where(lambda f: family(f.name) == "optimizer")
+    rest = launched & ~backward & ~optimizer
+    apart = rest & is_collective(kernels) & ~_after(trace, rest)
     return {
         Phase.BACKWARD: backward,
         Phase.OPTIMIZER: optimizer,
-        Phase.FORWARD: launched & ~backward & ~optimizer,
+        COMMUNICATION: apart,
+        Phase.FORWARD: rest & ~apart,
     }
+
+
+def _after(trace: Trace, which: Bools) -> Bools:
+    """Return for each kernel whether the last computing kernel launched before it is one of `which`."""
+    kernels = trace.kernels
+    order = np.argsort(kernels.launch_start_s, kind="stable")  # unknown launches come last
+    computes = ~is_collective(kernels)[order]
+    latest = np.maximum.accumulate(np.where(computes, np.arange(len(kernels)), -1))
+    found = np.zeros(len(kernels), bool)
+    found[order] = which[order][latest] & (latest >= 0)
+    return found
 
 
 def how_inferred(trace: Trace) -> str:

@@ -30,6 +30,7 @@ from cs_systems.traces.called_modules import PREFIX, called_modules
 from cs_systems.traces.chrome_trace import Event, Text, events, header
 from cs_systems.traces.modules import HEADER, Modules, unpacked
 from cs_systems.traces.operators import OperatorReader
+from cs_systems.traces.range_names import ranges_elsewhere
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -279,11 +280,21 @@ class _Reader:
 
     def trace(self, devices: dict[int, str], wanted: int | None, modules: Modules | None) -> Trace:
         self._refuse()
-        process = self.processes[self._process(wanted)]
+        pid = self._process(wanted)
+        process = self.processes[pid]
+        limitations: list[str] = []
+        if not process.ranges and self.kernels:
+            others = {n: len(one.ranges) for n, one in self.processes.items() if one.ranges and not one.launches}
+            limitations = [ranges_elsewhere(others, pid)] if others else []
+            if len(others) == 1:
+                (marks,) = (self.processes[n] for n in others)
+                process = replace(process, ranges=marks.ranges, ops=process.ops or marks.ops)
+                process.operators = process.operators or marks.operators
+                process.modules = process.modules or marks.modules
         ranges = process.ranges
         if modules is None and (called := called_modules(process.modules)):
             ranges, modules = [*ranges, *called[0]], called[1]
-        limitations = [f"it holds {count:,} {_UNREAD[category]}" for category, count in self.unread.items()]
+        limitations += [f"it holds {count:,} {_UNREAD[category]}" for category, count in self.unread.items()]
         if self.endless:
             limitations.append(
                 f"{len(self.endless)} event(s) never end ({self.endless[0]!r} …) and are left out; "
@@ -294,8 +305,6 @@ class _Reader:
                 f"{self.damaged.total()} event(s) lack a valid time or number and are left out; "
                 f"the first is {self.first_damaged}"
             )
-        if not process.ranges and (elsewhere := sum(len(one.ranges) for one in self.processes.values())):
-            limitations.append(f"its {elsewhere} range(s) are of processes that launched no kernel, and do not count")
         if not self.kernels and self.launched:
             limitations.append(f"it holds no kernel, although some were launched; {RECORD}")
         kernels, copies = self.kernels, self.copies

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.validation import nearest, one_of
 from cs_systems.traces.inferred_phases import are_marked, infers_backward
-from cs_systems.traces.range_names import MEANS, PARTS, PHASES, Meaning, general, is_operator, meaning
+from cs_systems.traces.range_names import MEANS, PARTS, PHASES, STEP, Meaning, general, is_operator, meaning
 from cs_systems.traces.trace import Categorical, Trace
 
 BUILT_IN = Path(__file__).with_suffix(".toml")
-MEANINGS = (*PHASES, *PARTS)
+MEANINGS = (STEP, *PHASES, *PARTS)
 MOST_LISTED = 12  # ranges that a message names
 NOTHING = Meaning(None, None, None)
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from cs_systems.config import ConfigError
 from cs_systems.traces.jobs import Job
+from cs_systems.traces.range_names import ranges_elsewhere
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -148,6 +149,7 @@ class _Reader:
         }
         self._refuse()
         self.process = self._process(process)
+        self.marking = self._marking_process()
         self.names = self._texts("StringIds", "value")
 
     @property
@@ -305,11 +307,29 @@ class _Reader:
 
     def _of_process(self, table: str) -> str:
         """Return an SQL condition that selects the process's rows, by whichever column the table has."""
-        if self.process is None:
+        process = self.marking if table == NVTX else self.process
+        if process is None:
             return "1"
         if "globalPid" in self.columns[table]:
-            return f"ifnull(globalPid, 0) = {self.process}"
-        return f"(globalTid & {PROCESS_MASK}) = {self.process}" if "globalTid" in self.columns[table] else "1"
+            return f"ifnull(globalPid, 0) = {process}"
+        return f"(globalTid & {PROCESS_MASK}) = {process}" if "globalTid" in self.columns[table] else "1"
+
+    def _marking_process(self) -> int | None:
+        """Return the globalPid whose ranges count: another one where the process has none and one other has some."""
+        table = next((table for table in (KERNELS, GRAPHS) if self._has(table)), None)
+        if self.process is None or table is None or "globalTid" not in self.columns.get(NVTX, ()):
+            return self.process
+        owner = f"ifnull(globalTid, 0) & {PROCESS_MASK}"
+        ranges = f"FROM {NVTX} WHERE eventType IN ({PUSH_POP}, {START_END})"
+        if self.database.execute(f"SELECT 1 {ranges} AND {owner} = {self.process} LIMIT 1").fetchone():
+            return self.process
+        launched = f"SELECT DISTINCT globalPid FROM {table} WHERE globalPid IS NOT NULL"
+        counted = f"SELECT {owner}, count(*) {ranges} AND {owner} NOT IN ({launched}) GROUP BY 1"
+        if not (others := dict(self.database.execute(counted))):
+            return self.process
+        pids = {number >> 24 & 0xFFFFFF: count for number, count in others.items()}
+        self.limitations.append(ranges_elsewhere(pids, self.process >> 24 & 0xFFFFFF))
+        return next(iter(others)) if len(others) == 1 else self.process
 
     def _kernels(self) -> Kernels:
         found = [read for table, read in ((KERNELS, self._single), (GRAPHS, self._whole_graphs)) if self._has(table)]

@@ -63,6 +63,13 @@ class Operators:
     def __len__(self) -> int:
         return len(self.start_s)
 
+    @property
+    def innermost(self) -> Bools:
+        """Whether no operator is inside each operator."""
+        found = np.ones(len(self), bool)
+        found[self.parent[self.parent != UNKNOWN]] = False
+        return found
+
     def ranges(self) -> Ranges:
         """Return the operators as ranges, which a timeline draws."""
         numbers: dict[str, int] = {}

@@ -16,8 +16,9 @@ In the traces of all ranks, a collective ends on all ranks at once and begins on
 last rank to arrive does not wait, so its duration is the transfer; a longer duration on another rank includes waiting.
 Clocks differ between ranks, durations do not (`waiting`).
 
-A CPU trace has no kernels. There gloo's ranges are the communication, and the phases of the step, except `synchronize`,
-are the computation, although a rank may also wait for a collective within a phase.
+A CPU trace has no kernels. There gloo's ranges are the communication, and the marked phases of the step, except those
+that communicate, are the computation, although a rank may also wait for a collective within a phase. Where no backward
+is marked, the innermost operators are the computation.
 """
 
 from __future__ import annotations
@@ -29,17 +30,38 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from cs_systems.config import ConfigError
+from cs_systems.config import ConfigError, Phase
 from cs_systems.core.rows import Interval, OverlapRow, SkewRow, StreamTimes
 from cs_systems.traces.attribution import attribute
 from cs_systems.traces.kernel_families import is_collective
 from cs_systems.traces.profile import find_steps
-from cs_systems.traces.range_names import meaning
-from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Step, Trace, steps_of
+from cs_systems.traces.range_names import COMMUNICATION, UNATTRIBUTED, meaning
+from cs_systems.traces.trace import Bools, Categorical, Floats, Ints, Kernels, Step, Trace, steps_of
 
 GLOO = "gloo:"  # prefix of the range of each gloo collective
-SYNCHRONIZE = "synchronize"
+_SENDS = ("c10d::", "record_param_comms")  # operators that communicate
+_NO_COMPUTATION = (None, Phase.SYNCHRONIZE, COMMUNICATION)
 FINEST = 1000  # a picture shows intervals down to a step's duration divided by this
+
+
+class HostWork(NamedTuple):
+    """Computation of a trace without kernels; `phase` is UNATTRIBUTED for operators."""
+
+    phase: Categorical[str]
+    start_s: Floats
+    end_s: Floats
+
+
+def host_work(trace: Trace) -> HostWork:
+    """Return when the host computed: in marked phases, or in operators where none is marked as backward."""
+    ops, ranges = trace.operators, trace.ranges
+    if ops is None or any(meaning(name).phase == Phase.BACKWARD for name in ranges.name.values):
+        marks = ranges.take(ranges.name.codes_where(lambda name: meaning(name).phase not in _NO_COMPUTATION))
+        phases = [str(meaning(name).phase) for name in marks.name.values]
+        return HostWork(Categorical(phases, marks.name.codes), marks.start_s, marks.end_s)
+    which = np.flatnonzero(ops.innermost & ~ops.signature.codes_where(lambda one: one.name.startswith(_SENDS)))
+    nowhere = Categorical([UNATTRIBUTED], np.zeros(len(which), np.int64))
+    return HostWork(nowhere, ops.start_s[which], ops.end_s[which])
 
 
 class Intervals(NamedTuple):
@@ -118,9 +140,9 @@ def streams(trace: Trace, steps: str | None = None) -> list[Streams]:
         return of_kernels(trace, chosen)
     ranges = trace.ranges
     gloo = ranges.take(ranges.name.codes_where(lambda name: name.startswith(GLOO)))
-    phases = ranges.take(ranges.name.codes_where(lambda name: meaning(name).phase and name != SYNCHRONIZE))
+    _, start_s, end_s = host_work(trace)
     collectives = _Work(gloo.start_s, gloo.start_s, gloo.end_s)
-    return _cut(chosen, list(gloo.name), collectives, _Work(phases.start_s, phases.start_s, phases.end_s))
+    return _cut(chosen, list(gloo.name), collectives, _Work(start_s, start_s, end_s))
 
 
 def of_kernels(trace: Trace, chosen: Sequence[Step], device: int | None = None) -> list[Streams]:
@@ -254,11 +276,12 @@ def picture(trace: Trace, step: Streams) -> list[Interval]:
 def _computing_by_phase(trace: Trace, step: Step) -> dict[str, Intervals]:
     kernels, found = trace.kernels, dict[str, Intervals]()
     if not len(kernels):
-        phases = trace.ranges.named(lambda name: meaning(name).phase and name != SYNCHRONIZE)
-        of_step = [one for one in phases if step.start_s <= one.start_s < step.end_s]
-        for phase in dict.fromkeys(meaning(one.name).phase for one in of_step):
-            edges = np.array([(one.start_s, one.end_s) for one in of_step if meaning(one.name).phase == phase])
-            found[str(phase)] = Intervals(edges[:, 0], edges[:, 1])
+        phases, start_s, end_s = host_work(trace)
+        of_step = (step.start_s <= start_s) & (start_s < step.end_s)
+        for phase in phases.values:
+            own = of_step & phases.codes_where(phase.__eq__)
+            if own.any():
+                found[phase] = Intervals(start_s[own], end_s[own])
         return found
     places, (_, inside) = attribute(trace), steps_of(kernels.launched_s, [step])
     computes = ~is_collective(kernels)

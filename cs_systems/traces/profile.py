@@ -211,8 +211,9 @@ def find_steps(
     for steps, note in ((named, []), (_steps_by_phases(trace.ranges), [BY_PHASES])):
         if steps and (not trace.kernels or _launched_in(trace, steps).any()):
             return steps, note
-    listed = f": {_names(trace)}" if len(trace.ranges) else ""
-    return [_window(trace)], [f"{WHOLE}; choose ranges with --range, or a time with --between{listed}"]
+    if len(trace.ranges):
+        return [_window(trace)], [f"{WHOLE}; choose ranges with --range, or a time with --between: {_names(trace)}"]
+    return [_window(trace)], [f"{WHOLE}; choose a time with --between"]
 
 
 def _outermost(ranges: Ranges, *globs: str) -> list[Step]:

@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cs_systems.config import Phase
 
 UNATTRIBUTED = "unattributed"
-COMMUNICATION = "communication"  # layer of every collective, in whichever module's range it was launched
+# Layer of every collective, in whichever module's range it was launched, and phase of those outside of every phase.
+COMMUNICATION = "communication"
 SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
 FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
 TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".json", ".json.gz")  # suffixes of the files that profilers write
 MEANS = " → "  # between a range's name and the meaning that `known_ranges` gives it
-STEPS = ("step", "ProfilerStep#*")  # globs: default names of a step's range
+STEP = "step"  # a range's name, or its meaning by `known_ranges`
+STEPS = (STEP, "ProfilerStep#*", f"*{MEANS}{STEP}")  # globs: default names of a step's range
 
 # Phases that only a recorded loop has; a step of `time` holds none of them.
 LOOP_PHASES = ("copy", "zero_grad", "host_sync")
 PHASES = {
-    Phase.INPUT: r"input",
+    Phase.INPUT: r"input|enumerate\(DataLoader\)#.*",
     Phase.FORWARD: r"forward([ _]pass)?",
     Phase.LOSS: r"loss",
     Phase.BACKWARD: r"backward([ _]pass)?",
+    Phase.SYNCHRONIZE: r"synchronize",
     Phase.CLIP: r"clip",
     Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
+    COMMUNICATION: COMMUNICATION,
     **{name: name for name in LOOP_PHASES},
 }
 BLOCK = r"(?:.*\.)?(?:(?:transformer[ _])?(?:blocks?|layers?)[ _.#]?|h\.)(\d+)"
@@ -68,6 +73,24 @@ def general(name: str) -> str:
 def is_operator(name: str) -> bool:
     """Return whether a range is named like an operator of PyTorch."""
     return _OPERATOR.fullmatch(general(name)) is not None
+
+
+def ranges_elsewhere(counts: Mapping[int, int], launcher: int) -> str:
+    """Return the note for a trace whose ranges are of other processes than the one that launched the kernels.
+
+    The ranges of a single other process count, by time: a program in a container may have two process numbers.
+
+    Args:
+        counts: Number of ranges by the pid of each other process.
+        launcher: Pid of the process that launched the kernels.
+    """
+    of = ", ".join(f"{pid} ({count} range(s))" for pid, count in sorted(counts.items()))
+    if len(counts) > 1:
+        return (
+            f"process {launcher} launched the kernels and has no range; those of the processes {of} do not count, as "
+            "it is unknown which belong to it"
+        )
+    return f"process {launcher} launched the kernels and has no range: those of process {of} count, by time alone"
 
 
 class Meaning(NamedTuple):

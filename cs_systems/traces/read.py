@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import GZIP_MAGIC, SQLITE_MAGIC, refuse_other
-from cs_systems.core.file_types import head as unpacked_head
 from cs_systems.traces import kineto, nsys
 from cs_systems.traces.folder import choice
 from cs_systems.traces.modules import read_beside
 from cs_systems.traces.range_names import TRACE_SUFFIXES
 from cs_systems.traces.trace import Trace
-
-# JSON of other recorders of PyTorch, by how it begins → what it is, and what to give instead.
-OTHER_JSON = (
-    (
-        re.compile(rb'\s*\{[^\[{]*"schema"\s*:\s*"[\d.]+'),
-        "an execution trace of PyTorch, which has no times; give the trace of torch.profiler recorded with it",
-    ),
-    (
-        re.compile(rb"\s*\[\s*\["),
-        "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot to cs-systems snapshot",
-    ),
-)
 
 
 def read(path: Path, process: int | None = None) -> Trace:
@@ -58,10 +44,6 @@ def read(path: Path, process: int | None = None) -> Trace:
     if path.suffix in nsys.REPORTS:
         with nsys.exported(path) as database:
             return replace(nsys.read(database, process), source=str(path), modules=read_beside(path))
-    begins = unpacked_head(path)
-    for pattern, what in OTHER_JSON:
-        if pattern.match(begins):
-            raise ConfigError(f"{path} is {what}")
     if head.startswith(GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
         return kineto.read(path, process)
     raise ConfigError(

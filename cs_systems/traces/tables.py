@@ -44,7 +44,7 @@ from cs_systems.traces.trace import Function, steps_of
 ALL = "all"
 DISAGREES = 0.03  # share of the wall clock; above it, a step's times disagree
 K = TypeVar("K")
-PHASES = (*(phase.value for phase in Phase), *LOOP_PHASES, UNATTRIBUTED)
+PHASES = (*(phase.value for phase in Phase), COMMUNICATION, *LOOP_PHASES, UNATTRIBUTED)
 
 
 class Ceilings(NamedTuple):

@@ -109,7 +109,9 @@ def test_cheapest_checkpoint_is_proven_under_memory_limit(tmp_path: Path, capsys
     (record,) = read_records(tmp_path)[0]
     assert record.run_config.checkpoint != "none"
     assert record.run_config.memory_limit_bytes == 4 * 2**30 - CONTEXT_BYTES
-    assert "ok in a budget of 4.00 GiB: measured peak" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "ok in a budget of 4.00 GiB: measured peak" in output
+    assert "the prediction was" in output
 
 
 def test_oom_names_the_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

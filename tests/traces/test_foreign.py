@@ -138,6 +138,60 @@ def test_collective_in_a_module_is_communication(write_trace: WriteTrace) -> Non
     assert [row["layer"] for row in tables.layers(made)] == ["block 0", "communication"]
 
 
+def ddp_step(*around: Event) -> list[Event]:
+    """Return a step of DDP or FSDP: collectives before forward, in modules of both passes, and after backward."""
+    reduce, gather = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclDevKernel_AllGather_RING_LL"
+    return [
+        marked("ProfilerStep#1", 0, 100), *around,
+        *kernel(gather, 100, 110, launched=5, stream=9),
+        *kernel("gemm", 110, 120, launched=15), *kernel(gather, 120, 125, launched=20, stream=9),
+        *kernel("gemm", 130, 150, launched=45, thread=AUTOGRAD),
+        *kernel(reduce, 150, 170, launched=50, thread=AUTOGRAD, stream=9),
+        *kernel(reduce, 170, 180, launched=75, stream=9), *kernel("multi_tensor_apply", 190, 200, launched=85),
+    ]  # fmt: skip
+
+
+PHASES_OF_DDP_STEP = [
+    "communication", "forward", "forward", "backward", "backward", "communication", "optimizer",
+]  # fmt: skip
+
+
+def test_collective_outside_of_phases_is_a_phase_of_its_own(write_trace: WriteTrace) -> None:
+    around = [
+        marked("forward", 10, 40), marked("layers.0.attn", 12, 30), marked("backward", 40, 70),
+        marked("layers.0.attn", 42, 60, AUTOGRAD), marked("optimizer", 80, 95),
+    ]  # fmt: skip
+    made = profile(read(write_trace(ddp_step(*around))))
+    assert [place.phase for place in made.places] == PHASES_OF_DDP_STEP
+    assert {row["phase"]: row["time_s"] for row in tables.phases(made) if row["family"] == "all"} == {
+        "forward": pytest.approx(15e-6),
+        "backward": pytest.approx(40e-6),
+        "optimizer": pytest.approx(10e-6),
+        "communication": pytest.approx(20e-6),
+    }
+    assert {(row["part"], row["family"]) for row in tables.attention(made)} == {("attention", "matmul")}
+    assert made.phase_coverage == 1
+
+
+def test_collective_after_backward_is_not_inferred_as_forward(write_trace: WriteTrace) -> None:
+    numbers = {"Sequence number": 1, "Fwd thread id": 1}
+    backward = event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 41, 70, AUTOGRAD, **numbers)
+    made = profile(read(write_trace(ddp_step(backward))))
+    assert [place.phase for place in made.places] == PHASES_OF_DDP_STEP
+    (ratio, *_) = tables.ratio(made)
+    assert (ratio["forward_s"], ratio["backward_s"]) == (pytest.approx(15e-6), pytest.approx(40e-6))
+
+
+@pytest.mark.parametrize("name", ["synchronize", "communication"])
+def test_marked_communication_holds_what_was_launched_in_it(write_trace: WriteTrace, name: str) -> None:
+    events = [
+        marked("step", 0, 100), marked("forward", 0, 20), marked("backward", 20, 50), marked(name, 50, 70),
+        *kernel("gemm", 110, 120, 10), *kernel("ncclDevKernel_AllReduce", 130, 140, 55), *kernel("div", 140, 150, 60),
+    ]  # fmt: skip
+    made = profile(read(write_trace(events)))
+    assert [place.phase for place in made.places] == ["forward", name, name]
+
+
 def without_marks() -> list[Event]:
     return [
         *kernel("gemm", 100, 150, 10), *kernel("relu_elementwise_kernel", 200, 230, 20),
@@ -155,6 +209,11 @@ def test_recording_without_ranges_is_one_step(write_trace: WriteTrace) -> None:
     idle = {row["cause"]: round(row["time_s"] * 1e6) for row in tables.gaps(made)}
     assert sum(idle.values()) == 150
     assert {row["family"] for row in tables.families(made)} == {"matmul", "elementwise", "collective"}
+
+
+def test_hint_offers_no_ranges_where_there_are_none(write_trace: WriteTrace) -> None:
+    found = profile(read(write_trace(without_marks()))).notes[0]
+    assert found.endswith("the whole recording counts as one step; choose a time with --between")
 
 
 @pytest.mark.parametrize(("between", "kernels"), [(("0", "5e-6"), 1), (("5e-6", "1"), 2)])
@@ -189,9 +248,25 @@ def test_range_takes_a_name_with_brackets(write_trace: WriteTrace) -> None:
         profile(read(path), "[other]")
 
 
-def test_ranges_of_another_process_are_reported(write_trace: WriteTrace) -> None:
-    made = profile(read(write_trace([marked("ProfilerStep#1", 0, 99) | {"pid": 7}, *without_marks()])))
-    assert "its 1 range(s) are of processes that launched no kernel, and do not count" in made.notes
+def test_ranges_of_one_other_process_count_by_time(write_trace: WriteTrace) -> None:
+    """A program in a container may have one process number in its ranges and another in its launches."""
+    marks = [marked("ProfilerStep#1", 0, 25), marked("forward", 0, 15), marked("backward", 15, 25)]
+    made = profile(read(write_trace([*(mark | {"pid": 7, "tid": 7} for mark in marks), *without_marks()])))
+    assert (
+        "process 100 launched the kernels and has no range: those of process 7 (3 range(s)) count, by time alone"
+        in made.notes
+    )
+    assert totals(made) == (2, 80)
+    assert [place.phase for place in made.places] == ["forward", "backward", "communication"]
+
+
+def test_ranges_of_several_other_processes_do_not_count(write_trace: WriteTrace) -> None:
+    marks = [marked("ProfilerStep#1", 0, 25) | {"pid": pid, "tid": pid} for pid in (8, 7)]
+    made = profile(read(write_trace([*marks, *without_marks()])))
+    assert (
+        "process 100 launched the kernels and has no range; those of the processes 7 (1 range(s)), 8 (1 range(s)) do "
+        "not count, as it is unknown which belong to it"
+    ) in made.notes
     assert totals(made) == (3, 90)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cs_systems.cli import main
 from cs_systems.config import ConfigError
 from cs_systems.traces.kernel_families import family
 from cs_systems.traces.profile import profile
@@ -156,10 +157,21 @@ def test_counters_in_place_of_kernels_are_refused_with_the_reason(write_trace: W
             "an execution trace of PyTorch, which has no times; give the",
         ),
         ("[[-1, 1, 37888, 7]]", "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot"),
+        (
+            '<html>\n<head><meta charset="utf-8" /><title>GPU Memory Timeline HTML</title></head>\n<body>',
+            "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot",
+        ),
+        (
+            "train.py(3): f;torch/nn/modules/module.py(1750): _call_impl;aten::linear 123\ntrain.py(3): f 2\n",
+            "a list of stacks of export_stacks, which has no times; give the trace of export_chrome_trace",
+        ),
     ],
 )
-def test_json_of_another_recorder_is_refused_by_its_name(tmp_path: Path, text: str, reason: str) -> None:
+@pytest.mark.parametrize("command", ["analyze", "snapshot"])
+def test_file_of_another_recorder_is_refused_by_its_name(
+    tmp_path: Path, text: str, reason: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=reason):
-        read(path)
+    assert main([command, str(path)]) == 2
+    assert f"{path} is {reason}" in " ".join(capsys.readouterr().err.split())

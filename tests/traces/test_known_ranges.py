@@ -91,12 +91,57 @@ def test_name_of_one_of_two_traces_is_enough(write_trace: WriteTrace) -> None:
         ),
         ("DeepSpeed", "DeepSpeedEngine.forward", "DeepSpeedEngine.backward"),
         ("PyTorch pipelining", "Forward 3", "Backward 0"),
+        ("PyTorch pipelining", "PP:0F3", "PP:1B0"),
+        ("PyTorch pipelining", "PP:0F12", "PP:1I0"),
+        ("PyTorch pipelining", "PP:3F0", "PP:1W11"),
     ],
 )
 def test_frameworks_are_known(write_trace: WriteTrace, source: str, forward: str, backward: str) -> None:
     found = made(write_trace(program(forward, backward)))
     assert phases(found)[:2] == ["forward", "backward"]
     assert f"ranges of {source} count as forward, backward" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "means"),
+    [
+        ("PyTorch FSDP", "FullyShardedDataParallel.forward", "forward"),
+        ("PyTorch pipelining", "PP:1SEND_F0", "communication"),
+        ("PyTorch pipelining", "PP:0RECV_B3", "communication"),
+        ("PyTorch pipelining", "PP:0UNSHARD", "communication"),
+        ("PyTorch pipelining", "PP:2REDUCE_GRAD", "communication"),
+        ("TorchRec", "## next_batch ##", "input"),
+        ("vLLM", "gpu_model_runner: preprocess", "input"),
+        ("SGLang", "step[DECODE bs=63]", "forward"),
+        ("SGLang", "step[EXTEND bs=17 toks=8192]", "forward"),
+        ("SGLang", "scheduler.process_input_requests", "input"),
+        (None, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "input"),
+    ],
+)
+def test_names_of_a_phase_are_known(write_trace: WriteTrace, source: str | None, name: str, means: str) -> None:
+    events = [marked("ProfilerStep#1", 0, 100), marked(name, 0, 60), *kernel("gemm", 110, 120, launched=10)]
+    found = made(write_trace(events))
+    assert phases(found) == [means]
+    assert any(f"ranges of {source} count as {means}" in note for note in found.notes) == (source is not None)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("vLLM", "execute_new_{}_cached_7"),
+        ("vLLM", "execute_context_{}(128)_generation_3(3)"),
+        ("vLLM", "execute_{}_context_3(sq128sk256)_generation_0(sq0sk0)"),
+        ("SGLang", "scheduler.run_batch"),
+    ],
+)
+def test_steps_of_inference_engines_are_known(write_trace: WriteTrace, source: str, name: str) -> None:
+    events = [
+        marked(name.format(1), 0, 50), marked(name.format(2), 60, 100), marked("inside", 61, 90),
+        *kernel("gemm", 110, 120, launched=10), *kernel("gemm", 130, 140, launched=70),
+    ]  # fmt: skip
+    found = made(write_trace(events))
+    assert [round(step.start_s * 1e6) for step in found.steps] == [0, 60]
+    assert f"ranges of {source} count as step" in found.notes
 
 
 def test_marks_come_before_known_names(write_trace: WriteTrace) -> None:

@@ -128,6 +128,26 @@ def test_process_option_selects_one_of_two(export: Export) -> None:
     assert {r.thread for r in trace.ranges} == {(9 << 24) + 1}
 
 
+@pytest.mark.parametrize(
+    ("others", "note", "steps"),
+    [
+        ([9], "those of process 9 (1 range(s)) count, by time alone", ["step"]),
+        ([9, 11], "those of the processes 9 (1 range(s)), 11 (1 range(s)) do not count", ["recording"]),
+    ],
+)
+def test_ranges_of_other_processes_are_used_or_noted(
+    export: Export, others: list[int], note: str, steps: list[str]
+) -> None:
+    path = export(
+        ranges=[("step", 0, 1000, (pid << 24) + 1) for pid in others],
+        launches=[(100, 110, MAIN, 1)],
+        kernels=[("gemm", 200, 300, 1)],
+    )
+    made = profile(read(path))
+    assert note in " ".join(made.notes)
+    assert [step.name for step in made.steps] == steps
+
+
 def test_unfinished_ranges_are_reported_and_left_out(export: Export) -> None:
     path = export(ranges=[("step", 0, 1000, MAIN), ("forward", 50, None, MAIN)])
     made = profile(read(path))

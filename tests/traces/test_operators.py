@@ -143,6 +143,15 @@ def test_operators_without_kernels_and_ranges_are_a_step(write_trace: WriteTrace
     assert rate == pytest.approx(2 * 8 * 16 * 32 / 6e-6)
 
 
+def test_operator_outside_of_every_range_has_no_caller(
+    write_trace: WriteTrace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_trace([marked("mine", 0, 10), op("aten::mm", 1, 5), op("aten::add", 20, 30)])
+    assert main(["analyze", str(path), "--table", "operators"]) == 0
+    rows = {line.split()[0]: line.split()[-1] for line in capsys.readouterr().out.splitlines() if "aten::" in line}
+    assert rows == {"aten::mm": "mine", "aten::add": "–"}
+
+
 def test_recursion_is_not_counted_twice(write_trace: WriteTrace) -> None:
     rows = by_key(write_trace([op("mine", 0, 10), op("mine", 2, 8), op("other", 3, 4)]))
     assert rows["mine", None]["calls_per_step"] == 2

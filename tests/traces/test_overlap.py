@@ -179,3 +179,33 @@ def test_cpu_trace_gives_compute_and_communication_streams(tmp_path: Path) -> No
         "exposed_s": 20,
         "compute_s": 79,
     }
+
+
+def test_operators_compute_where_no_backward_is_marked(tmp_path: Path) -> None:
+    """DDP on a CPU: autograd's operators are in no range, and those that send are no computation."""
+    path = write(
+        tmp_path / "cpu.json",
+        [
+            event("user_annotation", "ProfilerStep#1", 0, 100),
+            event("user_annotation", "DistributedDataParallel.forward", 0, 20),
+            event("cpu_op", "aten::linear", 1, 19),
+            event("cpu_op", "aten::addmm", 2, 10),
+            event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 25, 30, tid=2),
+            event("cpu_op", "aten::mm", 30, 20, tid=2),
+            event("cpu_op", "c10d::allreduce_", 50, 4, tid=2),
+            event("user_annotation", "gloo:all_reduce", 40, 40, tid=3),
+        ],
+    )
+    row = streams(read(path))[0].row()
+    assert {name: round(row[name] * 1e6, 6) for name in ("hidden_s", "exposed_s", "compute_s")} == {
+        "hidden_s": 10,
+        "exposed_s": 30,
+        "compute_s": 30,
+    }
+
+
+@pytest.mark.parametrize("name", ["synchronize", "communication"])
+def test_phase_that_communicates_is_no_computation_on_a_cpu(tmp_path: Path, name: str) -> None:
+    marks = [("step", 0, 100), ("forward", 0, 20), ("backward", 20, 40), (name, 60, 30), ("gloo:all_reduce", 61, 20)]
+    path = write(tmp_path / "cpu.json", [event("user_annotation", *mark) for mark in marks])
+    assert round(streams(read(path))[0].row()["exposed_s"] * 1e6, 6) == 20
