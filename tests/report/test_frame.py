@@ -120,6 +120,12 @@ def test_malformed_record_is_named_by_number_and_key(train_records: list[RunReco
         frame([train_records[0], broken])
 
 
+def test_list_instead_of_a_number_is_a_malformed_record(train_records: list[RunRecord]) -> None:
+    broken = replace(train_records[0], config={**train_records[0].config, "batch_size": [1]})
+    with pytest.raises(ConfigError, match="malformed"):
+        frame([broken])
+
+
 def test_report_imports_neither_torch_nor_heavy_libraries() -> None:
     code = """
 import sys

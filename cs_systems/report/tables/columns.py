@@ -176,14 +176,15 @@ def legend(spec: Spec, rows: pd.DataFrame) -> str:
     meaning = layout.LEGENDS.get(spec.name, layout.LEGENDS.get(column, ""))
     if column in layout.COUNTED and not rows["workload"].isin(CONFIGURED).any():
         meaning = layout.COUNTED[column]
-    if (rows["world_size"] > 1).any():
-        meaning += layout.OF_RANKS.get(column, "")
-    of = "link" if column == "link_share" else "ceiling"
-    rate = "link_bytes_per_s" if column == "link_share" else "ceiling_flops_per_s"
-    ceilings = rows[[rate, f"{of}_source"]].dropna().drop_duplicates()
-    if column in ("mfu", "hfu", "link_share") and len(ceilings) == 1:
-        peak, source = ceilings.iloc[0]
-        meaning += f", {units.human(peak, rate)} ({source})"
+    if column in layout.OF_RANKS and (rows["world_size"] > 1).any():
+        meaning += layout.OF_RANKS[column]
+    if column in ("mfu", "hfu", "link_share"):
+        of = "link" if column == "link_share" else "ceiling"
+        rate = "link_bytes_per_s" if column == "link_share" else "ceiling_flops_per_s"
+        ceilings = rows[[rate, f"{of}_source"]].dropna().drop_duplicates()
+        if len(ceilings) == 1:
+            peak, source = ceilings.iloc[0]
+            meaning += f", {units.human(peak, rate)} ({source})"
     return meaning
 
 

@@ -104,7 +104,7 @@ def tables(
         chosen = [_without_timing_caveats(record) for record in chosen]
         marks = _failure_marks(chosen)
         whole = frame(chosen)
-        whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
+        whole["note"] = [_note(row, marks) for row in whole[[*_NOTED]].to_dict("records")]
         rows = _rows(whole, phases)
         doubts = counted_caveats(chosen)
         letters = short.letters(doubt.code for doubt in doubts)
@@ -272,6 +272,9 @@ def _named(column: str, value: Any) -> str:
     suffix = units.base_suffix(column)
     shown = units.human(value, suffix) if suffix else cols.text(value, None)
     return f"{layout.title(column)} {shown}"
+
+
+_NOTED = ("status", "warnings", "reason", "predicted_peak_bytes")  # columns that a note is made from
 
 
 def _note(row: Mapping[Any, Any], marks: Mapping[tuple[str, str | None], str]) -> str:
