@@ -18,6 +18,9 @@ _RUN_FIELDS = {
     "precision": TEXT,
     "mode": TEXT,
     "compile": TEXT,
+    "compile_scope": TEXT,
+    "graph": TEXT,
+    "parts": TEXT,
     "checkpoint": TEXT,
     "keep_graph": FLAG,
     "device": TEXT,
@@ -63,7 +66,10 @@ _STEP_FIELDS = {
     **_SHAPE_FIELDS,
     **{
         name: _RUN_FIELDS[name]
-        for name in ("attention", "precision", "mode", "compile", "checkpoint", "keep_graph", "l2")
+        for name in (
+            *("attention", "precision", "mode", "compile", "compile_scope", "graph", "parts"),
+            *("checkpoint", "keep_graph", "l2"),
+        )
     },
 }
 # Fields that no loop of a user's own reads; the rest of its step's fields are cleared as for any foreign workload.
@@ -71,6 +77,9 @@ _NOT_OF_LOOPS = (
     "attention",
     "mode",
     "compile",
+    "compile_scope",
+    "graph",
+    "parts",
     "checkpoint",
     "keep_graph",
     "l2",
@@ -128,6 +137,9 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
         "repeat": record.repeat,
         "workload": config["workload"],
         **{name: config.get(name) for name in _RUN_FIELDS},
+        "compile_scope": None if config.get("compile") == "none" else config.get("compile_scope", "model"),
+        "graph": config.get("graph", "none"),
+        "parts": "+".join(config.get("parts", ())) or "none",
         "checkpoint": config.get("checkpoint", "none"),  # older records have none, as they have no strategy
         "strategy": ":".join([config.get("strategy", "single"), *config.get("strategy_args", ())]),
         "world_size": config.get("world_size", 1),

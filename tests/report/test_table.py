@@ -3,6 +3,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -205,6 +206,24 @@ def test_pivot_has_column_for_each_value(train_records: list[RunRecord]) -> None
     assert table.columns[2].cells[-1] == "oom"
     assert len(table.columns[0].cells) == 6
     assert table.caption.startswith("step median of train_step")
+
+
+def test_cells_that_differ_in_the_parts_of_a_step_differ_in_the_table(build: Build) -> None:
+    plain = train_config("small", compile="default")
+    changes: list[dict[str, Any]] = [{}, {"compile_scope": "block"}, {"graph": "step"}, {"parts": ("a", "b")}]
+    records = [build(replace(plain, **change), 1e-2, 1e9, 10**8) for change in changes]
+    (table,) = tables(records)
+    found = {column.heading: column.cells for column in table.columns}
+    rows = {*zip(found["compiled"], found["graph"], found["parts"], strict=True)}
+    assert rows == {
+        ("model", "none", "none"),
+        ("block", "none", "none"),
+        ("model", "step", "none"),
+        ("model", "none", "a+b"),
+    }
+    (same,) = tables(records[:1])
+    assert not {"compiled", "graph", "parts"} & {column.heading for column in same.columns}
+    assert "graph" not in same.caption
 
 
 def test_table_wider_than_terminal_is_not_truncated(train_records: list[RunRecord]) -> None:

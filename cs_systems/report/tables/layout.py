@@ -31,8 +31,10 @@ ENDING = _names("memory_limit_bytes device_name torch code_version seed repeat")
 LAYOUTS = {
     "train_step": Layout(
         identity=(
-            *_names("size context_length seq_len batch_size attention precision mode compile checkpoint optimizer"),
-            *_names("strategy bucket_size_mb tp_degree world_size keep_graph"),
+            *_names(
+                "size context_length seq_len batch_size attention precision mode compile compile_scope graph parts"
+            ),
+            *_names("checkpoint optimizer strategy bucket_size_mb tp_degree world_size keep_graph"),
             *ENDING,
         ),
         measured=_names("spread tokens_per_s model_flops_per_s mfu peak_allocated_bytes note"),
@@ -83,7 +85,7 @@ def is_timed(workload: str, profiler: str) -> bool:
 ECHOES = {"seq_len": "context_length", "heads_kv": "heads", "seq_k": "seq", "executed_d_head": "d_head"}
 # Constants that a caption omits, and values that mean "nothing special".
 SILENT_COLUMNS = frozenset({"device_name", "code_version", "seed", "repeat", "keep_graph", "align"})
-SILENT_VALUES = frozenset({"none", "default", "single"})
+SILENT_VALUES = frozenset({"none", "default", "single", "model"})
 ONE_RANK = {"world_size": 1}
 
 TITLES = {
@@ -97,6 +99,7 @@ TITLES = {
     "device_name": "device",
     "memory_limit_bytes": "memory limit",
     "code_version": "code",
+    "compile_scope": "compiled",
     "executed_d_head": "padded d_head",
     "ran_optimizer": "optimizer",
     "median_s": "median",
