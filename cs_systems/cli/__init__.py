@@ -153,7 +153,10 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
         raise
     finally:
         _flush()  # also after --help, where tyro exits
-    status: int = module.run(args)
+    from cs_systems.cli._options import typed
+
+    with typed(words):
+        status: int = module.run(args)
     return status
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from itertools import chain, count, product
+from itertools import chain, count, product, takewhile
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_type_hints
@@ -132,14 +134,32 @@ def flag(help: str) -> Any:
     return arg(help=help, help_behavior_hint="")
 
 
+_typed: ContextVar[frozenset[str]] = ContextVar("_typed", default=frozenset())
+
+
+@contextmanager
+def typed(words: Sequence[str]) -> Iterator[None]:
+    """Let `given` know the options on a command line: one may be given although it has its default's value."""
+    options = takewhile(lambda word: word != "--", words)
+    names = {word[2:].partition("=")[0].replace("-", "_") for word in options if word.startswith("--")}
+    token = _typed.set(frozenset(names))
+    try:
+        yield
+    finally:
+        _typed.reset(token)
+
+
 def given(args: Any, default: Any = None) -> list[str]:
-    """Return the names of a command's options, nested ones included, that differ from their defaults."""
+    """Return the names of a command's options, nested ones included, that were typed or differ from their defaults."""
     default = type(args)() if default is None else default
+    words = _typed.get()
     pairs = [(f.name, getattr(args, f.name), getattr(default, f.name)) for f in fields(args)]
     return [
         name
         for field, value, usual in pairs
-        for name in (given(value, usual) if is_dataclass(value) else [field] if value != usual else [])
+        for name in (
+            given(value, usual) if is_dataclass(value) else [field] * (value != usual or field.rstrip("_") in words)
+        )
     ]
 
 
@@ -246,7 +266,7 @@ class ModelCells:
         return [c if c.compile == "none" else replace(c, compile_scope=self.compile_scope) for c in configs]
 
     def _with_recipes(self, configs: list[RunConfig]) -> list[RunConfig]:
-        """Return each cell with each recipe; an option that differs from its default replaces the recipe's."""
+        """Return each cell with each recipe; an option that is given replaces the recipe's."""
         if not self.recipe:
             return configs
         from cs_systems.formulas.cost import parameter_count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cs_systems.cli import main
 from cs_systems.cli._options import ModelCells
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
@@ -53,3 +54,18 @@ def test_block_scope_needs_a_compiled_cell() -> None:
         cells(compile_scope="block")
     both = cells(compile_scope="block", compile=("none", "default"))
     assert [(c.compile, c.compile_scope) for c in both] == [("none", "model"), ("default", "block")]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "sdpa_flash · bf16"),
+        (["--attention", "naive"], "naive · bf16"),
+        (["--precision=fp32"], "sdpa_flash · fp32"),
+    ],
+)
+def test_typed_default_replaces_the_option_of_the_recipe(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["time", "--device", "cpu", "--size", "tiny", "--recipe", "eager", *words, "--dry-run"]) == 0
+    assert expected in capsys.readouterr().out
