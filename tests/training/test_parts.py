@@ -54,7 +54,7 @@ EACH = pytest.mark.parametrize("names", [on_cpu(names) for names in SETS])
 @pytest.mark.timeout(600)  # a minute, or several on a busy machine
 def test_parts_in_triton_pass_in_its_interpreter() -> None:
     files = (__file__, Path(__file__).with_name("test_part_kernels.py"))
-    chosen = "fused_ and not fused_cross or test_part_kernels"
+    chosen = "fused_ and not fused_cross or fused_rmsnorm or test_part_kernels"
     command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-k", chosen, *files]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
@@ -227,7 +227,7 @@ def test_block_scope_compiles_checkpointed_blocks(checkpoint: str) -> None:
 
 def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
     plain = RunConfig(model=preset("tiny"), batch_size=1, seq_len=16, device="cpu", world_size=2, strategy="fsdp")
-    for_ranks = tuple(name for name in NAMES if part(name).on_ranks)
+    for_ranks = tuple(name for name in NAMES if part(name).on_ranks and name not in TRITON)
     changed = replace(plain, parts=for_ranks, compile="aot_eager", compile_scope="block", attention="sdpa_flash")
     plans = {"fsdp": "selective:products:1", "ddp_overlap": "blocks:0", "torch_fsdp2": "selective:products"}
     cells = [plain, *(replace(changed, strategy=name, checkpoint=plan) for name, plan in plans.items())]
@@ -236,6 +236,17 @@ def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
     losses = [record.results["ran"][0]["loss"] for record in records]
     assert losses == pytest.approx([losses[0]] * len(cells), rel=1e-6)
     assert losses[0] < 0.98 * math.log(plain.model.vocab_size)
+
+
+@INTERPRETED
+def test_fused_kernels_train_ranks_and_recomputed_blocks_as_the_plain_step_does() -> None:
+    plain = RunConfig(model=preset("tiny"), batch_size=1, seq_len=4, device="cpu", warmup=1, steps=2)
+    plain = replace(plain, attention="sdpa_flash", world_size=2, strategy="fsdp")
+    compiled: dict[str, Any] = {"compile": "aot_eager", "compile_scope": "block"}
+    fused = replace(plain, parts=TRITON, checkpoint="selective:products:1", **compiled)
+    before, after = sweep([plain, fused])
+    assert after.reason is None
+    assert after.results["ran"][0]["loss"] == pytest.approx(before.results["ran"][0]["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +260,7 @@ def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
         ({"parts": ("joined_projections",), "precision": "fp8"}, "fp8 replaces the plain linear layers"),
         (
             {"parts": ("fused_rotary", "joined_projections"), "checkpoint": "selective:matmul"},
-            "fused_rotary: selective:matmul keeps the product that it rotates in place; use --checkpoint every:1",
+            "selective:matmul keeps the product that it rotates in place; drop joined_projections, or use --checkpoint",
         ),
         (
             {"parts": ("fused_rmsnorm",), "model": WIDE},

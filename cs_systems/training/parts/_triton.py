@@ -16,9 +16,10 @@ from cs_systems.kernels.prepared import PreparedPass
 
 
 def operator(name: str, schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as the operator `cs_systems::NAME`, which a compiled model calls.
+    """Register the decorated function as the operator `cs_systems_parts::NAME`, which a compiled model calls.
 
-    Outside of a compiler the function itself is called, at a lower cost to the host.
+    Outside of a compiler the function itself is called, at a lower cost to the host. Selective checkpoints keep the
+    operators of `cs_systems`, which are attention's, and recompute these.
 
     Args:
         name: of the operator.
@@ -27,7 +28,7 @@ def operator(name: str, schema: str, fake: Callable[..., Any]) -> Callable[[Call
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        registered = torch.library.custom_op(f"cs_systems::{name}", function, mutates_args=(), schema=schema)
+        registered = torch.library.custom_op(f"cs_systems_parts::{name}", function, mutates_args=(), schema=schema)
         registered.register_fake(fake)
 
         @wraps(function)

@@ -184,4 +184,6 @@ def unavailable(config: RunConfig) -> str | None:
     return _triton.unavailable(config)
 
 
-PART = Part("norm", classes={RMSNorm: FusedRMSNorm, TransformerBlock: FusedBlock}, unavailable=unavailable)
+PART = Part(
+    "norm", classes={RMSNorm: FusedRMSNorm, TransformerBlock: FusedBlock}, unavailable=unavailable, on_ranks=True
+)

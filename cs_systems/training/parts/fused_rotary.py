@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import RunConfig
+from cs_systems.core.checkpoint_plan import segments
 from cs_systems.model import SelfAttention
 from cs_systems.training.parts import Part, _triton
 from cs_systems.training.parts._triton import check_alike, check_one_device, operator, prepared
@@ -154,8 +155,12 @@ class RotatingJoinedAttention(JoinedAttention):
 
 
 def unavailable(config: RunConfig) -> str | None:
-    if config.checkpoint == "selective:matmul" and "joined_projections" in config.parts:
-        return "selective:matmul keeps the product that it rotates in place; use --checkpoint every:1"
+    plan = segments(config.checkpoint, config.model.num_layers)
+    if "joined_projections" in config.parts and any(segment.keeps in ("matmul", "products") for segment in plan):
+        return (
+            f"{config.checkpoint} keeps the product that it rotates in place; drop joined_projections, or use "
+            "--checkpoint every:1"
+        )
     return _triton.unavailable(config)
 
 
@@ -163,4 +168,5 @@ PART = Part(
     "rotation",
     classes={SelfAttention: RotatingAttention, JoinedAttention: RotatingJoinedAttention},
     unavailable=unavailable,
+    on_ranks=True,
 )

@@ -103,4 +103,6 @@ class FusedJoinedSwiGLU(JoinedSwiGLU):
         return gated
 
 
-PART = Part("activation", classes={SwiGLU: FusedSwiGLU, JoinedSwiGLU: FusedJoinedSwiGLU}, unavailable=unavailable)
+PART = Part(
+    "activation", classes={SwiGLU: FusedSwiGLU, JoinedSwiGLU: FusedJoinedSwiGLU}, unavailable=unavailable, on_ranks=True
+)
