@@ -95,13 +95,20 @@ class SelfAttention(nn.Module):
         self.rope = rope
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            project(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, S, K)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        out = self.attention(self.rope(q), self.rope(k), v, causal=True)
+        q, k, v = self.rotated_heads(x)
+        out = self.attention(q, k, v, causal=True)
         mixed: Tensor = self.output_proj(out.transpose(1, 2).flatten(2))
         return mixed
+
+    def rotated_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Project (B, S, D) to queries and keys, both rotated, and values: (B, H, S, K) each."""
+        q, k, v = self.heads(x)
+        return self.rope(q), self.rope(k), v
+
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Project (B, S, D) to queries, keys and values: (B, H, S, K) each."""
+        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        return tuple(y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in projected)
 
 
 class SwiGLU(nn.Module):
@@ -114,8 +121,13 @@ class SwiGLU(nn.Module):
         self.w3 = Linear(d_model, d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+        out: Tensor = self.w2(self.gated(x))
         return out
+
+    def gated(self, x: Tensor) -> Tensor:
+        """Return silu(w1 x) · w3 x: (B, S, D) → (B, S, F)."""
+        gated: Tensor = nn.functional.silu(self.w1(x)) * self.w3(x)
+        return gated
 
 
 class TransformerBlock(nn.Module):

@@ -52,8 +52,7 @@ class TrainStep(Training):
             self.tokens = torch.randint(config.model.vocab_size, shape)
             self.targets = torch.randint(config.model.vocab_size, shape)
         chosen = parts.chosen(config.parts).values()
-        for part in chosen:
-            part.apply(model)
+        parts.apply(chosen, model)
         self.head_loss = next((part.head_loss for part in chosen if part.head_loss), None)
         self.update: Update | None = None
         if config.precision is Precision.BF16_PURE:

@@ -69,6 +69,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "cs_systems/training/master_adamw.py",
         "cs_systems/kernels/adamw.py",
         "cs_systems/kernels/cross_entropy.py",
+        *(f"cs_systems/kernels/triton/{name}.py" for name in ("rms_norm", "rotary", "rows", "swiglu")),
         "cs_systems/workloads/_graph.py",
         "scripts/benchmarks/training_step.py",
     ),

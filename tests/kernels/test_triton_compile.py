@@ -1,4 +1,4 @@
-"""Tests that the flash_triton kernels compile for their architectures without a GPU and fit a multiprocessor.
+"""Tests that the kernels in Triton compile for their architectures without a GPU and fit a multiprocessor.
 
 Compiling needs a process without TRITON_INTERPRET. One process for each architecture runs this file, which prints a
 JSON object, kernel → resources.
@@ -53,6 +53,40 @@ def compile_masks(capability: int) -> dict[str, dict[str, Any]]:
         f"{mask} {name}": resources(capability, launch)
         for mask, options in (("window", {"window": 1024}), ("packed", {"packed": True}))
         for name, launch in launches(capability, "bfloat16", 64, 4096, 4096, **options).items()
+    }
+
+
+def compile_parts(capability: int) -> dict[str, dict[str, Any]]:
+    """Return the resources of the kernels of the step's parts, at 2.7B: d_model 2560, d_ff 10240, d_head 80."""
+    return {
+        f"{name} {n}": resources(capability, launch)
+        for name, of_part in part_launches(torch.bfloat16).items()
+        for n, launch in enumerate(of_part)
+    }
+
+
+def part_launches(dtype: torch.dtype) -> dict[str, list[Any]]:
+    from cs_systems.kernels.triton import rms_norm, rotary, swiglu
+
+    rms_norm.multiprocessors = lambda device: 132  # a GPU that is not present
+
+    def tensor(*sizes: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(*sizes, dtype=dtype, device="meta")
+
+    x, weight, scale = tensor(4, 2048, 2560), tensor(2560), tensor(4, 2048, dtype=torch.float32)
+    gate, value = tensor(4, 2048, 2 * 10240).chunk(2, dim=-1)
+    wide = tensor(4, 2048, 10240)
+    q, k, v = tensor(4, 2048, 3 * 2560).unflatten(-1, (3, 32, 80)).permute(2, 0, 3, 1, 4).unbind(0)
+    table = tensor(2048, 40, dtype=torch.float32)
+    return {
+        "swiglu": swiglu.forward(0, gate, value, wide)[0],
+        "swiglu backward": swiglu.backward(0, gate, value, wide, gate, value)[0],
+        "norm": rms_norm.forward(0, x, weight, x, scale, 1e-5)[0],
+        "add norm": rms_norm.add_forward(0, x, weight, x, x, x, scale, 1e-5)[0],
+        "norm backward": rms_norm.backward(0, x, weight, scale, x, x, weight)[0],
+        "add norm backward": rms_norm.add_backward(0, x, weight, scale, x, x, x, weight)[0],
+        "rotation": rotary.rotate(0, q, k, table, table, q, k, False)[0],
+        "rotation backward": rotary.rotate_and_copy(0, q, k, v, table, table, q, k, v, True)[0],
     }
 
 
@@ -150,6 +184,27 @@ def test_kernel_with_other_mask_does_not_spill(mask: str, kernel: str) -> None:
 
 
 @LONG_TIMEOUT
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_of_parts_fit_multiprocessor_without_spills(capability: int) -> None:
+    found = compiled(capability, "parts")
+    assert len(found) == 10  # backward of a norm has two
+    for name, resources in found.items():
+        assert resources["spills"] == 0, name
+        assert resources["registers"] * 32 * resources["num_warps"] <= 65_536 // 2, name
+        assert resources["shared_bytes"] <= 64 << 10, name
+        assert resources["prepared_bytes"] == resources["parameter_bytes"], name
+
+
+@LONG_TIMEOUT
+def test_elementwise_kernels_of_parts_access_eight_elements_at_once() -> None:
+    """A thread has 8 elements of each tensor: one access each, and one for each table, of 4 in float32."""
+    found = compiled(90, "parts")
+    accesses = {"swiglu 0": (2, 1), "swiglu backward 0": (3, 2), "rotation 0": (4, 2), "rotation backward 0": (5, 3)}
+    for name, (loads, stores) in accesses.items():
+        assert (found[name]["instructions"]["LDG"], found[name]["instructions"]["STG"]) == (loads, stores), name
+
+
+@LONG_TIMEOUT
 def test_one_key_is_not_specialized_as_a_constant() -> None:
     """With that constant, ptxas of triton 3.6 crashed on 10 of 363 random calls."""
     found = compiled(90, "few_keys")
@@ -170,5 +225,5 @@ def test_compiling_interpreted_kernel_is_rejected() -> None:
 
 
 if __name__ == "__main__":
-    compile_what = {"all": compile_all, "few_keys": compile_few_keys, "masks": compile_masks}[sys.argv[1]]
-    json.dump(compile_what(int(sys.argv[2])), sys.stdout)
+    compile_what = {"all": compile_all, "few_keys": compile_few_keys, "masks": compile_masks, "parts": compile_parts}
+    json.dump(compile_what[sys.argv[1]](int(sys.argv[2])), sys.stdout)

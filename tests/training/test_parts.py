@@ -1,10 +1,20 @@
-"""Contract of every part of the model: the plain modules' function in float64, and their parameter names."""
+"""Contract of every part of the model: the plain modules' function in float64, and their parameter names.
+
+Parts that are Triton kernels run in its interpreter, which must be chosen before triton is imported. One test therefore
+runs this file in a new process.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +33,35 @@ from cs_systems.workloads import Unavailable
 from cs_systems.workloads.train_step import TrainStep
 
 NAMES = plugins.names(parts.PACKAGE)
-SHAPES = ((2, 16), (3, 7), (1, 1))  # (batch, tokens), also odd and single ones
+TRITON = ("fused_rmsnorm", "fused_rotary", "fused_swiglu")
+SETS = (*((name,) for name in NAMES), (*TRITON, "joined_projections"))
+SHAPES = ((2, 7), (1, 1))  # (batch, tokens), also odd and single ones
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton's interpreter: TRITON_INTERPRET=1")
+
+
+def on_cpu(names: tuple[str, ...]) -> Any:
+    """Return the names as a parameter of a test on a CPU."""
+    marks = [INTERPRETED] if {*names} & {*TRITON} else []
+    return pytest.param(names, marks=marks, id="+".join(names))
+
+
+EACH = pytest.mark.parametrize("names", [on_cpu(names) for names in SETS])
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="TRITON_INTERPRET is set")
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
+@pytest.mark.timeout(600)  # a minute, or several on a busy machine
+def test_parts_in_triton_pass_in_its_interpreter() -> None:
+    files = (__file__, Path(__file__).with_name("test_part_kernels.py"))
+    chosen = "fused_ and not fused_cross or fused_rmsnorm or test_part_kernels"
+    command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-k", chosen, *files]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed
+    assert int(passed[1]) > 150, "most tests were skipped"
 
 
 def part(name: str) -> Part:
@@ -36,16 +74,19 @@ def model(dtype: torch.dtype) -> BasicTransformerLM:
     return BasicTransformerLM(preset("tiny")).to(dtype)
 
 
-def loss_and_gradients(lm: BasicTransformerLM, tokens: Tensor, chosen: Part | None) -> tuple[Tensor, dict[str, Tensor]]:
+def loss_and_gradients(
+    lm: BasicTransformerLM, tokens: Tensor, names: tuple[str, ...] = ()
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss and the gradients by the plain model's names."""
     targets = tokens.roll(1)
-    if chosen is not None:
-        chosen.apply(lm)
-    if chosen is None or chosen.head_loss is None:
+    chosen = parts.chosen(names).values()
+    parts.apply(chosen, lm)
+    head_loss = next((part.head_loss for part in chosen if part.head_loss), None)
+    if head_loss is None:
         loss = cross_entropy(lm(tokens), targets)
     else:
         weight = lm.get_parameter("lm_head.weight")
-        loss = chosen.head_loss(lm(tokens, with_head=False).flatten(0, 1), weight, targets.flatten())
+        loss = head_loss(lm(tokens, with_head=False).flatten(0, 1), weight, targets.flatten())
     loss.backward()
     for p in lm.parameters():
         assert p.grad is not None
@@ -55,33 +96,58 @@ def loss_and_gradients(lm: BasicTransformerLM, tokens: Tensor, chosen: Part | No
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("name", NAMES)
-def test_part_computes_the_plain_loss_and_gradients(name: str, dtype: str, shape: tuple[int, int]) -> None:
+@EACH
+def test_part_computes_the_plain_loss_and_gradients(names: tuple[str, ...], dtype: str, shape: tuple[int, int]) -> None:
+    compare_with_plain(names, dtype, shape, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("names", SETS, ids="+".join)
+def test_part_computes_the_plain_loss_and_gradients_on_a_gpu(names: tuple[str, ...], dtype: str) -> None:
+    for shape in SHAPES:
+        compare_with_plain(names, dtype, shape, "cuda")
+
+
+def compare_with_plain(names: tuple[str, ...], dtype: str, shape: tuple[int, int], device: str) -> None:
     torch.manual_seed(1)
     tokens = torch.randint(preset("tiny").vocab_size, shape)
-    expected, reference = loss_and_gradients(model(torch.float64), tokens, None)
-    loss, gradients = loss_and_gradients(model(getattr(torch, dtype)), tokens, part(name))
-    tolerance = part(name).tolerance[dtype]
+    expected, reference = loss_and_gradients(model(torch.float64), tokens)
+    loss, gradients = loss_and_gradients(model(getattr(torch, dtype)).to(device), tokens.to(device), names)
+    tolerance = max(part(name).tolerance[dtype] for name in names)
     assert abs(float(loss) - float(expected)) <= tolerance * float(expected)
     assert gradients.keys() == reference.keys()
     if dtype != "bfloat16":  # a whole model in bfloat16 is off by more than a part of it
         for key, gradient in gradients.items():
-            assert (gradient - reference[key]).norm() <= tolerance * reference[key].norm(), key
+            assert (gradient.cpu() - reference[key]).norm() <= tolerance * reference[key].norm(), key
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_state_dict_moves_between_the_part_and_the_plain_model(name: str) -> None:
+@EACH
+def test_state_dict_moves_between_the_part_and_the_plain_model(names: tuple[str, ...]) -> None:
     plain, other = model(torch.float32), model(torch.float32)
-    part(name).apply(other)
+    chosen = [part(name) for name in names]
+    parts.apply(chosen, other)
     for p in other.parameters():
         torch.nn.init.normal_(p)
     plain.load_state_dict(other.state_dict())
     again = model(torch.float32)
-    part(name).apply(again)
+    parts.apply(chosen, again)
     again.load_state_dict(plain.state_dict())
     tokens = torch.arange(8)[None]
-    torch.testing.assert_close(plain(tokens), again(tokens))
+    torch.testing.assert_close(plain(tokens), again(tokens), rtol=1e-4, atol=1e-4)
     assert {*plain.state_dict()} == {*again.state_dict()}
+
+
+@pytest.mark.parametrize("order", [TRITON, TRITON[::-1]], ids=str)
+def test_parts_replace_the_modules_that_other_parts_made_in_any_order(order: tuple[str, ...]) -> None:
+    def classes(names: tuple[str, ...]) -> list[type]:
+        lm = model(torch.float32)
+        parts.apply(parts.chosen(names).values(), lm)
+        return [type(module) for module in lm.modules()]
+
+    found = classes((*order, "joined_projections"))
+    assert found == classes(("joined_projections", *order))
+    assert {"FusedJoinedSwiGLU", "RotatingJoinedAttention", "FusedBlock"} <= {cls.__name__ for cls in found}
 
 
 @pytest.mark.parametrize("rows", [2, 3, 100])
@@ -120,6 +186,7 @@ def trained(train: TrainStep, steps: int = 3) -> list[Tensor]:
     return losses
 
 
+WIDE = replace(preset("tiny"), d_model=16400, num_heads=2)
 MASTER: dict[str, Any] = {"precision": Precision.BF16_PURE, "optimizer": "adamw_master"}
 
 
@@ -160,7 +227,7 @@ def test_block_scope_compiles_checkpointed_blocks(checkpoint: str) -> None:
 
 def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
     plain = RunConfig(model=preset("tiny"), batch_size=1, seq_len=16, device="cpu", world_size=2, strategy="fsdp")
-    for_ranks = tuple(name for name in NAMES if part(name).on_ranks)
+    for_ranks = tuple(name for name in NAMES if part(name).on_ranks and name not in TRITON)
     changed = replace(plain, parts=for_ranks, compile="aot_eager", compile_scope="block", attention="sdpa_flash")
     plans = {"fsdp": "selective:products:1", "ddp_overlap": "blocks:0", "torch_fsdp2": "selective:products"}
     cells = [plain, *(replace(changed, strategy=name, checkpoint=plan) for name, plan in plans.items())]
@@ -169,6 +236,17 @@ def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
     losses = [record.results["ran"][0]["loss"] for record in records]
     assert losses == pytest.approx([losses[0]] * len(cells), rel=1e-6)
     assert losses[0] < 0.98 * math.log(plain.model.vocab_size)
+
+
+@INTERPRETED
+def test_fused_kernels_train_ranks_and_recomputed_blocks_as_the_plain_step_does() -> None:
+    plain = RunConfig(model=preset("tiny"), batch_size=1, seq_len=4, device="cpu", warmup=1, steps=2)
+    plain = replace(plain, attention="sdpa_flash", world_size=2, strategy="fsdp")
+    compiled: dict[str, Any] = {"compile": "aot_eager", "compile_scope": "block"}
+    fused = replace(plain, parts=TRITON, checkpoint="selective:products:1", **compiled)
+    before, after = sweep([plain, fused])
+    assert after.reason is None
+    assert after.results["ran"][0]["loss"] == pytest.approx(before.results["ran"][0]["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +258,14 @@ def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
             "mode forward-backward has no update",
         ),
         ({"parts": ("joined_projections",), "precision": "fp8"}, "fp8 replaces the plain linear layers"),
+        (
+            {"parts": ("fused_rotary", "joined_projections"), "checkpoint": "selective:matmul"},
+            "selective:matmul keeps the product that it rotates in place; drop joined_projections, or use --checkpoint",
+        ),
+        (
+            {"parts": ("fused_rmsnorm",), "model": WIDE},
+            "fused_rmsnorm: d_model 16400 is over 16384; drop it from --parts",
+        ),
         ({"optimizer": "adamw_master"}, "adamw_master keeps master weights of bf16 parameters"),
         ({"graph": "step"}, "a CUDA graph needs a GPU; drop --graph"),
         (
@@ -198,7 +284,8 @@ def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
     ids=str,
 )
 def test_cell_that_cannot_apply_an_option_is_unavailable(options: dict[str, Any], reason: str) -> None:
-    config = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", **options)
+    settings = {"model": preset("tiny"), "batch_size": 2, "seq_len": 16, "device": "cpu"} | options
+    config = RunConfig(**settings)
     with pytest.raises(Unavailable, match=reason):
         TrainStep.preflight(config, resolve("cpu"))
 

@@ -20,6 +20,7 @@ pytestmark = [
 
 MASTER: dict[str, Any] = {"precision": "bf16-pure", "optimizer": "adamw_master"}
 PARTS = ("joined_projections", "fused_cross_entropy")
+FUSED = ("fused_rmsnorm", "fused_rotary", "fused_swiglu")
 STEPS = _graph.EAGER_STEPS + 3
 
 
@@ -45,6 +46,9 @@ def trained(**options: Any) -> tuple[list[float], list[torch.Tensor]]:
         {"precision": "fp16"},
         {**MASTER, "parts": PARTS},
         {**MASTER, "parts": (*PARTS, "update_in_backward")},
+        {**MASTER, "parts": (*FUSED, *PARTS)},
+        {"precision": "bf16", "parts": FUSED, "compile": "default", "compile_scope": "block"},
+        {**MASTER, "parts": (*FUSED, *PARTS), "compile": "default", "compile_scope": "block"},
         {**MASTER, "optimizer": "adamw_bf16_state", "compile": "default", "compile_scope": "block", "parts": PARTS},
     ],
     ids=str,

@@ -1,1 +1,4 @@
-"""FlashAttention-2 in Triton: `launch` (from tensors to kernels), `forward`, `backward`, `tiles`, `configs`."""
+"""Kernels in Triton: FlashAttention-2 (`launch`, `forward`, `backward`, `tiles`, `configs`), and parts of the step.
+
+Of the parts, `swiglu`, `rms_norm` and `rotary` each hold kernels and the launches on tensors; `rows` has their tiles.
+"""

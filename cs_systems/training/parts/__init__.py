@@ -44,6 +44,8 @@ class Part:
     Attributes:
         replaces: what it computes; two parts that replace the same are refused. One word, such as "projections".
         apply: changes a BasicTransformerLM in place.
+        classes: class of a module → class that computes it, from the same parameters. `apply` of all parts comes first,
+            so that a part can replace what another one made.
         head_loss: `(hidden (rows, D), lm_head's weight (V, D), targets (rows,)) -> loss`, in place of lm_head and
             cross-entropy; None for a part of the model.
         during_backward: `(model, optimizer) -> Update`, in place of the optimizer's step; None for other parts.
@@ -54,6 +56,7 @@ class Part:
 
     replaces: str
     apply: Callable[[nn.Module], None] = lambda model: None
+    classes: Mapping[type[nn.Module], type[nn.Module]] = field(default_factory=dict)
     head_loss: HeadLoss | None = None
     during_backward: Callable[[nn.Module, MasterAdamW], Update] | None = None
     unavailable: Callable[[RunConfig], str | None] = always_available
@@ -72,6 +75,17 @@ def chosen(names: Iterable[str]) -> dict[str, Part]:
             raise ConfigError(f"--parts {other} and {name} both replace the {part.replaces}; choose one of them")
         replaced[part.replaces] = name
     return parts
+
+
+def apply(chosen: Iterable[Part], model: nn.Module) -> None:
+    """Let the parts compute what they replace in a BasicTransformerLM; names of parameters stay."""
+    chosen = tuple(chosen)
+    for part in chosen:
+        part.apply(model)
+    for part in chosen:
+        for module in model.modules():
+            if replacing := part.classes.get(type(module)):
+                module.__class__ = replacing  # parameters, hooks and names stay
 
 
 def unavailable(config: RunConfig) -> str | None:

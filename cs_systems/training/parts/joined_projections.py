@@ -6,7 +6,7 @@ weight is one parameter; `state_dict` has the names of the plain model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from cs_systems.config import Precision, RunConfig
 from cs_systems.model import BasicTransformerLM, Linear, RotaryEmbedding, SelfAttention, SwiGLU
 from cs_systems.training.parts import Part
+
+Product = Callable[[Tensor, Tensor], Any]
 
 
 class JoinedLinear(nn.Module):
@@ -26,7 +28,10 @@ class JoinedLinear(nn.Module):
         self.count = len(weights)
         self.weight = nn.Parameter(torch.cat(weights))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, product: Product | None = None) -> Any:
+        """Return the outputs, or what `product` makes of x and the joined weight."""
+        if product is not None:
+            return product(x, self.weight)
         return nn.functional.linear(x, self.weight).chunk(self.count, dim=-1)
 
 
@@ -46,37 +51,34 @@ def keep_names(module: nn.Module, joined: str, names: Sequence[str]) -> None:
     module.register_load_state_dict_pre_hook(join)
 
 
-class JoinedAttention(nn.Module):
+class JoinedAttention(SelfAttention):
     """SelfAttention whose q, k and v come from one product: (B, S, D) → (B, S, D)."""
 
     def __init__(self, plain: SelfAttention) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.num_heads, self.attention = plain.num_heads, plain.attention
         self.qkv_proj = JoinedLinear((plain.q_proj, plain.k_proj, plain.v_proj))
         self.output_proj = plain.output_proj
         self.rope: RotaryEmbedding = plain.rope
         keep_names(self, "qkv_proj", ("q_proj", "k_proj", "v_proj"))
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self.qkv_proj(x))  # (B, H, S, K)
-        out = self.attention(self.rope(q), self.rope(k), v, causal=True)
-        mixed: Tensor = self.output_proj(out.transpose(1, 2).flatten(2))
-        return mixed
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for y in self.qkv_proj(x))
 
 
-class JoinedSwiGLU(nn.Module):
+class JoinedSwiGLU(SwiGLU):
     """SwiGLU whose gate and value come from one product: (B, S, D) → (B, S, D)."""
 
     def __init__(self, plain: SwiGLU) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.w13 = JoinedLinear((plain.w1, plain.w3))
         self.w2 = plain.w2
         keep_names(self, "w13", ("w1", "w3"))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def gated(self, x: Tensor) -> Tensor:
         gate, value = self.w13(x)
-        out: Tensor = self.w2(nn.functional.silu(gate) * value)
-        return out
+        gated: Tensor = nn.functional.silu(gate) * value
+        return gated
 
 
 def join(model: nn.Module) -> None:

@@ -1,0 +1,239 @@
+"""Kernels of the parts against the plain modules in float64: values, gradients, dtypes, odd sizes, layouts, no rows.
+
+On a CPU the kernels run in Triton's interpreter; test_parts.py runs this file there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cs_systems.config import RunConfig, preset
+from cs_systems.model import BasicTransformerLM, RMSNorm, RotaryEmbedding, TransformerBlock
+from cs_systems.training import parts
+from cs_systems.training.parts import fused_rmsnorm, fused_rotary, fused_swiglu
+from cs_systems.training.parts._triton import has_rows
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton's interpreter: TRITON_INTERPRET=1")
+COMPILED = pytest.mark.skipif(IS_INTERPRETED, reason="TRITON_INTERPRET is set")
+DEVICES = pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=INTERPRETED), pytest.param("cuda", marks=[pytest.mark.gpu, COMPILED])]
+)
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One autograd function of a part.
+
+    Attributes:
+        inputs: (batch, tokens, width) → the shapes of the tensors that have gradients.
+        fused: the function on them.
+        plain: the same function by the plain modules.
+    """
+
+    inputs: Callable[[int, int, int], list[tuple[int, ...]]]
+    fused: Callable[..., Any]
+    plain: Callable[..., Any]
+
+
+def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
+    norm = RMSNorm(x.shape[-1], EPS)
+    return torch.func.functional_call(norm, {"weight": weight}, (x,))  # type: ignore[no-any-return]
+
+
+def rope_of(x: Tensor, heads: int = 1) -> RotaryEmbedding:
+    return RotaryEmbedding(x.shape[-1] // heads, 16, 100.0).to(x.device)
+
+
+def rotated(q: Tensor, k: Tensor) -> Any:
+    rope = rope_of(q)
+    return fused_rotary.Rotated.apply(q, k, rope.cos, rope.sin)
+
+
+def plain_product(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    q, k, v = fused_rotary._split(x @ weight.t(), 2)
+    rope = rope_of(q)
+    return rope(q), rope(k), v
+
+
+CASES = {
+    "gated": Case(
+        lambda b, s, w: [(b, s, w)] * 2, fused_swiglu.Gated.apply, lambda a, b: nn.functional.silu(a) * b
+    ),
+    "joined gated": Case(
+        lambda b, s, w: [(b, s, 2 * w)],
+        fused_swiglu.JoinedGated.apply,
+        lambda y: nn.functional.silu(y.chunk(2, -1)[0]) * y.chunk(2, -1)[1],
+    ),
+    "norm": Case(
+        lambda b, s, w: [(b, s, w), (w,)], lambda x, g: fused_rmsnorm.Norm.apply(x, g, EPS), plain_norm
+    ),
+    "passed norm": Case(
+        lambda b, s, w: [(b, s, w), (w,)],
+        lambda x, g: fused_rmsnorm.PassedNorm.apply(x, g, EPS),
+        lambda x, g: (x, plain_norm(x, g)),
+    ),
+    "add norm": Case(
+        lambda b, s, w: [(b, s, w), (b, s, w), (w,)],
+        lambda x, added, g: fused_rmsnorm.AddNorm.apply(x, added, g, EPS),
+        lambda x, added, g: (x + added, plain_norm(x + added, g)),
+    ),
+    "rotated": Case(lambda b, s, w: [(b, 3, s, 2 * w)] * 2, rotated, lambda q, k: (rope_of(q)(q), rope_of(k)(k))),
+    "rotated product": Case(
+        lambda b, s, w: [(b, s, 5), (3 * 4 * w, 5)],
+        lambda x, weight: fused_rotary.rotated_product(x, weight, rope=rope_of(weight.t()[:, ::3], 2), heads=2),
+        plain_product,
+    ),
+}  # fmt: skip
+EACH = pytest.mark.parametrize("name", CASES)
+SHAPES = ((2, 3, 8), (1, 1, 1), (3, 5, 33), (1, 2, 300), (0, 4, 8))  # batch, tokens, width
+
+
+def results(function: Callable[..., Any], tensors: list[Tensor]) -> list[Tensor]:
+    """Return the outputs of a function and its gradients for all tensors, where the outputs' own are fixed numbers."""
+    inputs = [x.detach().requires_grad_() for x in tensors]
+    outputs = function(*inputs)
+    outputs = [outputs] if isinstance(outputs, Tensor) else [*outputs]
+    random = torch.Generator().manual_seed(3)
+    # Rounded, so that every dtype gets the same; the first also through another use, as the residual stream has.
+    upstream = [torch.randn(y.shape, generator=random).bfloat16().to(y) for y in outputs]
+    return [y.detach() for y in outputs] + [*torch.autograd.grad(outputs, inputs, upstream)]
+
+
+def inputs_of(case: Case, shape: tuple[int, int, int], device: str, dtype: torch.dtype) -> list[Tensor]:
+    random = torch.Generator().manual_seed(0)
+    return [torch.randn(size, generator=random).to(device, dtype) for size in case.inputs(*shape)]
+
+
+def assert_near(found: list[Tensor], exact: list[Tensor], tolerance: float) -> None:
+    for a, b in zip(found, exact, strict=True):
+        assert a.shape == b.shape
+        norm = b.cpu().norm().clamp(min=1)  # the gradient of a norm of one element is a difference near 0
+        assert (a.cpu().double() - b.cpu()).norm() <= tolerance * norm
+
+
+@DEVICES
+@DTYPES
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@EACH
+def test_kernel_computes_values_and_gradients_of_the_plain_module(
+    name: str, shape: tuple[int, int, int], dtype: torch.dtype, device: str
+) -> None:
+    case = CASES[name]
+    tensors = inputs_of(case, shape, device, dtype)
+    found = results(case.fused, tensors)
+    assert {x.dtype for x in found} == {dtype}
+    assert_near(found, results(case.plain, [x.double() for x in tensors]), TOLERANCE[dtype])
+
+
+@DEVICES
+@EACH
+def test_kernel_takes_any_layout(name: str, device: str) -> None:
+    case = CASES[name]
+    tensors = inputs_of(case, (2, 3, 20), device, torch.float32)
+    spread = [torch.stack((x, x), -1)[..., 0] for x in tensors]  # elements two apart
+    turned = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in tensors]
+    padded = [nn.functional.pad(x, (0, 3))[..., : x.shape[-1]] for x in tensors]
+    for other in (spread, turned, padded):
+        assert_near(results(case.fused, other), [x.double() for x in results(case.fused, tensors)], 1e-6)
+
+
+@DEVICES
+def test_norm_adds_in_the_dtype_that_the_plain_addition_has(device: str) -> None:
+    """Use the dtypes of autocast: the residual stream is float32, what attention gives is bfloat16."""
+    x, weight = torch.randn(2, 3, 20, device=device), torch.randn(20, device=device)
+    added = torch.randn(2, 3, 20, device=device).bfloat16()
+    case = CASES["add norm"]
+    found, plain = (results(function, [x, added, weight]) for function in (case.fused, case.plain))
+    assert [y.dtype for y in found] == [y.dtype for y in plain]
+    assert_near(found, [y.double() for y in plain], 4e-3)
+
+
+@pytest.mark.gpu
+@EACH
+@pytest.mark.parametrize("width", [1280, 2560])
+def test_gradients_of_large_tensors_are_the_same_from_run_to_run(name: str, width: int) -> None:
+    case = CASES[name]
+    tensors = inputs_of(case, (2, 16, width), "cuda", torch.bfloat16)
+    first = results(case.fused, tensors)
+    assert_near(first, results(case.plain, [x.double() for x in tensors]), TOLERANCE[torch.bfloat16])
+    assert all(torch.equal(a, b) for a, b in zip(first, results(case.fused, tensors), strict=True))
+
+
+@INTERPRETED
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the same
+def test_compiled_block_is_one_graph_with_the_same_results() -> None:
+    def block() -> TransformerBlock:
+        torch.manual_seed(0)
+        lm = BasicTransformerLM(replace(preset("tiny"), num_layers=1))
+        names = ("fused_rmsnorm", "fused_rotary", "fused_swiglu", "joined_projections")
+        parts.apply(parts.chosen(names).values(), lm)
+        (only,) = lm.layers
+        assert isinstance(only, TransformerBlock)
+        return only
+
+    x = torch.randn(1, 3, preset("tiny").d_model)
+    compiled = torch.compile(block(), backend="aot_eager", fullgraph=True)
+    for a, b in zip(results(block(), [x]), results(compiled, [x]), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: fused_swiglu.Gated.apply(torch.ones(2, 3), torch.ones(2, 4)),
+            r"gate \(2, 3\) and value \(2, 4\) need",
+        ),
+        (
+            lambda: fused_swiglu.Gated.apply(torch.ones(2, 3), torch.ones(2, 3).half()),
+            "tensors are torch.float32 and torch.float16; cast them to one floating dtype",
+        ),
+        (
+            lambda: fused_rmsnorm.Norm.apply(torch.ones(2, 3), torch.ones(3, device="meta"), EPS),
+            "tensors are on cpu and meta; move them to one device",
+        ),
+        (lambda: fused_rmsnorm.Norm.apply(torch.ones(2, 3), torch.ones(4), EPS), r"x \(2, 3\) and weight \(4,\) need"),
+        (
+            lambda: fused_rmsnorm.Norm.apply(torch.ones(1, 16385), torch.ones(16385), EPS),
+            "d_model 16385 is over 16384; use the plain RMSNorm",
+        ),
+        (
+            lambda: fused_rotary.Rotated.apply(*[torch.ones(1, 1, 9, 4)] * 2, *[torch.ones(8, 2)] * 2),
+            r"the tables \(8, 2\) need \(seq or more, d_head / 2\), for q \(1, 1, 9, 4\)",
+        ),
+        (
+            lambda: fused_rotary.Rotated.apply(*[torch.ones(1, 1, 2, 3)] * 2, *[torch.ones(8, 1)] * 2),
+            "need one shape .batch, heads, seq, even d_head.",
+        ),
+    ],
+)
+def test_tensors_that_a_kernel_cannot_take_are_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_rows_at_one_distance_are_recognised() -> None:
+    x = torch.empty(2, 3, 8)
+    assert all(map(has_rows, (x, x[..., :4], x[1:], x[:, :, 1:])))
+    assert not any(map(has_rows, (x[..., ::2], x[:, :2], x[:, 1:2], x.transpose(0, 1), x.mT)))
+
+
+@COMPILED
+@pytest.mark.parametrize("part", [fused_swiglu.PART, fused_rmsnorm.PART, fused_rotary.PART])
+def test_part_without_a_gpu_is_unavailable_with_the_remedy(part: parts.Part) -> None:
+    pytest.importorskip("triton", reason="triton is not installed: pip install triton")
+    assert part.unavailable(RunConfig(model=preset("tiny"), device="cpu")) == (
+        "Triton has no kernels for a CPU; drop it from --parts, or set TRITON_INTERPRET=1 (slow)"
+    )
