@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cs_systems.core.units import human
 from cs_systems.record import Row
+from cs_systems.report.tables.snapshot import AT_END, AT_PEAK
 from cs_systems.snapshots.allocations import BEFORE
 from cs_systems.snapshots.categories import UNKNOWN, Attribution
 from cs_systems.snapshots.tensor_names import TensorNames
@@ -40,6 +41,10 @@ def _events(found: Attribution) -> str:
 def _peak(found: Attribution) -> str:
     replay = found.replay
     event, events = replay.peak_event, replay.snapshot.events
+    reserved = max(reserved for _, reserved in replay.reserved_bytes)
+    if not len(events):
+        over = f"; reserved {human(reserved, 'bytes')}" if replay.snapshot.segments else ""
+        return f"allocated at the end: {human(replay.peak_bytes, 'bytes')} ({replay.peak_bytes:,} bytes){over}"
     when = "before the first event"
     if event > BEFORE:
         phase = found.places[event].phase
@@ -47,7 +52,6 @@ def _peak(found: Attribution) -> str:
         if events.time_us:
             when += f", {human((events.time_us[event] - events.time_us[0]) / 1e6, 's')} after the first"
         when += f", in {phase}" if phase else ""
-    reserved = max(reserved for _, reserved in replay.reserved_bytes)
     over = f"; highest reserved {human(reserved, 'bytes')}" if replay.snapshot.segments else ""
     return f"peak {human(replay.peak_bytes, 'bytes')} ({replay.peak_bytes:,} bytes) {when}{over}"
 
@@ -81,7 +85,8 @@ def notes(name: str, found: Attribution, rows: Sequence[Row]) -> list[str]:
         unknown = sum(row["bytes"] for row in rows if row["category"] == UNKNOWN)
         rounding = sum(row["rounding_bytes"] for row in rows)
         whole = sum(row["bytes"] for row in rows)
-        total = f"total {whole:,} bytes at the peak; category unknown for {unknown:,}"
+        when = AT_PEAK if len(found.replay.snapshot.events) else AT_END
+        total = f"total {whole:,} bytes {when}; category unknown for {unknown:,}"
         return [f"{total}; {human(rounding, 'bytes')} more than requested, because the allocator rounds up"]
     if name == "out_of_memory":
         return [

@@ -23,7 +23,6 @@ from cs_systems.core.file_types import command_for, refuse_other
 from cs_systems.core.sources import Source, opened
 from cs_systems.record import Row
 from cs_systems.report.tables.snapshot import (
-    CAPTIONS,
     DEVICES,
     DIFFERENT,
     FILES,
@@ -32,6 +31,8 @@ from cs_systems.report.tables.snapshot import (
     OPTIONAL,
     SHOWN,
     SUFFIXES,
+    caption,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -170,12 +171,13 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> li
 
     names = tensor_names(found, args.size)
     diagnoses = None if args.table else _diagnoses(found, names)
+    has_events = len(found.replay.snapshot.events) > 0
     parts: list[Part] = []
     for name in tables:
         rows, remarks = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
         if not rows and name in OPTIONAL and not args.table:
             continue
-        parts.append((CAPTIONS[name], rows, SHOWN[name], remarks))
+        parts.append((caption(name, has_events=has_events), rows, shown(name, has_events=has_events), remarks))
     return document_text(args.format, heading(found, names), parts, args.output, diagnoses)
 
 

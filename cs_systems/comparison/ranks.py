@@ -180,10 +180,10 @@ def _computing(profile: Profile) -> dict[str, Intervals]:
     """Return when the rank computed, by phase and family of kernels; "" is the union, with copies."""
     trace, kernels = profile.trace, profile.trace.kernels
     if not len(kernels):
-        phases, start_s, end_s = host_work(trace)
-        edges = {"": np.ones(len(phases), bool)}
-        edges |= {phase: phases.codes_where(phase.__eq__) for phase in {*phases.values} - {UNATTRIBUTED}}
-        return {label: union(start_s[own], end_s[own]) for label, own in edges.items()}
+        work = host_work(trace)
+        edges = {"": np.ones(len(work.phase), bool)}
+        edges |= {phase: work.phase.codes_where(phase.__eq__) for phase in {*work.phase.values} - {UNATTRIBUTED}}
+        return {label: union(work.start_s[own], work.end_s[own]) for label, own in edges.items()}
     computes = ~is_collective(kernels)
     starts = np.append(kernels.start_s[computes], [copy.start_s for copy in trace.copies])
     ends = np.append(kernels.end_s[computes], [copy.end_s for copy in trace.copies])

@@ -94,7 +94,8 @@ def _target(capability: int) -> Iterator[None]:
 def read_machine_code(cubin: bytes) -> tuple[dict[str, str], Counter[str]]:
     """Return cuobjdump's resource usage of the one kernel in `cubin`, and the number of occurrences of each opcode."""
     usage = _inspected(cubin, "cuobjdump", "-res-usage")
-    assembly = _inspected(cubin, "nvdisasm")
+    # Code sections alone, without an analysis of the data flow that only adds comments: a third faster.
+    assembly = _inspected(cubin, "nvdisasm", "--print-code", "--no-dataflow")
     # A line is `/*0420*/  @!P0 HGMMA.64x64x16.F32.BF16 R24, …`: the opcode comes after an optional predicate.
     opcodes = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9]*)", assembly, re.MULTILINE)
     return dict(re.findall(r"(\w+):(\d+)", usage)), Counter(opcodes)

@@ -224,7 +224,14 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
         model = made(**own)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{config.workload} gave {type(model).__name__} and not a module; name a model for --inputs")
-    batch = plugins.get("workloads", config.inputs)
+    batch, read = plugins.get("workloads", config.inputs), set[str]()
     if callable(batch) and not isinstance(batch, Mapping):
-        batch = batch()
-    return from_result((model, batch), config, device, set())
+        if plugins.takes(batch, config, device):
+            watched, read = observed(config)
+            batch = batch(watched, device)
+        elif plugins.takes(batch):
+            batch = batch()
+        else:
+            written = f"{config.inputs}{plugins.signature(batch)}"
+            raise ConfigError(f"{written} cannot be called; write a function (config, device), or without arguments")
+    return from_result((model, batch), config, device, read)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import pickle
@@ -20,6 +21,7 @@ from cs_systems.config import PRESETS
 from cs_systems.report.tables.snapshot import CAPTIONS, DIFFERENT, OPTIONAL, SHOWN
 from cs_systems.snapshots.tables import TABLES
 from cs_systems.snapshots.tensor_names import parameter_shapes
+from tests.report.browser import Page
 from tests.snapshots.caching_allocator import CachingAllocator
 
 Write = Callable[..., Path]
@@ -46,6 +48,20 @@ def test_snapshot_prints_every_table_in_80_columns(snapshot_path: Path, capsys: 
     assert captions | {CAPTIONS["annotations"]} <= {*lines}
     assert CAPTIONS["out_of_memory"] not in lines
     assert any("total 213,795,840 bytes at the peak; category unknown for 0" in line for line in lines)
+
+
+def test_snapshot_without_events_names_no_peak(
+    snapshot_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = pickle.loads(gzip.decompress(snapshot_path.read_bytes()))
+    (path := tmp_path / "end.pickle").write_bytes(pickle.dumps(data | {"device_traces": [[]]}))
+    assert snapshot(path) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "peak" in line]
+    assert said == ["missing: no events: the peak and the timeline are unknown, only the memory at"]
+    assert snapshot(path, "--format", "html", "--output", tmp_path / "page.html") == 0
+    text = Page((tmp_path / "page.html").read_text()).text
+    assert "allocated at the end106 MiB" in text
+    assert "Largest allocations at the end" in text
 
 
 @pytest.mark.parametrize("table", [table for table in SHOWN if table != "out_of_memory"])

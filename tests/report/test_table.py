@@ -414,6 +414,29 @@ def test_phases_keep_order_of_a_step() -> None:
     assert columns.phases_of(pd.DataFrame({"phase": ["skew", "transfer", "step"]})) == ["skew", "transfer", "step"]
 
 
+def test_counts_per_step_have_decimals_only_as_means() -> None:
+    rows = [{"kernel": "a", "calls_per_step": 13.0}, {"kernel": "b", "calls_per_step": 1024.0}]
+    assert [line.split() for line in render_rows(rows).splitlines()[-2:]] == [["a", "13"], ["b", "1,024"]]
+    text = render_rows(
+        [*rows, {"kernel": "c", "calls_per_step": 1 / 3}], titles={"kernel": "", "calls_per_step": "calls"}
+    )
+    assert "mean calls" in text
+    assert [line.split()[-1] for line in text.splitlines()[-3:]] == ["13.0", "1,024", "0.333"]
+    assert render_rows(rows, "csv") == "kernel,calls_per_step\na,13.0\nb,1024.0\n"
+
+
+def test_values_of_other_orders_of_magnitude_have_their_own_unit(build: Build) -> None:
+    rows = [{"size_bytes": 2**20 * n, "time_s": 1e-3} for n in (1, 3)] + [{"size_bytes": 512, "time_s": 2e-3}]
+    lines = [line.split() for line in render_rows(rows).splitlines()[-3:]]
+    assert lines == [["1.00", "MiB", "1.00"], ["3.00", "MiB", "1.00"], ["512", "B", "2.00"]]
+    assert render_rows(rows, "csv").endswith("512,0.002\n")
+    records = [
+        build(train_config(size), 0.01, 1e12, n) for size, n in (("small", 2**30), ("large", 2**30), ("xl", 2**18))
+    ]
+    (table,) = tables(records, columns=["size", "peak_allocated_bytes", "peak_allocated_gib"])
+    assert [c.cells for c in table.columns[1:]] == [("1.00 GiB", "1.00 GiB", "256 KiB"), ("1.00", "1.00", "0.000244")]
+
+
 def test_cells_with_own_units_are_readable_side_by_side() -> None:
     rows = [{"what": "weights", "a_bytes": 3 * 2**30, "b_bytes": 512}, {"what": "loss", "a_bytes": 0, "b_bytes": None}]
     lines = render_rows(rows, own_units=("a_bytes", "b_bytes")).splitlines()

@@ -98,6 +98,8 @@ def others_optimizer(config, device): return {"model": Classifier(), "batch": x,
 model = nn.Linear(4, 3)
 batch = x
 def make_batch(): return {"input": x}
+def sized_batch(config, device): return {"input": torch.ones(config.batch_size, 4)}
+def odd_batch(width): return {"input": x}
 """
 
 Measure = Callable[..., RunRecord]
@@ -168,6 +170,11 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
     assert measure("model", inputs="{source}:batch").status == "ok"
     record = measure("model", inputs="{source}:make_batch")
     assert (record.status, record.reason) == ("ok", None)
+    record = measure("model", inputs="{source}:sized_batch", batch_size=6)
+    assert (record.status, record.reason) == ("ok", None)
+    assert "odd_batch(width) cannot be called; write a function (config, device), or without arguments" in (
+        measure("model", inputs="{source}:odd_batch").reason or ""
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from cs_systems.report.frame import CLEAN, by_kind, frame, without_retried
 from cs_systems.report.tables.layout import is_timed
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 ENDINGS = ("svg", "png", "pdf")
@@ -60,7 +61,11 @@ STYLE: Any = {
 def kinds(records: Sequence[RunRecord]) -> list[str]:
     """Return the kinds of figures that these records (of their first workload) can fill, most informative first."""
     chosen = _of_one_workload(records)
-    data = frame(chosen)
+    return _fitting(chosen, frame(chosen))
+
+
+def _fitting(chosen: Sequence[RunRecord], data: pd.DataFrame) -> list[str]:
+    """Return the kinds that the records of one workload can fill; data: their frame."""
     timed = any(is_timed(r.config["workload"], r.config.get("profiler", CLEAN)) for r in chosen)
     fitting = [name for name, kind in KINDS.items() if chosen and _holds(chosen, kind.table) and kind.fits(data)]
     return [name for name in fitting if timed or name not in TIMES]
@@ -76,13 +81,14 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
 
     if kind is not None:
         one_of("figure", kind, KINDS)
-    fitting = kinds(records)
+    chosen = _of_one_workload(records)
+    data = frame(chosen)
+    fitting = _fitting(chosen, data)
     if not fitting:
         raise ConfigError("no data for a figure in these records; choose records with timings, peaks or profile tables")
     if kind is not None and kind not in fitting:
         raise ConfigError(f"these records have no data for the figure {kind!r}; choose {' or '.join(fitting)}")
-    chosen, drawing = _of_one_workload(records), KINDS[kind or fitting[0]]
-    data = frame(chosen)
+    drawing = KINDS[kind or fitting[0]]
     with matplotlib.rc_context(STYLE):
         drawn = drawing.draw(chosen, data)
         if titled:

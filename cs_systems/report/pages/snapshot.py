@@ -16,7 +16,7 @@ from cs_systems.report.pages import _templates
 from cs_systems.report.pages._packing import packed
 from cs_systems.report.tables.profile import says_something
 from cs_systems.report.tables.rows import table_of
-from cs_systems.report.tables.snapshot import CAPTIONS, SHOWN
+from cs_systems.report.tables.snapshot import SHOWN, caption, shown
 
 if TYPE_CHECKING:
     from cs_systems.diagnosis import Diagnosis
@@ -40,7 +40,11 @@ def render(
         "data": packed(view),
         "facts": _facts(view),
         "notes": [*heading, *_limits(view)],
-        "sections": [_section(name, *tables[name]) for name in SHOWN if name in tables and tables[name][0]],
+        "sections": [
+            _section(name, *tables[name], has_events=view["events"] > 0)
+            for name in SHOWN
+            if name in tables and tables[name][0]
+        ],
     }
     return _templates.render("snapshot.html.jinja", values)
 
@@ -48,9 +52,10 @@ def render(
 def _facts(view: View) -> list[tuple[str, str]]:
     highest = max(reserved for _, reserved in view["reserved"])
     drawn = len(view["allocations"]["bytes"])
+    peak, most = ("peak", "highest reserved") if view["events"] else ("allocated at the end", "reserved at the end")
     return [
-        ("peak", units.human(view["peak"]["bytes"], "bytes")),
-        ("highest reserved", units.human(highest, "bytes") if highest else "unknown"),
+        (peak, units.human(view["peak"]["bytes"], "bytes")),
+        (most, units.human(highest, "bytes") if highest else "unknown"),
         ("events", f"{view['events']:,}"),
         ("allocations", f"{drawn + view['rest']['allocations']:,}"),
     ]
@@ -69,8 +74,8 @@ def _limits(view: View) -> list[str]:
     return limits
 
 
-def _section(name: str, rows: Sequence[Row], notes: Sequence[str]) -> _templates.Section:
-    shown = {column: title for column, title in SHOWN[name].items() if says_something(column, rows)}
-    table = table_of([{column: row[column] for column in shown} for row in rows], titles=shown)
-    caption = CAPTIONS[name]
-    return _templates.Section(caption[0].upper() + caption[1:], f"table-{name}", table, notes)
+def _section(name: str, rows: Sequence[Row], notes: Sequence[str], *, has_events: bool) -> _templates.Section:
+    titles = {c: title for c, title in shown(name, has_events=has_events).items() if says_something(c, rows)}
+    table = table_of([{column: row[column] for column in titles} for row in rows], titles=titles)
+    heading = caption(name, has_events=has_events)
+    return _templates.Section(heading[0].upper() + heading[1:], f"table-{name}", table, notes)

@@ -24,6 +24,7 @@ UNKNOWN = "–"
 NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
 # A column leaves the shared unit if its median in that unit would be less than this.
 SWITCH_BELOW = 1 / 50
+LEAST_SHOWN = 1 / 100  # of a unit: a column with a smaller value has a unit in each cell
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,8 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
         unit = spec.unit or _shared_unit(spec, column, largest[spec.suffix])
         if spec.column == "size_bytes" and spec.unit is None:  # sizes from KiB to GiB need a unit each
             unit, cells = None, tuple(UNKNOWN if v is None else readable_bytes(v) for v in column)
+        elif unit and spec.unit is None and spec.column != "range_s" and spans_units(unit, _numbers(column)):
+            unit, cells = None, tuple(UNKNOWN if v is None else units.human(v, spec.column) for v in column)
         else:
             cells = tuple(text(v, unit) for v in column)
         numeric = any(isinstance(v, int | float | tuple) and not isinstance(v, bool) for v in column)
@@ -150,6 +153,12 @@ def _shared_unit(spec: Spec, column: list[Any], largest: float) -> units.Unit | 
     middle = _middle(column)
     shared, own = (units.best_unit(units.SCALES[spec.suffix], [v]) for v in (largest, middle))
     return own if 0 < middle < shared.factor * SWITCH_BELOW else shared
+
+
+def spans_units(unit: units.Unit, values: Iterable[float]) -> bool:
+    """Return whether a column needs a unit in each cell: 512 B and 3 GiB side by side are no `0.000488 MiB`."""
+    scale = next(scale for scale in units.SCALES.values() if unit in scale)
+    return unit is not scale[-1] and any(0 < abs(value) < unit.factor * LEAST_SHOWN for value in values)
 
 
 def _middle(column: Iterable[Any]) -> float:

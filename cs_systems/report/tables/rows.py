@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from cs_systems.config import one_of
 from cs_systems.core import units
 from cs_systems.record import Row
-from cs_systems.report.tables.columns import Column, text
+from cs_systems.report.tables.columns import Column, spans_units, text
 from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.table import Table
+
+MEAN_COUNT = "_per_step"  # end of the names of counts that are means over the steps
 
 
 def render_rows(
@@ -64,10 +67,20 @@ def _column(name: str, title: str | None, rows: Sequence[Row], scale: Sequence[o
     numbers = [float(v) for v in scale if isinstance(v, int | float) and not isinstance(v, bool)]
     suffix = units.base_suffix(name)
     unit = units.best_unit(units.SCALES[suffix], numbers) if suffix and numbers else None
-    cells = tuple(text(v, unit) for v in values)
     if title is None:
         title = name.removesuffix(suffix or "").replace("_", " ") + ("/s" if suffix == "_per_s" else "")
-    return Column(name, title, unit.label if unit else "", cells, values, bool(numbers))
+    cells = tuple(text(v, unit) for v in values)
+    if name.endswith(MEAN_COUNT) and numbers:
+        title, cells = _counted(title, values, cells)
+    column = Column(name, title, unit.label if unit else "", cells, values, bool(numbers))
+    return _with_own_units(column) if unit and spans_units(unit, numbers) else column
+
+
+def _counted(title: str, values: Sequence[Any], cells: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return the heading and the cells of a count per step: whole numbers, or means, which the heading says."""
+    if all(v is None or float(v).is_integer() for v in values):
+        return title, tuple(cell if v is None else f"{v:,.0f}" for v, cell in zip(values, cells, strict=True))
+    return f"mean {title}", cells
 
 
 def _with_own_units(column: Column) -> Column:

@@ -1,4 +1,4 @@
-"""Tables of a memory snapshot: the columns to show, with their headings and captions. Data."""
+"""Tables of a memory snapshot: the columns to show, with their headings and captions."""
 
 from __future__ import annotations
 
@@ -51,6 +51,19 @@ CAPTIONS = {
     "segments": "segments at the end, most fragmented first",
     "alive": "still allocated at the end",
 }
+AT_PEAK, AT_END = "at the peak", "at the end"  # without events, only the memory at the end is known
+
+
+def caption(name: str, *, has_events: bool) -> str:
+    """Return the caption of a table."""
+    return CAPTIONS[name] if has_events else CAPTIONS[name].replace(AT_PEAK, AT_END)
+
+
+def shown(name: str, *, has_events: bool) -> dict[str, str]:
+    """Return the columns of a table to show, with their headings."""
+    return SHOWN[name] if has_events else {c: "share" if t == "share of peak" else t for c, t in SHOWN[name].items()}
+
+
 LONG = ("top", "timeline", "annotations", "out_of_memory", "segments", "alive")  # cut to --top rows
 OPTIONAL = ("annotations", "out_of_memory")  # left out where they are empty, unless --table names them
 DEVICES = {
