@@ -30,7 +30,7 @@ def _column(name: str, values: Sequence[Any], kind: str) -> Any:
     try:
         if kind == TEXT:
             return pd.Series(values, dtype=kind)
-        column = pd.array(values, dtype=kind)
+        column: Any = pd.array(values, dtype=kind)  # type: ignore[call-overload]
         if column.ndim > 1:
             raise TypeError("a list instead of a number")
         return column

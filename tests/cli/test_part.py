@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cs_systems.cli._options import Sweep
 from cs_systems.config import ConfigError
+from cs_systems.record import read_records
 
 SLURM = Path(__file__).parents[2] / "scripts" / "slurm"
 
