@@ -1,12 +1,13 @@
 """Put the tables of README.md and docs/results.md into them, from committed records.
 
-Question: what does a training step of each model size take on one H200, and how far is that from the chip's peak? How
-    fast is our attention there beside its peers, and a step on two?
-Method: of the records of scripts/studies/step_time.py, the presets' training steps at one context, naive attention;
-    and those of scripts/benchmarks/attention_peers.py, medians of forward and backward together; what
+Question: how far is the fast recipe on one H200 from a compiled Llama, and from the chip? What does a training step of
+    each model size take with naive attention? How fast is our attention beside its peers, and a step on two GPUs?
+Method: the rows of scripts/benchmarks/training_step.py, both sides in one run; of the records of
+    scripts/studies/step_time.py, the presets' training steps at one context; those of
+    scripts/benchmarks/attention_peers.py, medians of forward and backward together; what
     scripts/benchmarks/ddp_variants.py and fsdp_launches.py left of a model on two GPUs, each with its own `alone`.
-Output: the part of README.md between the `headline` marks, and those of docs/results.md between the `attention` and the
-    `parallel` marks.
+Output: the part of README.md between the `headline` marks, and those of docs/results.md between the `presets`,
+    `attention` and `parallel` marks.
 
     python scripts/readme_table.py            # or: make readme
 """
@@ -39,7 +40,15 @@ ON_TWO = (  # what is left out of the first are variants of its rows
     *("ddp_bucketed 100 MB", "ddp_bucketed 1000 MB"),
 )
 BENCHMARK = "scripts/benchmarks/attention_peers.py"
-INTRODUCTION = f"""\
+TRAINING_STEP = "training_step/h200.json"
+LLAMA, FAST = ("llama compiled", "llama cudagraphs"), "up to: update_in_backward"
+INTRODUCTION = """\
+A bf16 training step on one H200 at batch 4, medians in ms, both sides in one run. Llama: Hugging Face's, of the same
+shape, compiled, for small with CUDA graphs. Floor: the arithmetic at the measured rate of a large product, plus
+the optimizer's bytes. Each part alone, and what did not help, is in
+[profiles/training_step](profiles/training_step/table.md).
+"""
+PRESETS_INTRODUCTION = f"""\
 A training step of each preset on one H200, at batch 4 and context {CONTEXT}, with naive attention, in medians; the
 other contexts, all samples and the conclusions are in [profiles/{STUDY}](profiles/{STUDY}/table.md).
 """
@@ -55,12 +64,32 @@ and [profiles/fsdp_launches](profiles/{SHARDED}.md).
 """
 
 
-def headline(folder: Path) -> str:
+def headline(file: Path) -> str:
+    """Return the table of the fast step beside the fastest Llama. Raises ValueError, with the remedy, without rows."""
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    rows = []
+    for size, context in dict.fromkeys((row["size"], row["context"]) for row in found):
+        here = {row["variant"]: row for row in found if (row["size"], row["context"]) == (size, context)}
+        llama_s = min((here[name]["wall_s"] for name in LLAMA if name in here), default=None)
+        if llama_s is None or FAST not in here:  # a run that ended early
+            continue
+        fast = here[FAST]
+        rows.append({
+            "size": size, "context": context, "Llama, compiled": 1e3 * llama_s, "fast": 1e3 * fast["wall_s"],
+            "times as fast": llama_s / fast["wall_s"], "floor": 1e3 * fast["floor_s"], "MFU (%)": 100 * fast["mfu"],
+        })  # fmt: skip
+    if not rows:
+        raise ValueError(f"no rows for the headline in {file}: run scripts/benchmarks/training_step.py first")
+    rows.sort(key=lambda row: (list(PRESETS).index(row["size"]), row["context"]))
+    return f"{INTRODUCTION}\n{render_rows(rows, 'markdown', 'recipe fast beside a compiled Llama')}"
+
+
+def presets(folder: Path) -> str:
     """Return introduction and table. Raises ValueError, with the remedy, if the folder has no such records."""
     records = read_records(folder)[0] if folder.exists() else []
     if not (chosen := [record for record in records if _belongs(record)]):
-        raise ValueError(f"no records for the headline in {folder}: run scripts/{STUDY}.py first")
-    return f"{INTRODUCTION}\n{render(chosen, 'markdown', COLUMNS)}"
+        raise ValueError(f"no records for the table of presets in {folder}: run scripts/{STUDY}.py first")
+    return f"{PRESETS_INTRODUCTION}\n{render(chosen, 'markdown', COLUMNS)}"
 
 
 def _belongs(record: RunRecord) -> bool:
@@ -108,14 +137,15 @@ def parallel(root: Path) -> str:
     return f"{PARALLEL}\n{render_rows(rows, 'markdown', '2.7B on two H200s: steps')}"
 
 
-PAGES = {"README.md": ("headline",), "docs/results.md": ("attention", "parallel")}
+PAGES = {"README.md": ("headline",), "docs/results.md": ("presets", "attention", "parallel")}
 
 
 def filled(page: str, name: str) -> str:
     """Return a page's text with its tables made anew. `name`: which of PAGES it is."""
     profiles = ROOT / "profiles"
     makers = {
-        "headline": lambda: headline(profiles / STUDY),
+        "headline": lambda: headline(profiles / TRAINING_STEP),
+        "presets": lambda: presets(profiles / STUDY),
         "attention": lambda: attention(profiles / PEERS),
         "parallel": lambda: parallel(profiles),
     }

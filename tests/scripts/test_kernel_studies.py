@@ -255,7 +255,7 @@ def test_drop_tables_keeps_file_with_incomplete_line(skeleton: Any, builders: An
     assert file.read_bytes() == before
 
 
-def test_headline_table_excludes_profiled_records(builders: Any, tmp_path: Path) -> None:
+def test_table_of_presets_excludes_profiled_records(builders: Any, tmp_path: Path) -> None:
     readme = importlib.import_module("readme_table")
     clean, with_profiler = (
         replace(r, config=replace(r.run_config, steps=3).to_dict()) for r in clean_and_profiled(builders, "step_time")
@@ -271,7 +271,8 @@ def test_headline_table_excludes_profiled_records(builders: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "cell", "other"),
     [
-        ("README.md", "| xl     | fp3", "| xl     | fp6"),
+        ("README.md", "| 2.7B   |", "| 2.8B   |"),
+        ("docs/results.md", "| xl     | fp3", "| xl     | fp6"),
         ("docs/results.md", "| 4 × 16 × 1,024 × 64", "| 5 × 16 × 1,024 × 64"),
         ("docs/results.md", "| torch_fsdp2 ", "| torch_fsdp3 "),
     ],
