@@ -6,7 +6,7 @@ The limits are constants in this module, with their reasons. A caveat never chan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cs_systems.core import statistics
 
 if TYPE_CHECKING:
+    from cs_systems.core.rows import GraphBreakRow
     from cs_systems.record import Environment, Measurement
 
 
@@ -31,6 +32,7 @@ LAUNCH_BOUND_LAG = 0.10
 # Below this share of its highest clock while throttled, a GPU is measurably slower.
 CLOCK_LIMIT = 0.97
 
+REMOVE_BREAKS = "keep printing, .item(), .cpu() and branches on tensors out of the compiled code"
 # Code of a caveat → its remedy. Tables show these also for records that were written with an earlier wording.
 REMEDIES = {
     "profiled": "take times from cs-systems time; use a profile for shares and causes",
@@ -38,6 +40,7 @@ REMEDIES = {
     "unstable": "close other programs, increase --warmup and --steps, and compare medians over several --rounds",
     "launch-bound": "CPU-bound: the GPU waits for kernel launches; use a larger batch, --compile or CUDA graphs",
     "recompiled": "increase --warmup; keep shapes and flags constant, because each change compiles again",
+    "graph-breaks": f"{REMOVE_BREAKS}; TORCH_LOGS=graph_breaks prints each with its stack",
     "cudaMalloc": "increase --warmup until the caching allocator needs no more memory",
     "throttled": "measure in short rounds with --rounds, interleave the cells to compare, or cool the GPU",
     "shared-gpu": "stop the other processes, or choose another GPU with --device cuda:N",
@@ -57,6 +60,7 @@ def caveats(
     profiler: str = "none",
     loss: float | None = None,
     phase: str | None = None,
+    graph_breaks: Sequence[GraphBreakRow] = (),
 ) -> tuple[Caveat, ...]:
     """Return all caveats about a measurement.
 
@@ -66,12 +70,14 @@ def caveats(
         after: the environment after the measurement.
         profiler: the profiler that was active, or "none".
         loss: the loss of the last step; None where there is none.
+        graph_breaks: places where torch.compile left the graph.
         phase: the only phase to judge, where the others merely prepare it; None judges the step and all its phases.
     """
     return (
         *_profiled(profiler),
         *_unstable(measurement, phase or "step"),
         *_launch_bound(measurement, [phase] if phase else measurement.phase_names()),
+        *_broken_graph(graph_breaks),
         *(caveat for check in (_recompiled, _allocated) for caveat in check(measurement)),
         *_machine(measurement, before, after),
         *_no_number(loss),
@@ -117,6 +123,18 @@ def launch_bound_phases(m: Measurement, phases: Iterable[str] | None = None) -> 
 def _launch_bound(m: Measurement, phases: Iterable[str]) -> Iterator[Caveat]:
     if bound := launch_bound_phases(m, phases):
         yield _caveat("launch-bound", f"the GPU waited for kernel launches in: {', '.join(bound)}")
+
+
+def _broken_graph(rows: Sequence[GraphBreakRow]) -> Iterator[Caveat]:
+    if rows:
+        yield _caveat("graph-breaks", f"torch.compile {broken_graph(rows)}")
+
+
+def broken_graph(rows: Sequence[GraphBreakRow]) -> str:
+    """Return where the graph is broken first, and why."""
+    first = rows[0]
+    where = f" at {first['place']}" if first["place"] else ""
+    return f"left the graph, first{where}: {first['reason']}"
 
 
 def _recompiled(m: Measurement) -> Iterator[Caveat]:

@@ -36,6 +36,7 @@ class Ran(TypedDict, total=False):
     rounds: int
     resident: bool | None  # whether the workload stayed in memory between rounds; None with one round
     takes_config: bool  # whether the configuration had an effect on a user's own workload
+    graph_breaks: int | None  # of torch.compile; None where the cell compiled nothing itself
     uses: str  # fields of the configuration that a user's own workload read, or that applied to it; spaces between
     precision: str
     mode: str
@@ -51,6 +52,14 @@ class Ran(TypedDict, total=False):
     calls: int  # collectives in one `transfer`
     sent_bytes: int  # size of a rank's buffer
     received_bytes: int
+
+
+class GraphBreakRow(TypedDict):
+    """Place where torch.compile left the graph, in `graph_breaks`; the first ones of a cell."""
+
+    reason: str
+    place: str | None  # innermost line of the user's code: `train.py:12 in forward`
+    count: int
 
 
 class PreflightRow(TypedDict):
@@ -841,6 +850,7 @@ class Results(TypedDict, total=False):
     memory: list[MemoryRow]
     cost: list[CostRow]
     ceiling: list[CeilingRow]
+    graph_breaks: list[GraphBreakRow]
     ranks: list[RankRow]
     sent: list[SentRow]
     setup: list[SetupRow]

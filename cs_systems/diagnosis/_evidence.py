@@ -38,6 +38,7 @@ _TEXTS = {
     "kernels": ("kernel", "family"),
     "attention": ("part", "family"),
     "ranges": ("range",),
+    "graph_breaks": ("reason",),
     "cost": ("phase",),
     "memory_phases": ("phase",),
     "memory_forecast": ("phase", "component"),
@@ -52,6 +53,7 @@ _NUMBERS = {
     "overlap": ("exposed_s",),
     "ranges": ("total_s",),
     "ranks": ("rank",),
+    "graph_breaks": ("count",),
     "ceiling": ("peak_flops_per_s",),
     "memory_forecast": ("step", "peak_bytes"),
 }

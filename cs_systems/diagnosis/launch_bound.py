@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.core.caveats import launch_bound_phases
+from cs_systems.core.caveats import REMOVE_BREAKS, broken_graph, launch_bound_phases
 from cs_systems.core.rows import Row
 from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
@@ -19,6 +19,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if step_s is None:
         return None
     remedy = GRAPH if evidence.has_compiled_kernels else COMPILE
+    if breaks := evidence.tables.get("graph_breaks"):
+        remedy = f"{REMOVE_BREAKS}, because torch.compile {broken_graph(breaks)}"
     if evidence.setting("graph") == "step":
         remedy = LARGER
     if "gaps" in evidence.tables:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
+from cs_systems.core.printable import plain
+from cs_systems.core.rows import GraphBreakRow
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import sm_clock_hz
+
+MOST_BREAKS, LONGEST_REASON = 5, 200  # rows of graph breaks in a record, and characters of a reason
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,35 @@ def _dynamo() -> tuple[int, float]:
         return 0, 0.0
     graphs = utils.counters["stats"].get("unique_graphs", 0)
     return graphs, sum(utils.compilation_time_metrics.get("_compile.compile_inner", ()))
+
+
+def graph_breaks() -> Sequence[Any]:
+    """Return what torch.compile noted at each graph break of this process so far; the list grows while it compiles."""
+    found: Sequence[Any] = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
+    return found
+
+
+def graph_break_rows(breaks: Sequence[Any]) -> list[GraphBreakRow]:
+    """Return the first MOST_BREAKS distinct breaks, each with its place in the user's code and its count."""
+    counts = Counter((_reason(each), _place(each)) for each in breaks)
+    return [
+        {"reason": reason, "place": place, "count": count} for (reason, place), count in [*counts.items()][:MOST_BREAKS]
+    ]
+
+
+def _reason(noted: Any) -> str:
+    """Return the first line of torch's explanation; a branch on a tensor's value has only an internal name."""
+    first = plain(str(noted.reason).partition("\n")[0])[:LONGEST_REASON]
+    return "branch on the value of a tensor" if first.startswith("generic_jump") else first
+
+
+def _place(noted: Any) -> str | None:
+    """Return file, line and function of the innermost frame; None if torch noted none."""
+    if not noted.user_stack:
+        return None
+    frame = noted.user_stack[-1]
+    name = frame.name.removeprefix("torch_dynamo_resume_in_").partition("_at_")[0]  # after a break in the same function
+    return plain(f"{Path(frame.filename).name}:{frame.lineno} in {name}")
 
 
 class _TritonCompilations:

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
 from cs_systems.core.caveats import REMEDIES, Caveat
-from cs_systems.core.rows import Ran
+from cs_systems.core.rows import Ran, Results
+from cs_systems.instrument.probes import graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
@@ -94,9 +95,13 @@ def success(
     measurement = Measurement(
         device.clock, samples, setup_s, device.peak_allocated_bytes(), device.peak_reserved_bytes()
     )
-    found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler)
+    noted = graph_breaks()
+    breaks = graph_break_rows(noted)
+    found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks)
     found = (*found, *_own_caveats(config, measurement, subject, set(seen), ended, mallocs))
-    ran = cast(Ran, {**subject.ran(), **({"precision": precision} if precision else {})})
+    known = {"precision": precision, "graph_breaks": len(noted) or None}
+    ran = cast(Ran, {**subject.ran(), **{name: value for name, value in known.items() if value}})
+    broken: Results = {"graph_breaks": breaks} if breaks else {}
     return RunRecord(
         key=make_key(config, repeat, after),
         config=config.to_dict(),
@@ -105,7 +110,7 @@ def success(
         environment=after,
         measurement=measurement,
         warnings=tuple({caveat.code: caveat for caveat in found}.values()),
-        results={"ran": [ran]},
+        results={"ran": [ran], **broken},
     )
 
 

@@ -19,7 +19,7 @@ from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
 from cs_systems.formulas import peaks
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
-from cs_systems.instrument.probes import Probes
+from cs_systems.instrument.probes import Probes, graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device, DeviceUnavailable
@@ -92,6 +92,7 @@ class _Cell:
     samples: list[Sample] = field(default_factory=list)
     setup_s: float = 0.0
     peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
+    graph_breaks: list[Any] = field(default_factory=list)  # as torch.compile noted them
     held_bytes: int = 0  # of device memory, between its visits
     others_bytes: int = 0  # device memory that other cells hold while this one is visited
     before: Environment | None = None
@@ -237,6 +238,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
     device.reset_peaks()
     region = _region(cell.workload, config, device, out)
     with _compiling(config):
+        known = len(graph_breaks())
         samples = partial(
             measure, device=device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes
         )
@@ -247,6 +249,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
         except _foreign.FactoryFound as found:
             cell.workload = _foreign.from_result(found.result, config, device, set())
             cell.samples += samples(cell.workload, region=_region(cell.workload, config, device, out))
+        cell.graph_breaks += graph_breaks()[known:]
     cell.peaks.append((_own_peak_bytes(cell, device), None if shared else device.peak_reserved_bytes()))
     if shared:
         cell.held_bytes = device.allocated_bytes() - cell.others_bytes
@@ -298,6 +301,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     description = plain_row("describe()", cell.workload.describe(), is_foreign)
     if isinstance(cell.workload, _foreign.ForeignWorkload):
         description |= {"uses": cell.workload.uses}
+    breaks = graph_break_rows(cell.graph_breaks)
     warnings = caveats.caveats(
         measurement,
         cell.before,
@@ -305,8 +309,13 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         profiler=cell.config.profiler,
         loss=description.get("loss"),
         phase=getattr(cell.workload, "judged_phase", None),
+        graph_breaks=breaks,
     )
+    if cell.graph_breaks or (cell.config.compile != "none" and any(s.compiles for s in cell.samples)):
+        description |= {"graph_breaks": len(cell.graph_breaks)}
     rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}
+    broken: Results = {"graph_breaks": breaks} if breaks else {}
+    ran = cast(Ran, description | rounds | _provenance(cell.config))
     return RunRecord(
         key=make_key(cell.config, repeat, after),
         config=cell.config.to_dict(),
@@ -315,7 +324,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         environment=after,
         measurement=measurement,
         warnings=warnings,
-        results={"ran": [cast(Ran, description | rounds | _provenance(cell.config))], **_tables(cell, device)},
+        results={"ran": [ran], **broken, **_tables(cell, device)},
     )
 
 

@@ -16,7 +16,7 @@ OWN_TABLES = frozenset(
         *("overhead", "overlap", "phases", "precision_error", "ran", "rank_memory", "ranges", "ranks"),
         *("residual_blocks", "residual_stream", "residuals", "sent", "setup", "steps", "streams"),
         *("summation", "training_curve", "modules", "tree", "blocks", "classes", "layers", "parts", "ratio"),
-        "autocast_contexts",
+        *("autocast_contexts", "graph_breaks"),
     }
 )
 MOST_ROWS, MOST_COLUMNS, LONGEST_TEXT = 100_000, 1_000, 10_000

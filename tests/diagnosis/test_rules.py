@@ -205,6 +205,18 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
         0.1,
         "the first timed step is 3.0 times as slow as the later ones: the warm-up was too short: raise --warmup",
     ),
+    "launch-bound, graph breaks": (
+        replace(
+            timed(
+                RunConfig(precision="bf16", compile="default", optimizer="adamw_fused"),  # type: ignore[arg-type]
+                measured(lag=0.05),
+                tables={"graph_breaks": [{"reason": "print", "place": "a.py:3 in forward", "count": 2}]},
+            )
+        ),
+        0.1 - 0.1 + 0.1 * 0.4 / 0.9895,
+        "keep printing, .item(), .cpu() and branches on tensors out of the compiled code, because torch.compile "
+        "left the graph, first at a.py:3 in forward: print",
+    ),
     "recompilation": (
         timed(measurement=measured(compiles=1, compile_s=0.05)),
         0.05,

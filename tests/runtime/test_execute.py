@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -230,6 +231,45 @@ def test_recompiling_in_a_timed_step_is_a_caveat() -> None:
     assert (record.measurement.samples[0].compile_s or 0) > 0
     record = run(replace(TINY, compile="aot_eager", warmup=2, steps=3))
     assert "recompiled" not in [w.code for w in record.warnings]
+
+
+BROKEN = """
+import torch
+
+class Broken(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        if x.sum() > 0:
+            x = 2 * x
+        torch._dynamo.graph_break()
+        return self.linear(x).relu()
+
+def factory(config, device):
+    return Broken(), torch.ones(2, 4)
+"""
+
+
+def test_graph_breaks_of_a_compiled_cell_are_recorded(tmp_path: Path) -> None:
+    (file := tmp_path / "broken.py").write_text(BROKEN)
+    cell = replace(OWN, workload=f"{file}:factory", warmup=2)
+    record, whole, eager = cs_systems.sweep(
+        [replace(cell, compile="aot_eager"), replace(TINY, compile="aot_eager", warmup=2), cell]
+    )
+    assert record.results["ran"][0]["graph_breaks"] == 2
+    rows = record.results["graph_breaks"]
+    assert rows[0] == {"reason": "branch on the value of a tensor", "place": "broken.py:10 in forward", "count": 1}
+    assert rows[1]["reason"].startswith("Call to `torch._dynamo.graph_break()`")
+    assert rows[1]["place"] == "broken.py:12 in forward"
+    (caveat,) = (w for w in record.warnings if w.code == "graph-breaks")
+    first = "first at broken.py:10 in forward: branch on the value of a tensor"
+    assert caveat.message == f"torch.compile left the graph, {first}"
+    assert "TORCH_LOGS=graph_breaks" in caveat.remedy
+    assert whole.results["ran"][0]["graph_breaks"] == 0
+    assert "graph_breaks" not in whole.results
+    assert "graph_breaks" not in eager.results["ran"][0]
 
 
 def test_foreign_attention_and_step_run(tmp_path: Any) -> None:
