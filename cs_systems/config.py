@@ -463,4 +463,5 @@ def _model_words(config: RunConfig, silent: Collection[str]) -> str:
 def _shape_words(shape: AttentionShape, silent: Collection[str]) -> str:
     sizes = {name: getattr(shape, name) for name in ("batch", "heads", "seq", "d_head")}
     words = "×".join("…" if f"shape.{name}" in silent else str(size) for name, size in sizes.items())
-    return f"{words} causal" if shape.causal and "shape.causal" not in silent else words
+    words += " causal" * (shape.causal and "shape.causal" not in silent)
+    return words if shape.window is None or "shape.window" in silent else f"{words} window {shape.window}"

@@ -32,6 +32,7 @@ class AttentionCall:
     causal: bool = False
     align: str = "upper_left"
     needs_backward: bool = True
+    window: int | None = None
 
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
@@ -57,6 +58,7 @@ class AttentionBackend:
         rounds_scores: it keeps the scores in the dtype of q. The error of a score s is then up to u |s|, u the dtype's
             unit roundoff, and its weight has that relative error: in bfloat16 (u = 2⁻⁸) 6% at a score of 16, however
             exact the sums are. A row dominated by one weight has the same error.
+        has_window: the function takes `window=W` too: a causal query sees only the last W keys up to its own.
         describe: returns the implementation that runs, with its version, for the record ("flash-attn 2.8.3
             (FlashAttention-2)").
     """
@@ -66,7 +68,14 @@ class AttentionBackend:
     tolerance: Mapping[str, float] = field(default_factory=lambda: TOLERANCE)
     algorithm: Callable[[AttentionCall], AttentionAlgorithm] = lambda call: FULL_MATRIX
     rounds_scores: bool = False
+    has_window: bool = False
     describe: Callable[[], str | None] = lambda: None
+
+    def refusal(self, call: AttentionCall) -> str | None:
+        """Return the reason that the call is not supported, with the remedy, or None."""
+        if call.window is not None and not self.has_window:
+            return "a sliding window is not supported; use flash_triton, flex or naive, or drop the window"
+        return self.unavailable(call)
 
     def __call__(
         self,
@@ -77,5 +86,7 @@ class AttentionBackend:
         causal: bool = False,
         scale: float | None = None,
         align: str = "upper_left",
+        window: int | None = None,
     ) -> Tensor:
-        return self.function(q, k, v, causal=causal, scale=scale, align=align)
+        options = {} if window is None else {"window": window}
+        return self.function(q, k, v, causal=causal, scale=scale, align=align, **options)

@@ -387,4 +387,4 @@ def describe() -> str | None:
     return f"FlashAttention-2, Triton {version('triton')}{' interpreter' if INTERPRETED else ''}"
 
 
-BACKEND = AttentionBackend(attention, unavailable=unavailable, algorithm=algorithm, describe=describe)
+BACKEND = AttentionBackend(attention, unavailable=unavailable, algorithm=algorithm, has_window=True, describe=describe)

@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
 from cs_systems.attention._compile import compile_each_shape
-from cs_systems.attention._mask import causal_offset
+from cs_systems.attention._mask import causal_offset, check_window
 from cs_systems.attention._refusals import cannot_compile, wrong_dtype
 from cs_systems.formulas.cost import AttentionAlgorithm
 
@@ -33,24 +33,28 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     align: str = "upper_left",
+    window: int | None = None,
 ) -> Tensor:
     """Compute attention with FlexAttention.
 
-    q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
+    q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head). window: a
+    causal query sees only the last `window` keys up to its own.
     """
+    check_window(window, causal)
     # A caller that is itself being compiled traces the mask into its own graph, where the cache cannot be used.
     blocks = _causal_blocks if torch.compiler.is_compiling() else _kept_blocks
-    mask = blocks(q.shape[-2], k.shape[-2], align, q.device) if causal else None
+    mask = blocks(q.shape[-2], k.shape[-2], align, q.device, window) if causal else None
     out: Tensor = _compiled(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return out
 
 
-def _causal_blocks(seq_q: int, seq_k: int, align: str, device: torch.device) -> BlockMask:
+def _causal_blocks(seq_q: int, seq_k: int, align: str, device: torch.device, window: int | None) -> BlockMask:
     """Return the mask of the score blocks: seen whole, in part, or not at all; the same for every batch and head."""
     offset = causal_offset(seq_q, seq_k, align)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return key <= query + offset
+        seen = key <= query + offset
+        return seen if window is None else seen & (key > query + offset - window)
 
     # Compiled, the blocks are counted without holding the seq_q × seq_k mask; where it is small, compiling costs more.
     create = _compiled_create if seq_q * seq_k > LARGE_MASK else create_block_mask
@@ -84,4 +88,5 @@ BACKEND = AttentionBackend(
     unavailable=_unavailable,
     tolerance={dtype: TOLERANCE[dtype] for dtype in DTYPES},
     algorithm=_algorithm,
+    has_window=True,
 )

@@ -43,6 +43,10 @@ class AttentionCells:
     align: Annotated[
         str, arg(help="corner of the causal mask if --seq and --seq-k differ: upper_left, lower_right")
     ] = "upper_left"
+    window: Annotated[
+        Numbers,
+        arg(help="keys that a causal query sees, up to its own", help_behavior_hint="(default: all)"),
+    ] = ()
     mode: Annotated[Names, arg(help="forward, backward (alone, over a retained graph), forward-backward")] = (
         "forward",
         "backward",
@@ -56,15 +60,18 @@ class AttentionCells:
         check_keep_graph(self.keep_graph, self.mode)
         if self.align == "lower_right" and True not in {v for word in words for v in CAUSAL[word]}:
             refuse(["align"], "--align requires --causal")
+        if self.window and False in {v for word in words for v in CAUSAL[word]}:
+            refuse(["window"], "--window requires --causal")
         for word in self.precision:
             if word not in {*Precision}:
                 one_of("dtype", word, DTYPES)
         axes: dict[str, Sequence[Any]] = {}
+        causal = list(dict.fromkeys(value for word in words for value in CAUSAL[word]))
         for name in ("batch", "heads", "heads_kv", "seq", "seq_k", "d_head"):
             if values := getattr(self, name):
                 axes[name] = values
+        axes |= {"causal": causal} | ({"window": self.window} if self.window else {})
         axes |= {
-            "causal": list(dict.fromkeys(value for word in words for value in CAUSAL[word])),
             "align": [self.align],
             "precision": self.precision,
             "attention": self.attention,

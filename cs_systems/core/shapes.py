@@ -119,6 +119,8 @@ class AttentionShape:
     Shape:
         q: (batch, heads, seq, d_head).
         k, v: (batch, heads_kv, seq_k, d_head).
+
+    window: a causal query sees only the last `window` keys up to its own (Beltagy et al. 2020, section 3.1); None: all.
     """
 
     batch: int = 8
@@ -129,14 +131,17 @@ class AttentionShape:
     heads_kv: int | None = None
     seq_k: int | None = None
     align: str = "upper_left"
+    window: int | None = None
 
     def __post_init__(self) -> None:
         counts(self, "batch", "heads", "seq", "d_head")
         flags(self, "causal")
-        for name in ("heads_kv", "seq_k"):
+        for name in ("heads_kv", "seq_k", "window"):
             if getattr(self, name) is not None:
                 counts(self, name)
         one_of("alignment", self.align, ALIGNMENTS)
+        if self.window is not None and not self.causal:
+            raise ConfigError(f"window {self.window} requires causal attention; add --causal, or drop it", "window")
         if self.heads % self.kv_heads:
             fitting = sorted(_divisors(self.heads, self.kv_heads)[:8])
             raise ConfigError(

@@ -280,9 +280,14 @@ def attention_cost(
 def credited_attention_flops(shape: AttentionShape) -> int:
     """Return the credited FLOPs of one forward call.
 
-    They are two products of 2·Sq·Sk·d per head, halved (integer division) when causal.
+    They are two products of 2·Sq·Sk·d per head, halved (integer division) when causal. With a window of W < Sk keys,
+    Sq·Sk/2 becomes Sq·W − W²/2, which agrees at W = Sk = Sq; of queries that see fewer keys by another alignment it is
+    an upper bound.
     """
-    whole = 4 * shape.batch * shape.heads * shape.seq * shape.key_length * shape.d_head
+    each = 4 * shape.batch * shape.heads * shape.d_head
+    if shape.window is not None and shape.window < min(shape.seq, shape.key_length):
+        return each * (2 * shape.seq * shape.window - shape.window**2) // 2
+    whole = each * shape.seq * shape.key_length
     return whole // 2 if shape.causal else whole
 
 
@@ -304,10 +309,14 @@ def computed_scores(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int
     columns = math.ceil(shape.key_length / block_k)
     if not shape.causal:
         return math.ceil(shape.seq / block_q) * columns * block_q * block_k
-    # Query r sees the keys 0 … r + offset; a row of tiles extends to the last key that its last query sees.
+    # Query r sees the keys 0 … r + offset; a row of tiles extends to the last key that its last query sees, and with a
+    # window begins at the first key that its first query sees.
     offset = shape.key_length - shape.seq if shape.align == "lower_right" else 0
-    last_seen = (min(first + block_q, shape.seq) - 1 + offset for first in range(0, shape.seq, block_q))
-    visited = sum(min(columns, max(0, last // block_k + 1)) for last in last_seen)
+    visited = 0
+    for first in range(0, shape.seq, block_q):
+        last = min(first + block_q, shape.seq) - 1 + offset
+        start = 0 if shape.window is None else max(0, first + offset - shape.window + 1) // block_k
+        visited += max(0, min(columns, last // block_k + 1) - start)
     return visited * block_q * block_k
 
 

@@ -59,6 +59,7 @@ _SHAPE_FIELDS = {
     "d_head": INTEGER,
     "causal": FLAG,
     "align": TEXT,
+    "window": INTEGER,
 }
 # Fields of a configuration that describe a step, not its measurement; foreign workloads may ignore them.
 _STEP_FIELDS = {

@@ -42,7 +42,9 @@ def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> Att
         if not callable(backend) or not plugins.takes(backend, *"qkv", causal=False, scale=None, align="upper_left"):
             wanted = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
             raise ConfigError(f"{config.attention} has the wrong signature; define it with the arguments {wanted}")
+        if call.window is not None and not plugins.takes(backend, *"qkv", window=call.window):
+            raise Unavailable(f"{config.attention} takes no window; add the argument window=None, or drop --window")
         return None
-    if reason := backend.unavailable(call):
+    if reason := backend.refusal(call):
         raise Unavailable(f"{config.attention}: {reason}")
     return backend

@@ -147,6 +147,7 @@ def attention_call(config: RunConfig, device: Device) -> AttentionCall:
         shape.causal,
         shape.align,
         needs_backward=config.keep_graph or config.mode is not Mode.FORWARD,
+        window=shape.window,
     )
 
 
@@ -179,7 +180,8 @@ def _separate(config: RunConfig, device: Device) -> Problem:
     shape = shape_of(config)
     q = (shape.batch, shape.heads, shape.seq, shape.d_head)
     k = (shape.batch, shape.kv_heads, shape.key_length, shape.d_head)
-    function = partial(plugins.get("attention", config.attention), causal=shape.causal, align=shape.align)
+    window = {} if shape.window is None else {"window": shape.window}
+    function = partial(plugins.get("attention", config.attention), causal=shape.causal, align=shape.align, **window)
     return Problem(function, random_leaves(config, device, q, k, k), q)
 
 

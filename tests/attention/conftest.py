@@ -25,6 +25,7 @@ class Case:
     causal: bool = False
     align: str = "upper_left"
     scale: float | None = None
+    window: int | None = None
     layout: str = (
         "contiguous"  # or "transposed" (batch, seq, heads, d_head), or "packed" (batch, seq, 3, heads, d_head)
     )
@@ -40,12 +41,12 @@ class Case:
 
     @property
     def options(self) -> dict[str, object]:
-        return {"causal": self.causal, "scale": self.scale, "align": self.align}
+        return {"causal": self.causal, "scale": self.scale, "align": self.align, "window": self.window}
 
     def call(self, device: str, dtype: str, *, needs_backward: bool = True) -> AttentionCall:
         return AttentionCall(
             device, dtype, self.d_head, self.seq_q, self.key_length, self.heads_q, self.kv_heads,
-            self.causal, self.align, needs_backward,
+            self.causal, self.align, needs_backward, self.window,
         )  # fmt: skip
 
     def inputs(self, device: str, dtype: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -87,10 +88,10 @@ def relative_error(got: Tensor, ref: Tensor) -> float:
 
 def available(backend: AttentionBackend, call: AttentionCall) -> AttentionCall:
     """Return the call, or only its forward if the backend has no backward; skip the test if it supports neither."""
-    reason = backend.unavailable(call)
+    reason = backend.refusal(call)
     if reason and call.needs_backward:
         call = replace(call, needs_backward=False)
-        reason = backend.unavailable(call) and reason
+        reason = backend.refusal(call) and reason
     if reason:
         pytest.skip(reason)
     return call

@@ -23,6 +23,8 @@ CASES = {
     "blind-queries-lower-right": Case(130, 70, causal=True, align="lower_right"),
     "one-query-lower-right": Case(1, 130, causal=True, align="lower_right"),
     "aligned-either-way": Case(33, 33, causal=True, align="lower_right"),
+    "window": Case(130, causal=True, window=33),
+    "window-lower-right": Case(70, 130, causal=True, align="lower_right", window=40),
     "grouped": Case(40, batch=2, heads_q=4, heads_kv=2, causal=True),
     "one-key-head": Case(40, 20, heads_q=4, heads_kv=1),
     "scale": Case(40, scale=0.3, causal=True),

@@ -80,16 +80,30 @@ def test_model_flops_are_six_per_weight_and_token_plus_attention() -> None:
     st.sampled_from([1, 3, 16, 32, 64, None]),
     st.booleans(),
     st.sampled_from(["upper_left", "lower_right"]),
+    st.sampled_from([None, 1, 5, 40]),
 )
 def test_computed_scores_count_tiles_with_visible_keys(
-    seq: int, seq_k: int, block_q: int | None, block_k: int | None, causal: bool, align: str
+    seq: int, seq_k: int, block_q: int | None, block_k: int | None, causal: bool, align: str, window: int | None
 ) -> None:
-    shape = AttentionShape(1, 1, seq, 8, causal=causal, seq_k=seq_k, align=align)
+    window = window if causal else None
+    shape = AttentionShape(1, 1, seq, 8, causal=causal, seq_k=seq_k, align=align, window=window)
     offset = seq_k - seq if align == "lower_right" else 0
     rows, columns = block_q or seq, block_k or seq_k
-    visited = {(q // rows, k // columns) for q in range(seq) for k in range(seq_k) if not causal or k <= q + offset}
+
+    def is_seen(q: int, k: int) -> bool:
+        return not causal or (k <= q + offset and (window is None or k > q + offset - window))
+
+    visited = {(q // rows, k // columns) for q in range(seq) for k in range(seq_k) if is_seen(q, k)}
     algorithm = AttentionAlgorithm(block_q, block_k)
     assert cost.computed_scores(shape, algorithm) == len(visited) * rows * columns
+
+
+def test_window_is_credited_with_the_scores_that_it_shows() -> None:
+    for window in (1, 16, 100, 512):
+        shape = AttentionShape(1, 1, 512, 8, causal=True, window=window)
+        seen = sum(min(window, q + 1) for q in range(512))
+        assert cost.credited_attention_flops(shape) == 4 * 8 * (2 * seen - window) // 2
+    assert cost.credited_attention_flops(shape) == cost.credited_attention_flops(replace(shape, window=None))
 
 
 def test_hardware_flops_include_padding_and_skip_masked_tiles() -> None:

@@ -44,7 +44,9 @@ LAYOUTS = {
     ),
     "attention": Layout(
         identity=(
-            *_names("attention mode batch heads heads_kv seq seq_k d_head executed_d_head causal align precision"),
+            *_names(
+                "attention mode batch heads heads_kv seq seq_k d_head executed_d_head causal align window precision"
+            ),
             *("compile", "l2", *ENDING),
         ),
         measured=_names("range_s model_flops_per_s hardware_flops_per_s mfu peak_allocated_bytes note"),
