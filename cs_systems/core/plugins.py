@@ -116,11 +116,14 @@ def declared(package: str, name: str) -> dict[str, Any]:
 
     Example: `options={"size": "count"}`, `splits=frozenset({"batch"})`.
     """
-    source = _built_in(package, check(package, name)).read_text()
-    constant = CONSTANTS[package]
+    return dict(_declared(_built_in(package, check(package, name)), CONSTANTS[package]))
+
+
+@functools.cache  # each record of several ranks asks for its strategy
+def _declared(file: Path, constant: str) -> dict[str, Any]:
     made = (
         node.value
-        for node in ast.parse(source).body
+        for node in ast.parse(file.read_text()).body
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [constant]
     )
     call = next(made, None)

@@ -56,12 +56,18 @@ def arguments_checked(function: T) -> T:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         try:
+            return function(*args, **kwargs)
+        except TypeError:  # binding first would double the time of making a RunConfig
+            check(*args, **kwargs)
+            raise
+
+    def check(*args: Any, **kwargs: Any) -> None:
+        try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
             for given in kwargs if not takes_any else ():
                 one_of(f"argument of {name}", given, named)
             raise ConfigError(f"{name}: {error}; its arguments are {', '.join(named)}") from None
-        return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import cache
 
 from cs_systems.config import Precision
 
@@ -75,7 +76,8 @@ class Binade:
         return (self.stored + self.error / self.additions) / self.ulp
 
 
-def binades(value: float, addend: Format, accumulator: Format, count: int) -> list[Binade]:
+@cache  # a table, its explanation and its answer ask for the same sums
+def binades(value: float, addend: Format, accumulator: Format, count: int) -> tuple[Binade, ...]:
     """Return the binades that the sum passes while `value` is added `count` times to 0.
 
     `value` is stored as `addend`; the sum is stored as `accumulator`.
@@ -91,7 +93,7 @@ def binades(value: float, addend: Format, accumulator: Format, count: int) -> li
         if after == total:
             break
         total = after
-    return [Binade(low, accumulator.ulp(low), stored, count, errors[low]) for low, count in additions.items()]
+    return tuple(Binade(low, accumulator.ulp(low), stored, count, errors[low]) for low, count in additions.items())
 
 
 def total(value: float, addend: Format, accumulator: Format, count: int) -> float:

@@ -40,37 +40,34 @@ LONG_TIMEOUT = pytest.mark.timeout(300)  # a kernel takes a second or two, or te
 
 
 def compile_all(capability: int) -> dict[str, dict[str, Any]]:
-    return {
+    """Return the resources of every size and of the parts, and on Hopper of the other masks and of few keys."""
+    found = {
         f"{dtype} {d_head} {name}": resources(capability, launch)
         for dtype, d_head in SIZES[capability]
         for name, launch in launches(capability, dtype, d_head, 4096, 4096).items()
     }
-
-
-def compile_masks(capability: int) -> dict[str, dict[str, Any]]:
-    """Return the resources of the kernels with a window, and of those for packed sequences."""
-    return {
+    if capability in (80, 90):
+        found |= {f"part {name}": resources(capability, launch) for name, launch in part_launches().items()}
+    if capability != 90:
+        return found
+    found |= {
         f"{mask} {name}": resources(capability, launch)
         for mask, options in (("window", {"window": 1024}), ("packed", {"packed": True}))
         for name, launch in launches(capability, "bfloat16", 64, 4096, 4096, **options).items()
     }
-
-
-def compile_parts(capability: int) -> dict[str, dict[str, Any]]:
-    """Return the resources of the kernels of the step's parts, at 2.7B: d_model 2560, d_ff 10240, d_head 80."""
-    return {
-        f"{name} {n}": resources(capability, launch)
-        for name, of_part in part_launches(torch.bfloat16).items()
-        for n, launch in enumerate(of_part)
+    return found | {
+        f"keys {keys}": resources(capability, launches(capability, "bfloat16", 64, 5, keys)["forward"])
+        for keys in (1, 3)
     }
 
 
-def part_launches(dtype: torch.dtype) -> dict[str, list[Any]]:
+def part_launches() -> dict[str, Any]:
+    """Return the launches of the step's parts, at 2.7B: d_model 2560, d_ff 10240, d_head 80."""
     from cs_systems.kernels.triton import rms_norm, rotary, swiglu
 
     rms_norm.multiprocessors = lambda device: 132  # a GPU that is not present
 
-    def tensor(*sizes: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+    def tensor(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(*sizes, dtype=dtype, device="meta")
 
     x, weight, scale = tensor(4, 2048, 2560), tensor(2560), tensor(4, 2048, dtype=torch.float32)
@@ -78,7 +75,7 @@ def part_launches(dtype: torch.dtype) -> dict[str, list[Any]]:
     wide = tensor(4, 2048, 10240)
     q, k, v = tensor(4, 2048, 3 * 2560).unflatten(-1, (3, 32, 80)).permute(2, 0, 3, 1, 4).unbind(0)
     table = tensor(2048, 40, dtype=torch.float32)
-    return {
+    passes = {
         "swiglu": swiglu.forward(0, gate, value, wide)[0],
         "swiglu backward": swiglu.backward(0, gate, value, wide, gate, value)[0],
         "norm": rms_norm.forward(0, x, weight, x, scale, 1e-5)[0],
@@ -88,13 +85,7 @@ def part_launches(dtype: torch.dtype) -> dict[str, list[Any]]:
         "rotation": rotary.rotate(0, q, k, table, table, q, k, False)[0],
         "rotation backward": rotary.rotate_and_copy(0, q, k, v, table, table, q, k, v, True)[0],
     }
-
-
-def compile_few_keys(capability: int) -> dict[str, dict[str, Any]]:
-    """Return the resources for one key and for three; both must give the same kernel."""
-    return {
-        str(keys): resources(capability, launches(capability, "bfloat16", 64, 5, keys)["forward"]) for keys in (1, 3)
-    }
+    return {f"{name} {n}": launch for name, of_pass in passes.items() for n, launch in enumerate(of_pass)}
 
 
 def resources(capability: int, launch: Any) -> dict[str, Any]:
@@ -130,9 +121,9 @@ def launches(
 
 
 @functools.cache
-def compiled(capability: int, what: str = "all") -> dict[str, dict[str, Any]]:
+def compiled(capability: int) -> dict[str, dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, __file__, what, str(capability)]
+    command = [sys.executable, __file__, str(capability)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)
@@ -178,7 +169,7 @@ def test_float32_products_are_not_rounded_to_tf32(kernel: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("mask", ["window", "packed"])
 def test_kernel_with_other_mask_does_not_spill(mask: str, kernel: str) -> None:
-    resources = compiled(90, "masks")[f"{mask} {kernel}"]
+    resources = compiled(90)[f"{mask} {kernel}"]
     assert resources["spills"] == 0
     assert resources["prepared_bytes"] == resources["parameter_bytes"]
 
@@ -186,7 +177,7 @@ def test_kernel_with_other_mask_does_not_spill(mask: str, kernel: str) -> None:
 @LONG_TIMEOUT
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_of_parts_fit_multiprocessor_without_spills(capability: int) -> None:
-    found = compiled(capability, "parts")
+    found = {name: of for name, of in compiled(capability).items() if name.startswith("part ")}
     assert len(found) == 10  # backward of a norm has two
     for name, resources in found.items():
         assert resources["spills"] == 0, name
@@ -198,17 +189,18 @@ def test_kernels_of_parts_fit_multiprocessor_without_spills(capability: int) -> 
 @LONG_TIMEOUT
 def test_elementwise_kernels_of_parts_access_eight_elements_at_once() -> None:
     """A thread has 8 elements of each tensor: one access each, and one for each table, of 4 in float32."""
-    found = compiled(90, "parts")
+    found = compiled(90)
     accesses = {"swiglu 0": (2, 1), "swiglu backward 0": (3, 2), "rotation 0": (4, 2), "rotation backward 0": (5, 3)}
     for name, (loads, stores) in accesses.items():
-        assert (found[name]["instructions"]["LDG"], found[name]["instructions"]["STG"]) == (loads, stores), name
+        instructions = found[f"part {name}"]["instructions"]
+        assert (instructions["LDG"], instructions["STG"]) == (loads, stores), name
 
 
 @LONG_TIMEOUT
 def test_one_key_is_not_specialized_as_a_constant() -> None:
     """With that constant, ptxas of triton 3.6 crashed on 10 of 363 random calls."""
-    found = compiled(90, "few_keys")
-    assert found["1"] == found["3"]
+    found = compiled(90)
+    assert found["keys 1"] == found["keys 3"]
 
 
 def test_compiling_interpreted_kernel_is_rejected() -> None:
@@ -225,5 +217,4 @@ def test_compiling_interpreted_kernel_is_rejected() -> None:
 
 
 if __name__ == "__main__":
-    compile_what = {"all": compile_all, "few_keys": compile_few_keys, "masks": compile_masks, "parts": compile_parts}
-    json.dump(compile_what[sys.argv[1]](int(sys.argv[2])), sys.stdout)
+    json.dump(compile_all(int(sys.argv[1])), sys.stdout)
