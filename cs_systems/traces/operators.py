@@ -65,7 +65,7 @@ class Operators:
 
     @property
     def innermost(self) -> Bools:
-        """Whether no operator is inside each operator."""
+        """Mask of the operators that hold no other one."""
         found = np.ones(len(self), bool)
         found[self.parent[self.parent != UNKNOWN]] = False
         return found

@@ -2,11 +2,12 @@
 
 Method: the two recordings among the test data (3 training steps, 714 kernels, one H200) are repeated, each time later
 and with launches of its own, until they are as large as asked for; nsys's gets further CUDA calls until it has two for
-each kernel. Then every table is made from each in a process of its own, whose time and memory count.
+each kernel. Then every table is made from each in a process of its own, whose time and memory count, and so do other
+tools on the same file, in turns: `nsys stats` where nsys is installed, and HolisticTraceAnalysis with --hta.
 Where other programs want the processors too, the time on a processor is what to go by, and the load says so.
-Output: one line for each file. Committed: profiles/analyze_speed/.
+Output: one line for each file and tool. Committed: profiles/analyze_speed/.
 
-    python scripts/benchmarks/analyze_speed.py --kernels 1000000 --kineto-megabytes 500
+    python scripts/benchmarks/analyze_speed.py --kernels 1000000 --kineto-megabytes 500 --hta VENV/bin/python
 """
 
 from __future__ import annotations
@@ -16,15 +17,32 @@ import gzip
 import json
 import os
 import platform
+import shutil
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
 PERIOD_NS = 40_000_000  # the recordings last 30 ms
+# Reports of `nsys stats` nearest to the tables of `analyze`, by their names before and since nsys 2023.
+REPORTS = {
+    "gpukernsum": "cuda_gpu_kern_sum", "cudaapisum": "cuda_api_sum", "gpumemtimesum": "cuda_gpu_mem_time_sum",
+    "nvtxsum": "nvtx_sum", "nvtxkernsum": "nvtx_kern_sum",
+}  # fmt: skip
+HTA = """
+import sys
+from hta.trace_analysis import TraceAnalysis
+if __name__ == "__main__":
+    trace = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="/")
+    trace.get_temporal_breakdown(visualize=False)
+    trace.get_gpu_kernel_breakdown(visualize=False)
+    trace.get_idle_time_breakdown(visualize=False)
+"""
 
 
 def repeat_nsys(target: Path, kernels: int) -> None:
@@ -108,15 +126,34 @@ def _with_places(event: dict, numbers: list[float], steps: list[float]) -> str: 
     return text
 
 
-def measure(path: Path) -> tuple[float, float, float]:
-    """Return (wall s, processor s, peak memory in MB) of `cs-systems analyze --no-cache` in a process of its own."""
+def measure(command: Sequence[str]) -> tuple[float, float, float]:
+    """Return (wall s, processor s, peak memory in MB) of a command with the processes that it starts."""
     start = time.monotonic()
-    command = [sys.executable, "-m", "cs_systems", "analyze", str(path), "--no-cache"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)} failed")
     return time.monotonic() - start, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
+
+
+def own_command(path: Path) -> list[str]:
+    return [sys.executable, "-m", "cs_systems", "analyze", str(path), "--no-cache"]
+
+
+def stats_command(path: Path) -> list[str]:
+    """Return the command of `nsys stats` with the reports that this version of nsys has."""
+    known = subprocess.run(["nsys", "stats", "--help-reports"], capture_output=True, text=True).stdout.split()
+    reports = [new if new in known else old for old, new in REPORTS.items()]
+    return ["nsys", "stats", "--report", ",".join(reports), "--format", "csv", "-o", "-", str(path)]
+
+
+def rounds(commands: dict[str, list[str]], runs: int) -> dict[str, tuple[float, ...]]:
+    """Return the medians of what `measure` returns, by tool; the tools run in turns."""
+    found: dict[str, list[tuple[float, float, float]]] = {tool: [] for tool in commands}
+    for _ in range(runs):
+        for tool, command in commands.items():
+            found[tool].append(measure(command))
+    return {tool: tuple(map(statistics.median, zip(*values, strict=True))) for tool, values in found.items()}
 
 
 def waiting() -> float:
@@ -128,28 +165,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", type=int, default=100_000, help="number of kernels in the export of nsys")
     parser.add_argument("--kineto-megabytes", type=int, default=50)
-    parser.add_argument("--runs", type=int, default=3, help="runs; the one with the median wall time is shown")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--hta", help="Python interpreter with HolisticTraceAnalysis, which reads the Kineto trace too")
     args = parser.parse_args()
     print(
-        f"Python {platform.python_version()}, {os.cpu_count()} processors. `cs-systems analyze FILE`, every table, in "
-        f"a process of its own; the middle one of {args.runs} runs.\n\n"
-        "| recording | kernels | MB | wall s | of it on a processor s | peak MB | load before, a processor |\n"
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+        f"Python {platform.python_version()}, {os.cpu_count()} processors; medians of {args.runs} runs of each tool, "
+        "in turns, each in a process of its own.\n\n"
+        "| recording | kernels | MB | tool | wall s | of it on a processor s | peak MB | load before, a processor |\n"
+        "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |"
     )
     with tempfile.TemporaryDirectory() as folder:
         export, trace = Path(folder) / "large.sqlite", Path(folder) / "large.json"
         repeat_nsys(export, args.kernels)
-        for name, path, kernels in (
-            ("nsys, 2 CUDA calls a kernel", export, args.kernels),
-            ("Kineto", trace, repeat_kineto(trace, args.kineto_megabytes)),
+        kineto_kernels = repeat_kineto(trace, args.kineto_megabytes)
+        nsys = {"nsys stats": stats_command(export)} if shutil.which("nsys") else {}
+        hta = {"HolisticTraceAnalysis": [args.hta, "-c", HTA, str(trace)]} if args.hta else {}
+        for name, path, kernels, others in (
+            ("nsys, 2 CUDA calls a kernel", export, args.kernels, nsys),
+            ("Kineto", trace, kineto_kernels, hta),
         ):
-            load = waiting()
-            wall, cpu, peak = sorted(measure(path) for _ in range(args.runs))[args.runs // 2]
-            megabytes = path.stat().st_size / 1e6
-            print(
-                f"| {name} | {kernels:,} | {megabytes:.0f} | {wall:.1f} | {cpu:.1f} | {peak:.0f} | {load:.1f} |",
-                flush=True,
-            )
+            load, megabytes = waiting(), path.stat().st_size / 1e6
+            for tool, (wall, cpu, peak) in rounds({"analyze": own_command(path), **others}, args.runs).items():
+                print(
+                    f"| {name} | {kernels:,} | {megabytes:.0f} | {tool} | {wall:.1f} | {cpu:.1f} | {peak:.0f} | "
+                    f"{load:.1f} |",
+                    flush=True,
+                )
+    print(
+        "\nanalyze: `cs-systems analyze FILE --no-cache`, every table. nsys stats: the reports "
+        f"{', '.join(REPORTS)}. HolisticTraceAnalysis: reading the trace, temporal, kernel and idle-time breakdown."
+    )
     print(f"\n    python scripts/benchmarks/analyze_speed.py {' '.join(sys.argv[1:])}")
 
 

@@ -74,11 +74,16 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _analyze_speed(folder: Path) -> str:
     rows = table(folder / "cpu.md")
-    text = " and ".join(
-        f"{row['wall s']} s and {row['peak MB']} MB for {row['recording'].partition(',')[0]}'s {row['kernels']} kernels"
-        for row in rows
-    )
-    return f"On two CPU cores, every table takes {text}."
+
+    def cost(row: dict[str, str]) -> str:
+        return f"{row['of it on a processor s']} s of a processor and {row['peak MB']} MB"
+
+    texts = []
+    for row in (row for row in rows if row["tool"] == "analyze"):
+        others = [f"{r['tool']}: {cost(r)}" for r in rows if r["recording"] == row["recording"] and r is not row]
+        of = f"{row['recording'].partition(',')[0]}'s {row['kernels']} kernels"
+        texts.append(f"{cost(row)} for {of}" + (f" ({', '.join(others)})" if others else ""))
+    return f"On two CPU cores, every table takes {'; '.join(texts)}."
 
 
 def _annotation_cost(folder: Path) -> str:
