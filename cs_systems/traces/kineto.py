@@ -43,6 +43,7 @@ from cs_systems.traces.trace import (
     Range,
     Ranges,
     Trace,
+    ranges_elsewhere,
     without_collector,
 )
 
@@ -295,7 +296,7 @@ class _Reader:
                 f"the first is {self.first_damaged}"
             )
         if not process.ranges and (elsewhere := sum(len(one.ranges) for one in self.processes.values())):
-            limitations.append(f"its {elsewhere} range(s) are of processes that launched no kernel, and do not count")
+            limitations.append(ranges_elsewhere(elsewhere))
         if not self.kernels and self.launched:
             limitations.append(f"it holds no kernel, although some were launched; {RECORD}")
         kernels, copies = self.kernels, self.copies

@@ -38,6 +38,7 @@ from cs_systems.traces.trace import (
     Ranges,
     Trace,
     distinct,
+    ranges_elsewhere,
 )
 
 KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
@@ -438,6 +439,10 @@ class _Reader:
         # A name is either the text itself or an id in StringIds.
         texts = (name for (name,) in self.database.execute(query))
         named = Categorical.of(n if isinstance(n, str) else self.names.get(n, f"range {n}") for n in texts)
+        if not len(end) and self.process is not None:
+            ((elsewhere,),) = self.database.execute(f"SELECT count(*) FROM {NVTX} WHERE {ranges}")
+            if elsewhere:
+                self.limitations.append(ranges_elsewhere(elsewhere))
         ended = end != UNKNOWN
         if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
             self.limitations.append(never_end(endless))

@@ -368,3 +368,8 @@ def timelines(thread: Ints, start_s: Floats, end_s: Floats, values: Sequence[T])
         own = np.flatnonzero(thread == number)
         lines[number] = Timeline(start_s[own], end_s[own], [values[i] for i in own.tolist()])
     return lines
+
+
+def ranges_elsewhere(count: int) -> str:
+    """Return the limitation of a trace whose ranges are all of other processes than its kernels."""
+    return f"its {count} range(s) are of processes that launched no kernel, and do not count"

@@ -128,6 +128,12 @@ def test_process_option_selects_one_of_two(export: Export) -> None:
     assert {r.thread for r in trace.ranges} == {(9 << 24) + 1}
 
 
+def test_ranges_of_another_process_are_reported(export: Export) -> None:
+    path = export(ranges=[("step", 0, 1000, (9 << 24) + 1), ("forward", 0, 500, (9 << 24) + 1)])
+    made = profile(read(path))
+    assert "its 2 range(s) are of processes that launched no kernel, and do not count" in made.notes
+
+
 def test_unfinished_ranges_are_reported_and_left_out(export: Export) -> None:
     path = export(ranges=[("step", 0, 1000, MAIN), ("forward", 50, None, MAIN)])
     made = profile(read(path))
