@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from cs_systems.cli._options import given, refuse
+from cs_systems.cli._output import joined
 from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line
@@ -75,8 +76,6 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
 
     tables = chosen_tables(args.table, SHOWN, False, args.format, args.top)
     check_top(args.top, tables, [*LONG])
-    if args.format == "html":
-        raise ConfigError("--format html shows one trace; give the trace of one rank, or another --format")
     if args.process is not None and any(one.process is not None for one in ranks):
         refuse(["process"], "--ranks merges all processes of the export")
     # Only one trace is in memory at a time.
@@ -102,7 +101,8 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         *filter(None, [straggler(job)]),
         *job.notes,
     ]
-    return "\n".join(document_text(args.format, heading, parts, args.output))
+    title = f"{len(job.ranks)} ranks of {where}"
+    return joined(document_text(args.format, heading, parts, args.output), args.format, title)
 
 
 def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
@@ -110,10 +110,8 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     from cs_systems.traces.folder import cells_of
     from cs_systems.traces.inventory import row_of_error, row_of_other, row_of_profile, traces_in
 
-    options = {*given(args)} - {"files", "format", "output", "process", "range", "between", "no_cache"}
+    options = {*given(args)} - {"files", "format", "output", "process", "range", "between", "no_cache", "open"}
     refuse(sorted(options), f"{len(sources)} files that are not the ranks of one job are listed, not analyzed")
-    if args.format == "html":
-        raise ConfigError("--format html shows one trace; give one file, or another --format")
     folders = {source.path.parent: cells_of(source.path.parent) for source in sources}
     rows: list[FileRow] = []
     reasons: list[str] = []
@@ -150,7 +148,7 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
         parts.insert(0, (HOLDS_CAPTION, rows, HOLDS, []))
     where = ", ".join(map(str, sorted(roots)[:3])) + (" …" if len(roots) > 3 else "")
     heading = [f"{where} · {len(rows)} file(s)", "not the ranks of one job, so each is listed and none is analyzed"]
-    return "\n".join(document_text(args.format, heading, parts, args.output))
+    return joined(document_text(args.format, heading, parts, args.output), args.format, f"Files of {where}")
 
 
 def _inside(label: str, roots: set[Path]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,9 +68,9 @@ def table_text(
 
         room = max(20, (width or 80) - BESIDE[column]) if format == "terminal" else 200
         short = short_name if column == "kernel" else str
-        readable = [
-            row | {column: None if row[column] is None else within(short(row[column]), room)} for row in readable
-        ]
+        given = {row[column]: short(row[column]) for row in readable if row[column] is not None}
+        names = dict(zip(given, shortened([*given.values()], room), strict=True))
+        readable = [row | {column: names.get(row[column])} for row in readable]
     return render_rows(
         readable, format, caption, notes, shown, width, width is not None, optional=OPTIONAL, own_units=COMPARED
     )
@@ -106,6 +107,30 @@ def document_text(
         begin + table_text(*first[:3], [*heading, *first[3]], format, output),
         *(table_text(*part, format, output) for part in rest),
     ]
+
+
+def shortened(names: Sequence[str], room: int) -> list[str]:
+    """Return names of at most `room` characters; those that would look alike keep the part in which they differ."""
+    texts = {name: within(name, room) for name in names}
+    alike: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        alike.setdefault(text, []).append(name)
+    for group in (found for found in alike.values() if len(found) > 1):
+        begin = _alike(group)
+        end = _alike([name[begin:][::-1] for name in group])
+        own = {name: name[begin : len(name) - end] for name in group}
+        rest = room - max(map(len, own.values())) - 2
+        if rest < 2:
+            texts |= {name: name for name in group}
+            continue
+        first, last = min(rest // 2, begin), min(rest - rest // 2, end)
+        texts |= {name: f"{name[:first]}…{part}…{name[len(name) - last :]}" for name, part in own.items()}
+    return [texts[name] for name in names]
+
+
+def _alike(names: Sequence[str]) -> int:
+    """Return with how many equal characters all names begin."""
+    return sum(1 for _ in takewhile(lambda characters: len({*characters}) == 1, zip(*names, strict=False)))
 
 
 def within(name: str, room: int) -> str:

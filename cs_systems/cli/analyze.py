@@ -32,7 +32,7 @@ from cs_systems.cli._options import (
     optional,
     refuse,
 )
-from cs_systems.cli._output import Format, check_outputs, check_page, deliver
+from cs_systems.cli._output import Format, Open, check_outputs, deliver, joined, page_asked
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import refuse_other
@@ -87,8 +87,9 @@ class Analyze:
         MaybeInt, optional("N", "number of kernels, steps, ranges or layers to show", "10, of layers 100; in CSV all")
     ] = None
     no_cache: Annotated[bool, flag("parse every trace again, also if it is unchanged since it was last read")] = False
-    format: Annotated[Format, arg(help="output format; html: a page with the timeline of one step")] = "terminal"
+    format: Annotated[Format, arg(help="output format; html: a page with the timeline")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
+    open: Open = False
 
 
 ARGS = Analyze
@@ -103,13 +104,13 @@ def run(args: Analyze, merges: bool = True) -> int:
     """
     if not args.files:
         raise ConfigError("no file is given; give a trace, the traces of all ranks, a folder or an archive")
-    check_page(args.format, args.output)
+    args = page_asked(args)
     check_outputs({"--output": args.output}, args.files)
     if args.between and (len(args.between) != 2 or args.range):
         raise ConfigError("--between takes two times, T0 T1, and excludes --range")
     with opened(args.files, SUFFIXES) as sources:
         text = _text(args, sources, merges)
-    deliver(text, args.format, args.output)
+    deliver(text, args.format, args.output, args.open)
     return 0
 
 
@@ -142,10 +143,10 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     if compares and args.top:
         refuse(["top"], "a comparison of two traces shows every row")
     check_top(args.top, tables, [*long])
-    if args.format == "html" and (compares or args.table or args.top):
-        raise ConfigError("--format html shows every table of one trace; leave out FILE2, --table and --top")
+    if args.format == "html" and not compares and (args.table or args.top):
+        raise ConfigError("--format html shows every table of one trace; leave out --table and --top")
     profiles = read_profiles(args, sources)
-    if args.format == "html":
+    if args.format == "html" and not compares:
         from cs_systems.report.pages.profile import render
         from cs_systems.traces.range_tree import range_tree
         from cs_systems.traces.timeline import results, view
@@ -153,7 +154,10 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
         shown = {**as_tables(results(profiles[0])), "range_tree": range_tree(profiles[0])}
         title = f"{sources[0].path.name}, by {profiles[0].trace.profiler}"
         return render(view(profiles[0]), shown, title, _diagnoses(profiles[0], shown))
-    return "\n".join(_comparison(args, tables, *profiles) if compares else _analysis(args, tables, profiles[0]))
+    if compares:
+        title = f"{sources[1].path.name} compared with {sources[0].path.name}"
+        return joined(_comparison(args, tables, *profiles), args.format, title)
+    return "\n".join(_analysis(args, tables, profiles[0]))
 
 
 def _counters(args: Analyze, source: Source) -> str:
@@ -177,7 +181,7 @@ def _scopes(args: Analyze, source: Source) -> str:
 
 def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[str]) -> None:
     """Raise ConfigError for options that have no meaning for what the file holds."""
-    if {*given(args)} - {"files", "no_cache", *names} or args.format == "html":
+    if {*given(args)} - {"files", "no_cache", "open", *names} or args.format == "html":
         raise ConfigError(f"{source.label} contains {holds}; use only {allowed} with it")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths, given, optional, refuse
-from cs_systems.cli._output import Format, check_outputs, check_page, deliver
+from cs_systems.cli._output import Format, Open, check_outputs, deliver, joined, page_asked
 from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.core.file_types import command_for, refuse_other
@@ -62,6 +62,7 @@ class SnapshotArgs:
     )
     format: Annotated[Format, arg(help="output format; html: a page with a timeline")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
+    open: Open = False
 
 
 ARGS = SnapshotArgs
@@ -74,13 +75,13 @@ def run(args: SnapshotArgs) -> int:
     """
     if not args.files:
         raise ConfigError("no file is given; give a snapshot, several, a folder or an archive")
-    check_page(args.format, args.output)
+    args = page_asked(args)
     check_outputs({"--output": args.output}, args.files)
     from cs_systems.traces.trace import without_collector
 
     with opened(args.files, SUFFIXES) as sources, without_collector():
         text = _text(args, [source for source in sources if not source.is_inside or _is_snapshot(source)])
-    deliver(text, args.format, args.output)
+    deliver(text, args.format, args.output, args.open)
     return 0
 
 
@@ -97,14 +98,15 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
         return _peaks(args, sources)
     compares = len(sources) == 2
     tables = chosen_tables(args.table, DIFFERENT if compares else SHOWN, compares, args.format, args.top)
-    if args.format == "html" and (compares or args.table):
-        raise ConfigError("--format html shows every table of one snapshot; leave out FILE2 and --table")
+    if args.format == "html" and not compares and args.table:
+        raise ConfigError("--format html shows every table of one snapshot; leave out --table")
     if not compares:
         check_top(args.top, tables, LONG)
     if compares and args.size is not None:
         refuse(["size"], "a comparison of two snapshots does not name tensors")
     if compares:
-        return "\n".join(_comparison(args, tables, *(_read(source, args.device) for source in sources)))
+        texts = _comparison(args, tables, *(_read(source, args.device) for source in sources))
+        return joined(texts, args.format, f"Memory of {sources[1].path.name} compared with {sources[0].path.name}")
     found = _read_all(sources[0]) if args.device is None else [_read(sources[0], args.device)]
     if len(found) > 1 and args.format in ("html", "csv"):
         numbers = " or ".join(str(one.replay.snapshot.device) for one in found)
@@ -128,10 +130,8 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     """Return one row for each of several snapshots."""
     from cs_systems.snapshots.tables import file_row
 
-    options = {*given(args)} - {"files", "device", "format", "output"}
+    options = {*given(args)} - {"files", "device", "format", "output", "open"}
     refuse(sorted(options), f"{len(sources)} snapshots are listed by their peaks")
-    if args.format == "html":
-        raise ConfigError("--format html shows one snapshot; give one file, or another --format")
     rows, reasons = [], []
     for source in sources:
         try:
@@ -143,7 +143,8 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
         raise ConfigError(reasons[0])
     heading = [f"{', '.join(map(str, args.files[:3]))}{' …' if args.files[3:] else ''} · {len(sources)} snapshots"]
     parts: list[Part] = [(FILES_CAPTION, rows, FILES, reasons)]
-    return "\n".join(document_text(args.format, heading, parts, args.output))
+    title = f"Memory of {len(sources)} snapshots"
+    return joined(document_text(args.format, heading, parts, args.output), args.format, title)
 
 
 def _read_all(source: Source) -> list[Attribution]:

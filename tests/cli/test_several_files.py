@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from cs_systems.cli import main
+from cs_systems.cli._tables import shortened, within
 from tests.comparison.test_ranks import ARRIVES_US, write
+from tests.report.browser import Page
 
 
 @pytest.fixture
@@ -70,16 +72,59 @@ def test_two_ranks_are_merged_by_analyze_and_compared_by_compare(
     assert "B compared with A" in shown(["compare", *two], capsys)
 
 
+def test_ranks_listings_and_comparisons_have_pages(
+    tmp_path: Path, folder: Path, snapshot_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [write(tmp_path, rank) for rank in range(3)]
+    trace = folder / "b.json.gz"
+    for words, title, texts in (
+        (["analyze", *ranks], f"3 ranks of {tmp_path}/", ["ranks, per step", "collectives across the ranks"]),
+        (["analyze", folder], f"Files of {folder}", ["contents of the files", "a.sqlite"]),
+        (["analyze", trace, trace], "b.json.gz compared with b.json.gz", ["B − A"]),
+        (["snapshot", snapshot_path, snapshot_path], "compared with", ["memory at the peak by category"]),
+        (["snapshot", *[snapshot_path] * 3], "Memory of 3 snapshots", ["peaks of the snapshots"]),
+    ):
+        text = Page(shown([*words, "--format", "html"], capsys)).text
+        assert [part for part in (title, *texts) if part not in text] == []
+
+
+@pytest.mark.parametrize("command", ["analyze", "snapshot"])
+def test_open_shows_the_page_in_a_browser(
+    command: str, folder: Path, snapshot_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    file = {"analyze": folder / "b.json.gz", "snapshot": snapshot_path}[command]
+    shown([command, file, "--open"], capsys)
+    assert opened[0].startswith("file:///")
+    assert opened[0].endswith("/page.html")
+    shown([command, file, "--open", "--output", tmp_path / "own.html"], capsys)
+    assert opened[1] == (tmp_path / "own.html").as_uri()
+    assert "<canvas" in (tmp_path / "own.html").read_text()
+    words = [command, file, "--open", "--format", "csv"]
+    monkeypatch.chdir(tmp_path)
+    assert main([str(word) for word in words]) == 2
+    assert "--open shows a page; leave out --open or --format csv" in capsys.readouterr().err
+
+
+def test_shortened_names_of_files_stay_distinct() -> None:
+    names = [f"trace_of_a_long_job_name_on_gpu_{rank}_of_the_whole_training_run.json.gz" for rank in (3, 14)]
+    short = shortened([*names, "other.json"], 40)
+    assert short == [
+        "trace_of_a_long_jo…3…aining_run.json.gz",
+        "trace_of_a_long_jo…14…aining_run.json.gz",
+        "other.json",
+    ]
+    assert shortened(["a" * 60, "a" * 61], 20) != [within("a" * 60, 20)] * 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (
             ["analyze", "FOLDER", "--table", "phases"],
             "5 files that are not the ranks of one job are listed, not analyzed",
-        ),
-        (
-            ["analyze", "FOLDER", "--format", "html", "--output", "x.html"],
-            "--format html shows one trace; give one file",
         ),
         (["analyze", "FOLDER/b.json.gz", "--ranks"], "--ranks merges several ranks, and FOLDER/b.json.gz holds one"),
         (
