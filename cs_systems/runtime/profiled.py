@@ -19,16 +19,19 @@ def prefix(folder: Path, config: RunConfig, repeat: int) -> Path:
     return folder / f"{config.key()}-{repeat}"
 
 
-def launcher(config: RunConfig, out: Path, *, on_cuda: bool) -> Callable[[list[str]], list[str]]:
-    """Return a function that wraps the worker's command in the profiler's."""
+def launcher(config: RunConfig, out: Path, *, on_cuda: bool) -> Callable[[list[str]], list[str]] | None:
+    """Return a function that wraps the worker's command in the profiler's; None for one inside the worker."""
     profiler: Profiler = plugins.get("profilers", config.profiler)
+    if profiler.launch is Profiler.launch:
+        return None
     return lambda argv: profiler.launch(argv, out, config.profiler_args, on_cuda)
 
 
 def command(config: RunConfig, out: Path, *, on_cuda: bool) -> list[str]:
     """Return a shell command that runs the cell under its profiler; the request is an argument instead of a message."""
     request = to_json(run_request([config], 0, out))
-    return launcher(config, out, on_cuda=on_cuda)(worker_command(request))
+    launch = launcher(config, out, on_cuda=on_cuda) or list
+    return launch(worker_command(request))
 
 
 def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:

@@ -58,6 +58,7 @@ class Supervisor:
         self._journal, self._timeout_s = journal, timeout_s
         self._processes: Processes | None = None
         self._kind = ONE_WORKER
+        self._is_fresh = False  # a single worker that has run no cell and no code from outside
         self._asked: tuple[RunConfig, int] | None = None
         self._refusals: dict[Kind, str | None] = {}
         self._first_hello: Ready | None = None
@@ -76,14 +77,21 @@ class Supervisor:
     def kind_of(self, config: RunConfig) -> Kind:
         return Kind.of(config, self._timeout_s)
 
-    def _ready(self, kind: Kind) -> Processes:
-        """Return processes of that kind, after ending those of another kind, which would hold memory and disturb."""
+    def _ready(self, kind: Kind, stays_fresh: bool = False) -> Processes:
+        """Return processes of that kind, after ending those of another kind, which would hold memory and disturb.
+
+        A fresh worker can become one of any code. `stays_fresh`: the next request leaves it so.
+        """
+        if self._is_fresh and not kind.is_distributed:
+            self._kind = kind
         if self._processes is not None and (kind != self._kind or not self._processes.alive):
             self._dismiss()
         if self._processes is None:
             self._processes, self._kind = self._started(kind), kind
+            self._is_fresh = not kind.is_distributed
             self._first_hello = self._first_hello or self._processes.hello
             same_device(self._first_hello, self._processes.hello)
+        self._is_fresh = self._is_fresh and stays_fresh
         return self._processes
 
     def _started(self, kind: Kind) -> Processes:
@@ -96,6 +104,7 @@ class Supervisor:
         return job().of_kind(kind, self._lost)
 
     def _dismiss(self) -> None:
+        self._is_fresh = False
         if self._processes is not None:
             self._processes.finish()
             self._processes = None
@@ -131,7 +140,7 @@ class Supervisor:
         """Send a request that measures nothing to a worker, and return its one reply."""
         kind = self._kind if self._processes is not None and not self._kind.is_distributed else ONE_WORKER
         try:
-            [answer] = self._ready(kind).request(request, ANSWER_TIMEOUT_S)
+            [answer] = self._ready(kind, stays_fresh=True).request(request, ANSWER_TIMEOUT_S)
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
             self.close()
             raise RuntimeError(f"the worker did not answer {type(request).__name__}: {error}") from error
@@ -221,8 +230,9 @@ class Supervisor:
         with self._artifacts() as folder:
             out = profiled.prefix(Path(folder), config, repeat)
             launch = profiled.launcher(config, out, on_cuda=self.on_cuda(config))
-            self._dismiss()  # an idle worker would be another process on the GPU
-            if not batch.kind.is_distributed:
+            if not self._is_fresh or launch is not None:
+                self._dismiss()  # an idle worker would be another process on the GPU
+            if launch is not None:
                 self._processes, self._kind = Worker(self._log, launch), batch.kind
             [record] = self._measure(batch, repeat, on_visit, out)
             self._dismiss()

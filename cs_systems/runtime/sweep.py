@@ -233,8 +233,8 @@ def planned(
     cells = _listed(configs)
     check(cells, timeout_s=timeout_s)
     with Supervisor(timeout_s=timeout_s) as supervisor:
-        rows = supervisor.preflight(cells)
-        return rows, supervisor.environment(cells[0].device) if cells else None
+        environment = supervisor.environment(cells[0].device) if cells else None
+        return supervisor.preflight(cells), environment
 
 
 @contextmanager

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cs_systems.config import ConfigError
+from cs_systems.config import ConfigError, Mode
 from cs_systems.record import RunRecord, read_records
+from cs_systems.runtime import supervisor
+from cs_systems.runtime.processes import Worker
 from cs_systems.runtime.sweep import preflight, sweep
 from tests.runtime.test_survival import TINY, cell
 
@@ -74,7 +77,22 @@ def test_cell_that_dies_during_prediction_is_named(tmp_path: Path) -> None:
     assert "the memory prediction killed the worker: exited with status 9" in rows[1]["reason"]
 
 
-def test_unavailable_cell_is_retried_once_available(tmp_path: Path) -> None:
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+    """Return the workers that supervisors start."""
+    found: list[Worker] = []
+
+    class Noted(Worker):
+        def __init__(self, *args: Any) -> None:
+            found.append(self)
+            super().__init__(*args)
+
+    monkeypatch.setattr(supervisor, "Worker", Noted)
+    return found
+
+
+def test_unavailable_cell_is_retried_once_available(tmp_path: Path, started: list[Worker]) -> None:
+    """Only a worker that has run code from outside is replaced before a measurement."""
     source = tmp_path / "moody.py"
     source.write_text(
         "import os\n"
@@ -82,8 +100,17 @@ def test_unavailable_cell_is_retried_once_available(tmp_path: Path) -> None:
         "from cs_systems.attention.naive import attention\n"
         "moody = AttentionBackend(attention, lambda call: None if os.path.exists(__file__ + '.ok') else 'in a mood')\n"
     )
-    config = replace(TINY, attention=f"{source}:moody")
+    config = replace(TINY, mode=Mode.FORWARD, attention=f"{source}:moody")
     assert [r.status for r in sweep([config], out=tmp_path / "out")] == ["unavailable"]
+    assert len(started) == 1
     assert list(sweep([config], out=tmp_path / "out")) == []
+    assert len(started) == 2  # the worker that described the machine also asked the backend
     source.with_name("moody.py.ok").touch()
     assert [r.status for r in sweep([config], out=tmp_path / "out")] == ["ok"]
+    assert len(started) == 4
+
+
+def test_worker_that_described_the_machine_measures_the_first_profiled_cell(started: list[Worker]) -> None:
+    config = replace(TINY, mode=Mode.FORWARD, device="auto", profiler="dtypes")
+    assert [r.status for r in sweep([config, replace(config, seed=1)])] == ["ok", "ok"]
+    assert len(started) == 2  # each profiled cell has a process of its own
