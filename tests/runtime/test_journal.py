@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from cs_systems import sweep
-from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig
 from cs_systems.record import RunRecord, append_record, read_records
 from cs_systems.report.frame import frame
 from cs_systems.runtime.journal import Journal
 
-TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=2)
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, mode=Mode.FORWARD, device="cpu", warmup=0, steps=2)
 INVALID_RECORDS = ["[1]\n", '{"schema_version": 1}\n', '{"schema_version": 1, "key": 1, "config": 3, "status": []}\n']
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cs_systems.cli import main
-from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig
 from cs_systems.record import RunRecord, append_record, read_records
 from cs_systems.runtime.channel import Ready
 from cs_systems.runtime.journal import Journal
@@ -25,7 +25,7 @@ from cs_systems.runtime.supervisor import same_device
 from cs_systems.runtime.sweep import Progress, preflight, sweep
 
 WORKLOADS = Path(__file__).parent / "workloads_that_die.py"
-TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, mode=Mode.FORWARD, device="cpu", warmup=0, steps=3)
 OWN = RunConfig(device="cpu", warmup=0, steps=3)  # for workloads that use no model
 
 
