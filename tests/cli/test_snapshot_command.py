@@ -62,6 +62,8 @@ def test_snapshot_without_events_names_no_peak(
     text = Page((tmp_path / "page.html").read_text()).text
     assert "allocated at the end106 MiB" in text
     assert "Largest allocations at the end" in text
+    assert "Allocated memory at the end" in text
+    assert "events are drawn 1 µs apart" not in text
 
 
 @pytest.mark.parametrize("table", [table for table in SHOWN if table != "out_of_memory"])

@@ -98,6 +98,20 @@ def test_page_sorts_and_filters_table(page: str, tmp_path: Path) -> None:
     ]
 
 
+def test_notes_wrap_and_options_do_not(page: str, tmp_path: Path) -> None:
+    """At 1280 px no note of a caveat is cut, and at 400 px no option breaks after its dashes."""
+    probe = """
+    const box = document.querySelector("#results-0").parentElement;
+    const options = [...document.querySelectorAll(".option")];
+    answer({ over: box.scrollWidth - box.clientWidth, options: options.map((each) => each.getClientRects().length),
+             texts: options.map((each) => each.textContent), step: "" });
+    """
+    wide, narrow = browse(tmp_path, page, probe), browse(tmp_path, page, probe, width=400)
+    assert wide["over"] <= 0
+    assert {*narrow["options"]} == {1}
+    assert "--compile" in narrow["texts"]
+
+
 def test_page_fits_width_of_phone(page: str, tmp_path: Path) -> None:
     seen = browse(tmp_path, page, PROBE, width=390)
     assert seen["room"] == 390

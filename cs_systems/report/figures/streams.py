@@ -48,7 +48,7 @@ def streams(records: Sequence[RunRecord]) -> Figure:
     axes.set_yticks(range(len(cells)), [_name(record) for record in cells])
     axes.set_ylim(len(cells) - 0.4, -0.6)
     axes.set_xlim(0, last_s / unit.factor * 1.26)
-    meaning = f"one step of rank 0, its median one; above: computation, below: communication{more}"
+    meaning = f"one profiled step of rank 0, its median one; above: computation, below: communication{more}"
     axes.set_xlabel(f"{unit.label} from the start of the step ({meaning})", loc="right")
     axes.grid(axis="x")
     return with_legend(drawn, axes)

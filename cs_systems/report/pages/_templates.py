@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from cs_systems.core.printable import plain
 from cs_systems.report import palette
@@ -21,18 +21,21 @@ from cs_systems.report.tables.table import Table
 
 FOLDER = Path(__file__).parent
 UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # includes characters that change the direction of text, in names from outside
+OPTION = re.compile(r"(?<![\w/=-])(?:--[a-z][\w-]*|cs-systems\b)")
 
 
 class Cell(NamedTuple):
     """Cell of a table in a page.
 
     full: the full text, where `text` shortens it. sort_key: the number by which a numeric column is sorted, or "".
+    note: whether the text may wrap.
     """
 
     numeric: bool
     text: str
     full: str
     sort_key: Any
+    note: bool = False
 
 
 class Section(NamedTuple):
@@ -63,10 +66,15 @@ def _environment() -> Environment:
     )
     # tojson escapes <, >, & and ', so data ends no script whatever its strings contain.
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    made.filters |= {"plain": plain, "rows": _rows}
+    made.filters |= {"plain": plain, "prose": _prose, "rows": _rows}
     made.globals["source"] = lambda name: Markup((FOLDER / name).read_text(encoding="utf-8"))
     made.globals["palette"] = lambda: Markup(palette.css())
     return made
+
+
+def _prose(text: str) -> Markup:
+    """Return a sentence in which no option of the command line, and no program's name, breaks at its hyphens."""
+    return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(plain(text)))))
 
 
 def _rows(table: Table) -> Iterator[tuple[str, list[Cell]]]:
@@ -81,4 +89,4 @@ def _cell(column: Column, text: str, value: Any) -> Cell:
         number = value[0] if isinstance(value, tuple) else value
         return Cell(True, text, "", "" if number is None else number)
     full = plain(str(value or ""))
-    return Cell(False, text, "" if full == text else full, None)
+    return Cell(False, text, "" if full == text else full, None, column.name == "note")

@@ -137,7 +137,7 @@ class MemoryChart extends Chart {
   }
   drawPeak(g, width) {
     const x = ((peak.at_ns - this.from) / (this.to - this.from)) * width;
-    if (x < 0 || x > width || alone !== null) return;
+    if (!data.events || x < 0 || x > width || alone !== null) return;
     const y = this.place(peak.bytes);
     g.fillStyle = palette.css.ink;
     g.fillRect(x, y, 1, this.height - y);
@@ -216,7 +216,7 @@ function allocationDetails(i) {
       ["phase", data.phases[c.phase[i]]], ["layer", data.layers[c.layer[i]]],
       ["allocated", c.made[i] === null ? "before recording began" : event(c.made[i], start[i])],
       ["freed", c.freed[i] === null ? "not freed" : event(c.freed[i], end[i])],
-      ["alive for", time(end[i] - start[i])], ["at the peak", start[i] <= peak.at_ns && end[i] > peak.at_ns ? "allocated" : "not allocated"],
+      ["alive for", time(end[i] - start[i])], [data.events ? "at the peak" : "at the end", start[i] <= peak.at_ns && end[i] > peak.at_ns ? "allocated" : "not allocated"],
     ],
     long: stackText(c.stack[i]) || "no stack was recorded",
     actions: [["zoom to it (z)", () => timeline.focus({ row: timeline.item, i })]],
