@@ -1,11 +1,13 @@
 """Run the commands that the pages of docs/ show, and write what they print below them.
 
-    python scripts/docs_commands.py [PAGE ...]        # all pages by default
+    python scripts/docs_commands.py [PAGE ...]                 # all pages by default
+    python scripts/docs_commands.py --reproducible [PAGE ...]  # measure nothing: only what each run prints alike
 
 A command is a line that starts with `$ ` in a fenced block of kind `console`; a line that ends with a backslash goes on
 in the next. A block that starts with `# needs ...` (a GPU, Slurm) is left as it is. The commands of one page run in
 order in one temporary folder, which shows the repository's examples, profiles, scripts and tests. What is printed to
-standard error is shown only where nothing else was printed. tests/docs runs the same commands.
+standard error is shown only where nothing else was printed. tests/docs runs the same commands, and
+compares what the reproducible ones print with the page.
 """
 
 from __future__ import annotations
@@ -41,6 +43,11 @@ class Block:
         """Commands of the block, each in one line."""
         return [re.sub(r"\\\n\s*", "", found[2:]) for found in _COMMAND.findall(self.text)]
 
+    @property
+    def shown(self) -> list[str]:
+        """Output that the page shows below each command."""
+        return [part.removeprefix("\n") for part in _COMMAND.split(self.text)[1:]]
+
 
 def blocks(markdown: str) -> list[Block]:
     """Return the blocks of commands of a page."""
@@ -58,6 +65,14 @@ def own_words(command: str) -> list[str] | None:
     words = shlex.split(match[1], comments=True)
     ends = [index for index, word in enumerate(words) if word in ("|", "&&", ">", ";")]
     return words[: min(ends, default=len(words))]
+
+
+def is_reproducible(command: str) -> bool:
+    """Return True if each run of a command prints the same: it reads files of the repository, or predicts."""
+    if (words := own_words(command)) is None:
+        return command.split()[0] in ("gunzip", "head")
+    reads_study = words[0] in ("compare", "report") and any(word.startswith("profiles/") for word in words)
+    return words[0] in ("analyze", "snapshot") or reads_study or "--fits" in words or "--show" in words
 
 
 def prepare(folder: Path) -> dict[str, str]:
@@ -84,19 +99,32 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.replace(f"{folder}/", "").splitlines())
 
 
-def outputs(markdown: str, run: Callable[[str, Path, dict[str, str]], str] = run) -> Iterator[tuple[Block, list[str]]]:
-    """Yield each block of a page that runs here, and the outputs of its commands, which `run` runs."""
+def outputs(
+    markdown: str, run: Callable[[str, Path, dict[str, str]], str] = run, measured: bool = True
+) -> Iterator[tuple[Block, list[str]]]:
+    """Yield each block of a page that runs here, and the outputs of its commands, which `run` runs.
+
+    Without `measured`, commands of cs-systems that are not reproducible are left out, with the output that the page
+    shows.
+    """
     with tempfile.TemporaryDirectory() as name:
         environment = prepare(Path(name))
         for block in blocks(markdown):
             if block.needs is None:
-                yield block, [run(command, Path(name), environment) for command in block.commands]
+                yield (
+                    block,
+                    [
+                        run(command, Path(name), environment) if measured or is_reproducible(command) else shown
+                        for command, shown in zip(block.commands, block.shown, strict=True)
+                    ],
+                )
 
 
-def main(pages: list[str]) -> None:
+def main(words: list[str]) -> None:
+    measured, pages = "--reproducible" not in words, [word for word in words if word != "--reproducible"]
     for page in map(Path, pages) if pages else PAGES:
         text = page.read_text()
-        for block, printed in outputs(text):
+        for block, printed in outputs(text, measured=measured):
             commands = _COMMAND.findall(block.text)
             new = "".join(f"{command}\n{out}" for command, out in zip(commands, printed, strict=True))
             text = text.replace(block.text, new)

@@ -52,6 +52,10 @@ def test_commands_of_page_run_on_a_cpu(page: str, run_here: Run) -> None:
     for block, printed in docs.outputs(TEXTS[page], run_here):
         assert len(printed) == len(block.commands)
         assert "Traceback" not in "".join(printed)
+        for command, shown, now in zip(block.commands, block.shown, printed, strict=True):
+            if docs.is_reproducible(command):
+                same = [line.rstrip() for line in now.splitlines()] == shown.splitlines()
+                assert same, f"{command} prints something else: run python scripts/docs_commands.py --reproducible"
 
 
 @pytest.mark.parametrize(("page", "command"), SHOWN)
@@ -95,6 +99,14 @@ def test_blocks_are_read_with_continued_lines_and_needs() -> None:
     assert (block.needs, block.commands) == ("a GPU", ["cs-systems time --size small | head", "ls"])
     assert docs.own_words(block.commands[0]) == ["time", "--size", "small"]
     assert docs.own_words("ls") is None
+
+
+def test_commands_that_read_committed_files_or_predict_are_reproducible() -> None:
+    alike = ["analyze t.json", "snapshot s.pickle", "compare profiles/a profiles/b", "memory --size xl --fits 24GiB"]
+    other = ["time --size tiny", "report runs/first", "compare runs/a runs/b", "memory --size tiny"]
+    assert [docs.is_reproducible(f"cs-systems {words}") for words in alike + other] == [True] * 4 + [False] * 4
+    (block,) = docs.blocks("```console\n$ cs-systems doctor \\\n    --json\nout\nmore\n$ ls\n```\n")
+    assert block.shown == ["out\nmore\n", ""]
 
 
 def test_command_that_fails_is_an_error() -> None:
