@@ -59,6 +59,7 @@ VOLUMES = CELL | {"collectives": "calls", "sent_bytes": "sent", "formula_sent_by
 STAGES = CELL | {"component": "component", "built_bytes": "built", "forward_bytes": "forward",
                  "backward_bytes": "backward", "optimizer_bytes": "optimizer", "off": "off"}  # fmt: skip
 SPREAD = ("p10_s", "p90_s")  # dropped on a narrow terminal; cs-systems report shows it too
+EXCESS = {"by_difference_s", "of_step", "difference_s"}  # time beyond the baseline
 PERCENT = ("efficiency", "of_step", "hidden", "off")
 NOTES = {
     "steps": ["efficiency: tokens/s over that of the same number of independent ranks"],
@@ -85,8 +86,8 @@ NOTES = {
 BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
 
 DISTURBED = (
-    "an efficiency over 100% is not shown: the baseline was probably disturbed by other programs; measure again with "
-    "--fresh"
+    "an efficiency over 100% is not shown, nor the time beyond that baseline: other programs probably disturbed the "
+    "baseline; measure again with --fresh"
 )
 UNKNOWN = "–"
 MOST_EFFICIENT = 1.05  # above this, the excess over 100% is more than noise
@@ -246,14 +247,21 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     trained = [r for r in records if r.config["workload"] == "train_step" or plugins.is_foreign(r.config["workload"])]
     for group, own in parallel.groups(trained).items():
         title = describe(group)
+        steps = parallel.steps(own)
+        disturbed = [_cell(row) for row in steps if (row["efficiency"] or 0) > MOST_EFFICIENT]
         tables: list[tuple[str, str, Sequence[Row], dict[str, str]]] = [
-            ("steps", f"{title}: steps", parallel.steps(own), STEPS),
-            ("communication", "communication per step", parallel.communication(own), COMMUNICATION),
+            ("steps", f"{title}: steps", steps, STEPS),
+            (
+                "communication",
+                "communication per step",
+                _without_excess(parallel.communication(own), disturbed),
+                COMMUNICATION,
+            ),
             ("skew", "transfer and waiting per step", parallel.communication(own), SKEW),
             (
                 "differences",
                 "causes of the longer step, compared with one rank",
-                parallel.differences(own),
+                _without_excess(parallel.differences(own), disturbed),
                 DIFFERENCES,
             ),
             ("volumes", "bytes sent and memory, per rank", parallel.volumes(own), VOLUMES),
@@ -267,6 +275,15 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
             if any(row[name] is not None for row in rows for name in titles if name not in CELL)
         ]
     return written
+
+
+def _cell(row: Row) -> Row:
+    return {name: row[name] for name in CELL}
+
+
+def _without_excess(rows: Sequence[Row], disturbed: Sequence[Row]) -> list[Row]:
+    """Return the rows with an unknown time beyond the baseline in cells whose baseline was disturbed."""
+    return [{**row, **(dict.fromkeys(EXCESS & row.keys()) if _cell(row) in disturbed else {})} for row in rows]
 
 
 def _implausible_efficiency(rows: Sequence[Row]) -> list[str]:
