@@ -130,7 +130,7 @@ def optional(metavar: str, help: str, default: str = "") -> Any:
 
 
 def flag(help: str) -> Any:
-    """Return the tyro argument of a switch that is off by default, without a useless `(default: False)`."""
+    """Return the tyro argument of a switch or list that is off by default, without a useless `(default: False)`."""
     return arg(help=help, help_behavior_hint="")
 
 
@@ -197,7 +197,7 @@ class Workloads:
 
     workload: Annotated[Names, arg(help="train_step, or your own: path.py:name, package.module:name")] = ("train_step",)
     inputs: Annotated[MaybeText, optional("PATH:NAME", "batch or batches, if --workload names a model")] = None
-    set: Annotated[MaybeNames, arg(help="arguments of your workload's factory: lr=3e-4 width=128")] = ()
+    set: Annotated[MaybeNames, flag("arguments of your workload's factory: lr=3e-4 width=128")] = ()
 
     def base(self, base: RunConfig) -> RunConfig:
         return replace(base, workload=self.workload[0], inputs=self.inputs, workload_args=self.set)
@@ -221,8 +221,8 @@ class ModelCells:
     checkpoint: Annotated[Plans, arg(help=f"activation checkpointing: {FORMS}")] = ("none",)
     recipe: Annotated[
         MaybeNames,
-        arg(
-            help=f"named sets of the options above and below: {', '.join(RECIPES)}; an option that is given replaces "
+        flag(
+            f"named sets of the options above and below: {', '.join(RECIPES)}; an option that is given replaces "
             "the recipe's"
         ),
     ] = ()
@@ -230,9 +230,7 @@ class ModelCells:
         str, optional("STR", "model, or block: compile time does not grow with depth", "model")
     ] = "model"
     graph: Annotated[str, optional("STR", "none, or step: the whole step as one CUDA graph", "none")] = "none"
-    parts: Annotated[
-        MaybeNames, arg(help=f"computed in another way: {', '.join(plugins.names('training.parts'))}")
-    ] = ()
+    parts: Annotated[MaybeNames, flag(f"computed in another way: {', '.join(plugins.names('training.parts'))}")] = ()
     optimizer: Annotated[str, optional("STR", ", ".join(OPTIMIZERS[1:]), "adamw_fused")] = "default"
     keep_graph: Annotated[bool, flag("in mode forward, record the graph for backward (not with no_grad)")] = False
     d_model: Annotated[MaybeInt, optional("INT", "width of the model", "the preset's")] = None

@@ -151,7 +151,8 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
             note = f"does not fit the device's {human(memory, 'bytes')}"
         table.add_row(plain(describe(config)), "–" if predicted is None else human(predicted, "bytes"), plain(note))
     _console().print(table)
-    print("1 cell" if len(configs) == 1 else f"{len(configs)} cells")
+    times = f", each {options.repeats} times" if options.repeats > 1 else ""
+    print(("1 cell" if len(configs) == 1 else f"{len(configs)} cells") + times)
     runnable = [config for config, row in zip(configs, rows, strict=True) if row["reason"] is None]
     if machine is not None and runnable:
         _print_duration(runnable * options.repeats, machine, options.out)

@@ -51,7 +51,7 @@ class Compare:
     fail_on: Annotated[
         Names,
         arg(
-            help="exit with status 1 if a cell of B is slower (its verdict), or larger (peak memory above A's by 1%%)",
+            help="exit with status 1 if a cell of B is slower (its verdict), or larger (peak memory above A's by 1%)",
             help_behavior_hint="(default: never)",
         ),
     ] = ()

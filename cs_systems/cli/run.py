@@ -33,7 +33,11 @@ AFTERWARDS = ("none", "kineto", "nsys", "memory")
 class Run:
     script: Annotated[
         Positional[tuple[str, ...]],
-        arg(metavar="-- SCRIPT ...", help="the script, or -m and a module, with its arguments"),
+        arg(
+            metavar="-- SCRIPT ...",
+            help="the script, or -m and a module, with its arguments",
+            help_behavior_hint="(required)",
+        ),
     ] = ()
     steps: Annotated[str, arg(metavar="FIRST:LAST", help="time the steps after the first number, up to the last")] = (
         "5:25"
