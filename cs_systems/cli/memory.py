@@ -169,9 +169,11 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
         fit = fits(replace(config, device="cuda"), device_bytes)
         verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
         say(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
-        batch = f"batch {fit.largest_batch}" if fit.largest_batch else "no batch"
-        context = f"context {fit.largest_context}" if fit.largest_context else "no context"
-        print(f"  largest that fits: {batch}, or {context}")
+        largest = {"batch": fit.largest_batch, "context": fit.largest_context}
+        sizes = [f"{name} {size:,}" if size else f"no {name}" for name, size in largest.items()]
+        print(
+            f"  largest that fits: {', or '.join(sizes) if any(largest.values()) else 'neither batch 1 nor context 1'}"
+        )
         if not fit.fits:
             first = " ".join(change.what for change in fit.first)
             say(f"  change first: {first or 'no combination is enough; shard the model over several devices'}")

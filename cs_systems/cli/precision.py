@@ -168,7 +168,8 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
             "--train-steps trains a language model of this package on generated tokens, and --workload names another",
         )
     if "model" in given(args) and "dtypes" not in tables:
-        instead = "drop --model" if tables else f"use --size {' '.join(args.model)} for timings"
+        timed = not tables and {*args.model} <= {*PRESETS}
+        instead = f"use --size {' '.join(args.model)} for timings" if timed else "drop --model"
         raise ConfigError(f"--model requires --dtypes; add --dtypes, or {instead}")
     if tables and args.size != plain.size:
         instead = f"use --model {' '.join(args.size)}" if "dtypes" in tables else "leave it out"

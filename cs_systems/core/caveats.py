@@ -36,7 +36,7 @@ REMOVE_BREAKS = "keep printing, .item(), .cpu() and branches on tensors out of t
 # Code of a caveat → its remedy. Tables show these also for records that were written with an earlier wording.
 REMEDIES = {
     "profiled": "take times from cs-systems time; use a profile for shares and causes",
-    "few-samples": "use --steps 10 or more",
+    "few-samples": "time 10 steps or more (--steps)",
     "unstable": "close other programs, increase --warmup and --steps, and compare medians over several --rounds",
     "launch-bound": "CPU-bound: the GPU waits for kernel launches; use a larger batch, --compile or CUDA graphs",
     "recompiled": "increase --warmup; keep shapes and flags constant, because each change compiles again",

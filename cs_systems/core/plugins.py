@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cs_systems.core.validation import ConfigError, one_of
+from cs_systems.core.validation import ConfigError, did_you_mean, one_of
 
 CONSTANTS = {
     "attention": "BACKEND",
@@ -75,6 +75,8 @@ def check(package: str, name: str) -> str:
         ConfigError: no such plug-in, file or module; the message suggests the nearest names.
     """
     if not is_foreign(name):
+        if name.endswith(".py"):
+            raise ConfigError(f"{name!r} names a file without an object; write {name}:name")
         return one_of(_KINDS[package], name, names(package))
     if name.startswith(LIVE):
         if name in _held:
@@ -107,7 +109,9 @@ def get(package: str, name: str) -> Any:
     except ImportError as error:
         raise ConfigError(f"cannot load {name!r}: {error}; install what it imports, or correct the import") from error
     if not hasattr(module, attribute):
-        raise ConfigError(f"cannot load {name!r}: {source} has no {attribute!r}; correct the name after the colon")
+        public = [known for known in vars(module) if not known.startswith("_")]
+        remedy = did_you_mean(attribute, public) or "correct the name after the colon"
+        raise ConfigError(f"cannot load {name!r}: {source} has no {attribute!r}; {remedy}")
     return getattr(module, attribute)
 
 

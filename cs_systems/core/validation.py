@@ -88,9 +88,14 @@ def one_of(what: str, value: str, known: Iterable[str]) -> str:
     is_text = isinstance(value, str)
     if is_text and value in known:
         return value
-    near = nearest(value, known) if is_text else []
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise ConfigError(f"unknown {what} {value!r}: {hint}known: {', '.join(known)}")
+    hint = did_you_mean(value, known) if is_text else ""
+    raise ConfigError(f"unknown {what} {value!r}: {hint and hint + ' '}known: {', '.join(known)}")
+
+
+def did_you_mean(value: str, known: Iterable[str]) -> str:
+    """Return the question that suggests the nearest names; empty if none is near."""
+    near = nearest(value, known)
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def nearest(value: str, known: Iterable[str]) -> list[str]:

@@ -56,7 +56,7 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
         few: Results = {"overhead": results["overhead"], "ranges": results["ranges"]}
         if "operators" in results:
             few["operators"] = results["operators"]
-        caveat = Caveat("no-tables", lacks, f"profile on a GPU, or see its operators: cs-systems analyze {trace.name}")
+        caveat = Caveat("no-tables", lacks, f"profile on a GPU, or see its operators: cs-systems analyze {trace}")
         return Collected(_page(page, seen, results, record), few, (caveat,))
     results["coverage"] = [
         {

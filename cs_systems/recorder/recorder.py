@@ -291,7 +291,8 @@ class Recorder:
             status = "error" if error is None else _result.status_of(error)
             done, all_steps = len(self._warm), self._warmup + stage.steps
             reason = (
-                f"{ended} after {done} of {self._warmup} warm-up steps; record a loop of at least {all_steps} steps"
+                f"{ended} after {done} of {self._warmup} warm-up steps; record a loop of at least {all_steps} steps, "
+                "or fewer steps"
             )
             if stage.profiler != "none":
                 for file in self._files(stage):

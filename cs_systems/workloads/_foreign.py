@@ -160,7 +160,7 @@ def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
     written = f"{name}{plugins.signature(made)}"
     parameters = inspect.signature(made).parameters
     if unknown := [argument for argument in own if argument not in parameters]:
-        return f"{written} has no argument {unknown[0]!r}; leave it out of --set"
+        return f"{written} has no argument {unknown[0]!r}; correct its name, or leave it out of --set"
     missing = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if missing := [argument for argument in missing if argument not in own]:
         return f"{written} requires {missing[0]}; give it with --set {missing[0]}=VALUE"

@@ -71,6 +71,8 @@ MALFORMED = {
     "parallel --strategy single --world-size 4": "--strategy single trains on one rank only; add another strategy, or",
     "parallel --strategy fsdp+tp --size tiny --world-size 3 --tp-degree 2": "--tp-degree 2 does not divide 3 ranks; ",
     "parallel --strategy tp --size tiny --world-size 3": "--num-heads 4 is not divisible by 3 ranks; choose --tp-",
+    "time --workload own.py": "'own.py' names a file without an object; write own.py:name",
+    "time --attention own.py": "'own.py' names a file without an object; write own.py:name",
     "profile --with kineto --rounds 2": "--rounds is 2, but a profile covers one round; leave out --rounds",
     "attention --dtype fp64": "'fp64': did you mean fp16 or fp32 or bf16? known: bf16, fp16, fp32, tf32\n",
     "time --attention eff": "unknown attention backend 'eff': did you mean sdpa_efficient? known: ",

@@ -108,7 +108,9 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
     assert "change first: --attention flash_triton --checkpoint selective:matmul" in output
     assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.8 GiB with the CUDA context, fits 80.0 GiB" in output
     assert main(["memory", "--size", "8B", "--fits", "24GiB"]) == 0
-    assert "change first: no combination is enough; shard the model over several devices" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "largest that fits: neither batch 1 nor context 1" in output
+    assert "change first: no combination is enough; shard the model over several devices" in output
 
 
 @pytest.mark.parametrize(

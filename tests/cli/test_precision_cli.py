@@ -219,6 +219,7 @@ def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pyte
         ),
         (["--dtypes", "--size", "tiny"], "--size only applies to timings, not to --dtypes; use --model tiny"),
         (["--model", "medium"], "--model requires --dtypes; add --dtypes, or use --size medium for timings"),
+        (["--model", "toy"], "--model requires --dtypes; add --dtypes, or drop --model"),
         (["--accumulation", "--model", "medium"], "--model requires --dtypes; add --dtypes, or drop --model"),
         (
             ["--dtypes", "--train-steps", "5"],

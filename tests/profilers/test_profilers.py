@@ -103,6 +103,9 @@ def test_trace_without_kernels_is_kept_with_host_times(
 ) -> None:
     caveat = next(w for w in records[1].warnings if w.code == "no-tables")
     assert "holds no kernel" in caveat.message
+    file = Path(caveat.remedy.partition("cs-systems analyze ")[2])
+    assert file.is_file()
+    assert file.name == records[1].artifacts["trace"]
     assert "kernels" not in records[1].results
     assert {("forward", "block 0"), ("backward", "block 0"), ("optimizer", "optimizer")} <= {
         (row["phase"], row["range"]) for row in records[1].results["ranges"]

@@ -163,7 +163,7 @@ def test_loop_that_ends_before_the_profile_keeps_its_timing(tmp_path: Path) -> N
 def test_loop_that_ends_in_the_warm_up_is_an_error(tmp_path: Path) -> None:
     recorder, _ = train(tmp_path, 2, warmup=5, steps=20)
     assert [(r.status, r.reason) for r in recorder.records] == [
-        ("error", "the loop ended after 2 of 5 warm-up steps; record a loop of at least 25 steps")
+        ("error", "the loop ended after 2 of 5 warm-up steps; record a loop of at least 25 steps, or fewer steps")
     ]
 
 
@@ -212,7 +212,8 @@ def test_out_of_memory_before_the_timing_is_oom(tmp_path: Path) -> None:
     (record,) = recorder.records
     assert (record.status, record.measurement) == ("oom", None)
     assert record.reason == (
-        "the loop ended with MemoryError: no room after 0 of 1 warm-up steps; record a loop of at least 4 steps"
+        "the loop ended with MemoryError: no room after 0 of 1 warm-up steps; "
+        "record a loop of at least 4 steps, or fewer steps"
     )
 
 

@@ -78,7 +78,7 @@ def test_relative_to_shows_speedup_over_the_same_cell(train_records: list[RunRec
 def test_relative_to_rejects_what_is_no_baseline(train_records: list[RunRecord]) -> None:
     for wrong, message in (
         ("attention", "a condition is"),
-        ("attention=flex", "no cell has attention=flex"),
+        ("attention=flex", "no cell has attention=flex; attention is naive, sdpa_flash$"),
         ("mfu=0", "no cell has mfu=0"),
         ("attention!=naive", "must be FIELD=VALUE"),
         ("device_name=NVIDIA H200", "device_name is no field of a configuration"),

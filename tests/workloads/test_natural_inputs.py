@@ -159,7 +159,9 @@ def test_arguments_reach_the_factory(measure: Measure) -> None:
     record = measure("sized", workload_args=("width=7", "bias=false"))
     assert record.results["ran"][0]["parameters"] == 28
     unknown = measure("sized", workload_args=("depth=7",))
-    assert "(config, device, *, width=2, bias=True) has no argument 'depth'; leave it out of" in (unknown.reason or "")
+    assert "(config, device, *, width=2, bias=True) has no argument 'depth'; correct its name, or leave it out of" in (
+        unknown.reason or ""
+    )
     missing = measure("needs_width")
     assert "needs_width(config, device, *, width) requires width; give it with --set width=VALUE" in (
         missing.reason or ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cs_systems.config import ConfigError
@@ -68,9 +68,7 @@ def select(records: Sequence[RunRecord], texts: Sequence[str]) -> list[RunRecord
         known = values_of(chosen, wanted.column)
         kept = [record for record, value in zip(chosen, known, strict=True) if wanted.holds(value)]
         if not kept:
-            values = [*dict.fromkeys(cols.text(value, None) for value in known)]
-            more = ", …" if len(values) > MOST_VALUES else ""
-            raise ConfigError(f"no record meets {text!r}; {wanted.column} is {', '.join(values[:MOST_VALUES])}{more}")
+            raise ConfigError(f"no record meets {text!r}; {wanted.column} is {listed(known)}")
         chosen = kept
     return chosen
 
@@ -83,6 +81,12 @@ def values_of(records: Sequence[RunRecord], name: str) -> list[Any]:
     rows = rows.reindex(range(len(records))).rename_axis("record").reset_index()
     values = cols.values(spec, rows, whole)
     return [v / spec.unit.factor if spec.unit and isinstance(v, int | float) else v for v in values]
+
+
+def listed(values: Iterable[Any]) -> str:
+    """Return the different values of a column, the first of them if they are many."""
+    texts = [*dict.fromkeys(cols.text(value, None) for value in values)]
+    return ", ".join(texts[:MOST_VALUES] + ["…"] * (len(texts) > MOST_VALUES))
 
 
 def _is(value: Any, wanted: str) -> bool:

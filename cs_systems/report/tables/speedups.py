@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cs_systems.config import ConfigError
 from cs_systems.record import RunRecord
 from cs_systems.report.tables.columns import UNKNOWN, Column
-from cs_systems.report.tables.selection import condition, values_of
+from cs_systems.report.tables.selection import condition, listed, values_of
 from cs_systems.report.tables.table import Table
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ def with_speedups(table: Table, records: Sequence[RunRecord], rows: Sequence[int
     wanted = condition(relative_to)
     if wanted.sign != "=":
         raise ConfigError(f"--relative-to must be FIELD=VALUE, got {relative_to!r}; for example attention=naive")
-    baselines = [wanted.holds(value) for value in values_of(records, wanted.column)]
+    known = values_of(records, wanted.column)
+    baselines = [wanted.holds(value) for value in known]
     if not any(baselines):
-        raise ConfigError(f"no cell has {relative_to}; give a value that {wanted.column} has in these records")
+        raise ConfigError(f"no cell has {relative_to}; {wanted.column} is {listed(known)}")
     compared = speedups(records, wanted.column, baselines)
     shown = [None if baselines[i] else compared[i] for i in rows]
     gains = tuple(None if c is None else 1 / c.ratio for c in shown)
