@@ -76,7 +76,7 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
     for side, records in (("A", a), ("B", b)):
         if not any(record.measurement for record in records):
             raise ConfigError(f"no cell of {side} was measured; cs-systems report DIR shows the reasons")
-        if not _clean(records):
+        if not any(record.measurement for record in _clean(records)):
             raise ConfigError(
                 f"{side} has no valid timing, only times under a profiler or with a loss that is NaN or infinite; "
                 "measure with cs-systems time"
@@ -92,7 +92,12 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
         if (row := _row(records, cells_b[identity], phase, compared))
     ]
     if not rows:
-        raise ConfigError("no cell of A matches a cell of B; compare runs with the same sizes and modes")
+        if cells_a.keys() & cells_b.keys():
+            raise ConfigError(f"no cell of A and B has the phase {' or '.join(phases)}; choose another --phase")
+        first_a, first_b = (describe(next(iter(cells.values()))[0].run_config) for cells in (cells_a, cells_b))
+        raise ConfigError(
+            f"no cell of A matches a cell of B: A has {first_a!r}, B has {first_b!r}; compare runs of the same cells"
+        )
     return Comparison(compared, rows, [*left_out, *_unmatched(cells_a, cells_b), *_differences(a, b)])
 
 

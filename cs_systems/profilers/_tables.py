@@ -56,7 +56,8 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
         few: Results = {"overhead": results["overhead"], "ranges": results["ranges"]}
         if "operators" in results:
             few["operators"] = results["operators"]
-        caveat = Caveat("no-tables", lacks, f"profile on a GPU, or see its operators: cs-systems analyze {trace}")
+        remedy = f"or see its operators: cs-systems analyze {trace}" if "operators" in results else ""
+        caveat = Caveat("no-tables", lacks, ", ".join(filter(None, ("profile on a GPU", remedy))))
         return Collected(_page(page, seen, results, record), few, (caveat,))
     results["coverage"] = [
         {

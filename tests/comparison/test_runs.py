@@ -94,10 +94,22 @@ def test_doubts_list_unmatched_cells_other_versions_and_caveats() -> None:
     assert doubts == ["1 cell(s) only in A", "torch differs: 2.13 in A, 2.11 in B", "caveats of B: unstable"]
 
 
+def test_phase_that_no_matched_cell_has_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="no cell of A and B has the phase optimizer; choose another --phase"):
+        compare([record(BASE, 1.0)], [record(BASE, 2.0, 1)], ["optimizer"])
+
+
+def test_run_with_only_failed_and_profiled_cells_has_no_valid_timing() -> None:
+    failed = replace(record(BASE, 1.0), status="oom", measurement=None)
+    profiled = record(replace(BASE, profiler="kineto", rounds=1), 1.0)
+    with pytest.raises(ConfigError, match="B has no valid timing"):
+        compare([record(BASE, 1.0)], [failed, profiled])
+
+
 def test_runs_without_matching_cells_are_rejected() -> None:
     a = [record(replace(BASE, batch_size=1), 1.0), record(replace(BASE, batch_size=2), 1.0)]
     b = [record(replace(BASE, batch_size=3), 1.0), record(replace(BASE, batch_size=4), 1.0)]
-    with pytest.raises(ConfigError, match="no cell of A matches"):
+    with pytest.raises(ConfigError, match=r"no cell of A matches .*: A has '.* batch 1 .*', B has '.* batch 3 "):
         compare(a, b)
 
 
