@@ -462,6 +462,10 @@ def _model_words(config: RunConfig, silent: Collection[str]) -> str:
 
 def _shape_words(shape: AttentionShape, silent: Collection[str]) -> str:
     sizes = {name: getattr(shape, name) for name in ("batch", "heads", "seq", "d_head")}
-    words = "×".join("…" if f"shape.{name}" in silent else str(size) for name, size in sizes.items())
-    words += " causal" * (shape.causal and "shape.causal" not in silent)
-    return words if shape.window is None or "shape.window" in silent else f"{words} window {shape.window}"
+    shown = {name: size for name, size in sizes.items() if f"shape.{name}" not in silent}
+    words = ["×".join(str(shown.get(name, "…")) for name in sizes)] if shown else []
+    if shape.causal and "shape.causal" not in silent:
+        words.append("causal")
+    if shape.window is not None and "shape.window" not in silent:
+        words.append(f"window {shape.window}")
+    return " ".join(words)

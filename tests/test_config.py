@@ -181,6 +181,11 @@ USER_WORKLOAD = RunConfig(workload="mine:step")
         ),
         (CALL, (), "2×4×256×64 causal · naive · fp32 · forward"),
         (CALL, ("shape.seq", "shape.causal"), "2×4×…×64 · naive · fp32 · forward"),
+        (
+            CALL,
+            ("shape.batch", "shape.heads", "shape.seq", "shape.d_head", "shape.causal"),
+            "naive · fp32 · forward",
+        ),
         (USER_WORKLOAD, (), "mine:step"),
         (replace(USER_WORKLOAD, batch_size=8, precision=Precision.BF16), (), "mine:step · batch 8 · bf16"),
         (replace(USER_WORKLOAD, model=preset("tiny")), (), "mine:step · tiny ctx 64"),

@@ -169,7 +169,11 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
         fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
         cell["reported"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
         uses = ran.get("uses")  # absent in records before version 0.2
-        cell |= {**cell["reported"], "takes_config": ran.get("takes_config", True), "uses": uses and _columns(uses)}
+        cell |= {
+            **cell["reported"],
+            "takes_config": ran.get("takes_config", True),
+            "uses": None if uses is None else _columns(uses),
+        }
     if config["workload"].startswith(LOOP):
         cell |= {"takes_config": False, **dict.fromkeys(_NOT_OF_LOOPS)}
     if measurement:
@@ -184,18 +188,23 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
 def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:
     """Set to null the fields that a workload outside CONFIGURED is not known to use.
 
-    A field is known to be used if the workload reports it, or if it applied or was read. Of older records that is not
-    known: there, a field counts as used if the records differ in it and the workload takes a configuration.
+    A field is known to be used if the workload reports it, or if it applied or was read. A cell that did not run uses
+    what the workload's other cells use. Of older records that is not known: there, a field counts as used if the
+    records differ in it and the workload takes a configuration.
     """
     foreign = [cell for cell in cells if cell["workload"] not in CONFIGURED]
     varied: dict[tuple[str, str], set[Any]] = {}
     for cell in foreign:
         for name in _STEP_FIELDS:
             varied.setdefault((cell["workload"], name), set()).add(cell.get(name))
+    used: dict[str, frozenset[str]] = {}
+    for cell in foreign:
+        if cell["uses"] is not None:
+            used[cell["workload"]] = used.get(cell["workload"], frozenset()) | cell["uses"]
     for cell in foreign:
         for name in _STEP_FIELDS.keys() - cell["reported"].keys():
-            if cell["uses"] is not None:
-                is_used = name in cell["uses"]
+            if (uses := used.get(cell["workload"]) if cell["uses"] is None else cell["uses"]) is not None:
+                is_used = name in uses
             else:
                 is_used = len(varied[cell["workload"], name]) > 1 and cell["takes_config"]
             if not is_used:

@@ -129,7 +129,14 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
         return from_result(made, config, device, set())
     if plugins.takes(made, config, device, **own):
         watched, read = observed(config)
-        return from_result(made(watched, device, **own), config, device, read)
+        try:
+            result = made(watched, device, **own)
+        except TypeError as error:
+            if Device.__name__ not in str(error):
+                raise
+            remedy = "use that, or drop .to(device): model and batch are moved for you"
+            raise ConfigError(f"{name} takes its device for a torch.device, which is device.torch; {remedy}") from error
+        return from_result(result, config, device, read)
     if own:
         return from_result(made(**own), config, device, set())
     return ForeignWorkload(config, _FirstCall(made), set())

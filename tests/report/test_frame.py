@@ -170,6 +170,15 @@ def test_custom_workload_has_stated_and_varied_columns(build: Build) -> None:
     assert other["mfu"].isna().all(), "the recorded ceiling is for fp32"
 
 
+def test_cell_that_did_not_run_uses_what_the_workload_uses(build: Build) -> None:
+    ran = custom_workload_record(build, {"uses": "batch_size"}, batch_size=2)
+    config = replace(ran.run_config, attention="flex", model=preset("large"))
+    refused = RunRecord(config.key(), config.to_dict(), "unavailable", reason="it does not use --attention")
+    data = frame([ran, refused])
+    assert list(data["batch_size"].dropna().unique()) == [2]
+    assert data[["attention", "size", "d_model", "precision"]].isna().all().all()
+
+
 def test_frame_has_profiler_of_each_record(build: Build) -> None:
     records = [build(RunConfig(profiler=name), 0.01, 1e12, 10**9) for name in ("none", "nsys")]
     assert list(frame(records).drop_duplicates("record")["profiler"]) == ["none", "nsys"]

@@ -87,6 +87,7 @@ def instance(config, device):
     return {"model": model, "batch": {"x": x, "labels": labels}, "optimizer": CountingSGD(model.parameters())}
 def sized(config, device, *, width=2, bias=True): return nn.Linear(4, width, bias=bias), x
 def needs_width(config, device, *, width): return nn.Linear(4, width), x
+def moved(config, device): return nn.Linear(4, 2).to(device), x
 def unknown_part(config, device): return {"model": Classifier(), "data": x}
 def no_key_fits(config, device): return Classifier(), {"pixels": x}
 def no_loss(config, device): return Classifier(), {"x": x}
@@ -182,6 +183,7 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
+        ("moved", "takes its device for a torch.device, which is device.torch; use that, or drop .to(device)"),
         ("unknown_part", "a training setup has no part 'data'; its parts: model, batch, batches, loss, optimizer"),
         ("no_key_fits", "Classifier.forward takes x, mask, labels, and the batch has pixels; rename its keys, or give"),
         ("no_loss", "the model returned Output without a loss; put the labels into the batch, or give a loss function"),
