@@ -49,7 +49,7 @@ def test_array_task_measures_its_part(tmp_path: Path) -> None:
     done = subprocess.run(job, env=os.environ | task, capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stderr
     assert "[1/1]" in done.stderr
-    (record,) = read_records(tmp_path / "out/part-1")
+    (record,), _ = read_records(tmp_path / "out/part-1")
     assert record.config["attention"] == "sdpa_math"
 
 

@@ -250,7 +250,7 @@ def test_records_of_a_newer_schema_are_refused(
     (tmp_path / "records.jsonl").write_text(json.dumps(newer) + "\n")
     assert main(command(tmp_path)[3:]) == 2
     error = capfd.readouterr().err
-    assert "records.jsonl:1: the record has schema 99, newer than 1" in error
+    assert "records.jsonl:1: the record has schema 99, newer than 2" in error
     assert "upgrade cs-systems" in error
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 1
 

@@ -62,12 +62,11 @@ def _forward_with_graph(step: StepTensors) -> dict[str, Components]:
     if step.plan and step.plan[-1].stop == step.model.num_layers:
         in_last = _alone(step, "forward", replace(kept, copies=copies))
     else:
-        before_rotation = 2 * step.hidden
         in_last = {
             "forward: attention": step.always
             | {
                 "weight_copies": copies - step.copies(step.feed_forward_weights),
-                "activations": kept.activations - step.kept_by_feed_forward + before_rotation,
+                "activations": kept.activations - step.kept_by_feed_forward,
                 "attention_scores": kept.scores - step.scores_kept + step.scores_in_forward,
             }
         }
@@ -124,10 +123,10 @@ def _update(step: StepTensors) -> Components:
 
 def _alone(step: StepTensors, phase: str, before: Kept) -> dict[str, Components]:
     """Return the moments of a block that keeps nothing for backward; `before` is alive, its input included."""
-    # q, k, v, and rotated q and k; then the output and, over a full matrix, a copy of v with the heads outermost.
-    # Where autocast widens the softmax, the score matrices peak before that.
+    # Rotated q and k, and v; then the output and, over a full matrix, a copy of v with the heads outermost. Where
+    # autocast widens the softmax, the score matrices peak before that.
     beside_rotated = 1 if step.tiled else 0 if step.widens_scores else 2
-    rotated_and_output = (5 + beside_rotated) * step.hidden + step.log_sum_exp
+    rotated_and_output = (3 + beside_rotated) * step.hidden + step.log_sum_exp
     return {
         f"{phase}: attention": step.always
         | {
