@@ -12,7 +12,7 @@ import torch
 
 from cs_systems.cli import _sweep, main
 from cs_systems.config import RunConfig
-from cs_systems.record import RunRecord, read_records
+from cs_systems.record import RunRecord, append_record, read_records
 from cs_systems.report.figures import plot
 
 STEPS = """
@@ -104,10 +104,19 @@ def test_accumulation_and_normalization_errors_are_printed(rounding: tuple[str, 
     assert [r.status for r in records].count("ok") == 5
 
 
-def test_tables_of_two_precisions_fit_80_columns(rounding: tuple[str, list[RunRecord]]) -> None:
-    text, _ = rounding
-    lines = [line for line in text.splitlines() if not line.startswith("recorded ")]  # a command to copy
-    assert max(map(len, lines)) <= 80
+def test_tables_of_two_precisions_fit_80_columns(
+    rounding: tuple[str, list[RunRecord]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for record in rounding[1]:
+        append_record(tmp_path, record)
+    monkeypatch.setattr("cs_systems.cli.precision.terminal_width", lambda output: 80)
+    assert main(["precision", "--show", str(tmp_path)]) == 0
+    text = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out)
+    paths = ("recorded ", "records: ")  # commands and paths are not broken
+    assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith(paths)] == []
     assert "input sizes at which one step in low precision fails" in text
 
 
