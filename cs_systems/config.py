@@ -214,8 +214,11 @@ class RunConfig:
     def computes_in(self) -> Precision:
         """Precision of the matrix products.
 
-        Without autocast it is the strategy's `compute_dtype` if that is bf16 or fp16, and else `precision`.
+        Without autocast it is the strategy's `compute_dtype` if that is bf16 or fp16, and else `precision`; the part
+        fp8_linear computes in fp8 whatever the parameters' dtype is.
         """
+        if "fp8_linear" in self.parts:
+            return Precision.FP8
         compute_dtype = self.strategy_options.get("compute_dtype")
         if self.precision.is_autocast or compute_dtype not in (Precision.BF16, Precision.FP16):
             return self.precision

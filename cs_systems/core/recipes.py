@@ -34,6 +34,8 @@ class Recipe:
         return chosen
 
 
+FAST_PARTS = ("fused_cross_entropy", "fused_rmsnorm", "fused_rotary", "fused_swiglu", "joined_projections")
+
 RECIPES = {
     "eager": Recipe("autocast and torch's FlashAttention-2", {"precision": "bf16", "attention": "sdpa_flash"}),
     "compiled": Recipe(
@@ -41,7 +43,7 @@ RECIPES = {
         {"precision": "bf16", "attention": "sdpa_flash", "compile": "default", "compile_scope": "block"},
     ),
     "fast": Recipe(
-        "bf16 with exact master weights, own attention, compiled blocks, one CUDA graph; Hopper only",
+        "bf16 with exact master weights, own attention and fused kernels, compiled blocks, one CUDA graph; Hopper only",
         {
             "precision": "bf16-pure",
             "attention": "flash_cuda",
@@ -49,13 +51,9 @@ RECIPES = {
             "compile_scope": "block",
             "graph": "step",
             "optimizer": "adamw_master",
-            "parts": ("fused_cross_entropy", "joined_projections"),
+            "parts": FAST_PARTS,
         },
-        from_parameters={
-            # Joined products gain 2% for `small`; from `large` on they gain nothing, and lose 1 to 2% at 2048 tokens.
-            500_000_000: {"parts": ("fused_cross_entropy",)},
-            # An update inside backward gains 1 to 2% at 3.4 billion parameters, and nothing below 1 billion.
-            2_000_000_000: {"parts": ("fused_cross_entropy", "update_in_backward")},
-        },
+        # An update inside backward gains 1 to 2% at 3.4 billion parameters, and nothing below 1 billion.
+        from_parameters={2_000_000_000: {"parts": (*FAST_PARTS, "update_in_backward")}},
     ),
 }

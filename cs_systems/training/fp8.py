@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -32,10 +33,12 @@ from torch import Tensor, nn
 from cs_systems.config import ConfigError
 from cs_systems.machine.device import Device
 from cs_systems.model import Linear
+from cs_systems.training.triton_operators import check_one_device, has_rows, operator, prepared
 
 MULTIPLE = 16  # a scaled matmul's dimensions must be multiples of it
 CAPABILITY = (8, 9)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+HAS_TRITON = find_spec("triton") is not None
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # the scale of a tensor of zeros, so that nothing is divided by 0
 
 
@@ -68,9 +71,46 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     q has the shape of x, row-major, in fp8; s has shape (1,), in fp32. An inf or NaN in x gives a NaN in q. s has 1
     dimension rather than 0 so that dividing a bf16 x by it is done in fp32.
     """
-    largest = torch.linalg.vector_norm(x, math.inf, dtype=torch.float32).reshape(1)
-    scale = (largest / torch.finfo(dtype).max).clamp_(min=_SMALLEST_SCALE)
+    scale = scale_of(x, dtype)
     return (x.contiguous() / scale).to(dtype), scale
+
+
+def scale_of(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the scale of x for an fp8 format: max|x| / its largest number, in fp32, of shape (1,)."""
+    largest = torch.linalg.vector_norm(x, math.inf, dtype=torch.float32).reshape(1)
+    return (largest / torch.finfo(dtype).max).clamp_(min=_SMALLEST_SCALE)
+
+
+def quantize_both_ways(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantize x (m, n) as `quantize` does: x → (q, qᵀ, s), where q (m, n) and qᵀ (n, m) are both row-major.
+
+    On a GPU with triton one kernel writes both.
+    """
+    if not (x.is_cuda and HAS_TRITON):
+        q, scale = quantize(x, dtype)
+        return q, q.t().contiguous(), scale
+    scale = scale_of(x, dtype)
+    q, turned = _quantize_with_triton(x, scale, dtype)
+    return q, turned, scale
+
+
+def _fake_pair(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[::-1], dtype=dtype)
+
+
+@operator("quantize", "(Tensor x, Tensor scale, ScalarType dtype) -> (Tensor, Tensor)", _fake_pair)
+def _quantize_with_triton(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return x / scale in `dtype`, and its transpose, both row-major."""
+    outputs = _fake_pair(x, scale, dtype)
+    _QUANTIZE.run((x, scale), outputs, dtype)
+    return outputs
+
+
+def _check(x: Tensor, scale: Tensor) -> None:
+    check_one_device(x, scale)
+
+
+_QUANTIZE = prepared("quantize.quantize", ("x", "scale"), ("kept", "turned"), _check, has_rows)
 
 
 def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
@@ -80,35 +120,46 @@ def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch
         return torch._scaled_mm(a, b, scale_a=a_scale, scale_b=b_scale, out_dtype=dtype, use_fast_accum=fast)
 
 
-def _columns(x: Tensor) -> Tensor:
-    """Return the same matrix in column-major layout."""
-    return x.t().contiguous().t()
-
-
 class Fp8Product(torch.autograd.Function):
     """Matrix product in fp8: `apply(x, weight)`, (m, k), (n, k) → x weightᵀ (m, n) in bf16.
 
-    Keeps both operands in fp8 for backward.
+    Keeps both operands in fp8 for backward, transposed.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        x8, x_scale = quantize(x, E4M3)
-        w8, w_scale = quantize(weight, E4M3)
-        ctx.save_for_backward(x8, x_scale, w8, w_scale)
+        x8, turned_x, x_scale = quantize_both_ways(x, E4M3)
+        w8, turned_w, w_scale = quantize_both_ways(weight, E4M3)
+        ctx.save_for_backward(turned_x, x_scale, turned_w, w_scale)
         ctx.dtypes = x.dtype, weight.dtype
         return product(x8, x_scale, w8.t(), w_scale, torch.bfloat16, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x8, x_scale, w8, w_scale = ctx.saved_tensors
-        g8, g_scale = quantize(gradients[0], E5M2)
+        turned_x, x_scale, turned_w, w_scale = ctx.saved_tensors
+        g8, turned_g, g_scale = quantize_both_ways(gradients[0], E5M2)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
-            of_x = product(g8, g_scale, _columns(w8), w_scale, ctx.dtypes[0], fast=False)
+            of_x = product(g8, g_scale, turned_w.t(), w_scale, ctx.dtypes[0], fast=False)
         if ctx.needs_input_grad[1]:
-            of_weight = product(g8.t().contiguous(), g_scale, _columns(x8), x_scale, ctx.dtypes[1], fast=False)
+            of_weight = product(turned_g, g_scale, turned_x.t(), x_scale, ctx.dtypes[1], fast=False)
         return of_x, of_weight
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply x (..., in) by weight (out, in) in fp8: (..., out) in bf16.
+
+    Raises ConfigError where the number of rows of x is no multiple of 16.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if reason := misfit({"the number of rows (batch × sequence)": rows.shape[0]}):  # backward sums over them
+        raise ConfigError(reason)
+    if torch.is_grad_enabled():
+        y: Tensor = Fp8Product.apply(rows, weight)
+    else:
+        (x8, x_scale), (w8, w_scale) = quantize(rows, E4M3), quantize(weight, E4M3)
+        y = product(x8, x_scale, w8.t(), w_scale, torch.bfloat16, fast=True)
+    return y.reshape(*x.shape[:-1], -1)
 
 
 class Fp8Linear(Linear):
@@ -123,13 +174,8 @@ class Fp8Linear(Linear):
         self.weight, self.bias = weight, bias
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        if reason := misfit({"the number of rows (batch × sequence)": rows.shape[0]}):  # backward sums over them
-            raise ConfigError(reason)
-        y: Tensor = Fp8Product.apply(rows, self.weight)
-        if self.bias is not None:
-            y = y + self.bias.to(y.dtype)
-        return y.reshape(*x.shape[:-1], -1)
+        y = linear(x, self.weight)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 def use_fp8(model: nn.Module) -> int:

@@ -43,13 +43,14 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "fused_cross_entropy": {},
     "joined_projections": {},
     "update_in_backward": {},
-    "bf16 state": {"optimizer": "adamw_bf16_state"},
     "fused_swiglu": {},
     "fused_rmsnorm": {},
     "fused_rotary": {},
+    "bf16 state": {"optimizer": "adamw_bf16_state"},
+    "fp8_linear": {},
 }
-FUSED = ("fused_swiglu", "fused_rmsnorm", "fused_rotary")
-FAST = tuple(name for name in SWITCHES if name not in ("bf16 state", *FUSED))
+INEXACT = ("bf16 state", "fp8_linear")
+FAST = tuple(name for name in SWITCHES if name not in INEXACT)
 NEEDS = {"update_in_backward": "master", "bf16 state": "master"}
 # Bytes of a token, layer and unit of width in bfloat16: width, moved by Inductor's kernels, moved by the part's.
 POINTWISE = {
@@ -74,23 +75,16 @@ def variants() -> dict[str, dict[str, Any]]:
     found = {"eager": {"attention": "sdpa_flash"}, "compiled": switched()}
     found |= {f"alone: {name}": switched(name) for name in SWITCHES if name not in NEEDS}
     found |= {f"up to: {name}": switched(*[*SWITCHES][: n + 1]) for n, name in enumerate(SWITCHES)}
-    for left_out in (*FAST, *FUSED):
-        whole = SWITCHES if left_out in FUSED else FAST
-        rest = [name for name in whole if left_out not in (name, NEEDS.get(name))]
-        found[f"without: {left_out}"] = switched(*rest)
-    apart = [name for name in (*FAST, *FUSED) if name != "joined_projections"]
-    return found | {"fast": switched(*FAST), "fused": switched(*FAST, *FUSED), "fused, not joined": switched(*apart)}
+    for left_out in FAST:
+        found[f"without: {left_out}"] = switched(*(n for n in FAST if left_out not in (n, NEEDS.get(n))))
+    return found | {"fast": switched(*FAST), "fast in fp8": switched(*FAST, "fp8_linear")}
 
 
 VARIANTS = variants()
 GROUPS = {
     "cumulative": ["compiled", *(name for name in VARIANTS if name.startswith("up to"))],
     "each": [name for name in VARIANTS if name.startswith(("alone", "without"))],
-    "fused kernels": [
-        *("up to: update_in_backward", "fused", "fused, not joined", "up to: bf16 state"),
-        *(f"up to: {name}" for name in FUSED),
-        *(f"without: {name}" for name in FUSED),
-    ],
+    "fused kernels": ["up to: update_in_backward", *(f"{how}: {n}" for how in ("up to", "without") for n in POINTWISE)],
 }
 PEERS = {"llama compiled": "default", "llama cudagraphs": "reduce-overhead"}
 

@@ -18,7 +18,7 @@ from cs_systems.config import PRESETS, ConfigError, Mode, ModelConfig, Precision
 from cs_systems.instrument.dtype_readings import DtypeReadings, reading
 from cs_systems.machine.device import Device, resolve
 from cs_systems.model import BasicTransformerLM, Linear
-from cs_systems.training import fp8
+from cs_systems.training import fp8, parts
 from cs_systems.training.fp8 import E4M3, E5M2, Fp8Linear, Fp8Product, quantize, unavailable, use_fp8
 from cs_systems.workloads.precision_error import run_parts
 from cs_systems.workloads.train_step import TrainStep
@@ -247,6 +247,41 @@ def test_unavailable_fp8_has_reason_and_remedy() -> None:
     assert reason(replace(TINY, workload="attention", mode=Mode.FORWARD)) == (
         "fp8 applies to linear layers, and no attention backend supports it; use bf16"
     )
+
+
+@pytest.mark.parametrize("names", [(), ("joined_projections",)], ids=str)
+@pytest.mark.parametrize("compile", ["none", "default"])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_part_computes_the_layers_of_blocks_in_fp8(names: tuple[str, ...], compile: str) -> None:
+    master: dict[str, Any] = {"precision": Precision.BF16_PURE, "optimizer": "adamw_master", "compile": compile}
+    scope = "model" if compile == "none" else "block"
+    config = replace(TINY, **master, compile_scope=scope, parts=names)
+
+    def losses(config: RunConfig) -> list[float]:
+        torch._dynamo.reset()
+        train, found = TrainStep(config, resolve("cpu")), []
+        for _ in range(4):
+            train.prepare()
+            for _, run in train.step():
+                run()
+            assert train.loss is not None
+            found.append(float(train.loss.detach()))
+        return found
+
+    exact, low = losses(config), losses(replace(config, parts=(*names, "fp8_linear")))
+    assert low != exact
+    assert low == pytest.approx(exact, rel=0.02)
+    assert replace(config, parts=(*names, "fp8_linear")).computes_in is Precision.FP8
+
+
+def test_part_refuses_what_fp8_cannot_multiply() -> None:
+    odd = replace(TINY, precision=Precision.BF16, seq_len=17, parts=("fp8_linear",))
+    assert parts.unavailable(odd) == (
+        "fp8_linear: fp8 products need multiples of 16, and batch × context is 17; make it 16 or 32, or use bf16"
+    )
+    twice = replace(TINY, parts=("fp8_linear",))
+    assert parts.unavailable(twice) == "fp8_linear: --precision fp8 replaces the same layers; drop it from --parts"
 
 
 def test_use_fp8_does_not_replace_root_linear_layer() -> None:

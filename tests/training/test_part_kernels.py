@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from cs_systems.config import RunConfig, preset
 from cs_systems.model import BasicTransformerLM, RMSNorm, RotaryEmbedding, TransformerBlock
-from cs_systems.training import parts
+from cs_systems.training import fp8, parts
 from cs_systems.training.parts import fused_rmsnorm, fused_rotary, fused_swiglu
-from cs_systems.training.parts._triton import has_rows
+from cs_systems.training.triton_operators import has_rows
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 INTERPRETED = pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton's interpreter: TRITON_INTERPRET=1")
@@ -157,6 +157,25 @@ def test_norm_adds_in_the_dtype_that_the_plain_addition_has(device: str) -> None
     found, plain = (results(function, [x, added, weight]) for function in (case.fused, case.plain))
     assert [y.dtype for y in found] == [y.dtype for y in plain]
     assert_near(found, [y.double() for y in plain], 4e-3)
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", [fp8.E4M3, fp8.E5M2], ids=str)
+@pytest.mark.parametrize("wide", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(16, 16), (160, 48), (272, 400)], ids=str)
+def test_matrix_is_quantized_as_it_lies_and_transposed(
+    shape: tuple[int, int], wide: torch.dtype, dtype: torch.dtype, device: str
+) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, wide)
+    columns = nn.functional.pad(x, (16, 16))[:, 16:-16]
+    expected, scale = fp8.quantize(x, dtype)
+    for each in (x, columns):
+        kept, turned = fp8._quantize_with_triton(each, scale, dtype)
+        assert torch.equal(turned.view(torch.uint8), kept.t().contiguous().view(torch.uint8))
+        if device == "cuda":
+            assert torch.equal(kept.view(torch.uint8), expected.view(torch.uint8))
+        else:  # the interpreter does not round to the nearest
+            torch.testing.assert_close(kept.float(), expected.float(), rtol=0.5, atol=scale.item())
 
 
 @pytest.mark.gpu

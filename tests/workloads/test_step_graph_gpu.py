@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.gpu,
     # torch's own, when dynamo traces a block under torch.compile
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
 
 MASTER: dict[str, Any] = {"precision": "bf16-pure", "optimizer": "adamw_master"}
@@ -49,6 +50,7 @@ def trained(**options: Any) -> tuple[list[float], list[torch.Tensor]]:
         {**MASTER, "parts": (*FUSED, *PARTS)},
         {"precision": "bf16", "parts": FUSED, "compile": "default", "compile_scope": "block"},
         {**MASTER, "parts": (*FUSED, *PARTS), "compile": "default", "compile_scope": "block"},
+        {**MASTER, "parts": (*FUSED, *PARTS, "fp8_linear"), "compile": "default", "compile_scope": "block"},
         {**MASTER, "optimizer": "adamw_bf16_state", "compile": "default", "compile_scope": "block", "parts": PARTS},
     ],
     ids=str,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
+from cs_systems.model import BasicTransformerLM
 from cs_systems.training.master_adamw import MasterAdamW
 
 PACKAGE = "training.parts"
@@ -46,6 +47,7 @@ class Part:
         apply: changes a BasicTransformerLM in place.
         classes: class of a module → class that computes it, from the same parameters. `apply` of all parts comes first,
             so that a part can replace what another one made.
+        in_blocks: the same, for the modules of the blocks alone.
         head_loss: `(hidden (rows, D), lm_head's weight (V, D), targets (rows,)) -> loss`, in place of lm_head and
             cross-entropy; None for a part of the model.
         during_backward: `(model, optimizer) -> Update`, in place of the optimizer's step; None for other parts.
@@ -57,6 +59,7 @@ class Part:
     replaces: str
     apply: Callable[[nn.Module], None] = lambda model: None
     classes: Mapping[type[nn.Module], type[nn.Module]] = field(default_factory=dict)
+    in_blocks: Mapping[type[nn.Module], type[nn.Module]] = field(default_factory=dict)
     head_loss: HeadLoss | None = None
     during_backward: Callable[[nn.Module, MasterAdamW], Update] | None = None
     unavailable: Callable[[RunConfig], str | None] = always_available
@@ -79,13 +82,20 @@ def chosen(names: Iterable[str]) -> dict[str, Part]:
 
 def apply(chosen: Iterable[Part], model: nn.Module) -> None:
     """Let the parts compute what they replace in a BasicTransformerLM; names of parameters stay."""
+    assert isinstance(model, BasicTransformerLM)
     chosen = tuple(chosen)
     for part in chosen:
         part.apply(model)
     for part in chosen:
-        for module in model.modules():
-            if replacing := part.classes.get(type(module)):
-                module.__class__ = replacing  # parameters, hooks and names stay
+        _replace(model, part.classes)
+    for part in chosen:
+        _replace(model.layers, part.in_blocks)
+
+
+def _replace(root: nn.Module, classes: Mapping[type[nn.Module], type[nn.Module]]) -> None:
+    for module in root.modules():
+        if replacing := classes.get(type(module)):
+            module.__class__ = replacing  # parameters, hooks and names stay
 
 
 def unavailable(config: RunConfig) -> str | None:

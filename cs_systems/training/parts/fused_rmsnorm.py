@@ -20,8 +20,9 @@ from torch import Tensor
 
 from cs_systems.config import RunConfig
 from cs_systems.model import RMSNorm, TransformerBlock
-from cs_systems.training.parts import Part, _triton
-from cs_systems.training.parts._triton import check_one_device, has_rows, operator, prepared
+from cs_systems.training import triton_operators
+from cs_systems.training.parts import Part
+from cs_systems.training.triton_operators import check_one_device, has_rows, operator, prepared
 
 LARGEST_WIDTH = 16384  # a program holds a row in registers
 
@@ -181,7 +182,7 @@ class FusedBlock(TransformerBlock):
 def unavailable(config: RunConfig) -> str | None:
     if config.model.d_model > LARGEST_WIDTH:
         return f"d_model {config.model.d_model} is over {LARGEST_WIDTH}; drop it from --parts"
-    return _triton.unavailable(config)
+    return triton_operators.unavailable(config)
 
 
 PART = Part(

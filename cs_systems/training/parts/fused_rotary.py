@@ -22,9 +22,10 @@ from torch import Tensor
 from cs_systems.config import RunConfig
 from cs_systems.core.checkpoint_plan import segments
 from cs_systems.model import SelfAttention
-from cs_systems.training.parts import Part, _triton
-from cs_systems.training.parts._triton import check_alike, check_one_device, operator, prepared
+from cs_systems.training import triton_operators
+from cs_systems.training.parts import Part
 from cs_systems.training.parts.joined_projections import JoinedAttention
+from cs_systems.training.triton_operators import check_alike, check_one_device, operator, prepared
 
 
 def _like(q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -150,7 +151,8 @@ class RotatingJoinedAttention(JoinedAttention):
     """JoinedAttention whose product is rotated in place."""
 
     def rotated_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.qkv_proj(x, partial(rotated_product, rope=self.rope, heads=self.num_heads))
+        product = partial(rotated_product, rope=self.rope, heads=self.num_heads)
+        q, k, v = self.qkv_proj(x, whole=True, product=product)
         return q, k, v
 
 
@@ -161,7 +163,7 @@ def unavailable(config: RunConfig) -> str | None:
             f"{config.checkpoint} keeps the product that it rotates in place; drop joined_projections, or use "
             "--checkpoint every:1"
         )
-    return _triton.unavailable(config)
+    return triton_operators.unavailable(config)
 
 
 PART = Part(

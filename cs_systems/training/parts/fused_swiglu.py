@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cs_systems.model import SwiGLU
 from cs_systems.training.parts import Part
-from cs_systems.training.parts._triton import check_alike, has_rows, operator, prepared, unavailable
 from cs_systems.training.parts.joined_projections import JoinedSwiGLU
+from cs_systems.training.triton_operators import check_alike, has_rows, operator, prepared, unavailable
 
 
 def _empty_pair(gate: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class FusedJoinedSwiGLU(JoinedSwiGLU):
     """JoinedSwiGLU with the kernels."""
 
     def gated(self, x: Tensor) -> Tensor:
-        gated: Tensor = JoinedGated.apply(self.w13(x, nn.functional.linear))
+        gated: Tensor = JoinedGated.apply(self.w13(x, whole=True))
         return gated
 
 

@@ -28,11 +28,10 @@ class JoinedLinear(nn.Module):
         self.count = len(weights)
         self.weight = nn.Parameter(torch.cat(weights))
 
-    def forward(self, x: Tensor, product: Product | None = None) -> Any:
-        """Return the outputs, or what `product` makes of x and the joined weight."""
-        if product is not None:
-            return product(x, self.weight)
-        return nn.functional.linear(x, self.weight).chunk(self.count, dim=-1)
+    def forward(self, x: Tensor, *, whole: bool = False, product: Product = nn.functional.linear) -> Any:
+        """Return the outputs, or as a `whole` what `product` makes of x and the joined weight."""
+        y = product(x, self.weight)
+        return y if whole else y.chunk(self.count, dim=-1)
 
 
 def keep_names(module: nn.Module, joined: str, names: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels of the parts: their prepared passes, and operators that a compiled model keeps in its graph."""
+"""Triton kernels of the training step: prepared passes, and operators that a compiled model keeps in its graph."""
 
 from __future__ import annotations
 
