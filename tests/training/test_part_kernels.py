@@ -178,6 +178,19 @@ def test_matrix_is_quantized_as_it_lies_and_transposed(
             torch.testing.assert_close(kept.float(), expected.float(), rtol=0.5, atol=scale.item())
 
 
+@DEVICES
+def test_rotation_in_place_and_into_other_tensors_do_not_share_launches(device: str) -> None:
+    heads, width = 2, 8
+    x = torch.randn(3, 5, 6, device=device)
+    weight = torch.randn(3 * heads * width, 6, device=device)
+    rope = rope_of(weight.t()[:, ::3], heads)
+    rotated_in_place = fused_rotary.rotated_product(x, weight, rope=rope, heads=heads)
+    q, k, v = fused_rotary._split(x @ weight.t(), heads)  # of the layout that was just rotated in place
+    q, k = fused_rotary.Rotated.apply(q, k, rope.cos, rope.sin)
+    for a, b in zip(rotated_in_place, (q, k, v), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.gpu
 @EACH
 @pytest.mark.parametrize("width", [1280, 2560])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cs_systems.kernels.triton.launch import Launch
 
-BLOCK, WARPS = 128, 8  # a transposed tile has rows of 128 bytes in fp8
+BLOCK, WARPS = 64, 8  # nearly twice as fast as 128 on one H200
 
 
 @triton.jit

@@ -54,7 +54,7 @@ def _rotated_product(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads:
     """Return q, k and v side by side, (B, S, 3 D), with q and k rotated."""
     product = (x.flatten(0, -2) @ weight.t()).view(*x.shape[:-1], weight.shape[0])
     q, k, _ = _split(product, heads)
-    _ROTATE.run((q, k, cos, sin), (q, k), False)
+    _ROTATE_IN_PLACE.run((q, k, cos, sin), (q, k), False)
     return product
 
 
@@ -95,6 +95,8 @@ def _check(q: Tensor, k: Tensor, *rest: Tensor) -> None:
 
 _TABLES, _OUT = ("cos", "sin"), ("q_out", "k_out")
 _ROTATE = prepared("rotary.rotate", ("q", "k", *_TABLES), _OUT, _check, _reads)
+# A pass knows only the layout of its inputs, and views of this one may also be rotated into other tensors.
+_ROTATE_IN_PLACE = prepared("rotary.rotate", ("q", "k", *_TABLES), _OUT, _check, _reads)
 _GATHER = prepared("rotary.rotate_and_copy", ("q", "k", "v", *_TABLES), (*_OUT, "v_out"), _check, _reads)
 
 
