@@ -41,12 +41,13 @@ ON_TWO = (  # what is left out of the first are variants of its rows
 )
 BENCHMARK = "scripts/benchmarks/attention_peers.py"
 TRAINING_STEP = "training_step/h200.json"
-LLAMA, FAST = ("llama compiled", "llama cudagraphs"), "up to: update_in_backward"
+LLAMA = ("llama compiled", "llama cudagraphs")
+FAST, LOW = "up to: fused_rotary", "fast in fp8"
 INTRODUCTION = """\
 A bf16 training step on one H200 at batch 4, medians in ms, both sides in one run. Llama: Hugging Face's, of the same
-shape, compiled, for small with CUDA graphs. Floor: the arithmetic at the measured rate of a large product, plus
-the optimizer's bytes. Each part alone, and what did not help, is in
-[profiles/training_step](profiles/training_step/table.md).
+shape, compiled, for small with CUDA graphs. fp8: fast with `--parts fp8_linear` too, which changes the result. Floor:
+the arithmetic at the measured rate of a large bf16 product, plus the optimizer's bytes. MFU: that of fast. Each part
+alone, and what did not help, is in [profiles/training_step](profiles/training_step/table.md).
 """
 PRESETS_INTRODUCTION = f"""\
 A training step of each preset on one H200, at batch 4 and context {CONTEXT}, with naive attention, in medians; the
@@ -76,7 +77,8 @@ def headline(file: Path) -> str:
         fast = here[FAST]
         rows.append({
             "size": size, "context": context, "Llama, compiled": 1e3 * llama_s, "fast": 1e3 * fast["wall_s"],
-            "times as fast": llama_s / fast["wall_s"], "floor": 1e3 * fast["floor_s"], "MFU (%)": 100 * fast["mfu"],
+            "times as fast": llama_s / fast["wall_s"], "fp8": 1e3 * here[LOW]["wall_s"] if LOW in here else None,
+            "floor": 1e3 * fast["floor_s"], "MFU (%)": 100 * fast["mfu"],
         })  # fmt: skip
     if not rows:
         raise ValueError(f"no rows for the headline in {file}: run scripts/benchmarks/training_step.py first")

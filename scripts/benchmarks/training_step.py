@@ -144,7 +144,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--budget-s", type=float, default=500.0, help="rows that would start later are left out")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--report", type=Path, metavar="DIR", help="measure nothing; write table.md from DIR/h200.json")
+    parser.add_argument(
+        "--report", type=Path, metavar="DIR", help="measure nothing; write table.md from the JSON files in DIR"
+    )
     args = parser.parse_args()
     if args.report:
         from _training_step_page import write

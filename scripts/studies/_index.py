@@ -98,6 +98,25 @@ def _annotation_cost(folder: Path) -> str:
     )
 
 
+def _part_kernels(folder: Path) -> str:
+    """State the gain over the compiled module of each case, both passes together, at 2.7B and context 2048."""
+    times: dict[str, dict[str, float]] = {}
+    for row in table(folder / "table.md"):
+        if (row["size"], row["context"]) == ("2.7B", "2048"):
+            of_case = times.setdefault(row["case"], {})
+            of_case[row["implementation"]] = of_case.get(row["implementation"], 0.0) + float(row["µs"])
+    gains = ", ".join(f"{case} {of['compiled'] / of['ours']:.2f}×" for case, of in times.items())
+    return f"On one NVIDIA H200, 2.7B at context 2048, as fast as the compiled module: {gains}."
+
+
+def _attention_host_cost(folder: Path) -> str:
+    name = "forward + backward: host µs"
+    cost = {row["attention"]: row[name] for row in table(folder / "table.md")}
+    ours = ", ".join(f"{name} {cost[name]}" for name in ("flash_cuda", "flash_triton", "flash_gluon"))
+    whole = f"{ours}; cuDNN {cost['sdpa_cudnn']}"
+    return f"Forward and backward of a small call take, in µs of the host of one H200: {whole}."
+
+
 def _training_step(folder: Path) -> str:
     return (folder / "table.md").read_text(encoding="utf-8").splitlines()[2].partition(". ")[0] + "."
 
@@ -363,6 +382,14 @@ BENCHMARKS = {
         _training_step,
         "table.md",
         "figure.svg",
+    ),
+    "part_kernels": Benchmark(
+        "How fast are the fused kernels of the training step alone, beside the compiled modules?",
+        _part_kernels,
+        "table.md",
+    ),
+    "attention_host_cost": Benchmark(
+        "What does a small attention call cost the host, for each backend?", _attention_host_cost, "table.md"
     ),
     "profile_coverage": Benchmark(
         "What share of kernel time is given to a phase and to a layer, do both profilers agree, and is it right?",

@@ -7,8 +7,8 @@ or in float64 for float64, and the sum is rounded to the dtype of the stream fir
 
 Bytes, of d_model D, for each token and block in bfloat16: forward 4 D and 8 D, backward 8 D each. Inductor's kernels
 move as much in forward; in backward 12 D each, because the sum over the rows is a kernel that reads both tensors again.
-Predicted, not measured: 2.7B, 8192 tokens on an H200: 18.8 GB at 4.0 TB/s, 4.7 ms, against 24 GB at the 2.6 TB/s of
-Inductor's kernels, 9.3 ms.
+Both passes of both norms of a block of 2.7B, 8192 tokens on one H200: 0.16 ms at 3.5 to 3.9 TB/s, by Inductor's kernels
+0.26 ms (profiles/part_kernels).
 """
 
 from __future__ import annotations

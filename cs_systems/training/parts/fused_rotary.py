@@ -7,8 +7,8 @@ product's backward takes as it is.
 
 Bytes, of d_model D, for each token in bfloat16: forward 8 D; backward 8 D, with joined_projections 12 D. Inductor's
 kernels move as much, and reload each pair for both of its elements. Joined, the rotation in place also keeps 4 D fewer
-bytes for each token and layer than Inductor's. Predicted, not measured: 2.7B, 8192 tokens on an H200: 10.7 GB at 4.0
-TB/s, 2.7 ms, against 4.1 ms at the 2.6 TB/s of Inductor's kernels.
+bytes for each token and layer than Inductor's. Both passes of a block of 2.7B, 8192 tokens on one H200: 0.09 ms at 3.9
+TB/s, by Inductor's kernels 0.13 ms (profiles/part_kernels).
 """
 
 from __future__ import annotations
