@@ -78,7 +78,8 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def scale_of(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the scale of x for an fp8 format: max|x| / its largest number, in fp32, of shape (1,)."""
     largest = torch.linalg.vector_norm(x, math.inf, dtype=torch.float32).reshape(1)
-    return (largest / torch.finfo(dtype).max).clamp_(min=_SMALLEST_SCALE)
+    scale: Tensor = (largest / torch.finfo(dtype).max).clamp_(min=_SMALLEST_SCALE)
+    return scale
 
 
 def quantize_both_ways(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
