@@ -92,6 +92,23 @@ def test_step_without_kernel_does_not_count(write_trace: WriteTrace) -> None:
     assert "1 of 3 steps launched no kernel and are left out" in made.notes
 
 
+def test_step_lasts_until_its_kernels_end(write_trace: WriteTrace) -> None:
+    """A range of an inference engine holds the launches alone; what is launched after it is no part of the step."""
+    first, second = marked("step", 0, 10), marked("step", 70, 80)
+    runs = [*kernel("gemm", 20, 60, launched=5), *kernel("sample", 50, 55, launched=40), *kernel("gemm", 90, 130, 75)]
+    made = profile(read(write_trace([first, second, *runs])))
+    assert [round(row["wall_s"] * 1e6) for row in tables.steps(made)] == [40, 60]
+    assert totals(made) == (2, 80)
+    assert "2 of 2 steps last until their kernels end, after their ranges" in made.notes
+
+
+def test_step_that_overlaps_with_the_one_before_keeps_its_end(write_trace: WriteTrace) -> None:
+    ranges = [marked("step", 0, 100), marked("step", 100, 200)]
+    runs = [*kernel("gemm", 50, 140, launched=5), *kernel("gemm", 150, 240, launched=105)]
+    made = profile(read(write_trace([*ranges, *runs])))
+    assert [round(row["wall_s"] * 1e6) for row in tables.steps(made)] == [100, 100]
+
+
 @pytest.mark.parametrize(
     ("name", "common"),
     [
@@ -324,7 +341,7 @@ def test_phases_without_marks_are_inferred(write_trace: WriteTrace) -> None:
 def test_marked_phases_are_not_inferred(write_trace: WriteTrace) -> None:
     made = profile(read(write_trace([*unmarked_training(), marked("forward", 5, 25)])))
     assert [place.phase for place in made.places] == ["forward", *["unattributed"] * 3, "optimizer"]
-    assert not made.notes
+    assert not any("inferred" in note for note in made.notes)
 
 
 def test_backward_is_inferred_from_names_of_ranges(write_trace: WriteTrace) -> None:
