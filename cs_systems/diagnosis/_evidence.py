@@ -285,7 +285,7 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
     reserved = max((size for _, size in replay.reserved_bytes), default=0)
     phase = found.places[replay.peak_event].phase if replay.peak_event > BEFORE else None
     kept = tuple(cast(Row, row) for row in rows)
-    if not replay.peak_bytes:
+    if not replay.peak_bytes or not len(replay.snapshot.events):  # without events the peak is unknown
         return Evidence()
     return Evidence(memory=MemoryUse(replay.peak_bytes, reserved or None, phase, by_category, blocks, kept))
 

@@ -152,7 +152,7 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
             phases=[],
         ),
         0.08,
-        "the softmax of unfused attention take 20% of the step",
+        "the softmax of unfused attention takes 20% of the step",
     ),
     "unused-tensor-cores": (
         with_tables(kernels=FP32_GEMM, phases=[]),
