@@ -58,6 +58,7 @@ _NUMBERS = {
     "memory_forecast": ("step", "peak_bytes"),
 }
 _MAY_BE_UNKNOWN = {
+    "gaps": ("longest_s",),
     "phases": ("ceiling_share",),
     "overlap": ("share", "step_s"),
     "cost": ("hardware_flops", "bytes"),
