@@ -82,9 +82,14 @@ class Profile:
     @cached_property
     def step_phases(self) -> list[dict[str, float]]:
         """Kernel time of each phase, for each step."""
+        return self.phase_times(np.ones(len(self.trace.kernels), bool))
+
+    def phase_times(self, which: Bools) -> list[dict[str, float]]:
+        """Return the time of each phase in the chosen kernels, for each step."""
         kernels, phases = self.trace.kernels, sorted({place.phase for place in self.places.values})
         number, inside = steps_of(kernels.launched_s, self.steps)
         phase = np.array([phases.index(place.phase) for place in self.places.values], np.int64)[self.places.codes]
+        inside &= which
         both = (number * len(phases) + phase)[inside]
         times = np.bincount(both, (kernels.end_s - kernels.start_s)[inside], len(self.steps) * len(phases))
         table = times.reshape(len(self.steps), len(phases)).tolist()

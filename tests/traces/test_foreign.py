@@ -188,6 +188,11 @@ def test_collective_outside_of_phases_is_a_phase_of_its_own(write_trace: WriteTr
     }
     assert {(row["part"], row["family"]) for row in tables.attention(made)} == {("attention", "matmul")}
     assert made.phase_coverage == 1
+    assert {row["measure"]: row["backward_to_forward"] for row in tables.ratio(made)} == {
+        "kernel time": pytest.approx(40 / 15),
+        "wall time": pytest.approx(1),
+        "computation": pytest.approx(20 / 10),  # without what ranks wait for each other
+    }
 
 
 def test_collective_after_backward_is_not_inferred_as_forward(write_trace: WriteTrace) -> None:
