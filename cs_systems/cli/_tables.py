@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,7 +67,8 @@ def table_text(
         from cs_systems.traces.kernel_families import short_name, short_scope
 
         room = max(20, (width or 80) - BESIDE[column]) if format == "terminal" else 200
-        short = {"kernel": short_name, "scope": short_scope}.get(column, str)
+        shorter: dict[str, Callable[[str], str]] = {"kernel": short_name, "scope": short_scope}
+        short = shorter.get(column, str)
         given = {row[column]: short(row[column]) for row in readable if row[column] is not None}
         names = dict(zip(given, shortened([*given.values()], room), strict=True))
         readable = [row | {column: names.get(row[column])} for row in readable]

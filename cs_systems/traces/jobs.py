@@ -102,10 +102,10 @@ def called(name: str, args: Mapping[str, Any]) -> Message | None:
     if not name.startswith("nccl:") or kind(name) == "other":
         return None
     shapes, dtypes = args.get("Input Dims"), args.get("Input type")
-    shape = shapes[0] if isinstance(shapes, list) and len(shapes) == 1 else None
-    known = isinstance(shape, list) and shape and all(_count(length) is not None for length in shape)
+    shape = shapes[0] if isinstance(shapes, list) and len(shapes) == 1 and isinstance(shapes[0], list) else []
+    lengths = [length for length in shape if _count(length) is not None]
     dtype = dtypes[0] if isinstance(dtypes, list) and len(dtypes) == 1 and isinstance(dtypes[0], str) else None
-    return Message(name, "", None, None, math.prod(shape) if known else None, None, dtype)
+    return Message(name, "", None, None, math.prod(lengths) if lengths and lengths == shape else None, None, dtype)
 
 
 def job(header: Mapping[str, Any], origin_us: float | None = None) -> Job:
