@@ -17,7 +17,7 @@ from cs_systems.traces.attribution import Place, attribute, main_thread
 from cs_systems.traces.gaps import Gaps, gaps_in
 from cs_systems.traces.inferred_layers import with_blocks
 from cs_systems.traces.inferred_phases import are_marked, how_inferred
-from cs_systems.traces.range_names import PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
+from cs_systems.traces.range_names import COMMUNICATION, PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
 from cs_systems.traces.trace import (
     Bools,
     Categorical,
@@ -108,8 +108,10 @@ class Profile:
 
     @property
     def layer_coverage(self) -> float:
-        """Share of kernel time that belongs to a layer or a named module."""
-        return self._share(place.layer != UNATTRIBUTED for _, place in self.groups)
+        """Share of kernel time without communication, which has no layer, that belongs to a layer or a named module."""
+        communication = self._share(place.layer == COMMUNICATION for _, place in self.groups)
+        found = self._share(place.layer not in (UNATTRIBUTED, COMMUNICATION) for _, place in self.groups)
+        return min(1.0, found / (1 - communication)) if found else 0.0
 
     @property
     def fused_share(self) -> float:
@@ -123,9 +125,10 @@ class Profile:
     @property
     def coverage(self) -> str:
         """Sentence about coverage, for the notes of a table."""
+        communicates = any(place.layer == COMMUNICATION for _, place in self.groups)
         return (
-            f"{self.phase_coverage:.1%} of the kernel time belongs to a phase, and {self.layer_coverage:.1%} to a "
-            "layer or named module"
+            f"{self.phase_coverage:.1%} of the kernel time belongs to a phase, and {self.layer_coverage:.1%} "
+            f"{'of the computation ' if communicates else ''}to a layer or named module"
         )
 
 

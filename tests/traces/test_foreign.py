@@ -188,6 +188,8 @@ def test_collective_outside_of_phases_is_a_phase_of_its_own(write_trace: WriteTr
     }
     assert {(row["part"], row["family"]) for row in tables.attention(made)} == {("attention", "matmul")}
     assert made.phase_coverage == 1
+    assert made.layer_coverage == 1  # the collectives, which have no layer, do not count
+    assert "100.0% of the kernel time belongs to a phase, and 100.0% of the computation to a layer" in made.coverage
     assert {row["measure"]: row["backward_to_forward"] for row in tables.ratio(made)} == {
         "kernel time": pytest.approx(40 / 15),
         "wall time": pytest.approx(1),
@@ -202,6 +204,7 @@ def test_collective_after_backward_is_not_inferred_as_forward(write_trace: Write
     assert [place.phase for place in made.places] == PHASES_OF_DDP_STEP
     (ratio, *_) = tables.ratio(made)
     assert (ratio["forward_s"], ratio["backward_s"]) == (pytest.approx(15e-6), pytest.approx(40e-6))
+    assert made.layer_coverage == pytest.approx(10 / 40)  # the optimizer, beside two products
 
 
 @pytest.mark.parametrize("name", ["synchronize", "communication"])
