@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 COMPARED = tuple(f"{side}_{unit}" for side in ("a", "b", "difference") for unit in ("s", "bytes"))
 # Width of the other columns of a table with such a column.
-BESIDE = {"kernel": 52, "range": 55, "annotation": 48, "operator": 60, "caller": 60, "file": 50}
+BESIDE = {"kernel": 52, "range": 55, "annotation": 48, "operator": 60, "caller": 60, "file": 50, "scope": 45}
 
 
 def chosen_tables(
@@ -64,10 +64,11 @@ def table_text(
     shown = {c: title for c, title in titles.items() if rows and says_something(c, rows)}
     readable = [{column: row[column] for column in shown} for row in rows]
     for column in BESIDE.keys() & shown.keys():
-        from cs_systems.traces.kernel_families import short_name
+        from cs_systems.traces.kernel_families import short_name, short_scope
 
         room = max(20, (width or 80) - BESIDE[column]) if format == "terminal" else 200
-        short = short_name if column == "kernel" else str
+        shorter: dict[str, Callable[[str], str]] = {"kernel": short_name, "scope": short_scope}
+        short = shorter.get(column, str)
         given = {row[column]: short(row[column]) for row in readable if row[column] is not None}
         names = dict(zip(given, shortened([*given.values()], room), strict=True))
         readable = [row | {column: names.get(row[column])} for row in readable]
@@ -110,7 +111,10 @@ def document_text(
 
 
 def shortened(names: Sequence[str], room: int) -> list[str]:
-    """Return names of at most `room` characters; those that would look alike keep the part in which they differ."""
+    """Return names of at most `room` characters; those that would look alike keep the part in which they differ.
+
+    Where that part is too long, a number stands behind each.
+    """
     texts = {name: within(name, room) for name in names}
     alike: dict[str, list[str]] = {}
     for name, text in texts.items():
@@ -121,7 +125,8 @@ def shortened(names: Sequence[str], room: int) -> list[str]:
         own = {name: name[begin : len(name) - end] for name in group}
         rest = room - max(map(len, own.values())) - 2
         if rest < 2:
-            texts |= {name: name for name in group}
+            numbers = {name: f" ({number})" for number, name in enumerate(group, 1)}
+            texts |= {name: within(name, room - len(number)) + number for name, number in numbers.items()}
             continue
         first, last = min(rest // 2, begin), min(rest - rest // 2, end)
         texts |= {name: f"{name[:first]}…{part}…{name[len(name) - last :]}" for name, part in own.items()}

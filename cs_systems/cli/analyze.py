@@ -210,6 +210,8 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
             remarks.append(reason)
         remarks = [remark for remark in remarks if remark not in said]
         said.update(remarks)
+        if not rows and not remarks and not args.table:
+            continue
         top = len(rows)
         if name in long:
             top = args.top or (top if args.format == "csv" else long[name])

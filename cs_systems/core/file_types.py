@@ -23,6 +23,14 @@ SCOPES_TRACE = re.compile(rb'\s*\{\s*"displayTimeUnit"\s*:\s*"us"\s*,\s*"traceEv
 # Files of PyTorch that no command reads, by how they begin → what they are, and what to give instead.
 UNREAD = (
     (
+        re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"'),
+        "a result of rocprofv3, which is not read; give a trace of torch.profiler, which holds the kernels of ROCm too",
+    ),
+    (
+        re.compile(rb'\s*\{\s*"\$schema"\s*:\s*"https://www\.speedscope'),
+        "a profile of the CPU's stacks for speedscope, which holds no kernels; give a trace of torch.profiler",
+    ),
+    (
         re.compile(rb'\s*\{[^\[{]*"schema"\s*:\s*"[\d.]+'),
         "an execution trace of PyTorch, which has no times; give the trace of torch.profiler recorded with it",
     ),

@@ -58,6 +58,7 @@ _NUMBERS = {
     "memory_forecast": ("step", "peak_bytes"),
 }
 _MAY_BE_UNKNOWN = {
+    "gaps": ("longest_s",),
     "phases": ("ceiling_share",),
     "overlap": ("share", "step_s"),
     "cost": ("hardware_flops", "bytes"),
@@ -285,7 +286,7 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
     reserved = max((size for _, size in replay.reserved_bytes), default=0)
     phase = found.places[replay.peak_event].phase if replay.peak_event > BEFORE else None
     kept = tuple(cast(Row, row) for row in rows)
-    if not replay.peak_bytes:
+    if not replay.peak_bytes or not len(replay.snapshot.events):  # without events the peak is unknown
         return Evidence()
     return Evidence(memory=MemoryUse(replay.peak_bytes, reserved or None, phase, by_category, blocks, kept))
 

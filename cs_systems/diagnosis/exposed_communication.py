@@ -7,7 +7,10 @@ from cs_systems.core.rows import Row
 from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
 
-REMEDY = "overlap it with backward (--strategy ddp_bucketed, or fsdp), send bf16, or use a larger batch for each rank"
+REMEDY = (
+    "overlap it with backward (DistributedDataParallel, FSDP; --strategy ddp_bucketed, fsdp), send bf16, or use a "
+    "larger batch for each rank"
+)
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

@@ -8,8 +8,8 @@ from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
 from cs_systems.traces.gaps import LAUNCH
 
-COMPILE = "compile (--compile), or capture the step in a CUDA graph (--graph step)"
-GRAPH = "capture the step in a CUDA graph (--graph step), or use a larger batch"
+COMPILE = "compile (torch.compile, --compile), or capture the step in a CUDA graph (torch.cuda.graph, --graph step)"
+GRAPH = "capture the step in a CUDA graph (torch.cuda.graph, --graph step), or use a larger batch"
 LARGER = "use a larger batch, because the step is a CUDA graph already"
 
 

@@ -6,7 +6,10 @@ from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import OPTIMIZER_STATE, Evidence
 
 DOMINANT = 0.3  # share of the peak; AdamW's moments are half of what parameters, gradients and they take together
-REMEDY = "shard it over ranks (--strategy zero1, or fsdp), or keep it in bf16 (--optimizer adamw_bf16_state)"
+REMEDY = (
+    "shard it over ranks (ZeroRedundancyOptimizer, FSDP; --strategy zero1, fsdp), or keep it in bf16 "
+    "(--optimizer adamw_bf16_state)"
+)
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import SCORES, Evidence
 
-REMEDY = "use an attention that keeps none (--attention sdpa_flash or flash_triton)"
+REMEDY = "use an attention that keeps none (scaled_dot_product_attention; --attention sdpa_flash or flash_triton)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

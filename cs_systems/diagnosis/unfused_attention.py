@@ -12,7 +12,7 @@ from cs_systems.diagnosis._evidence import Evidence
 OVER_SCORES = ("attention.scores", "attention.softmax", "attention.value")
 PRODUCTS = ("matmul", "attention")
 OF_LOSS = re.compile(r"log_?softmax", re.IGNORECASE)
-REMEDY = "use a fused kernel (--attention sdpa_flash or flash_triton, scaled_dot_product_attention)"
+REMEDY = "use a fused kernel (scaled_dot_product_attention; --attention sdpa_flash or flash_triton)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -31,8 +31,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     lost_s = sum(row["time_s"] for row in lost)
     if not lost_s:
         return None
-    what = "mask, softmax and copies of the score matrix" if rows else "the softmax of unfused attention"
-    cause = f"{what} take {lost_s / step_s:.0%} of the step"
+    what = "mask, softmax and copies of the score matrix take" if rows else "the softmax of unfused attention takes"
+    cause = f"{what} {lost_s / step_s:.0%} of the step"
     return Diagnosis(cause, REMEDY, step_s, step_s - lost_s, evidence=tuple(lost))
 
 

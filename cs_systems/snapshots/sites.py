@@ -25,6 +25,7 @@ def sites(stacks: Iterable[Stack]) -> list[str | None]:
 
 
 _NOWHERE = Frame("", 0, "")
+UNKNOWN_FILE = "??"  # of a C++ frame without debugging symbols
 
 
 def _site(frames: Stack, own: Stack, callers: dict[Frame, set[Frame]]) -> str | None:
@@ -32,7 +33,8 @@ def _site(frames: Stack, own: Stack, callers: dict[Frame, set[Frame]]) -> str | 
         return None
     inner = frames[0] if _is_python(frames[0]) else _native(frames)
     here, *outside = own if own and _is_python(own[0]) else (inner,)
-    text = f"{short_file(here.file)}:{here.line} {here.function}"
+    name = here.function if _is_python(here) else _native_name(here)
+    text = name if here.file == UNKNOWN_FILE else f"{short_file(here.file)}:{here.line} {name}"
     if outside and len(callers[here]) > 1:
         same = outside[0].file == here.file
         text = f"{short_file(outside[0].file)}:{outside[0].line} > {text.partition(':')[2] if same else text}"
@@ -55,6 +57,12 @@ def _native(stack: Stack) -> Frame:
         if found := next((f for f in stack if re.match(wanted, f.function)), None):
             return found
     return stack[0]
+
+
+def _native_name(frame: Frame) -> str:
+    """Return the name of autograd's node (`DivBackward0`), or of another C++ function without its arguments."""
+    node = re.match(r"torch::autograd::(?:\w+::)*(\w*Backward\d*)::", frame.function)
+    return node[1] if node else frame.function.partition("(")[0]
 
 
 def short_file(file: str) -> str:

@@ -4,7 +4,8 @@ A stretch without a kernel is divided among these causes, by how long each laste
 
 - copy: a memcpy or memset ran instead;
 - device latency: the next kernel's launch had returned before the stretch began, so that the device, not the host, was
-  late (a dependency, the time between two kernels of a queue);
+  late (a dependency, the time between two kernels of a queue); also what passes after the launch returned, where that
+  is over 100 µs;
 - profiler: the profiler's own bookkeeping delayed the host;
 - cudaMalloc: the host was allocating or freeing device memory, with no launch pending;
 - synchronisation: the host waited for the device, with no launch pending;
@@ -27,6 +28,9 @@ from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Step, Trace
 COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH = CAUSES = (
     "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "launch-bound",
 )  # fmt: skip
+
+
+LATE_S = 100e-6  # from the end of a launch to its kernel: longer than any launch's own latency
 
 
 class Span(NamedTuple):
@@ -65,8 +69,14 @@ def _gaps(kernels: Kernels, own: Bools, steps: Sequence[Step]) -> Gaps:
     start = np.concatenate([[-np.inf], np.maximum.accumulate(kernels.end_s[own])])
     end = np.append(kernels.start_s[own], np.inf)
     pending = np.append(kernels.launch_end_s[own], np.nan) <= start
+    returned = np.append(kernels.launch_end_s[own], np.nan)
     real = end > start
-    start, end, pending = start[real], end[real], pending[real]
+    start, end, pending, returned = start[real], end[real], pending[real], returned[real]
+    # The host is not the cause of what passes after the launch, unless it is the launch's own latency.
+    late = ~pending & (end - returned > LATE_S)
+    start, end = np.append(start, returned[late]), np.append(np.where(late, returned, end), end[late])
+    order, pending = np.argsort(start), np.append(pending, np.full(late.sum(), True))
+    start, end, pending = start[order], end[order], pending[order]
     begins, ends = np.array([step.start_s for step in steps]), np.array([step.end_s for step in steps])
     # Gaps and steps are sorted and do not overlap: a gap meets the steps first ≤ step < last.
     first, last = np.searchsorted(ends, start, "right"), np.searchsorted(begins, end, "left")

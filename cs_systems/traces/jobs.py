@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ _KINDS = {
 }
 PAIRWISE = ("send_recv", "send", "recv")  # between two ranks, without the rest of the group
 ELEMENT_BYTES = {
-    **dict.fromkeys(("double", "long", "complexfloat"), 8),
+    **dict.fromkeys(("double", "long", "long int", "complexfloat"), 8),
     **dict.fromkeys(("float", "int"), 4),
     **dict.fromkeys(("half", "bfloat16", "short"), 2),
     **dict.fromkeys(("byte", "char", "bool"), 1),
@@ -76,7 +77,7 @@ def kind(name: str) -> str:
 
 
 def _element_bytes(dtype: str | None) -> int | None:
-    name = (dtype or "").lower()
+    name = (dtype or "").lower().removeprefix("c10::")
     return 1 if name.startswith("float8") else ELEMENT_BYTES.get(name)
 
 
@@ -91,6 +92,20 @@ def message(args: Mapping[str, Any]) -> Message | None:
     )
     dtype = args.get("dtype")
     return Message(name, " ".join(group), ranks, number, into, out, dtype if isinstance(dtype, str) else None)
+
+
+def called(name: str, args: Mapping[str, Any]) -> Message | None:
+    """Return what a range of torch.distributed around the launch of a collective says: `nccl:all_to_all`.
+
+    Profilers before PyTorch 2.2 say nothing at the kernel, whose name is the same for each kind of exchange.
+    """
+    if not name.startswith("nccl:") or kind(name) == "other":
+        return None
+    shapes, dtypes = args.get("Input Dims"), args.get("Input type")
+    shape = shapes[0] if isinstance(shapes, list) and len(shapes) == 1 and isinstance(shapes[0], list) else []
+    lengths = [length for length in shape if _count(length) is not None]
+    dtype = dtypes[0] if isinstance(dtypes, list) and len(dtypes) == 1 and isinstance(dtypes[0], str) else None
+    return Message(name, "", None, None, math.prod(lengths) if lengths and lengths == shape else None, None, dtype)
 
 
 def job(header: Mapping[str, Any], origin_us: float | None = None) -> Job:

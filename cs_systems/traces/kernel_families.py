@@ -63,9 +63,11 @@ def is_collective(kernels: Kernels) -> Bools:
 # Generic kernel → replacement for its name; the functor among its template arguments gives the operation.
 _GENERIC = {
     "elementwise_kernel": "elementwise", "reduce_kernel": "reduce", "multi_tensor_apply_kernel": "foreach",
-    "Kernel": "", "Kernel2": "", "device_kernel": "",
+    "Kernel": "", "Kernel2": "", "device_kernel": "", "kentry": "",
 }  # fmt: skip
-_OPERATION = re.compile(r"\w*(?:Functor|Ops|_kernel)(?:_\w+)?\b|cutlass_\w{6,}|Flash\w+|\w*Gemm\w+")
+_OPERATION = re.compile(
+    r"\w*(?:Functor|Ops|_kernel)(?:_\w+)?\b|cutlass_\w{6,}|Flash\w+|\w*Gemm\w+|Fmha\w+|\w+norm2d\w+"
+)
 _NO_OPERATION = re.compile(r"elementwise_kernel|gpu_kernel_impl|reduce_kernel|^(Binary|AUnary|BUnary|Unary)Functor$")
 _ENDS = re.compile(r"_cuda$|_impl$|_kernel$|Functor$|List$|Ops$")
 # cuBLAS puts types, stages and alignments between the parts of a name that distinguish matrix products.
@@ -75,13 +77,40 @@ _XMMA = re.compile(
 )
 
 
+_LENGTH = re.compile(r"\d{1,3}")
+# Parts of a mangled name whose digits are no length: values, references to other parts, and types such as `DF16b`.
+_NO_LENGTH = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|DF\d+[b_x]?")
+
+
+def demangled(name: str) -> str:
+    """Return the identifiers of a mangled C++ name, as `outer::kernel<arguments>`; another name as it is.
+
+    Types and numbers among the arguments, which short names do not show, are left out. Source: Itanium C++ ABI.
+    """
+    if not name.startswith("_Z"):
+        return name
+    path, arguments = list[str](), list[str]()
+    at = 3 if (nested := name.startswith("_ZN")) else 2
+    while (length := _LENGTH.match(name, at)) and (nested or not path):
+        at = length.end() + int(length[0])
+        path.append(name[length.end() : at])
+    while at < len(name):
+        if length := _LENGTH.match(name, at):
+            at = length.end() + int(length[0])
+            arguments.append(name[length.end() : at])
+        else:
+            other = _NO_LENGTH.match(name, at)
+            at = other.end() if other else at + 1
+    return f"{'::'.join(path)}<{', '.join(arguments)}>" if path else name
+
+
 @functools.lru_cache(maxsize=65536)
 def short_name(name: str) -> str:
     """Return a kernel's name without namespaces, template arguments and parameters.
 
     For a generic kernel the operation is included: `elementwise direct_copy`, `sm80_xmma_gemm tn 64x64x8`.
     """
-    plain = name.replace("(anonymous namespace)", "").replace("<unnamed>", "").removeprefix("void ")
+    plain = demangled(name).replace("(anonymous namespace)", "").replace("<unnamed>", "").removeprefix("void ")
     head = re.split(r"[<(]", plain, maxsplit=1)[0]
     base = head.split("::")[-1].strip() or plain
     if gemm := _XMMA.match(base):
@@ -89,6 +118,12 @@ def short_name(name: str) -> str:
     generic = next((g for g in _GENERIC if base == g or (g.islower() and base.endswith(f"_{g}"))), None)
     operation = next((w for w in _OPERATION.findall(plain[len(head) :]) if not _NO_OPERATION.search(w)), None)
     return f"{_GENERIC[generic]} {_operation_of(operation)}".strip() if generic and operation else base
+
+
+def short_scope(scope: str) -> str:
+    """Return an indented row of a tree of scopes; one that is a kernel with a mangled name gets its short name."""
+    begin = scope.find("_Z")
+    return scope[:begin] + short_name(scope[begin:]) if begin >= 0 and not scope[:begin].strip("· ") else scope
 
 
 def _operation_of(word: str) -> str:

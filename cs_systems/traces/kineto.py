@@ -28,6 +28,7 @@ from cs_systems.core.validation import shown
 from cs_systems.traces import jobs
 from cs_systems.traces.called_modules import PREFIX, called_modules
 from cs_systems.traces.chrome_trace import Event, Text, events, header
+from cs_systems.traces.kernel_families import is_collective
 from cs_systems.traces.modules import HEADER, Modules, unpacked
 from cs_systems.traces.operators import OperatorReader
 from cs_systems.traces.range_names import ranges_elsewhere
@@ -130,6 +131,8 @@ class _Process:
     ops: list[Op] = field(default_factory=list)
     operators: OperatorReader = field(default_factory=OperatorReader)
     modules: list[Range] = field(default_factory=list)  # calls of modules, from Python's stacks
+    # Calls of collectives by thread: (start, end, what the range says)
+    collectives: dict[int, list[tuple[float, float, jobs.Message]]] = field(default_factory=lambda: defaultdict(list))
 
 
 class _Reader:
@@ -214,7 +217,8 @@ class _Reader:
         function = _function(str(event["name"]), args)
         one = self.functions.setdefault(function, function)
         in_graph = bool(args.get("graph node id"))
-        where = int(args["device"]), int(args["stream"])
+        # Kineto writes device and stream as process and thread, too; some programs that cut traces keep only these.
+        where = int(args.get("device", event.get("pid"))), int(args.get("stream", event.get("tid")))
         if "Collective name" in args and (message := jobs.message(args)):
             self.messages[start, *where] = message
         self.kernels.append((one, start, end, *where, in_graph, int(args.get("correlation", UNKNOWN))))
@@ -252,7 +256,10 @@ class _Reader:
             process.calls.append(Call(name, start, end, thread))
 
     def _range(self, event: Event, start: float, end: float) -> None:
-        self.processes[int(event["pid"])].ranges.append(Range(self._name(event), start, end, self._thread(event)))
+        name, thread, process = self._name(event), self._thread(event), self.processes[int(event["pid"])]
+        process.ranges.append(Range(name, start, end, thread))
+        if message := jobs.called(name, _args(event)):
+            process.collectives[thread].append((start, end, message))
 
     def _module(self, event: Event, start: float, end: float) -> None:
         if (name := str(event["name"])).startswith(PREFIX):
@@ -336,7 +343,7 @@ class _Reader:
             limitations=tuple(limitations),
             modules=modules,
             operators=process.operators.read(),
-            messages=self._messages_of(columns),
+            messages=_messages_around(columns, process) | self._messages_of(columns),
         )
 
     def _messages_of(self, kernels: Kernels) -> dict[int, jobs.Message]:
@@ -408,6 +415,21 @@ class _Reader:
         listed = _listed(f"{pid} ({count} {what}s)" for pid, count in sorted(found.items()))
         reason = f"{len(found)} processes" if wanted is None else f"no {what} of process {wanted}"
         raise ConfigError(f"{self.path} holds {reason}; choose one with --process: {listed}")
+
+
+def _messages_around(kernels: Kernels, process: _Process) -> dict[int, jobs.Message]:
+    """Return the messages that ranges around the launches of collectives state, by the index of the kernel."""
+    found: dict[int, jobs.Message] = {}
+    if not process.collectives:
+        return found
+    which = np.flatnonzero(is_collective(kernels))
+    calls = {thread: sorted(rows, key=itemgetter(0)) for thread, rows in process.collectives.items()}
+    launches = zip(which.tolist(), kernels.thread[which].tolist(), kernels.launch_start_s[which].tolist(), strict=True)
+    for index, thread, launched in launches:
+        rows = calls.get(thread, [])
+        if (begun := bisect_right(rows, launched, key=itemgetter(0))) and launched <= rows[begun - 1][1]:
+            found[index] = rows[begun - 1][2]
+    return found
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -17,12 +17,13 @@ from cs_systems.traces.attribution import Place, attribute, main_thread
 from cs_systems.traces.gaps import Gaps, gaps_in
 from cs_systems.traces.inferred_layers import with_blocks
 from cs_systems.traces.inferred_phases import are_marked, how_inferred
-from cs_systems.traces.range_names import PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
+from cs_systems.traces.range_names import COMMUNICATION, PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
 from cs_systems.traces.trace import (
     Bools,
     Categorical,
     Function,
     Ints,
+    Kernels,
     Ranges,
     Step,
     Trace,
@@ -32,6 +33,7 @@ from cs_systems.traces.trace import (
 )
 
 BY_PHASES = "no range is named step: a step is assumed to last from one forward to the last phase before the next"
+LEAST_LONGER = 0.01  # of a step: kernels that end later belong to its time
 WHOLE = "no range marks steps or phases: the whole recording counts as one step"
 
 
@@ -80,9 +82,14 @@ class Profile:
     @cached_property
     def step_phases(self) -> list[dict[str, float]]:
         """Kernel time of each phase, for each step."""
+        return self.phase_times(np.ones(len(self.trace.kernels), bool))
+
+    def phase_times(self, which: Bools) -> list[dict[str, float]]:
+        """Return the time of each phase in the chosen kernels, for each step."""
         kernels, phases = self.trace.kernels, sorted({place.phase for place in self.places.values})
         number, inside = steps_of(kernels.launched_s, self.steps)
         phase = np.array([phases.index(place.phase) for place in self.places.values], np.int64)[self.places.codes]
+        inside &= which
         both = (number * len(phases) + phase)[inside]
         times = np.bincount(both, (kernels.end_s - kernels.start_s)[inside], len(self.steps) * len(phases))
         table = times.reshape(len(self.steps), len(phases)).tolist()
@@ -101,8 +108,10 @@ class Profile:
 
     @property
     def layer_coverage(self) -> float:
-        """Share of kernel time that belongs to a layer or a named module."""
-        return self._share(place.layer != UNATTRIBUTED for _, place in self.groups)
+        """Share of kernel time without communication, which has no layer, that belongs to a layer or a named module."""
+        communication = self._share(place.layer == COMMUNICATION for _, place in self.groups)
+        found = self._share(place.layer not in (UNATTRIBUTED, COMMUNICATION) for _, place in self.groups)
+        return min(1.0, found / (1 - communication)) if found else 0.0
 
     @property
     def fused_share(self) -> float:
@@ -116,9 +125,10 @@ class Profile:
     @property
     def coverage(self) -> str:
         """Sentence about coverage, for the notes of a table."""
+        communicates = any(place.layer == COMMUNICATION for _, place in self.groups)
         return (
-            f"{self.phase_coverage:.1%} of the kernel time belongs to a phase, and {self.layer_coverage:.1%} to a "
-            "layer or named module"
+            f"{self.phase_coverage:.1%} of the kernel time belongs to a phase, and {self.layer_coverage:.1%} "
+            f"{'of the computation ' if communicates else ''}to a layer or named module"
         )
 
 
@@ -142,6 +152,9 @@ def profile(
         ConfigError: No step is found, or no kernel in one.
     """
     chosen, how = find_steps(trace, steps, between)
+    chosen, longer = (chosen, 0) if between else _until_idle(trace.kernels, chosen)
+    if longer:
+        how = [*how, f"{longer} of {len(chosen)} steps last until their kernels end, after their ranges"]
     has_kernel = _launched_in(trace, chosen)
     if empty := int((~has_kernel).sum()) if has_kernel.any() else 0:
         how = [*how, f"{empty} of {len(chosen)} steps launched no kernel and are left out"]
@@ -225,6 +238,32 @@ def _outermost(ranges: Ranges, *globs: str) -> list[Step]:
         if r.end_s > r.start_s and (not steps or r.start_s >= steps[-1].end_s):
             steps.append(Step(r.name, r.start_s, r.end_s))
     return steps
+
+
+def _until_idle(kernels: Kernels, steps: Sequence[Step]) -> tuple[list[Step], int]:
+    """Return (steps, number of steps made longer): each lasts until its kernels end, if the device runs it alone.
+
+    An inference engine launches its kernels, and its range ends before they run. A step keeps its end where kernels of
+    earlier steps still run at its start, because steady steps overlap in this way, and where more work is launched.
+    """
+    if not steps or not kernels:
+        return [*steps], 0
+    launched = kernels.launched_s
+    order = np.argsort(launched)
+    until = np.maximum.accumulate(kernels.end_s[order])  # when all kernels up to this launch have ended
+    launched = launched[order]
+    begins, ends = (np.array([step[edge] for step in steps]) for edge in (1, 2))
+    first, beyond = np.searchsorted(launched, begins, "left"), np.searchsorted(launched, ends, "right")
+    alone = np.concatenate([[-math.inf], until])[first] <= begins
+    done = np.concatenate([[-math.inf], until])[beyond]
+    following = np.nextafter(np.append(launched, math.inf)[beyond], -math.inf)  # what it launches stays outside
+    following = np.minimum(following, np.append(begins[1:], math.inf))
+    lasting = np.where(alone & (beyond > first), np.minimum(done, following), -math.inf)
+    longer = lasting > ends + LEAST_LONGER * (ends - begins)
+    return [
+        step._replace(end_s=end_s) if counts else step
+        for step, end_s, counts in zip(steps, lasting.tolist(), longer.tolist(), strict=True)
+    ], int(longer.sum())
 
 
 def _launched_in(trace: Trace, steps: Sequence[Step]) -> Bools:

@@ -43,7 +43,11 @@ def read(path: Path, process: int | None = None) -> Trace:
         return replace(nsys.read(path, process), modules=read_beside(path))
     if path.suffix in nsys.REPORTS:
         with nsys.exported(path) as database:
-            return replace(nsys.read(database, process), source=str(path), modules=read_beside(path))
+            try:
+                trace = nsys.read(database, process)
+            except ConfigError as error:  # the export is gone when the message is read
+                raise ConfigError(str(error).replace(str(database), str(path))) from None
+            return replace(trace, source=str(path), modules=read_beside(path))
     if head.startswith(GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
         return kineto.read(path, process)
     raise ConfigError(

@@ -276,10 +276,15 @@ def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[RatioRow]:
     """Return the ratio of backward to forward, by kernel time and by wall time (the host's ranges).
 
     The two differ where the host limits the speed. Only steps with both phases count; without any, the row is missing.
+    A collective lasts while its rank waits for others: where a phase has some, a row leaves them out.
     """
     rows: list[RatioRow] = []
     both = Phase.FORWARD, Phase.BACKWARD
-    for measure, steps in {"kernel time": profile.step_phases, "wall time": _phase_walls(profile)}.items():
+    measures = {"kernel time": profile.step_phases, "wall time": _phase_walls(profile)}
+    collectives = is_collective(profile.trace.kernels)
+    if any({*both} & {*step} for step in profile.phase_times(collectives)):
+        measures["computation"] = profile.phase_times(~collectives)
+    for measure, steps in measures.items():
         times = [[step[phase] for phase in both] for step in steps if {*both} <= {*step}]
         if times:
             forward, backward = (sum(phase) for phase in zip(*times, strict=True))

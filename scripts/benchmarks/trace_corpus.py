@@ -3,8 +3,8 @@
 Method: every file of a folder is read as the command reads it. `count`, a reader of its own that shares no code with
 the package, loads the whole file and adds up its kernels; a row says whether both agree, in number and in time to the
 nanosecond. Files of others are not committed; the table names those of a public repository.
-Output: a markdown table, a row for each file. Committed: profiles/trace_corpus/, for the test data of
-HolisticTraceAnalysis (GitHub, facebookresearch/HolisticTraceAnalysis, tests/data).
+Output: a markdown table, a row for each file. Committed: profiles/trace_corpus/, for recordings in public repositories
+on GitHub, such as the test data of HolisticTraceAnalysis and TraceLens.
 
     python scripts/benchmarks/trace_corpus.py FOLDER > profiles/trace_corpus/table.md
 """
@@ -38,6 +38,7 @@ class Count(NamedTuple):
     kind: str
     kernels: int
     time_us: float
+    processes: tuple[int, ...] = ()  # that launched kernels, where there are several
 
 
 def count(path: Path) -> Count:
@@ -46,8 +47,7 @@ def count(path: Path) -> Count:
     raw = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
     if raw.startswith(b"SQLite format 3"):
         with closing(sqlite3.connect(path)) as database:
-            query = "SELECT count(*), ifnull(sum(end - start), 0) / 1e3 FROM CUPTI_ACTIVITY_KIND_KERNEL"
-            return Count("nsys", *database.execute(query).fetchone())
+            return _count_of_nsys(database)
     try:
         data = json.loads(raw)
     except ValueError:
@@ -69,6 +69,17 @@ def count(path: Path) -> Count:
     return Count(kind, len(kernels), sum(event["dur"] for event in kernels))
 
 
+def _count_of_nsys(database: sqlite3.Connection) -> Count:
+    table = "CUPTI_ACTIVITY_KIND_KERNEL"
+    columns = {name for _, name, *_ in database.execute(f"PRAGMA table_info({table})")}
+    if not columns:
+        return Count("nsys", 0, 0.0)
+    number, time_us = database.execute(f"SELECT count(*), ifnull(sum(end - start), 0) / 1e3 FROM {table}").fetchone()
+    of = database.execute(f"SELECT DISTINCT globalPid >> 24 & 0xFFFFFF FROM {table}") if "globalPid" in columns else ()
+    processes = tuple(sorted(process for (process,) in of))
+    return Count("nsys", number, time_us, processes if len(processes) > 1 else ())
+
+
 def row(path: Path, folder: Path) -> dict[str, str]:
     """Return the row of a file."""
     own = count(path)
@@ -76,18 +87,20 @@ def row(path: Path, folder: Path) -> dict[str, str]:
     if own.kernels:
         found |= {"kernels": f"{own.kernels:,}", "their time": human(own.time_us * 1e-6, "_s")}
     try:
-        made = profile(read(path))
+        each = [profile(read(path, process)) for process in own.processes or [None]]
     except ConfigError as error:
         return found | {"equal": "refused", "unknown": _short(str(error).replace(str(path), "").strip())}
-    kernels = made.trace.kernels
-    difference_s = abs(own.time_us * 1e-6 - float((kernels.end_s - kernels.start_s).sum()))
-    same = own.kernels == len(kernels) and difference_s <= SAME_S * max(1, len(kernels))
-    found |= {"equal": "yes" if same else f"no: {len(kernels):,}"} if own.kernels or not same else {}
+    made, kernels = each[0], [one.trace.kernels for one in each]
+    number, time_s = sum(map(len, kernels)), sum(float((k.end_s - k.start_s).sum()) for k in kernels)
+    same = own.kernels == number and abs(own.time_us * 1e-6 - time_s) <= SAME_S * max(1, number)
+    found |= {"equal": "yes" if same else f"no: {number:,}"} if own.kernels or not same else {}
     found |= {"steps": _steps(made)}
     notes = [note for note in made.notes if "left out" in note or "no recorded launch" in note]
-    if len(kernels):
+    if number:
         found |= {"phases": _phases(made), "in a phase": f"{made.phase_coverage:.0%}"}
         found |= {"in a layer": f"{made.layer_coverage:.0%}"}
+    if own.processes:
+        notes.append(f"{len(own.processes)} processes, each read by --process; steps and places are the first's")
     unknown = dict.fromkeys([*made.trace.limitations, *notes])
     return found | {"unknown": _short("; ".join(unknown))}
 

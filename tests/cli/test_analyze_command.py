@@ -23,7 +23,7 @@ def analyze(*words: object) -> int:
 def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(nsys_path) == 0
     sentences, _, rest = capsys.readouterr().out.partition("\n\n")
-    assert sentences.startswith("1. 72% of the step the GPU waits for kernel launches: compile (--compile), or\n")
+    assert sentences.startswith("1. 72% of the step the GPU waits for kernel launches: compile (torch.compile,\n")
     assert sentences.count("→ at best") == len([line for line in sentences.splitlines() if line[:3].strip()]) <= 3
     lines = rest.splitlines()
     assert max(map(len, [*sentences.splitlines(), *lines[1:]])) <= 80

@@ -119,6 +119,12 @@ def test_shortened_names_of_files_stay_distinct() -> None:
     assert shortened(["a" * 60, "a" * 61], 20) != [within("a" * 60, 20)] * 2
 
 
+def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
+    """AMD's products of matrices have names of 400 characters that differ in numbers far from each other."""
+    names = [f"Cijk_Alik_Bljk_{number}{'x' * 300}{number}_WS64_WG32_8_1" for number in (1, 2)]
+    assert shortened(names, 20) == ["Cijk_Ali…G32_8_1 (1)", "Cijk_Ali…G32_8_1 (2)"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -133,6 +133,11 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
         0.07,
         "30% of the step waits for the next batch",
     ),
+    "late-kernels": (
+        with_tables(gaps=[{"device": 0, "cause": "device latency", "time_s": 0.03, "longest_s": 0.02}]),
+        0.07,
+        "30% of the step the GPU is idle although the next kernel is launched: find what the kernel after the gap",
+    ),
     "host-synchronisation": (gap("synchronisation"), 0.07, "30% of the step the GPU is idle while the host"),
     "device-allocation": (gap("cudaMalloc"), 0.07, "while the host allocates device memory"),
     "blocking-copies": (gap("copy"), 0.07, "30% of the step the GPU copies memory and computes nothing: pin"),
@@ -152,7 +157,7 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
             phases=[],
         ),
         0.08,
-        "the softmax of unfused attention take 20% of the step",
+        "the softmax of unfused attention takes 20% of the step",
     ),
     "unused-tensor-cores": (
         with_tables(kernels=FP32_GEMM, phases=[]),
@@ -285,6 +290,11 @@ def test_nothing_to_judge_is_no_diagnosis_and_prints_nothing() -> None:
 def test_wait_for_the_batch_is_not_blamed_on_launches() -> None:
     evidence, *_ = PLANTED["data-input"]
     assert [found.code for found in apply_rules(evidence) or []] == ["data-input"]
+
+
+def test_usual_time_between_kernels_is_not_late() -> None:
+    short = [{"device": 0, "cause": "device latency", "time_s": 0.03, "longest_s": 5e-6}]
+    assert apply_rules(with_tables(gaps=short)) == []
 
 
 def test_real_h200_trace_is_launch_bound(nsys_profile: Profile, kineto_profile: Profile) -> None:

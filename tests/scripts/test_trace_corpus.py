@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,10 +29,24 @@ def test_own_reader_agrees_on_each_kind(row: Callable[..., dict[str, str]], nsys
         made = row(path, path.parent)
         assert (made["kernels"], made["equal"], made["in a phase"]) == ("714", "yes", "100%")
     damaged = json.loads(gzip.decompress(kineto.read_bytes()))
-    next(event for event in damaged["traceEvents"] if event.get("cat") == "kernel")["args"] = {}
+    next(event for event in damaged["traceEvents"] if event.get("cat") == "kernel")["args"] = 3
     (tmp_path / "damaged.json").write_text(json.dumps(damaged))
     made = row(tmp_path / "damaged.json", tmp_path)
     assert (made["kernels"], made["equal"]) == ("714", "no: 713")
     assert "1 event(s) lack a valid time or number" in made["unknown"]
     (tmp_path / "plain.txt").write_text("no trace")
     assert row(tmp_path / "plain.txt", tmp_path)["equal"] == "refused"
+
+
+def test_processes_of_one_export_are_added_up(
+    row: Callable[..., dict[str, str]], nsys_path: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(nsys_path, tmp_path))
+    with closing(sqlite3.connect(path)) as database, database:
+        (middle,) = database.execute("SELECT avg(correlationId) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
+        for table, column in (("KERNEL", "globalPid"), ("RUNTIME", "globalTid")):
+            query = f"UPDATE CUPTI_ACTIVITY_KIND_{table} SET {column} = {column} + (1 << 24) WHERE correlationId > ?"
+            database.execute(query, (middle,))
+    made = row(path, tmp_path)
+    assert (made["kernels"], made["equal"]) == ("714", "yes")
+    assert "2 processes, each read by --process" in made["unknown"]

@@ -92,6 +92,23 @@ def test_step_without_kernel_does_not_count(write_trace: WriteTrace) -> None:
     assert "1 of 3 steps launched no kernel and are left out" in made.notes
 
 
+def test_step_lasts_until_its_kernels_end(write_trace: WriteTrace) -> None:
+    """A range of an inference engine holds the launches alone; what is launched after it is no part of the step."""
+    first, second = marked("step", 0, 10), marked("step", 70, 80)
+    runs = [*kernel("gemm", 20, 60, launched=5), *kernel("sample", 50, 55, launched=40), *kernel("gemm", 90, 130, 75)]
+    made = profile(read(write_trace([first, second, *runs])))
+    assert [round(row["wall_s"] * 1e6) for row in tables.steps(made)] == [40, 60]
+    assert totals(made) == (2, 80)
+    assert "2 of 2 steps last until their kernels end, after their ranges" in made.notes
+
+
+def test_step_that_overlaps_with_the_one_before_keeps_its_end(write_trace: WriteTrace) -> None:
+    ranges = [marked("step", 0, 100), marked("step", 100, 200)]
+    runs = [*kernel("gemm", 50, 140, launched=5), *kernel("gemm", 150, 240, launched=105)]
+    made = profile(read(write_trace([*ranges, *runs])))
+    assert [round(row["wall_s"] * 1e6) for row in tables.steps(made)] == [100, 100]
+
+
 @pytest.mark.parametrize(
     ("name", "common"),
     [
@@ -171,6 +188,13 @@ def test_collective_outside_of_phases_is_a_phase_of_its_own(write_trace: WriteTr
     }
     assert {(row["part"], row["family"]) for row in tables.attention(made)} == {("attention", "matmul")}
     assert made.phase_coverage == 1
+    assert made.layer_coverage == 1  # the collectives, which have no layer, do not count
+    assert "100.0% of the kernel time belongs to a phase, and 100.0% of the computation to a layer" in made.coverage
+    assert {row["measure"]: row["backward_to_forward"] for row in tables.ratio(made)} == {
+        "kernel time": pytest.approx(40 / 15),
+        "wall time": pytest.approx(1),
+        "computation": pytest.approx(20 / 10),  # without what ranks wait for each other
+    }
 
 
 def test_collective_after_backward_is_not_inferred_as_forward(write_trace: WriteTrace) -> None:
@@ -180,6 +204,7 @@ def test_collective_after_backward_is_not_inferred_as_forward(write_trace: Write
     assert [place.phase for place in made.places] == PHASES_OF_DDP_STEP
     (ratio, *_) = tables.ratio(made)
     assert (ratio["forward_s"], ratio["backward_s"]) == (pytest.approx(15e-6), pytest.approx(40e-6))
+    assert made.layer_coverage == pytest.approx(10 / 40)  # the optimizer, beside two products
 
 
 @pytest.mark.parametrize("name", ["synchronize", "communication"])
@@ -324,7 +349,7 @@ def test_phases_without_marks_are_inferred(write_trace: WriteTrace) -> None:
 def test_marked_phases_are_not_inferred(write_trace: WriteTrace) -> None:
     made = profile(read(write_trace([*unmarked_training(), marked("forward", 5, 25)])))
     assert [place.phase for place in made.places] == ["forward", *["unattributed"] * 3, "optimizer"]
-    assert not made.notes
+    assert not any("inferred" in note for note in made.notes)
 
 
 def test_backward_is_inferred_from_names_of_ranges(write_trace: WriteTrace) -> None:

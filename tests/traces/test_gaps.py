@@ -53,9 +53,8 @@ def count(made: Trace, steps: list[Step]) -> Counter[str]:
     for time in range(END):
         if not any(s.start_s <= time < s.end_s for s in steps) or any(k.start_s <= time < k.end_s for k in rows):
             continue
-        before = max((k.end_s for k in rows if k.start_s <= time), default=float("-inf"))
         following = next((k for k in rows if k.start_s > time), None)
-        pending = following is not None and following.launch_end_s is not None and following.launch_end_s <= before
+        pending = following is not None and following.launch_end_s is not None and following.launch_end_s <= time
         spans = [("copy", c.start_s, c.end_s) for c in made.copies]
         if not pending:
             spans += [("profiler", *span) for span in made.overheads]
@@ -84,6 +83,15 @@ def test_idle_time_is_divided_among_causes(
     assert sum(gaps[0].idle_s(len(steps))) == sum(expected.values())
     rows = gap_rows(made, gaps, steps)
     assert {row["cause"]: round(row["time_s"] * len(steps), 9) for row in rows} == expected
+
+
+def test_latency_of_a_launch_is_the_host_s_and_a_longer_wait_the_device_s() -> None:
+    made = trace([(50, 60, 40)], [], [], [])
+    short = replace(made.kernels, start_s=np.array([40 + 50e-6]))
+    steps = [Step("step", 0, 60)]
+    late, soon = (causes(replace(made, kernels=k), 0, gaps_in(k, steps)[0]) for k in (made.kernels, short))
+    assert (late[LAUNCH].sum(), late[LATENCY].sum()) == (40, 10)
+    assert (soon[LAUNCH].sum(), soon[LATENCY].sum()) == (40 + 50e-6, 0)
 
 
 def test_gaps_are_separate_by_device_and_empty_without_kernels() -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from cs_systems.traces.kernel_families import FAMILIES, RULES, family, short_name
+from cs_systems.traces.kernel_families import FAMILIES, RULES, family, short_name, short_scope
 from cs_systems.traces.trace import Trace
 
 NAMES = {
@@ -154,9 +154,19 @@ def test_real_step_has_no_kernel_of_unknown_family(nsys_trace: Trace, kineto_tra
         (NAMES["optimizer"][0], "foreach BinaryOpScalar"),
         ("triton_poi_fused_add_0", "triton_poi_fused_add_0"),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"),
+        ("_ZN2at6native18elementwise_kernelILi128ELi2EZNS0_22gpu_kernel_impl_nocastINS0_13BinaryFunctorIfffNS0_15binary_internal10DivFunctorIfEEEEEEvRNS_18TensorIteratorBaseERKT_EUliE_EEviT1_", "elementwise Div"),
+        ("_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfNS0_6MaxOpsIfEEjfLi4EEEEEvT1_", "reduce Max"),
+        ("_ZN7ck_tile6kentryILi2ENS_13FmhaFwdKernelINS_8PipelineIDF16bLi128EEEEEEvDpT1_", "FmhaFwdKernel"),
+        ("_Z12add_parallelPfS_i", "add_parallel"),
+        ("_Zed", "_Zed"),
         ("<script>alert(1)</script>", "<script>alert(1)</script>"),
         ("", ""),
     ],
 )  # fmt: skip
 def test_short_name_keeps_the_operation(name: str, short: str) -> None:
     assert short_name(name) == short
+
+
+def test_scopes_that_are_kernels_are_shortened() -> None:
+    assert short_scope("· · _Z12add_parallelPfS_i") == "· · add_parallel"
+    assert short_scope("· a::b_Z3abc") == "· a::b_Z3abc"

@@ -146,7 +146,14 @@ def test_graph_kernels_have_the_phase_of_the_graph_launch(kineto_events: list[Ev
 
 def test_damaged_events_are_counted(kineto_events: list[Event], write_trace: WriteTrace) -> None:
     kernel = next(e for e in kineto_events if e.get("cat") == "kernel")
-    changes = ({"args": {}}, {"args": 3}, {"ts": "late"}, {"ts": 1e300}, {"dur": -1}, {"dur": float("nan")})
+    changes = (
+        {"args": {"device": "a"}},
+        {"args": 3},
+        {"ts": "late"},
+        {"ts": 1e300},
+        {"dur": -1},
+        {"dur": float("nan")},
+    )
     trace = read(write_trace([*kineto_events, *(kernel | change for change in changes), kernel | {"cat": []}]))
     assert len(trace.kernels) == 714
     assert "6 event(s) lack a valid time or number" in trace.limitations[0]

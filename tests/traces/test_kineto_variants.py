@@ -15,6 +15,7 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
+from cs_systems.traces.jobs import kind
 from cs_systems.traces.kernel_families import family
 from cs_systems.traces.profile import profile
 from cs_systems.traces.read import read
@@ -139,6 +140,31 @@ def test_unread_accelerator_is_noted(write_trace: WriteTrace) -> None:
     assert trace.limitations == ("it holds 3 events of an MTIA accelerator, which are not read",)
 
 
+def test_kernel_without_device_and_stream_has_those_of_its_row(write_trace: WriteTrace) -> None:
+    (kernel,) = read(write_trace([event("kernel", "gemm", 5, 10, 2, 7)])).kernels
+    assert (kernel.device, kernel.stream) == (2, 7)
+
+
+def test_exchanges_are_named_by_the_ranges_around_their_launches(write_trace: WriteTrace) -> None:
+    """PyTorch before 2.2: `SendRecv` is the kernel of all_to_all and of send alike, and has no arguments."""
+    shape = {"Input Dims": [[24, 2]], "Input type": ["long int"]}
+    events = [
+        event("user_annotation", "nccl:all_to_all", 10, 10, 1, 1, **shape),
+        event("user_annotation", "nccl:send 0->1", 30, 10, 1, 1, **{"Input Dims": [[8]], "Input type": ["float"]}),
+        event("user_annotation", "nccl:coalesced", 50, 10, 1, 1),
+        *(event("cuda_runtime", "cudaLaunchKernelExC", at, 2, 1, 1, correlation=at) for at in (15, 35, 55, 75)),
+        *(
+            event("kernel", "ncclKernel_SendRecv_RING_SIMPLE", at + 100, 9, 0, 20, device=0, stream=20, correlation=at)
+            for at in (15, 35, 55, 75)
+        ),
+    ]
+    messages = read(write_trace(events)).messages
+    assert {index: (kind(said.name), said.size_bytes) for index, said in messages.items()} == {
+        0: ("all_to_all", 24 * 2 * 8),
+        1: ("send", None),
+    }
+
+
 def test_counters_in_place_of_kernels_are_refused_with_the_reason(write_trace: WriteTrace) -> None:
     """CUPTI's range profiler replays each kernel, so that its range has no time of its own."""
     call = event("cuda_runtime", "cudaLaunchKernel", 0, 1, 7, 7, correlation=1)
@@ -160,6 +186,14 @@ def test_counters_in_place_of_kernels_are_refused_with_the_reason(write_trace: W
         (
             '<html>\n<head><meta charset="utf-8" /><title>GPU Memory Timeline HTML</title></head>\n<body>',
             "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot",
+        ),
+        (
+            '{"rocprofiler-sdk-tool":[{"metadata":{"pid":908}}]}',
+            "a result of rocprofv3, which is not read; give a trace of torch.profiler",
+        ),
+        (
+            '{"$schema":"https://www.speedscope.app/file-format-schema.json","profiles":[]}',
+            "a profile of the CPU's stacks for speedscope, which holds no kernels; give a trace of torch.profiler",
         ),
         (
             "train.py(3): f;torch/nn/modules/module.py(1750): _call_impl;aten::linear 123\ntrain.py(3): f 2\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -285,6 +286,9 @@ def test_folder_and_missing_file_have_distinct_errors(tmp_path: Path) -> None:
         read(tmp_path / "none.sqlite")
 
 
+EMPTY_EXPORT = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('CREATE TABLE StringIds (id, value)')"
+
+
 @pytest.mark.parametrize("suffix", [".nsys-rep", ".qdrep"])
 def test_report_requires_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nsys_path: Path, suffix: str) -> None:
     report = tmp_path / f"run{suffix}"
@@ -306,3 +310,6 @@ def test_report_requires_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     nsys.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n/bin/cp {nsys_path} "$2"\n')
     trace = read(report)
     assert (len(trace.kernels), trace.source) == (714, str(report))
+    nsys.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n{sys.executable} -c "{EMPTY_EXPORT}" "$2"\n')
+    with pytest.raises(ConfigError, match=rf"^{report} holds no kernel"):
+        read(report)
