@@ -17,6 +17,7 @@ from cs_systems.report.tables.files import CAPTIONS, FILES, FILES_CAPTION, HOLDS
 if TYPE_CHECKING:
     from cs_systems.cli.analyze import Analyze
     from cs_systems.core.rows import FileRow, Row
+    from cs_systems.traces.jobs import Job
     from cs_systems.traces.profile import Profile
 
 MOST_REASONS = 5  # unreadable files whose reason is shown
@@ -46,6 +47,17 @@ def read_profiles(args: Analyze, sources: Sequence[Source], process: int | None 
         traces.append((read if args.no_cache or in_archive else cached)(source.path, pid))
     known = zip(sources, with_habits(traces, args.phase, args.range_names), strict=True)
     return [labelled(profile(trace, args.range, between, notes), source) for source, (trace, notes) in known]
+
+
+def recorded(source: Source, profile: Profile) -> list[str]:
+    """Return when and by which command a trace was recorded, as far as it is known."""
+    return _origin(source, profile.trace.job)
+
+
+def _origin(source: Source, job: Job | None) -> list[str]:
+    from cs_systems.report import origins
+
+    return origins.of_file(source.path, job.began_s if job else None)
 
 
 def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
@@ -97,6 +109,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
     where = next(iter(given_paths)) if len(given_paths) == 1 else f"{first.source} …"
     heading = [
         f"{where} · {first.profiler} · {len(job.ranks)} ranks of one job · {first.steps} step(s)",
+        *_origin(ranks[0].source, first.job),
         "measured under a profiler: use these times for shares and causes, not as timings",
         *filter(None, [straggler(job)]),
         *job.notes,

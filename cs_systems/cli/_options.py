@@ -134,6 +134,8 @@ def flag(help: str) -> Any:
     return arg(help=help, help_behavior_hint="")
 
 
+RecordHost = Annotated[bool, flag("write the name of this host into the records, beside date and command")]
+
 _typed: ContextVar[frozenset[str]] = ContextVar("_typed", default=frozenset())
 
 
@@ -318,7 +320,7 @@ class Sweep:
     shuffle: Annotated[bool, flag("run the cells in random order, seeded by --seed")] = False
     timeout_s: Annotated[MaybeFloat, optional("SECONDS", "stop a cell if one of its rounds takes longer")] = None
     skip_oom: Annotated[bool, flag("skip cells whose predicted memory exceeds the device's")] = False
-    record_host: Annotated[bool, flag("write the name of this host into the records, beside date and command")] = False
+    record_host: RecordHost = False
     dry_run: Annotated[bool, flag("list the cells with their predicted memory, and run nothing")] = False
     part: Annotated[
         MaybeText,

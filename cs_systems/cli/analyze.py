@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._files import inventory_text, ranks_in, ranks_text, read_profiles
+from cs_systems.cli._files import inventory_text, ranks_in, ranks_text, read_profiles, recorded
 from cs_systems.cli._options import (
     Decimals,
     MaybeInt,
@@ -153,11 +153,13 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
 
         shown = {**as_tables(results(profiles[0])), "range_tree": range_tree(profiles[0])}
         title = f"{sources[0].path.name}, by {profiles[0].trace.profiler}"
-        return render(view(profiles[0]), shown, title, _diagnoses(profiles[0], shown))
+        return render(
+            view(profiles[0]), shown, title, _diagnoses(profiles[0], shown), recorded(sources[0], profiles[0])
+        )
     if compares:
         title = f"{sources[1].path.name} compared with {sources[0].path.name}"
-        return joined(_comparison(args, tables, *profiles), args.format, title)
-    return "\n".join(_analysis(args, tables, profiles[0]))
+        return joined(_comparison(args, tables, sources, profiles), args.format, title)
+    return "\n".join(_analysis(args, tables, sources[0], profiles[0]))
 
 
 def _counters(args: Analyze, source: Source) -> str:
@@ -185,7 +187,7 @@ def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[st
         raise ConfigError(f"{source.label} contains {holds}; use only {allowed} with it")
 
 
-def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
+def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Profile) -> list[str]:
     from cs_systems.traces import module_tables, operator_table, range_tree
     from cs_systems.traces.tables import NO_COSTS, TABLES, notes
 
@@ -221,7 +223,7 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
             remarks.append(f"{len(rows) - top} more {what}; --top shows more")
         parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows[:top], (SHOWN | modules.SHOWN)[name], remarks))
     found = None if args.table else _diagnoses(profile, made)
-    return document_text(args.format, _heading(profile), parts, args.output, found)
+    return document_text(args.format, _heading(source, profile), parts, args.output, found)
 
 
 def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:
@@ -235,7 +237,7 @@ def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:
     return apply_rules(_evidence.of_trace(cast(Results, tables), profile.trace.devices.get(profile.devices[0])))
 
 
-def _heading(profile: Profile) -> list[str]:
+def _heading(source: Source, profile: Profile) -> list[str]:
     trace, count = profile.trace, len(profile.steps)
     devices = ", ".join(trace.devices.get(device, f"GPU {device}") for device in profile.devices)
     calls = sum(kernels.calls for kernels in profile.by_step.values()) / count
@@ -243,14 +245,22 @@ def _heading(profile: Profile) -> list[str]:
     steps += f" of {calls:,.0f} kernels" if trace.kernels else ""
     return [
         " · ".join(filter(None, [trace.source, trace.profiler, devices, steps])),
+        *recorded(source, profile),
         "measured under a profiler: use these times for shares and causes, not as timings",
         *profile.notes,
     ]
 
 
-def _comparison(args: Analyze, tables: Sequence[str], a: Profile, b: Profile) -> list[str]:
+def _comparison(
+    args: Analyze, tables: Sequence[str], sources: Sequence[Source], profiles: Sequence[Profile]
+) -> list[str]:
     from cs_systems.comparison.profiles import difference, doubts
 
+    a, b = profiles
+    heading = [
+        " · ".join([f"{side}: {source.label}", *recorded(source, profile)])
+        for side, source, profile in zip("AB", sources, profiles, strict=True)
+    ]
     parts = [difference_part(by, difference(a, b, by)) for by in (SPLITS[name] for name in tables)]
     parts[-1][-1].extend(doubts(a, b))
-    return document_text(args.format, [f"A: {a.trace.source}", f"B: {b.trace.source}"], parts, args.output)
+    return document_text(args.format, heading, parts, args.output)

@@ -28,7 +28,8 @@ def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytes
     lines = rest.splitlines()
     assert max(map(len, [*sentences.splitlines(), *lines[1:]])) <= 80
     assert lines[0] == f"{nsys_path} · nsys · NVIDIA H200 · 3 steps of 238 kernels"
-    assert "not as timings" in lines[1]
+    assert lines[1] == "recorded 2026-11-20 11:03 UTC"
+    assert "not as timings" in lines[2]
     # One GPU does not communicate, and nsys records no operators.
     assert {*CAPTIONS.values()} - {*lines} == {CAPTIONS["overlap"], CAPTIONS["operators"]}
     assert any(line.startswith("elementwise direct_copy ") for line in lines)
@@ -72,7 +73,9 @@ def test_document_starts_with_the_syntax_of_its_format(
 def test_two_traces_are_compared(nsys_path: Path, kineto_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(nsys_path, kineto_path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [f"A: {nsys_path}", f"B: {kineto_path}"]
+    made = {nsys_path: "2026-11-20 11:03 UTC", kineto_path: "2026-11-20 10:59 UTC"}
+    heading = [f"{side}: {path} · recorded {at}" for side, (path, at) in zip("AB", made.items(), strict=True)]
+    assert " ".join(lines).startswith(" ".join(heading))  # a long path wraps
     assert sum(line.startswith("kernel time per step by ") for line in lines) == 3
     assert analyze(nsys_path, kineto_path, "--table", "families", "--format", "csv") == 0
     assert capsys.readouterr().out.startswith("family,a_s,b_s,difference_s,share\n")
