@@ -197,6 +197,11 @@ class RunRecord(Displayed):
         """Flag of valid times: the cell was measured, and its loss was finite."""
         return self.measurement is not None and all(w.code not in NO_TIMING for w in self.warnings)
 
+    @property
+    def is_loop(self) -> bool:
+        """Flag of a user's own loop, which a Recorder measured."""
+        return bool(self.config["workload"].startswith(LOOP))
+
     @cached_property
     def run_config(self) -> RunConfig:
         return RunConfig.from_dict(self.config)

@@ -12,6 +12,7 @@ from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line
 from cs_systems.core.sources import Source, is_archive
+from cs_systems.core.units import counted
 from cs_systems.report.tables.files import CAPTIONS, FILES, FILES_CAPTION, HOLDS, HOLDS_CAPTION, LONG, NOTES, SHOWN
 
 if TYPE_CHECKING:
@@ -102,13 +103,13 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         notes = [*NOTES[name]]
         top = (args.top or (len(rows) if args.format == "csv" else LONG[name])) if name in LONG else len(rows)
         if rows[top:]:
-            notes.append(f"{len(rows) - top} more row(s); --top shows more")
+            notes.append(f"{counted(len(rows) - top, 'more row')}; --top shows more")
         parts.append((CAPTIONS[name], rows[:top], SHOWN[name], notes))
     first = job.ranks[0]
     given_paths = dict.fromkeys(str(one.source.given) for one in ranks)
     where = next(iter(given_paths)) if len(given_paths) == 1 else f"{first.source} …"
     heading = [
-        f"{where} · {first.profiler} · {len(job.ranks)} ranks of one job · {first.steps} step(s)",
+        f"{where} · {first.profiler} · {len(job.ranks)} ranks of one job · {counted(first.steps, 'step')}",
         *_origin(ranks[0].source, first.job),
         "measured under a profiler: use these times for shares and causes, not as timings",
         *filter(None, [straggler(job)]),
@@ -146,7 +147,7 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     if reasons[MOST_REASONS:]:
         notes.append(f"{len(reasons) - MOST_REASONS} more files cannot be read")
     if ignored := len(sources) - len(rows):
-        notes.append(f"{ignored} other file(s) are neither traces nor snapshots nor records")
+        notes.append(f"not listed: {counted(ignored, 'other file')}, no trace, snapshot or records")
     roots = {source.given for source in sources}
     if any(is_archive(root) for root in roots):
         notes.append("to analyze one of them, unpack the archive")
@@ -160,7 +161,10 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     if args.format != "csv":
         parts.insert(0, (HOLDS_CAPTION, rows, HOLDS, []))
     where = ", ".join(map(str, sorted(roots)[:3])) + (" …" if len(roots) > 3 else "")
-    heading = [f"{where} · {len(rows)} file(s)", "not the ranks of one job, so each is listed and none is analyzed"]
+    heading = [
+        f"{where} · {counted(len(rows), 'file')}",
+        "not the ranks of one job, so each is listed and none is analyzed",
+    ]
     return joined(document_text(args.format, heading, parts, args.output), args.format, f"Files of {where}")
 
 

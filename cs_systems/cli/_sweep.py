@@ -21,6 +21,7 @@ from cs_systems.runtime.sweep import Progress, check, planned, sweep
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 EXIT_NOTHING = 3
 LATEST_RUNS = 20  # whose records an estimate of the duration uses
@@ -137,7 +138,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
     """
     from rich.table import Table
 
-    from cs_systems.core.units import human
+    from cs_systems.core.units import counted, human
 
     options = options or Sweep()
     configs = options.of_part(configs)
@@ -150,9 +151,9 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
         if predicted is not None and memory is not None and predicted > memory:
             note = f"does not fit the device's {human(memory, 'bytes')}"
         table.add_row(plain(describe(config)), "–" if predicted is None else human(predicted, "bytes"), plain(note))
-    _console().print(table)
+    _print_table(table)
     times = f", each {options.repeats} times" if options.repeats > 1 else ""
-    print(("1 cell" if len(configs) == 1 else f"{len(configs)} cells") + times)
+    print(counted(len(configs), "cell") + times)
     runnable = [config for config, row in zip(configs, rows, strict=True) if row["reason"] is None]
     if machine is not None and runnable:
         _print_duration(runnable * options.repeats, machine, options.out)
@@ -192,8 +193,18 @@ def print_warmup(record: RunRecord, _folder: Path) -> None:
         mark = "*" if row["warmup"] else ""
         excess = human(row["excess_s"], "s") if row["cause"] else ""
         table.add_row(f"{row['step']}{mark}", human(row["wall_s"], "s"), excess, row["cause"] or "")
-    _console().print(table)
+    _print_table(table)
     print("*: warm-up; above steady: time beyond the median of the timed steps\n")
+
+
+def _print_table(table: Table) -> None:
+    """Print a table of rich, whose last column is padded with spaces."""
+    from cs_systems.report.tables.formats import without_trailing_spaces
+
+    console = _console()
+    with console.capture() as printed:
+        console.print(table)
+    print(without_trailing_spaces(printed.get()), end="")
 
 
 def _console(stderr: bool = False) -> Console:

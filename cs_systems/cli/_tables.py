@@ -95,11 +95,11 @@ def document_text(
     """
     from cs_systems.core.printable import plain
     from cs_systems.report import diagnoses
-    from cs_systems.report.tables.formats import DEFAULT_WIDTH
+    from cs_systems.report.tables.formats import text_width
 
     begin = diagnoses.text(found, format, terminal_width(output)) if format in diagnoses.IN else ""
     if format == "terminal":
-        width = terminal_width(output) or DEFAULT_WIDTH
+        width = text_width(terminal_width(output))
         lines = [plain(heading[0]), *(textwrap.fill(plain(line), width) for line in heading[1:])]
         return [begin + "\n".join(lines) + "\n", *(table_text(*part, format, output) for part in parts)]
     first, *rest = parts

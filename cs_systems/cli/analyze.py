@@ -38,6 +38,7 @@ from cs_systems.config import ConfigError
 from cs_systems.core.file_types import refuse_other
 from cs_systems.core.rows import Results, Row, Tables, as_tables
 from cs_systems.core.sources import Source, opened
+from cs_systems.core.units import counted
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.files import SHOWN as OF_RANKS
 from cs_systems.report.tables.files import SUFFIXES
@@ -217,7 +218,7 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
             top = args.top or (top if args.format == "csv" else long[name])
         if name == "kernels" and rows[top:]:
             rest = sum(row["share"] for row in rows[top:])
-            remarks.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
+            remarks.append(f"{rest:.1%} of the time is in {counted(len(rows) - top, 'more kernel')}; --top shows more")
         elif rows[top:]:
             what = "ranges" if name == "range_tree" else name
             remarks.append(f"{len(rows) - top} more {what}; --top shows more")
@@ -241,8 +242,7 @@ def _heading(source: Source, profile: Profile) -> list[str]:
     trace, count = profile.trace, len(profile.steps)
     devices = ", ".join(trace.devices.get(device, f"GPU {device}") for device in profile.devices)
     calls = sum(kernels.calls for kernels in profile.by_step.values()) / count
-    steps = "1 step" if count == 1 else f"{count} steps"
-    steps += f" of {calls:,.0f} kernels" if trace.kernels else ""
+    steps = counted(count, "step") + (f" of {calls:,.0f} kernels" if trace.kernels else "")
     return [
         " · ".join(filter(None, [trace.source, trace.profiler, devices, steps])),
         *recorded(source, profile),

@@ -21,6 +21,7 @@ from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.core.file_types import command_for, refuse_other
 from cs_systems.core.sources import Source, opened
+from cs_systems.core.units import counted
 from cs_systems.record import Row
 from cs_systems.report.tables.snapshot import (
     DEVICES,
@@ -211,7 +212,7 @@ def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -
     if name == "timeline":
         peak = next((n for n, row in enumerate(rows) if row["is_peak"]), 0)
         first, where = max(0, min(peak - top // 2, len(rows) - top)), ", around the peak"
-    more = f"{len(rows) - top:,} more row(s){where}; --top shows more"
+    more = f"{counted(len(rows) - top, 'more row')}{where}; --top shows more"
     return rows[first : first + top], [*remarks, more]
 
 
@@ -243,7 +244,7 @@ def _comparison(
         remarks = []
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if rows[top:]:
-            remarks.append(f"{len(rows) - top} more row(s); --top shows more")
+            remarks.append(f"{counted(len(rows) - top, 'more row')}; --top shows more")
         titles = {
             "what": DIFFERENT[name], "a_bytes": "A", "b_bytes": "B", "difference_bytes": "B − A",
             "a_allocations": "count of A", "b_allocations": "count of B",

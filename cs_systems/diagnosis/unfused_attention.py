@@ -12,7 +12,7 @@ from cs_systems.diagnosis._evidence import Evidence
 OVER_SCORES = ("attention.scores", "attention.softmax", "attention.value")
 PRODUCTS = ("matmul", "attention")
 OF_LOSS = re.compile(r"log_?softmax", re.IGNORECASE)
-REMEDY = "use a fused kernel (--attention sdpa_flash or flash_triton, scaled_dot_product_attention)"
+REMEDY = "use a fused kernel (--attention sdpa_flash or flash_triton; scaled_dot_product_attention)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

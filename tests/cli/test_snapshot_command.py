@@ -107,7 +107,7 @@ def test_long_tensor_names_fit_80_columns(tmp_path: Path, capsys: pytest.Capture
 
 def test_top_limits_the_rows(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert snapshot(snapshot_path, "--table", "segments", "--top", "3") == 0
-    assert "44 more row(s); --top shows more" in capsys.readouterr().out
+    assert "44 more rows; --top shows more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_phases_around_the_peak_are_shown(snapshot_path: Path, capsys: pytest.Ca
     assert snapshot(snapshot_path, "--table", "timeline", "--top", "2") == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("backward") and line.endswith("yes") for line in lines)
-    assert "8 more row(s), around the peak; --top shows more" in lines
+    assert "8 more rows, around the peak; --top shows more" in lines
 
 
 def test_two_snapshots_are_compared(

@@ -83,7 +83,7 @@ def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> 
         assert record.origin.command == command_line("cs-systems", *run[2:])
         assert record.origin.host == socket.gethostname()
     page = (tmp_path / profiled.artifacts["page"]).read_text()
-    assert f"UTC on {socket.gethostname()} by: <span class=\"option\">cs-systems</span> run" in page
+    assert f'UTC on {socket.gethostname()} by: <span class="option">cs-systems</span> run' in page
     assert {"forward", "backward", "optimizer"} <= {row["range"] for row in profiled.results["ranges"]}
     assert (tmp_path / profiled.artifacts["nsys"]).is_file()
     assert not list(tmp_path.glob(".nsys-*"))

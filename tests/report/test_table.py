@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from cs_systems.config import ConfigError, RunConfig, preset
-from cs_systems.core.caveats import REMEDIES
+from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.tables import columns
 from cs_systems.report.tables import records as table
 from cs_systems.report.tables.formats import FORMATS
-from cs_systems.report.tables.records import render, summarized, tables
+from cs_systems.report.tables.records import counted_caveats, render, summarized, tables
 from cs_systems.report.tables.rows import render_rows
 from cs_systems.report.tables.short import letters
 from tests.report.conftest import LAUNCH_BOUND, UNSTABLE, Build, attention_config, train_config
@@ -441,3 +441,22 @@ def test_cells_with_own_units_are_readable_side_by_side() -> None:
     rows = [{"what": "weights", "a_bytes": 3 * 2**30, "b_bytes": 512}, {"what": "loss", "a_bytes": 0, "b_bytes": None}]
     lines = render_rows(rows, own_units=("a_bytes", "b_bytes")).splitlines()
     assert [line.split() for line in lines[-2:]] == [["weights", "3.00", "GiB", "512", "B"], ["loss", "0", "–"]]
+
+
+def test_bytes_below_one_kib_are_counted() -> None:
+    rows = [{"what": "loss", "size_bytes": 16}, {"what": "norm", "size_bytes": 5120}, {"what": "w", "size_bytes": 4096}]
+    assert [line.split()[1:] for line in render_rows(rows).splitlines()[-3:]] == [
+        ["16", "B"],
+        ["5.00", "KiB"],
+        ["4.00", "KiB"],
+    ]
+    assert [line.split()[1:] for line in render_rows(rows[:1]).splitlines()[-1:]] == [["16"]]
+
+
+def test_caveats_of_a_loop_name_what_its_reader_can_do(build: Build) -> None:
+    record = build(train_config("small"), 0.01, 1e12, 2**30)
+    record = replace(record, warnings=(Caveat("unstable", "the steps span 13%", "an earlier wording"),))
+    (caveat,) = counted_caveats([record])
+    assert "--rounds" in caveat.remedy
+    (caveat,) = counted_caveats([replace(record, config=record.config | {"workload": "loop mine"})])
+    assert caveat.remedy.endswith("cs-systems run --steps 20:70, or Recorder(warmup=20, steps=50)")

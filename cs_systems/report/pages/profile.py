@@ -117,8 +117,8 @@ def _limits(step: StepView) -> list[str]:
     ]
     if step["graph_kernels"]:
         limits.append(
-            f"{step['graph_kernels']:,} kernels of this step ran in CUDA graphs, from {step['graph_launches']:,} "
-            "launch(es)"
+            f"{step['graph_kernels']:,} kernels of this step ran in CUDA graphs, from "
+            + units.counted(step["graph_launches"], "launch", "launches")
         )
     return limits
 
