@@ -460,3 +460,17 @@ def test_caveats_of_a_loop_name_what_its_reader_can_do(build: Build) -> None:
     assert "--rounds" in caveat.remedy
     (caveat,) = counted_caveats([replace(record, config=record.config | {"workload": "loop mine"})])
     assert caveat.remedy.endswith("cs-systems run --steps 20:70, or Recorder(warmup=20, steps=50)")
+
+
+def test_phases_of_a_loop_leave_a_narrow_terminal_the_shortest_first(build: Build) -> None:
+    record = build(train_config("small"), 0.1, 1e12, 2**30)
+    assert record.measurement is not None
+    phases = {"input": 0.002, "forward": 0.03, "clip": 0.001, "backward": 0.06, "zero_grad": 0.003, "host_sync": 0.004}
+    samples = tuple(replace(s, phases_s=phases, submit_s=phases, lag_s=None) for s in record.measurement.samples)
+    measured = replace(record.measurement, samples=samples)
+    loop = replace(record, config=record.config | {"workload": "loop mine"}, measurement=measured)
+    for width, hidden in ((60, "clip (ms)"), (45, "clip (ms), input (ms), zero_grad (ms)")):
+        text = render([loop], width=width)
+        assert max(map(len, text.splitlines())) <= width
+        assert f"{hidden}; widen the terminal" in text.replace("\n", " ")
+    assert "fwd" in text

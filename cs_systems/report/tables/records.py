@@ -228,7 +228,19 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
     if not asked:  # an unknown default column is noise; a requested one is shown empty
         made = [c for c in made if c.name in apart or not c.is_empty]
     caption = _caption(rows, [c for c in constant if c not in names], shown)
-    return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else chosen.leaves)
+    leaves = chosen.leaves
+    if chosen is layout.OTHER:
+        leaves += _shortest_first([c for c in made if c.name in beside and c.name not in layout.ESSENTIAL])
+    return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else leaves)
+
+
+def _shortest_first(phases: Sequence[Column]) -> tuple[str, ...]:
+    """Return the names of the columns of phases, those with the least time first: a step may have any number."""
+
+    def total(column: Column) -> float:
+        return sum(value for value in column.values if isinstance(value, float))
+
+    return tuple(column.name for column in sorted(phases, key=total))
 
 
 def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -> str:
