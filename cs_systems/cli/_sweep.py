@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._options import Sweep
-from cs_systems.cli._output import Interrupted, terminal_width
+from cs_systems.cli._output import Interrupted, print_table, terminal_width
 from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import command_line, plain, visible
 from cs_systems.record import Environment, RunRecord, records_path
@@ -21,7 +21,6 @@ from cs_systems.runtime.sweep import Progress, check, planned, sweep
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 EXIT_NOTHING = 3
 LATEST_RUNS = 20  # whose records an estimate of the duration uses
@@ -151,7 +150,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
         if predicted is not None and memory is not None and predicted > memory:
             note = f"does not fit the device's {human(memory, 'bytes')}"
         table.add_row(plain(describe(config)), "–" if predicted is None else human(predicted, "bytes"), plain(note))
-    _print_table(table)
+    print_table(table, _console())
     times = f", each {options.repeats} times" if options.repeats > 1 else ""
     print(counted(len(configs), "cell") + times)
     runnable = [config for config, row in zip(configs, rows, strict=True) if row["reason"] is None]
@@ -193,18 +192,8 @@ def print_warmup(record: RunRecord, _folder: Path) -> None:
         mark = "*" if row["warmup"] else ""
         excess = human(row["excess_s"], "s") if row["cause"] else ""
         table.add_row(f"{row['step']}{mark}", human(row["wall_s"], "s"), excess, row["cause"] or "")
-    _print_table(table)
+    print_table(table, _console())
     print("*: warm-up; above steady: time beyond the median of the timed steps\n")
-
-
-def _print_table(table: Table) -> None:
-    """Print a table of rich, whose last column is padded with spaces."""
-    from cs_systems.report.tables.formats import without_trailing_spaces
-
-    console = _console()
-    with console.capture() as printed:
-        console.print(table)
-    print(without_trailing_spaces(printed.get()), end="")
 
 
 def _console(stderr: bool = False) -> Console:

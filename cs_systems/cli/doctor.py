@@ -57,12 +57,14 @@ def _show(rows: list[Diagnostic]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from cs_systems.cli._output import print_table
+
     colors = {"ok": "green", "missing": "yellow", NEEDS_GPU: "dim", "problem": "bold red"}
     table = Table("check", "state", "result, → what to do", box=None, pad_edge=False)
     for row in rows:
         found = row["found"] + (f"\n→ {row['remedy']}" if row["remedy"] else "")
         table.add_row(Text(visible(row["check"])), Text(row["state"], colors[row["state"]]), Text(visible(found)))
-    Console(highlight=False).print(table)
+    print_table(table, Console(highlight=False))
 
 
 def conclusion(rows: Sequence[Diagnostic]) -> str:

@@ -281,6 +281,21 @@ def test_remedy_of_exposed_communication_is_not_what_the_cell_does_already(
     assert found.remedy.startswith(remedy)
 
 
+@pytest.mark.parametrize(
+    ("changed", "remedy"),
+    [
+        ({"world_size": 2, "strategy": "ddp_flat"}, "compile (--compile), or use a larger batch for each rank"),
+        ({"world_size": 2, "strategy": "fsdp", "compile": "default"}, "use a larger batch for each rank"),
+        ({"workload": "mine.py:make"}, "compile (--compile), or capture the step in a CUDA graph"),
+        ({}, "compile (--compile), or capture the step in a CUDA graph (--graph step)"),
+    ],
+)
+def test_remedy_of_a_launch_bound_cell_is_one_that_it_takes(changed: dict[str, Any], remedy: str) -> None:
+    evidence = timed(RunConfig(precision="bf16", **changed), measured(lag=0.01))  # type: ignore[arg-type]
+    found = {one.code: one for one in apply_rules(evidence) or []}
+    assert found["launch-bound"].remedy == remedy
+
+
 def test_remedies_of_a_loop_and_of_a_trace_have_no_options_of_other_commands() -> None:
     """Every planted fault, as if a loop, a trace or a snapshot showed it."""
     for evidence, *_ in PLANTED.values():

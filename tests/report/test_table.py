@@ -474,3 +474,17 @@ def test_phases_of_a_loop_leave_a_narrow_terminal_the_shortest_first(build: Buil
         assert max(map(len, text.splitlines())) <= width
         assert f"{hidden}; widen the terminal" in text.replace("\n", " ")
     assert "fwd" in text
+
+
+def test_narrow_terminal_shortens_options_of_strategies(build: Build) -> None:
+    strategies = {"ddp_flat": (), "torch_ddp": ("gradient_as_bucket_view=true",), "fsdp": ("compute_dtype=bf16",)}
+    records = [
+        build(replace(train_config("small"), strategy=name, strategy_args=args, world_size=2), 0.1, 1e12, 10**9)
+        for name, args in strategies.items()
+    ]
+    text = render(records, width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert "torch_ddp:gabv=true: torch_ddp:gradient_as_bucket_view=true" in text.replace("\n", " ")
+    assert "\ntorch_ddp:gabv=true  " in text
+    assert "\nfsdp:cd=bf16  " in text
+    assert "torch_ddp:gradient_as_bucket_view=true  " in render(records, width=200)
