@@ -100,7 +100,10 @@ def document_text(
     begin = diagnoses.text(found, format, terminal_width(output)) if format in diagnoses.IN else ""
     if format == "terminal":
         width = text_width(terminal_width(output))
-        lines = [plain(heading[0]), *(textwrap.fill(plain(line), width) for line in heading[1:])]
+        lines = [
+            plain(heading[0]),
+            *(textwrap.fill(plain(line), width, break_on_hyphens=False) for line in heading[1:]),
+        ]
         return [begin + "\n".join(lines) + "\n", *(table_text(*part, format, output) for part in parts)]
     first, *rest = parts
     return [
