@@ -85,6 +85,10 @@ class Precision(StrEnum):
 
 
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager")
+SWITCHES = {
+    **dict.fromkeys(("on", "true", "yes", "1", "inductor"), "default"),
+    **dict.fromkeys(("off", "false", "no", "0"), "none"),
+}
 # Modes in which Inductor launches kernels one by one, so that a trace attributes them to layers.
 MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused", "adamw_master", "adamw_bf16_state")
@@ -274,7 +278,7 @@ def _check_types(config: RunConfig) -> None:
 
 def _check_step(config: RunConfig) -> None:
     """Raise ConfigError for an unknown way to compute a training step, or one that would not be applied."""
-    one_of("compile mode", config.compile, COMPILE_MODES)
+    one_of("compile mode", config.compile, COMPILE_MODES, SWITCHES)
     one_of("compile scope", config.compile_scope, COMPILE_SCOPES)
     if config.compile_scope != "model" and config.compile == "none":
         raise ConfigError("--compile-scope block requires --compile, such as --compile default", "compile_scope")

@@ -142,7 +142,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Origin:
-    """Time at which a record was written, the command that made it, and the host on request."""
+    """Time at which a cell was recorded, the command that did it, and the host on request."""
 
     recorded_unix_s: float
     command: str | None  # None at a prompt and in a notebook
@@ -196,6 +196,11 @@ class RunRecord(Displayed):
     def is_timing(self) -> bool:
         """Flag of valid times: the cell was measured, and its loss was finite."""
         return self.measurement is not None and all(w.code not in NO_TIMING for w in self.warnings)
+
+    @property
+    def is_loop(self) -> bool:
+        """Flag of a user's own loop, which a Recorder measured."""
+        return bool(self.config["workload"].startswith(LOOP))
 
     @cached_property
     def run_config(self) -> RunConfig:
@@ -356,6 +361,15 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
                 raise ConfigError(problem + remedy) from error
             complaints.append(f"{problem}skipped")
     return records, complaints
+
+
+def recorded_files(folder: Path) -> dict[str, RunRecord]:
+    """Return the record of each file that the records of this folder name, by its name."""
+    try:
+        records, _ = read_records(folder)
+    except (FileNotFoundError, ConfigError):  # a file is readable without its records
+        return {}
+    return {name: record for record in records for name in record.artifacts.values()}
 
 
 def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:

@@ -1,8 +1,9 @@
-"""Plain words: no docstring opens as a fragment or a question."""
+"""Plain words: no docstring opens as a fragment or a question, and no text has a plural in parentheses."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,3 +54,17 @@ def test_fragments_of_every_kind_are_found() -> None:
     source = '"""Of it."""\nx = 1\n"""Whose x."""\nclass A:\n    """How."""\n    def f():\n        """As told."""\n'
     assert fragments(source) == [1, 3, 5, 7]
     assert fragments('"""Return whether x."""\ndef f():\n    """Whatever it is."""\n    """What else."""\n') == []
+
+
+def test_no_text_has_a_plural_in_parentheses() -> None:
+    """`1 cell(s)` is written by `counted`, as `1 cell` or `2 cells`."""
+    files = [file for kind in ("py", "js", "jinja") for file in sorted((ROOT / "cs_systems").rglob(f"*.{kind}"))]
+    plural = re.compile(r"""[ }][A-Za-z]+\((?:e?s|ies)\)[^"'`\n]*["'`]""")
+    found = [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in files
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if plural.search(line) and "=>" not in line
+    ]
+    assert found == [], "use core.units.counted:\n" + "\n".join(found)
+    assert plural.search('f"{count} cell(s) only in A"')

@@ -12,11 +12,13 @@ from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line
 from cs_systems.core.sources import Source, is_archive
+from cs_systems.core.units import counted
 from cs_systems.report.tables.files import CAPTIONS, FILES, FILES_CAPTION, HOLDS, HOLDS_CAPTION, LONG, NOTES, SHOWN
 
 if TYPE_CHECKING:
     from cs_systems.cli.analyze import Analyze
     from cs_systems.core.rows import FileRow, Row
+    from cs_systems.traces.jobs import Job
     from cs_systems.traces.profile import Profile
 
 MOST_REASONS = 5  # unreadable files whose reason is shown
@@ -46,6 +48,17 @@ def read_profiles(args: Analyze, sources: Sequence[Source], process: int | None 
         traces.append((read if args.no_cache or in_archive else cached)(source.path, pid))
     known = zip(sources, with_habits(traces, args.phase, args.range_names), strict=True)
     return [labelled(profile(trace, args.range, between, notes), source) for source, (trace, notes) in known]
+
+
+def recorded(source: Source, profile: Profile) -> list[str]:
+    """Return when and by which command a trace was recorded, as far as it is known."""
+    return _origin(source, profile.trace.job)
+
+
+def _origin(source: Source, job: Job | None) -> list[str]:
+    from cs_systems.report import origins
+
+    return origins.of_file(source.path, job.began_s if job else None)
 
 
 def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
@@ -90,13 +103,14 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         notes = [*NOTES[name]]
         top = (args.top or (len(rows) if args.format == "csv" else LONG[name])) if name in LONG else len(rows)
         if rows[top:]:
-            notes.append(f"{len(rows) - top} more row(s); --top shows more")
+            notes.append(f"{counted(len(rows) - top, 'more row')}; --top shows more")
         parts.append((CAPTIONS[name], rows[:top], SHOWN[name], notes))
     first = job.ranks[0]
     given_paths = dict.fromkeys(str(one.source.given) for one in ranks)
     where = next(iter(given_paths)) if len(given_paths) == 1 else f"{first.source} …"
     heading = [
-        f"{where} · {first.profiler} · {len(job.ranks)} ranks of one job · {first.steps} step(s)",
+        f"{where} · {first.profiler} · {len(job.ranks)} ranks of one job · {counted(first.steps, 'step')}",
+        *_origin(ranks[0].source, first.job),
         "measured under a profiler: use these times for shares and causes, not as timings",
         *filter(None, [straggler(job)]),
         *job.notes,
@@ -133,7 +147,7 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     if reasons[MOST_REASONS:]:
         notes.append(f"{len(reasons) - MOST_REASONS} more files cannot be read")
     if ignored := len(sources) - len(rows):
-        notes.append(f"{ignored} other file(s) are neither traces nor snapshots nor records")
+        notes.append(f"not listed: {counted(ignored, 'other file')}, no trace, snapshot or records")
     roots = {source.given for source in sources}
     if any(is_archive(root) for root in roots):
         notes.append("to analyze one of them, unpack the archive")
@@ -147,7 +161,10 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     if args.format != "csv":
         parts.insert(0, (HOLDS_CAPTION, rows, HOLDS, []))
     where = ", ".join(map(str, sorted(roots)[:3])) + (" …" if len(roots) > 3 else "")
-    heading = [f"{where} · {len(rows)} file(s)", "not the ranks of one job, so each is listed and none is analyzed"]
+    heading = [
+        f"{where} · {counted(len(rows), 'file')}",
+        "not the ranks of one job, so each is listed and none is analyzed",
+    ]
     return joined(document_text(args.format, heading, parts, args.output), args.format, f"Files of {where}")
 
 

@@ -38,6 +38,7 @@ from cs_systems.core.validation import option
 MaybeText = Optional[str]  # noqa: UP045
 MaybePath = Optional[Path]  # noqa: UP045
 T = TypeVar("T")
+STEP_MODES = ("forward", "forward-backward", "train-step")
 
 
 def _whole(word: str) -> int:
@@ -134,6 +135,8 @@ def flag(help: str) -> Any:
     return arg(help=help, help_behavior_hint="")
 
 
+RecordHost = Annotated[bool, flag("write the name of this host into the records, beside date and command")]
+
 _typed: ContextVar[frozenset[str]] = ContextVar("_typed", default=frozenset())
 
 
@@ -185,6 +188,13 @@ def refuse(names: Collection[str], why: str) -> None:
         raise ConfigError(f"{why}; leave out {options}")
 
 
+def check_modes(modes: Sequence[str], known: Sequence[str]) -> None:
+    """Raise ConfigError with the modes of this command for a word that is no mode at all."""
+    for mode in modes:
+        if mode not in {*Mode}:
+            one_of("mode", mode, known)
+
+
 def check_keep_graph(keep_graph: bool, modes: Collection[str]) -> None:
     """Raise ConfigError if --keep-graph would change nothing."""
     if keep_graph and Mode.FORWARD not in modes:
@@ -216,7 +226,7 @@ class ModelCells:
         Names, arg(help="fp32 (TF32 off), tf32, bf16 and fp16 (autocast), bf16-pure (no autocast), fp8")
     ] = ("fp32",)
     attention: Annotated[Names, arg(help="backends (cs-systems doctor lists them), or path.py:function")] = ("naive",)
-    mode: Annotated[Names, arg(help="forward, forward-backward, train-step")] = ("train-step",)
+    mode: Annotated[Names, arg(help=", ".join(STEP_MODES))] = ("train-step",)
     compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
     checkpoint: Annotated[Plans, arg(help=f"activation checkpointing: {FORMS}")] = ("none",)
     recipe: Annotated[
@@ -241,6 +251,7 @@ class ModelCells:
     rope_theta: Annotated[MaybeFloat, optional("FLOAT", "base of the rotary embedding", "the preset's")] = None
 
     def configs(self, base: RunConfig, workloads: Workloads | None = None) -> list[RunConfig]:
+        check_modes(self.mode, STEP_MODES)
         check_keep_graph(self.keep_graph, self.mode)
         if self.optimizer != ModelCells.optimizer and Mode.TRAIN_STEP not in self.mode:
             refuse(["optimizer"], f"--optimizer requires mode train-step, got {' and '.join(self.mode)}")
@@ -318,7 +329,7 @@ class Sweep:
     shuffle: Annotated[bool, flag("run the cells in random order, seeded by --seed")] = False
     timeout_s: Annotated[MaybeFloat, optional("SECONDS", "stop a cell if one of its rounds takes longer")] = None
     skip_oom: Annotated[bool, flag("skip cells whose predicted memory exceeds the device's")] = False
-    record_host: Annotated[bool, flag("write the name of this host into the records, beside date and command")] = False
+    record_host: RecordHost = False
     dry_run: Annotated[bool, flag("list the cells with their predicted memory, and run nothing")] = False
     part: Annotated[
         MaybeText,

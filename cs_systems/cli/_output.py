@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from tyro.conf import arg
 
@@ -25,6 +25,9 @@ from cs_systems.report import files
 TABLE_FORMATS = ("terminal", "markdown", "latex", "typst", "csv")
 FORMATS = (*TABLE_FORMATS, "html")
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
     Format = TableFormat | Literal["html"]
     MaybeFormat = Format | None
@@ -57,9 +60,24 @@ class Interrupted(KeyboardInterrupt):
         return command_line("cs-systems", *kept, "--out", self.folder)
 
 
-def terminal_width(output: Path | None = None) -> int | None:
-    """Return the width of the terminal for the text, which may be coloured then; None for a pipe or a file."""
-    return shutil.get_terminal_size().columns if output is None and sys.stdout.isatty() else None
+def terminal_width(output: Path | None = None, stream: IO[str] | None = None) -> int | None:
+    """Return the width of the terminal for the text, which may be coloured then; None for a pipe or a file.
+
+    stream: where the text goes without `output`; by default standard output.
+    """
+    stream = stream or sys.stdout
+    if output is not None or not stream.isatty():
+        return None
+    return shutil.get_terminal_size().columns if stream is sys.stdout else os.get_terminal_size(stream.fileno()).columns
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table of rich, whose last column it pads with spaces, without these."""
+    from cs_systems.report.tables.formats import without_trailing_spaces
+
+    with console.capture() as printed:
+        console.print(table)
+    print(without_trailing_spaces(printed.get()), end="")
 
 
 def deliver(text: str, format: str, output: Path | None, opens: bool = False) -> None:

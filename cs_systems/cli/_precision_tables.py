@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from itertools import chain
 from textwrap import fill
 
+from cs_systems.cli._output import terminal_width
 from cs_systems.comparison import precision, precision_causes
 from cs_systems.comparison.precision import ErrorRow, GainRow, LearningRow
 from cs_systems.config import Precision
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain
 from cs_systems.record import Row, RunRecord
-from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
+from cs_systems.report.tables.formats import paragraph, text_width
 from cs_systems.report.tables.records import counted_caveats
 
 UNKNOWN = "–"
@@ -160,7 +161,11 @@ def _unprofiled(records: Sequence[RunRecord], format: str) -> list[str]:
         if record.config["profiler"] == "kineto" and not record.results.get("families")
     )
     return (
-        ["".join(paragraph(fill(plain(f"not explained: {why}"), DEFAULT_WIDTH), format) for why in failed)]
+        [
+            "".join(
+                paragraph(fill(plain(f"not explained: {why}"), text_width(terminal_width())), format) for why in failed
+            )
+        ]
         if failed and format != "csv"
         else []
     )

@@ -127,12 +127,15 @@ def conclude(records: list[Any], out: str) -> None:
     if not records:
         print("cs-systems: no record: the script ran no backward pass of torch in its main thread", file=sys.stderr)
         return
+    from cs_systems.cli._output import terminal_width
     from cs_systems.diagnosis import diagnose
     from cs_systems.report.diagnoses import text
     from cs_systems.report.tables.records import render
 
     where = f"records: {out}/records.jsonl\nreport:  cs-systems report {out}"
-    print(f"\n{text(diagnose(records))}{render(records)}\n{where}", file=sys.stderr)
+    width = terminal_width(stream=sys.stderr)
+    first, table = text(diagnose(records), width=width), render(records, width=width)
+    print(f"\n{first}{table}\n{where}", file=sys.stderr)
 
 
 def is_first_rank() -> bool:

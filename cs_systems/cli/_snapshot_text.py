@@ -15,13 +15,14 @@ MOST_CAUSES = 5
 SUMS = "the row `all` is the sum of the devices, whose peaks may be at different times"
 
 
-def heading(found: Attribution, names: TensorNames) -> list[str]:
-    """Return the snapshot's description, its peak, and which information is unknown or inferred."""
+def heading(found: Attribution, names: TensorNames, recorded: Sequence[str] = ()) -> list[str]:
+    """Return the snapshot's description, its origin, its peak, and which information is unknown or inferred."""
     replay = found.replay
     snapshot = replay.snapshot
     of = f" of {', '.join(map(str, snapshot.devices))}" if len(snapshot.devices) > 1 else ""
     return [
         f"{snapshot.source} · device {snapshot.device}{of} · {_events(found)} · {len(snapshot.segments)} segments",
+        *recorded,
         _peak(found),
         *_out_of_memory(found),
         *_sidecar(found),
@@ -104,11 +105,13 @@ def notes(name: str, found: Attribution, rows: Sequence[Row]) -> list[str]:
     return []
 
 
-def difference_heading(a: Attribution, b: Attribution) -> list[str]:
+def difference_heading(
+    a: Attribution, b: Attribution, recorded_a: Sequence[str] = (), recorded_b: Sequence[str] = ()
+) -> list[str]:
     left, right = a.replay.peak_bytes, b.replay.peak_bytes
     sides = [
-        f"{side}: {x.replay.snapshot.source} · peak {x.replay.peak_bytes:,} bytes"
-        for side, x in zip("AB", (a, b), strict=True)
+        " · ".join([f"{side}: {x.replay.snapshot.source}", f"peak {x.replay.peak_bytes:,} bytes", *recorded])
+        for side, x, recorded in zip("AB", (a, b), (recorded_a, recorded_b), strict=True)
     ]
     return [
         *sides,

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._options import Sweep
-from cs_systems.cli._output import Interrupted, terminal_width
+from cs_systems.cli._output import Interrupted, print_table, terminal_width
 from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import command_line, plain, visible
 from cs_systems.record import Environment, RunRecord, records_path
@@ -137,7 +137,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
     """
     from rich.table import Table
 
-    from cs_systems.core.units import human
+    from cs_systems.core.units import counted, human
 
     options = options or Sweep()
     configs = options.of_part(configs)
@@ -150,9 +150,9 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
         if predicted is not None and memory is not None and predicted > memory:
             note = f"does not fit the device's {human(memory, 'bytes')}"
         table.add_row(plain(describe(config)), "–" if predicted is None else human(predicted, "bytes"), plain(note))
-    _console().print(table)
+    print_table(table, _console())
     times = f", each {options.repeats} times" if options.repeats > 1 else ""
-    print(("1 cell" if len(configs) == 1 else f"{len(configs)} cells") + times)
+    print(counted(len(configs), "cell") + times)
     runnable = [config for config, row in zip(configs, rows, strict=True) if row["reason"] is None]
     if machine is not None and runnable:
         _print_duration(runnable * options.repeats, machine, options.out)
@@ -192,7 +192,7 @@ def print_warmup(record: RunRecord, _folder: Path) -> None:
         mark = "*" if row["warmup"] else ""
         excess = human(row["excess_s"], "s") if row["cause"] else ""
         table.add_row(f"{row['step']}{mark}", human(row["wall_s"], "s"), excess, row["cause"] or "")
-    _console().print(table)
+    print_table(table, _console())
     print("*: warm-up; above steady: time beyond the median of the timed steps\n")
 
 

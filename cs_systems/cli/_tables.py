@@ -96,12 +96,15 @@ def document_text(
     """
     from cs_systems.core.printable import plain
     from cs_systems.report import diagnoses
-    from cs_systems.report.tables.formats import DEFAULT_WIDTH
+    from cs_systems.report.tables.formats import text_width
 
     begin = diagnoses.text(found, format, terminal_width(output)) if format in diagnoses.IN else ""
     if format == "terminal":
-        width = terminal_width(output) or DEFAULT_WIDTH
-        lines = [plain(heading[0]), *(textwrap.fill(plain(line), width) for line in heading[1:])]
+        width = text_width(terminal_width(output))
+        lines = [
+            plain(heading[0]),
+            *(textwrap.fill(plain(line), width, break_on_hyphens=False) for line in heading[1:]),
+        ]
         return [begin + "\n".join(lines) + "\n", *(table_text(*part, format, output) for part in parts)]
     first, *rest = parts
     return [

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._files import inventory_text, ranks_in, ranks_text, read_profiles
+from cs_systems.cli._files import inventory_text, ranks_in, ranks_text, read_profiles, recorded
 from cs_systems.cli._options import (
     Decimals,
     MaybeInt,
@@ -38,6 +38,7 @@ from cs_systems.config import ConfigError
 from cs_systems.core.file_types import refuse_other
 from cs_systems.core.rows import Results, Row, Tables, as_tables
 from cs_systems.core.sources import Source, opened
+from cs_systems.core.units import counted
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.files import SHOWN as OF_RANKS
 from cs_systems.report.tables.files import SUFFIXES
@@ -153,11 +154,13 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
 
         shown = {**as_tables(results(profiles[0])), "range_tree": range_tree(profiles[0])}
         title = f"{sources[0].path.name}, by {profiles[0].trace.profiler}"
-        return render(view(profiles[0]), shown, title, _diagnoses(profiles[0], shown))
+        return render(
+            view(profiles[0]), shown, title, _diagnoses(profiles[0], shown), recorded(sources[0], profiles[0])
+        )
     if compares:
         title = f"{sources[1].path.name} compared with {sources[0].path.name}"
-        return joined(_comparison(args, tables, *profiles), args.format, title)
-    return "\n".join(_analysis(args, tables, profiles[0]))
+        return joined(_comparison(args, tables, sources, profiles), args.format, title)
+    return "\n".join(_analysis(args, tables, sources[0], profiles[0]))
 
 
 def _counters(args: Analyze, source: Source) -> str:
@@ -185,7 +188,7 @@ def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[st
         raise ConfigError(f"{source.label} contains {holds}; use only {allowed} with it")
 
 
-def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
+def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Profile) -> list[str]:
     from cs_systems.traces import module_tables, operator_table, range_tree
     from cs_systems.traces.tables import NO_COSTS, TABLES, notes
 
@@ -217,13 +220,13 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
             top = args.top or (top if args.format == "csv" else long[name])
         if name == "kernels" and rows[top:]:
             rest = sum(row["share"] for row in rows[top:])
-            remarks.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
+            remarks.append(f"{rest:.1%} of the time is in {counted(len(rows) - top, 'more kernel')}; --top shows more")
         elif rows[top:]:
             what = "ranges" if name == "range_tree" else name
             remarks.append(f"{len(rows) - top} more {what}; --top shows more")
         parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows[:top], (SHOWN | modules.SHOWN)[name], remarks))
     found = None if args.table else _diagnoses(profile, made)
-    return document_text(args.format, _heading(profile), parts, args.output, found)
+    return document_text(args.format, _heading(source, profile), parts, args.output, found)
 
 
 def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:
@@ -237,22 +240,29 @@ def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:
     return apply_rules(_evidence.of_trace(cast(Results, tables), profile.trace.devices.get(profile.devices[0])))
 
 
-def _heading(profile: Profile) -> list[str]:
+def _heading(source: Source, profile: Profile) -> list[str]:
     trace, count = profile.trace, len(profile.steps)
     devices = ", ".join(trace.devices.get(device, f"GPU {device}") for device in profile.devices)
     calls = sum(kernels.calls for kernels in profile.by_step.values()) / count
-    steps = "1 step" if count == 1 else f"{count} steps"
-    steps += f" of {calls:,.0f} kernels" if trace.kernels else ""
+    steps = counted(count, "step") + (f" of {calls:,.0f} kernels" if trace.kernels else "")
     return [
         " · ".join(filter(None, [trace.source, trace.profiler, devices, steps])),
+        *recorded(source, profile),
         "measured under a profiler: use these times for shares and causes, not as timings",
         *profile.notes,
     ]
 
 
-def _comparison(args: Analyze, tables: Sequence[str], a: Profile, b: Profile) -> list[str]:
+def _comparison(
+    args: Analyze, tables: Sequence[str], sources: Sequence[Source], profiles: Sequence[Profile]
+) -> list[str]:
     from cs_systems.comparison.profiles import difference, doubts
 
+    a, b = profiles
+    heading = [
+        " · ".join([f"{side}: {source.label}", *recorded(source, profile)])
+        for side, source, profile in zip("AB", sources, profiles, strict=True)
+    ]
     parts = [difference_part(by, difference(a, b, by)) for by in (SPLITS[name] for name in tables)]
     parts[-1][-1].extend(doubts(a, b))
-    return document_text(args.format, [f"A: {a.trace.source}", f"B: {b.trace.source}"], parts, args.output)
+    return document_text(args.format, heading, parts, args.output)

@@ -13,7 +13,17 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import MaybeNames, Names, Numbers, Steps, Sweep, check_keep_graph, flag, refuse
+from cs_systems.cli._options import (
+    MaybeNames,
+    Names,
+    Numbers,
+    Steps,
+    Sweep,
+    check_keep_graph,
+    check_modes,
+    flag,
+    refuse,
+)
 from cs_systems.config import Mode, Precision, RunConfig, grid, one_of
 
 DTYPES = ("bf16", "fp16", "fp32", "tf32")
@@ -57,6 +67,7 @@ class AttentionCells:
 
     def configs(self, steps: Steps) -> list[RunConfig]:
         words = [one_of("value of --causal", word.lower(), CAUSAL) for word in self.causal or ("true",)]
+        check_modes(self.mode, AttentionCells.mode)
         check_keep_graph(self.keep_graph, self.mode)
         if self.align == "lower_right" and True not in {v for word in words for v in CAUSAL[word]}:
             refuse(["align"], "--align requires --causal")

@@ -38,7 +38,7 @@ def run(args: Doctor) -> int:
     from cs_systems.cli._output import terminal_width
     from cs_systems.cli._sweep import EXIT_NOTHING
     from cs_systems.profilers import ncu, nsys
-    from cs_systems.report.tables.formats import DEFAULT_WIDTH
+    from cs_systems.report.tables.formats import text_width
 
     found_nsys = nsys.check()
     rows = [_python(), *_diagnostics_of_worker(), _nvtx(found_nsys), found_nsys]
@@ -47,7 +47,7 @@ def run(args: Doctor) -> int:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
         _show(rows)
-        print(f"\n{fill(visible(conclusion(rows)), terminal_width() or DEFAULT_WIDTH, break_on_hyphens=False)}")
+        print(f"\n{fill(visible(conclusion(rows)), text_width(terminal_width()), break_on_hyphens=False)}")
     works = {row["check"] for row in rows if row["state"] == "ok"}
     return 0 if "attention naive" in works else EXIT_NOTHING
 
@@ -57,12 +57,14 @@ def _show(rows: list[Diagnostic]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from cs_systems.cli._output import print_table
+
     colors = {"ok": "green", "missing": "yellow", NEEDS_GPU: "dim", "problem": "bold red"}
     table = Table("check", "state", "result, → what to do", box=None, pad_edge=False)
     for row in rows:
         found = row["found"] + (f"\n→ {row['remedy']}" if row["remedy"] else "")
         table.add_row(Text(visible(row["check"])), Text(row["state"], colors[row["state"]]), Text(visible(found)))
-    Console(highlight=False).print(table)
+    print_table(table, Console(highlight=False))
 
 
 def conclusion(rows: Sequence[Diagnostic]) -> str:

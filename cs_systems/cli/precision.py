@@ -44,7 +44,7 @@ from cs_systems.core.printable import plain, visible
 from cs_systems.core.rows import Row, as_tables
 from cs_systems.core.validation import option
 from cs_systems.record import RunRecord
-from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
+from cs_systems.report.tables.formats import paragraph, text_width
 
 TOY = "toy"
 PRECISIONS = (
@@ -342,7 +342,7 @@ def title(record: RunRecord) -> str:
 
 def failed_text(record: RunRecord, format: str) -> str:
     message = plain(f"{title(record)}: {record.status}: {record.reason}")
-    return paragraph(fill(message, DEFAULT_WIDTH) if format == "terminal" else message, format)
+    return paragraph(fill(message, text_width(terminal_width())) if format == "terminal" else message, format)
 
 
 def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:

@@ -33,6 +33,7 @@ from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.core.printable import command_line, visible
 from cs_systems.core.rows import OverheadRow, as_tables
+from cs_systems.core.units import counted
 from cs_systems.record import RunRecord
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN, drawn_step
@@ -128,7 +129,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
         notes = [note["note"] for note in noted if note["table"] == name]
         if name == "kernels" and rows[TOP:]:
             rest = sum(row["share"] for row in rows[TOP:])
-            notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time; the record has all")
+            notes.append(f"{rest:.1%} of the time is in {counted(len(rows) - TOP, 'more kernel')}; the record has all")
         shown = rows[:TOP] if name in ("kernels", "operators") else rows
         print(table_text(CAPTIONS[name], shown, SHOWN[name], notes))
     for name in (n for n in ("tree", "blocks", "classes") if as_tables(results).get(n)):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybePath, MaybeText, Names, flag, optional
+from cs_systems.cli._options import MaybePath, MaybeText, Names, RecordHost, flag, optional
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
 
@@ -50,6 +50,7 @@ class Run:
     stop: Annotated[bool, flag("end the script after the last recorded step, with exit status 0")] = False
     name: Annotated[MaybeText, optional("TEXT", "name of the loop in tables", "the name of the script")] = None
     out: Annotated[MaybePath, optional("DIR", "folder of the records", "runs/NAME")] = None
+    record_host: RecordHost = False
 
 
 ARGS = Run
@@ -67,7 +68,8 @@ def run(args: Run) -> int:
     out = args.out or Path("runs") / name
     profile, snapshot = _profilers(args)
     options: dict[str, Any] = {"name": name, "out": str(out), "warmup": first, "steps": last - first}
-    options |= {"profile": profile, "snapshot": snapshot, "stop": args.stop, "command": origin.command()}
+    options |= {"profile": profile, "snapshot": snapshot, "stop": args.stop}
+    options |= {"record_host": args.record_host, "command": origin.command()}
     from cs_systems.cli._script import is_first_rank
 
     if is_first_rank():

@@ -21,6 +21,7 @@ from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.core.file_types import command_for, refuse_other
 from cs_systems.core.sources import Source, opened
+from cs_systems.core.units import counted
 from cs_systems.record import Row
 from cs_systems.report.tables.snapshot import (
     DEVICES,
@@ -105,17 +106,17 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     if compares and args.size is not None:
         refuse(["size"], "a comparison of two snapshots does not name tensors")
     if compares:
-        texts = _comparison(args, tables, *(_read(source, args.device) for source in sources))
+        texts = _comparison(args, tables, sources, [_read(source, args.device) for source in sources])
         return joined(texts, args.format, f"Memory of {sources[1].path.name} compared with {sources[0].path.name}")
     found = _read_all(sources[0]) if args.device is None else [_read(sources[0], args.device)]
     if len(found) > 1 and args.format in ("html", "csv"):
         numbers = " or ".join(str(one.replay.snapshot.device) for one in found)
         raise ConfigError(f"--format {args.format} shows one device; choose it with --device {numbers}")
     if args.format == "html":
-        return _page(args, found[0])
+        return _page(args, found[0], sources[0])
     if len(found) > 1:
-        return "\n".join(_devices(args, tables, found, sources[0].label))
-    return "\n".join(_tables(args, tables, found[0]))
+        return "\n".join(_devices(args, tables, found, sources[0]))
+    return "\n".join(_tables(args, tables, found[0], _recorded(sources[0], found[0])))
 
 
 def _read(source: Source, device: int | None) -> Attribution:
@@ -124,6 +125,14 @@ def _read(source: Source, device: int | None) -> Attribution:
     from cs_systems.snapshots.snapshot import read
 
     return attribute(replay(replace(read(source.path, device), source=source.label)))
+
+
+def _recorded(source: Source, found: Attribution) -> list[str]:
+    """Return when and by which command a snapshot was recorded, as far as it is known."""
+    from cs_systems.report import origins
+
+    began_us = found.replay.snapshot.events.time_us[:1]
+    return origins.of_file(source.path, began_us[0] * 1e-6 if began_us else None)
 
 
 def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
@@ -155,18 +164,19 @@ def _read_all(source: Source) -> list[Attribution]:
     return [attribute(replay(replace(one, source=source.label))) for one in read_all(source.path)]
 
 
-def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribution], label: str) -> list[str]:
+def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribution], source: Source) -> list[str]:
     """Return a table of all devices, then each device's tables: the composition alone, unless --table names others."""
     from cs_systems.cli._snapshot_text import SUMS
     from cs_systems.snapshots.tables import devices
 
     overview: Part = ("devices", devices(found), DEVICES, [SUMS])
-    text = document_text(args.format, [f"{label} · {len(found)} devices"], [overview], args.output)
+    heading = [f"{source.label} · {len(found)} devices", *_recorded(source, found[0])]
+    text = document_text(args.format, heading, [overview], args.output)
     chosen = tables if args.table else ["composition", "out_of_memory"]
     return [*text, *(line for one in found for line in _tables(args, chosen, one))]
 
 
-def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> list[str]:
+def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recorded: Sequence[str] = ()) -> list[str]:
     from cs_systems.cli._snapshot_text import heading
     from cs_systems.snapshots.tensor_names import tensor_names
 
@@ -179,7 +189,7 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> li
         if not rows and name in OPTIONAL and not args.table:
             continue
         parts.append((caption(name, has_events=has_events), rows, shown(name, has_events=has_events), remarks))
-    return document_text(args.format, heading(found, names), parts, args.output, diagnoses)
+    return document_text(args.format, heading(found, names, recorded), parts, args.output, diagnoses)
 
 
 def _diagnoses(found: Attribution, names: TensorNames) -> list[Diagnosis] | None:
@@ -202,11 +212,11 @@ def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -
     if name == "timeline":
         peak = next((n for n, row in enumerate(rows) if row["is_peak"]), 0)
         first, where = max(0, min(peak - top // 2, len(rows) - top)), ", around the peak"
-    more = f"{len(rows) - top:,} more row(s){where}; --top shows more"
+    more = f"{counted(len(rows) - top, 'more row')}{where}; --top shows more"
     return rows[first : first + top], [*remarks, more]
 
 
-def _page(args: SnapshotArgs, found: Attribution) -> str:
+def _page(args: SnapshotArgs, found: Attribution, source: Source) -> str:
     from cs_systems.cli._snapshot_text import heading
     from cs_systems.report.pages.snapshot import render
     from cs_systems.snapshots.tensor_names import tensor_names
@@ -215,13 +225,18 @@ def _page(args: SnapshotArgs, found: Attribution) -> str:
     names = tensor_names(found, args.size)
     tables = {name: _table(name, found, names, args.top or MOST_ROWS_OF_PAGE) for name in SHOWN}
     title = f"Memory of {args.files[0].name}"
-    return render(view(found, names), tables, heading(found, names), title, _diagnoses(found, names))
+    lines = heading(found, names, _recorded(source, found))
+    return render(view(found, names), tables, lines, title, _diagnoses(found, names))
 
 
-def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: Attribution) -> list[str]:
+def _comparison(
+    args: SnapshotArgs, tables: Sequence[str], sources: Sequence[Source], found: Sequence[Attribution]
+) -> list[str]:
     from cs_systems.cli._snapshot_text import difference_heading
     from cs_systems.snapshots.tables import differences, where
 
+    a, b = found
+    heading = difference_heading(a, b, *map(_recorded, sources, found))
     by = {"category": lambda _, a: a.category, "layer": lambda _, a: a.layer or "no layer", "site": where}
     parts: list[Part] = []
     for name in tables:
@@ -229,10 +244,10 @@ def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: At
         remarks = []
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if rows[top:]:
-            remarks.append(f"{len(rows) - top} more row(s); --top shows more")
+            remarks.append(f"{counted(len(rows) - top, 'more row')}; --top shows more")
         titles = {
             "what": DIFFERENT[name], "a_bytes": "A", "b_bytes": "B", "difference_bytes": "B − A",
             "a_allocations": "count of A", "b_allocations": "count of B",
         }  # fmt: skip
         parts.append((f"memory at the peak by {name}, B compared with A", rows[:top], titles, remarks))
-    return document_text(args.format, difference_heading(a, b), parts, args.output)
+    return document_text(args.format, heading, parts, args.output)

@@ -11,6 +11,7 @@ from statistics import median
 
 from cs_systems.comparison.precision_causes import computation
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.units import counted
 from cs_systems.formulas.cost import AttentionAlgorithm, attention_cost, step_cost
 from cs_systems.formulas.memory.fit import algorithm_of
 from cs_systems.formulas.peaks import peak_flops
@@ -67,9 +68,9 @@ class Durations:
     def how(self) -> str:
         """Return how the cells were estimated, in words."""
         bases = _BASES if self.machine.is_gpu else _BASES | {ASSUMED: _ASSUMED_ON_CPU}
-        said = [f"{_cells(self.bases[basis])} {words}" for basis, words in bases.items() if self.bases[basis]]
+        said = [f"{counted(self.bases[basis], 'cell')} {words}" for basis, words in bases.items() if self.bases[basis]]
         if self.unknown:
-            said.append(f"{_cells(self.unknown)} of unknown duration left out")
+            said.append(f"{counted(self.unknown, 'cell')} of unknown duration left out")
         return "; ".join(said)
 
 
@@ -144,7 +145,3 @@ def _step_s(record: RunRecord) -> float | None:
 
 def _computation(cell: RunConfig) -> RunConfig:
     return computation(RunRecord("", cell.to_dict(), "ok"))[0]
-
-
-def _cells(count: int) -> str:
-    return "1 cell" if count == 1 else f"{count} cells"

@@ -18,7 +18,8 @@ from cs_systems.config import ConfigError, describe
 from cs_systems.core import statistics
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.rows import first_row
-from cs_systems.record import Environment, RunRecord
+from cs_systems.core.units import counted
+from cs_systems.record import LOOP, Environment, RunRecord
 
 # These fields describe the measurement and not the computation: cells match even if they differ.
 _NOT_IDENTITY = {"steps", "warmup", "warmup_s", "rounds", "seed", "profiler", "profiler_args"}
@@ -83,6 +84,7 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
             )
     a, b, left_out = _clean(a), _clean(b), list(_left_out(a, b))
     compared = _compared(a, b)
+    left_out += _of_two_workloads(compared)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
     rows = [
         row
@@ -142,6 +144,7 @@ def profiled_pairs(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[tuple
     """Return the cells that both runs hold with tables of a trace: (description, record of A, record of B)."""
     a, b = ([r for r in side if "families" in r.results] for side in (a, b))
     compared = _compared(a, b)
+    _of_two_workloads(compared)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
     return [
         (describe(replace(records[0].run_config, profiler="none"), compared), records[-1], cells_b[identity][-1])
@@ -162,10 +165,9 @@ def undisturbed(records: Sequence[RunRecord]) -> list[RunRecord]:
 def _left_out(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
     for side, records in (("A", a), ("B", b)):
         if count := len(records) - len(undisturbed(records)):
-            yield f"{count} record(s) of {side} were timed under a profiler and are left out"
+            yield f"left out: {counted(count, 'record')} of {side} timed under a profiler"
         if count := len(undisturbed(records)) - len(_clean(records)):
-            why = "have a loss that is NaN or infinite and are left out"
-            yield f"{count} record(s) of {side} {why}"
+            yield f"left out: {counted(count, 'record')} of {side} with a loss that is NaN or infinite"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -203,6 +205,21 @@ def _compared(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> dict[str, tuple
         for name in values_a.keys() & values_b.keys()
         if len(values_a[name]) == len(values_b[name]) == 1 and values_a[name] != values_b[name]
     }
+
+
+def _of_two_workloads(compared: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Return a doubt where two workloads of one kind are compared: two of a user's own, or two loops.
+
+    Raises:
+        ConfigError: the workloads are of two kinds, whose configurations mean different steps.
+    """
+    if "workload" not in compared:
+        return []
+    a, b = compared["workload"]
+    kinds = ["loop" if name.startswith(LOOP) else "own" if is_foreign(name) else name for name in (a, b)]
+    if kinds[0] != kinds[1]:
+        raise ConfigError(f"A measures {a} and B {b}, which are different steps; compare runs of one workload")
+    return [f"the workload differs: {a} in A, {b} in B; times compare only if both do the same work"]
 
 
 def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
@@ -282,7 +299,7 @@ def _plainly(record: RunRecord, without: Collection[str]) -> str:
 def _unmatched(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterable[str]:
     for name, here, there in (("A", a, b), ("B", b, a)):
         if alone := len(here.keys() - there.keys()):
-            yield f"{alone} cell(s) only in {name}"
+            yield f"{counted(alone, 'cell')} only in {name}"
 
 
 def _differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:

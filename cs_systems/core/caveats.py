@@ -12,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from cs_systems.core import statistics
+from cs_systems.core.units import counted
 
 if TYPE_CHECKING:
     from cs_systems.core.rows import GraphBreakRow
@@ -49,6 +50,18 @@ REMEDIES = {
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",
+}
+_LATER = "record after a longer warm-up: cs-systems run --steps 20:70, or Recorder(warmup=20, steps=50)"
+# The same of a user's own loop, which `cs-systems run` or a Recorder measured: these have other options.
+LOOP_REMEDIES = REMEDIES | {
+    "profiled": "take times from the record without a profiler; use a profile for shares and causes",
+    "few-samples": "record 10 steps or more: cs-systems run --steps 5:25, or Recorder(steps=20)",
+    "unstable": f"close other programs, and {_LATER}",
+    "launch-bound": "CPU-bound: the GPU waits for kernel launches; use a larger batch, torch.compile or CUDA graphs",
+    "recompiled": f"{_LATER}; keep shapes and flags constant, because each change compiles again",
+    "cudaMalloc": f"{_LATER}, when the caching allocator needs no more memory",
+    "throttled": "record fewer steps, or cool the GPU",
+    "shared-gpu": "stop the other processes, or choose another GPU with CUDA_VISIBLE_DEVICES",
 }
 
 
@@ -140,13 +153,13 @@ def broken_graph(rows: Sequence[GraphBreakRow]) -> str:
 def _recompiled(m: Measurement) -> Iterator[Caveat]:
     count = sum(s.compiles or 0 for s in m.timed)
     if count:
-        yield _caveat("recompiled", f"{_counted(count, 'compilation')} during timed steps")
+        yield _caveat("recompiled", f"{counted(count, 'compilation')} during timed steps")
 
 
 def _allocated(m: Measurement) -> Iterator[Caveat]:
     count = sum(s.device_mallocs or 0 for s in m.timed)
     if count:
-        yield _caveat("cudaMalloc", f"{_counted(count, 'cudaMalloc call')} during timed steps")
+        yield _caveat("cudaMalloc", f"{counted(count, 'cudaMalloc call')} during timed steps")
 
 
 def _machine(m: Measurement, before: Environment, after: Environment) -> Iterator[Caveat]:
@@ -159,8 +172,4 @@ def _machine(m: Measurement, before: Environment, after: Environment) -> Iterato
         )
     others = max(before.other_processes or 0, after.other_processes or 0)
     if others:
-        yield _caveat("shared-gpu", f"{_counted(others, 'other process', 'es')} used the GPU")
-
-
-def _counted(count: int, noun: str, plural: str = "s") -> str:
-    return f"{count} {noun}{'' if count == 1 else plural}"
+        yield _caveat("shared-gpu", f"{counted(others, 'other process', 'other processes')} used the GPU")

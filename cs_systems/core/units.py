@@ -81,6 +81,15 @@ def resolve(name: str, columns: Collection[str]) -> tuple[str, Unit | None]:
     return one_of("column", name, columns), None
 
 
+def in_all_units(columns: Iterable[str]) -> list[str]:
+    """Return the names by which `resolve` finds these columns: `median_s`, `median_ms`, `median_us`, and so on."""
+    names = []
+    for name in columns:
+        base = base_suffix(name)
+        names += [name] if base is None else [name.removesuffix(base) + unit.suffix for unit in SCALES[base]]
+    return names
+
+
 def significant(value: float, digits: int = 3) -> str:
     """Format `value` to `digits` significant digits: 0.0213, 1.20, 12.3, 1,234."""
     return fixed(value, decimals(value, digits))
@@ -108,4 +117,15 @@ def human(value: float, column: str) -> str:
     if suffix is None:
         return significant(value)
     unit = best_unit(SCALES[suffix], [value])
-    return f"{significant(value / unit.factor)} {unit.label}".rstrip()
+    return f"{in_unit(value, unit)} {unit.label}".rstrip()
+
+
+def in_unit(value: float, unit: Unit) -> str:
+    """Format the number of units in `value` to three significant digits; whole bytes are a count: 16, not 16.0."""
+    is_count = unit.suffix == "_bytes" and float(value).is_integer()
+    return f"{value:,.0f}" if is_count else significant(value / unit.factor)
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return the number with its noun: `1 cell`, `1,200 cells`; a plural that adds more than an s is given."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

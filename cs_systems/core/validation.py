@@ -78,8 +78,10 @@ def fields_checked(cls: type[C]) -> type[C]:
     return cls
 
 
-def one_of(what: str, value: str, known: Iterable[str]) -> str:
+def one_of(what: str, value: str, known: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
     """Return `value` if it is known.
+
+    meant: words that are often given in place of a name.
 
     Raises:
         ConfigError: it is not; the message suggests the nearest valid names.
@@ -88,7 +90,10 @@ def one_of(what: str, value: str, known: Iterable[str]) -> str:
     is_text = isinstance(value, str)
     if is_text and value in known:
         return value
-    hint = did_you_mean(value, known) if is_text else ""
+    hint = ""
+    if is_text:
+        name = (meant or {}).get(value.lower())
+        hint = f"did you mean {name}?" if name else did_you_mean(value, known)
     raise ConfigError(f"unknown {what} {value!r}: {hint and hint + ' '}known: {', '.join(known)}")
 
 

@@ -7,6 +7,7 @@ its cause. `apply_rules` ranks the answers by their gain, which is an upper limi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 WORTH = 0.05  # share of the step or the peak; what gains less is within the noise of most machines
 MOST = 3  # sentences that a page or a command begins with
+_OPTIONS = re.compile(r" \(--[^();]*\)|; --[^();]*(?=\))")  # alone in parentheses, or behind PyTorch's own names
 NOTHING = f"no rule found more than {WORTH:.0%} to gain"
 
 
@@ -112,9 +114,16 @@ def apply_rules(evidence: Evidence) -> list[Diagnosis] | None:
         rule: Rule = plugins.get("diagnosis", name)
         if answer := rule.find(evidence):
             at_best = min(max(answer.at_best, 0), answer.now)
+            takes_options = evidence.config is not None and not evidence.is_loop
+            remedy = answer.remedy if takes_options else without_options(answer.remedy)
             code = name.replace("_", "-")
-            found.append(replace(answer, at_best=at_best, code=code, is_last_resort=rule.is_last_resort))
+            found.append(replace(answer, remedy=remedy, at_best=at_best, code=code, is_last_resort=rule.is_last_resort))
     return ranked(found)
+
+
+def without_options(remedy: str) -> str:
+    """Return a remedy without the options in parentheses, for a trace, a snapshot or a loop of any program."""
+    return _OPTIONS.sub("", remedy)
 
 
 def diagnose(records: RunRecord | Sequence[RunRecord]) -> list[Diagnosis] | None:

@@ -10,11 +10,12 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any, cast
 
 from cs_systems.config import CONFIGURED, Mode, Phase, RunConfig
+from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
 from cs_systems.core.rows import CeilingRow, CostRow, KernelRow, PhaseRow, Results, Row, as_tables, first_row
 from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import step_memory
 from cs_systems.formulas.peaks import peak_flops
-from cs_systems.record import UNTIMED_WORKLOADS, Measurement, RunRecord
+from cs_systems.record import LOOP, UNTIMED_WORKLOADS, Measurement, RunRecord
 from cs_systems.traces.gaps import PROFILER, idle_by_cause
 
 if TYPE_CHECKING:
@@ -124,6 +125,15 @@ class Evidence:
         """Flag of evidence without a timed step, a trace with kernels, or a peak of memory."""
         has_times = self.measurement is not None or "steps" in self.tables or "overlap" in self.tables
         return self.memory is None and not (has_times and self.step_s)
+
+    @property
+    def is_loop(self) -> bool:
+        """Flag of a user's own loop, which has no options of `cs-systems time`."""
+        return self.config is not None and self.config.workload.startswith(LOOP)
+
+    def remedy(self, caveat: str) -> str:
+        """Return the remedy of a caveat, by its code."""
+        return (LOOP_REMEDIES if self.is_loop else REMEDIES)[caveat]
 
     @cached_property
     def clean_s(self) -> float | None:

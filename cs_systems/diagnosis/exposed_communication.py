@@ -7,10 +7,14 @@ from cs_systems.core.rows import Row
 from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
 
-REMEDY = (
-    "overlap it with backward (DistributedDataParallel, FSDP; --strategy ddp_bucketed, fsdp), send bf16, or use a "
-    "larger batch for each rank"
-)
+OVERLAP = "overlap it with backward (DistributedDataParallel, FSDP; --strategy ddp_bucketed, or fsdp)"
+BUCKETS = "send the gradients in buckets (--strategy ddp_bucketed)"
+# Strategies that send while backward computes → what can make them overlap more.
+OVERLAPPING = {
+    "ddp_overlap": BUCKETS,
+    **dict.fromkeys(("ddp_bucketed", "torch_ddp", "zero1_flat"), "try other bucket sizes (--bucket-size-mb)"),
+    **dict.fromkeys(("fsdp", "torch_fsdp2"), ""),
+}
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -28,7 +32,18 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if not share:
         return None
     cause = f"{share:.0%} of the step is communication without computation beside it"
-    return Diagnosis(cause, REMEDY, step_s, step_s * (1 - share), evidence=(worst,))
+    return Diagnosis(cause, _remedy(evidence), step_s, step_s * (1 - share), evidence=(worst,))
+
+
+def _remedy(evidence: Evidence) -> str:
+    """Return what the strategy of the cell, if it is known, does not do yet."""
+    names = str(evidence.setting("strategy") or "").split("+")
+    first = next((OVERLAPPING[name] for name in names if name in OVERLAPPING), OVERLAP)
+    options = evidence.config.strategy_options if evidence.config is not None else {}
+    sends_bf16 = "bf16" in (options.get("comm_dtype"), options.get("compute_dtype"))
+    ways = [first, "" if sends_bf16 else "send bf16", "use a larger batch for each rank"]
+    *others, last = filter(None, ways)
+    return f"{', '.join(others)}, or {last}" if others else last
 
 
 def _share(row: Row) -> float:

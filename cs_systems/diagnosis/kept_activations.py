@@ -6,7 +6,7 @@ from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import ACTIVATIONS, EACH_BLOCK, SCORES, Evidence
 
 DOMINANT = 0.4  # share of the peak; below it another category is as large
-REMEDY = f"checkpoint each block (--checkpoint {EACH_BLOCK}; torch.utils.checkpoint), which backward computes again"
+REMEDY = f"checkpoint each block (torch.utils.checkpoint; --checkpoint {EACH_BLOCK}), which backward computes again"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from cs_systems.core.caveats import REMOVE_BREAKS, broken_graph, launch_bound_phases
+from cs_systems.core.plugins import is_foreign
 from cs_systems.core.rows import Row
 from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
 from cs_systems.traces.gaps import LAUNCH
 
-COMPILE = "compile (torch.compile, --compile), or capture the step in a CUDA graph (torch.cuda.graph, --graph step)"
-GRAPH = "capture the step in a CUDA graph (torch.cuda.graph, --graph step), or use a larger batch"
+COMPILE = "compile (torch.compile; --compile), or capture the step in a CUDA graph (torch.cuda.graph; --graph step)"
+GRAPH = "capture the step in a CUDA graph (torch.cuda.graph; --graph step), or use a larger batch"
 LARGER = "use a larger batch, because the step is a CUDA graph already"
+# The collectives of several ranks are not captured.
+RANKS, COMPILED_RANKS = (
+    "compile (torch.compile; --compile), or use a larger batch for each rank",
+    "use a larger batch for each rank",
+)
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -18,11 +24,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s = evidence.step_s
     if step_s is None:
         return None
-    remedy = GRAPH if evidence.has_compiled_kernels else COMPILE
-    if breaks := evidence.tables.get("graph_breaks"):
-        remedy = f"{REMOVE_BREAKS}, because torch.compile {broken_graph(breaks)}"
-    if evidence.setting("graph") == "step":
-        remedy = LARGER
+    remedy = _remedy(evidence)
     if "gaps" in evidence.tables:
         # While the host waits for its batch it launches nothing; `data_input` has that time.
         waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - evidence.input_s)
@@ -44,6 +46,20 @@ def find(evidence: Evidence) -> Diagnosis | None:
     cause = f"for {lasted_s / step_s:.0%} of the step ({', '.join(bound)}) the GPU keeps waiting for kernel launches"
     rows = tuple({"phase": phase, "median_s": time_s, "ceiling_s": floors[phase]} for phase, time_s in bound.items())
     return Diagnosis(cause, remedy, step_s, step_s - lasted_s + least_s, evidence=rows)
+
+
+def _remedy(evidence: Evidence) -> str:
+    """Return what the cell does not do yet, and can do."""
+    if evidence.setting("graph") == "step":
+        return LARGER
+    if breaks := evidence.tables.get("graph_breaks"):
+        return f"{REMOVE_BREAKS}, because torch.compile {broken_graph(breaks)}"
+    config, is_compiled = evidence.config, evidence.has_compiled_kernels
+    if config is not None and config.is_distributed:
+        return COMPILED_RANKS if is_compiled else RANKS
+    remedy = GRAPH if is_compiled else COMPILE
+    is_own = config is not None and is_foreign(config.workload)  # which --graph refuses
+    return remedy.replace("; --graph step", "") if is_own else remedy
 
 
 RULE = Rule(find)

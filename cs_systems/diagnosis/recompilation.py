@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from statistics import mean
 
-from cs_systems.core.caveats import REMEDIES
 from cs_systems.core.rows import Row
 from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
@@ -21,7 +20,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     times = "once" if count == 1 else f"{count} times"
     cause = f"{each_s / whole_s:.0%} of the timed steps' mean is compiling: code was compiled {times} while timed"
     row: Row = {"compiles": count, "compile_s": lost_s, "steps": len(samples)}
-    return Diagnosis(cause, REMEDIES["recompiled"], whole_s, whole_s - each_s, evidence=(row,))
+    return Diagnosis(cause, evidence.remedy("recompiled"), whole_s, whole_s - each_s, evidence=(row,))
 
 
 RULE = Rule(find)

@@ -11,7 +11,7 @@ from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
 
 FEWEST = 6  # samples of which half are taken as steady
-REMEDY = "raise --warmup"
+REMEDY = "warm up for more steps (--warmup)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

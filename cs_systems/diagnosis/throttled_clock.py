@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from cs_systems.core.caveats import CLOCK_LIMIT, REMEDIES
+from cs_systems.core.caveats import CLOCK_LIMIT
 from cs_systems.core.rows import Row
 from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
@@ -22,7 +22,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     reasons = ", ".join(evidence.throttle_reasons)
     cause = f"the SM clock ran at {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({reasons})"
     row: Row = {"sm_clock_hz": clock, "sm_clock_max_hz": highest}
-    return Diagnosis(cause, REMEDIES["throttled"], step_s, step_s * clock / highest, evidence=(row,))
+    return Diagnosis(cause, evidence.remedy("throttled"), step_s, step_s * clock / highest, evidence=(row,))
 
 
 RULE = Rule(find)

@@ -7,7 +7,7 @@ from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
 
 FAMILIES = ("elementwise", "copy", "norm")  # bound by memory, and fused into their neighbours
-REMEDY = "compile (torch.compile, --compile), which fuses them"
+REMEDY = "compile (torch.compile; --compile), which fuses them"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

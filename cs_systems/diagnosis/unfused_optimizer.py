@@ -14,7 +14,7 @@ FUSED = re.compile(r"fused_?(optimizer|adam|sgd|lamb)|^triton_for_|^adamw_kernel
 # and its temporaries in eight operations: decay 2, first moment 3, second moment 2 + 3, root 2, division 2, epsilon 2,
 # update 4.
 FUSED_PASSES, FOREACH_PASSES = 7, 20
-REMEDY = "use a fused optimizer (--optimizer adamw_fused; torch.optim.AdamW(…, fused=True))"
+REMEDY = "use a fused optimizer (torch.optim.AdamW(…, fused=True); --optimizer adamw_fused)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

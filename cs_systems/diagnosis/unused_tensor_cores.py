@@ -14,7 +14,7 @@ FP32_KERNEL = re.compile(r"sgemm|simt|ffma|f32f32_f32f32", re.IGNORECASE)
 # A phase counts if its products take this share of it, even at the peak; if less, they do not limit it.
 PRODUCTS_SHARE = 0.25
 FASTER = (Precision.BF16, Precision.FP16)
-REMEDY = "compute in bf16 (torch.autocast, --precision bf16), or at least allow TF32 (--precision tf32)"
+REMEDY = "compute in bf16 (torch.autocast; --precision bf16), or at least allow TF32 (--precision tf32)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

@@ -20,6 +20,7 @@ import torch
 
 from cs_systems.config import Precision
 from cs_systems.core.rows import MemoryInUse
+from cs_systems.core.units import counted
 
 # Faster than the clock of any data-center GPU, so that `occupy` lasts at least as long as requested.
 _SPIN_HZ = 2.2e9
@@ -204,7 +205,7 @@ def resolve(name: str) -> Device:
     index = int(name[5:]) if name.startswith("cuda:") else int(os.environ.get("LOCAL_RANK", 0))
     if index >= torch.cuda.device_count():
         raise DeviceUnavailable(
-            f"{name} does not exist: torch sees {torch.cuda.device_count()} GPU(s); use another --device"
+            f"{name} does not exist: torch sees {counted(torch.cuda.device_count(), 'GPU')}; use another --device"
         )
     torch.cuda.set_device(index)
     return Device(torch.device("cuda", index))

@@ -83,12 +83,14 @@ def _with_modules(trace: Trace, record: RunRecord) -> Trace:
 
 
 def _page(file: Path, seen: Profile, results: Results, record: RunRecord) -> dict[str, Path]:
+    from cs_systems.report import origins
     from cs_systems.report.pages.profile import render  # it imports jinja2, which only a page needs
 
     of_record, of_trace = as_tables(record.results), as_tables(results)
     found = diagnose([replace(record, results=cast(Results, {**of_record, **of_trace}))])
     shown = {**of_trace, **{name: of_record[name] for name in ("ranks",) if name in of_record}}
-    file.write_text(render(view(seen), shown, describe(record.run_config), found), encoding="utf-8")
+    page = render(view(seen), shown, describe(record.run_config), found, origins.lines([record]))
+    file.write_text(page, encoding="utf-8")
     return {"page": file}
 
 

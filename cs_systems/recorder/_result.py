@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
-from cs_systems.core.caveats import REMEDIES, Caveat
+from cs_systems.core.caveats import LOOP_REMEDIES, Caveat
 from cs_systems.core.rows import Ran, Results
+from cs_systems.core.units import counted
 from cs_systems.instrument.probes import graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
@@ -99,6 +100,7 @@ def success(
     breaks = graph_break_rows(noted)
     found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks)
     found = (*found, *_own_caveats(config, measurement, subject, set(seen), ended, mallocs))
+    found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
     known = {"precision": precision, "graph_breaks": len(noted) or None}
     ran = cast(Ran, {**subject.ran(), **{name: value for name, value in known.items() if value}})
     broken: Results = {"graph_breaks": breaks} if breaks else {}
@@ -163,10 +165,12 @@ def _own_caveats(
 ) -> Iterable[Caveat]:
     timed = len(measurement.timed)
     if ended is not None:
-        yield Caveat("few-samples", f"{timed} of {config.steps} steps were timed: {ended}", REMEDIES["few-samples"])
+        yield Caveat(
+            "few-samples", f"{timed} of {config.steps} steps were timed: {ended}", LOOP_REMEDIES["few-samples"]
+        )
     if mallocs:
-        calls = "1 cudaMalloc call" if mallocs == 1 else f"{mallocs} cudaMalloc calls"
-        yield Caveat("cudaMalloc", f"{calls} during timed steps", REMEDIES["cudaMalloc"])
+        calls = counted(mallocs, "cudaMalloc call")
+        yield Caveat("cudaMalloc", f"{calls} during timed steps", LOOP_REMEDIES["cudaMalloc"])
     if subject.models and FORWARD not in seen and BACKWARD in seen:
         names = ", ".join(type(model).__name__ for model in subject.models)
-        yield Caveat("no-forward", f"the call of {names} was not seen", REMEDIES["no-forward"])
+        yield Caveat("no-forward", f"the call of {names} was not seen", LOOP_REMEDIES["no-forward"])

@@ -76,6 +76,7 @@ class Recorder:
         tokens: tokens (or samples) of a step on one rank, from which the rate is computed.
         device: the device of the loop; by default that of the model's parameters.
         patience_s: how long rank 0 waits for the records of the other ranks.
+        record_host: write the name of this host into the records, beside the date and the command.
 
     `records` holds the records that were written by this process.
     """
@@ -96,6 +97,7 @@ class Recorder:
         tokens: int | None = None,
         device: str | torch.device | None = None,
         patience_s: float = 30.0,
+        record_host: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         models = _listed("model", model, nn.Module)
@@ -106,8 +108,9 @@ class Recorder:
         one_of("profile", profile, PROFILES)
         if not isinstance(out, str | os.PathLike):
             raise ConfigError(f"out is {shown(out)}; give the folder of the records")
-        if not isinstance(snapshot, bool):
-            raise ConfigError(f"snapshot is {shown(snapshot)}; give True or False")
+        for what, value in (("snapshot", snapshot), ("record_host", record_host)):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{what} is {shown(value)}; give True or False")
         if tokens is not None and (not is_whole(tokens) or tokens < 1):
             raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number")
         if not is_number(patience_s) or not patience_s >= 0:
@@ -117,6 +120,7 @@ class Recorder:
         place = Device(_device_of(models) if device is None else _named_device(device))
         self._subject = _result.Subject(name, place, models, optimizers, tokens, _ranks.world_size())
         self._out, self._warmup, self._patience_s, self._clock = Path(out), warmup, patience_s, clock
+        self._record_host = record_host
         profilers = [*([profile] if profile != "none" else []), *(["memory_snapshot"] if snapshot else [])]
         self._stages = [Stage("none", steps), *(Stage(profiler, profile_steps) for profiler in profilers)]
         self.records: list[RunRecord] = []
@@ -354,6 +358,7 @@ class Recorder:
             files = [file.name for file in self._files(stage)]
             self._meeting.leave(stage.profiler, record.to_json() if is_timed else json.dumps(files))
             return
+        record = record.stamped(record_host=self._record_host)
         if not is_timed:
             record = self._profiled(record, stage)
         if self._meeting is not None and is_timed:
@@ -367,7 +372,6 @@ class Recorder:
 
     def _append(self, record: RunRecord) -> None:
         if self._is_writer:
-            record = record.stamped()
             append_record(self._out, record)
             self.records.append(record)
 

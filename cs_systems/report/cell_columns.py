@@ -8,7 +8,7 @@ from typing import Any
 
 from cs_systems.config import CONFIGURED, ModelConfig
 from cs_systems.core.rows import first_row
-from cs_systems.record import LOOP, RunRecord
+from cs_systems.record import RunRecord
 from cs_systems.report import collectives, origins
 from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT
 
@@ -174,7 +174,7 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
             "takes_config": ran.get("takes_config", True),
             "uses": None if uses is None else _columns(uses),
         }
-    if config["workload"].startswith(LOOP):
+    if record.is_loop:
         cell |= {"takes_config": False, **dict.fromkeys(_NOT_OF_LOOPS)}
     if measurement:
         cell["held"] = all(s.held_s is not None for s in measurement.timed)

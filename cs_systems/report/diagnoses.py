@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cs_systems.core.printable import plain
 from cs_systems.diagnosis import MOST, NOTHING, Diagnosis
-from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
+from cs_systems.report.tables.formats import paragraph, text_width
 
 IN = ("terminal", "markdown")  # formats with room for sentences; a page has its own list
 
@@ -29,7 +29,6 @@ def text(found: Sequence[Diagnosis] | None, format: str = "terminal", width: int
     lines = [f"{number}. {paragraph(each, format).rstrip()}" for number, each in enumerate(sentences(found), 1)]
     if format == "terminal":
         lines = [
-            textwrap.fill(line, width or DEFAULT_WIDTH, subsequent_indent="   ", break_on_hyphens=False)
-            for line in lines
+            textwrap.fill(line, text_width(width), subsequent_indent="   ", break_on_hyphens=False) for line in lines
         ]
     return "\n".join(lines) + "\n\n"

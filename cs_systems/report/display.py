@@ -9,6 +9,7 @@ from typing import Any
 
 from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import visible
+from cs_systems.core.units import counted
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.tables import layout, records
 from cs_systems.report.tables.formats import terminal
@@ -55,7 +56,7 @@ def _table_of_cells(cells: Sequence[RunConfig]) -> Table:
     lines = [{name: row.get(name) for name in apart} or {"cell": describe(cells[0])} for row in rows[:MOST_CELLS]]
     common = describe(cells[0], silent) if apart else ""
     notes = [f"and {len(cells) - MOST_CELLS} more cells"] if len(cells) > MOST_CELLS else []
-    caption = "; constant: ".join(filter(None, ["1 cell" if len(cells) == 1 else f"{len(cells)} cells", common]))
+    caption = "; constant: ".join(filter(None, [counted(len(cells), "cell"), common]))
     return table_of(lines, caption, notes, {name: layout.title(name) for name in apart})
 
 

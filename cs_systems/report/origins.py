@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
-from cs_systems.record import Origin, RunRecord
+from cs_systems.record import Origin, RunRecord, recorded_files
 
 MOST_COMMANDS = 3  # that `lines` names
+FIRST_UNIX_S = 1_483_228_800.0  # 2017: an earlier time in a trace is of a clock that does not count from 1970
+LAST_UNIX_S = 4_102_444_800.0  # 2100
 
 
 def of(records: Iterable[RunRecord]) -> list[Origin]:
@@ -49,3 +52,19 @@ def lines(records: Iterable[RunRecord]) -> list[str]:
         found.append(f"recorded {span(origins)}{where}" + (f" by: {command}" if command else ""))
     more = len(found) - MOST_COMMANDS
     return found[:MOST_COMMANDS] + ([f"and by {more} more commands, which the records hold"] if more > 0 else [])
+
+
+def of_file(file: Path, began_unix_s: float | None = None) -> list[str]:
+    """Return when and by which command a trace or snapshot was recorded, as `lines` does.
+
+    Args:
+        file: The file, beside which the record of its cell may lie.
+        began_unix_s: Time that the file itself states, for a file without a record.
+    """
+    record = recorded_files(file.parent).get(file.name)
+    if record is not None and record.origin is not None:
+        return lines([record])
+    if began_unix_s is None or not FIRST_UNIX_S < began_unix_s < LAST_UNIX_S:
+        return []
+    at = Origin(began_unix_s, None)
+    return [f"recorded {span([at, at])}"]

@@ -14,6 +14,7 @@ from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._refusals import cannot_compile
 from cs_systems.core import plugins
 from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
+from cs_systems.core.units import counted
 from cs_systems.machine.device import Device, resolve
 from cs_systems.machine.environment import environment
 
@@ -62,7 +63,12 @@ def _gpu(device: Device) -> Iterator[Diagnostic]:
     yield _clocks(now.throttle_reasons, now.sm_clock_hz, now.sm_clock_max_hz)
     if now.other_processes:
         remedy = "find them with nvidia-smi and stop them, or choose another --device cuda:N"
-        yield diagnostic("GPU's other users", f"{now.other_processes} other process(es) on it", "problem", remedy)
+        yield diagnostic(
+            "GPU's other users",
+            f"{counted(now.other_processes, 'other process', 'other processes')} on it",
+            "problem",
+            remedy,
+        )
     else:
         yield diagnostic("GPU's other users", "none")
 

@@ -99,9 +99,13 @@ class Journal:
         """Return how often this cell was measured here before."""
         return sum(r.status in DONE and r.run_config.key() == config.key() for r in self.read()[0])
 
+    def stamped(self, record: RunRecord) -> RunRecord:
+        """Return the record with its origin, which its page shows."""
+        return record.stamped(record_host=self._record_host)
+
     def append(self, record: RunRecord) -> RunRecord:
         """Append the record with its origin, and return it."""
-        record = record.stamped(record_host=self._record_host)
+        record = self.stamped(record)
         append_record(self.folder, record)
         return record
 

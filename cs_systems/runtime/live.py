@@ -72,10 +72,10 @@ def run_live(made: Any, config: RunConfig, *, name: str | None, out: str | os.Pa
         files = None if config.profiler == "none" else prefix(Path(folder), config, repeat)
         if setup is not None:
             stack.enter_context(torch.enable_grad())
-        record = measured_here(config, repeat=repeat, out=files, setup=setup)
+        record = measured_here(config, repeat=repeat, out=files, setup=setup).stamped()
         if files is not None:
             record = with_profile(record, files, keep=journal is not None)
-        return record.stamped() if journal is None else journal.append(record)
+        return record if journal is None else journal.append(record)
 
 
 def measured_here(

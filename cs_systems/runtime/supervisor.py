@@ -236,7 +236,9 @@ class Supervisor:
                 self._processes, self._kind = Worker(self._log, launch), batch.kind
             [record] = self._measure(batch, repeat, on_visit, out)
             self._dismiss()
-            return profiled.with_profile(record, out, keep=self._journal is not None)
+            if self._journal is None:
+                return profiled.with_profile(record, out, keep=False)
+            return profiled.with_profile(self._journal.stamped(record), out, keep=True)
 
     def _artifacts(self) -> AbstractContextManager[str | Path]:
         """Return the folder of the records, or a temporary one that is deleted once the tables are made."""

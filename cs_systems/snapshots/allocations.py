@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cs_systems.core.units import counted
 from cs_systems.snapshots.snapshot import ACTIONS, Settings, Snapshot
 
 MIB = 2**20
@@ -135,9 +136,10 @@ class _Allocations:
 
     def doubts(self) -> Iterator[str]:
         if self._twice:
-            yield f"{self._twice} allocation(s) at an address in use: events are missing, the earlier counts as freed"
+            several = counted(self._twice, "allocation")
+            yield f"{several} at an address in use: events are missing, the earlier counts as freed"
         if self._unknown:
-            yield f"{self._unknown} allocation(s) are neither freed nor in a block at the end: they count as alive"
+            yield f"counted as alive: {counted(self._unknown, 'allocation')} neither freed nor in a block at the end"
 
     def _add_before(self) -> None:
         """Add the allocations that are freed, or alive at the end, without an event that allocates them."""

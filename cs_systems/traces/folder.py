@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cs_systems.config import ConfigError, describe
-from cs_systems.record import read_records
+from cs_systems.config import describe
+from cs_systems.record import RunRecord, recorded_files
 
 
 def choice(folder: Path, files: Sequence[Path]) -> str:
@@ -24,9 +24,8 @@ def _parenthesized(cell: str | None) -> str:
 
 def cells_of(folder: Path) -> dict[str, str]:
     """Return a map from a file's name to the description of the cell that wrote it."""
-    try:
-        records, _ = read_records(folder)
-        descriptions = {r.key: describe(r.run_config) + (f" · repeat {r.repeat}" if r.repeat else "") for r in records}
-    except (FileNotFoundError, ConfigError):  # the file is readable without its records
-        return {}
-    return {name: descriptions[r.key] for r in records for name in r.artifacts.values()}
+    return {name: _described(record) for name, record in recorded_files(folder).items()}
+
+
+def _described(record: RunRecord) -> str:
+    return describe(record.run_config) + (f" · repeat {record.repeat}" if record.repeat else "")

@@ -24,6 +24,7 @@ import numpy as np
 
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import Unpacked
+from cs_systems.core.units import counted
 from cs_systems.core.validation import shown
 from cs_systems.traces import jobs
 from cs_systems.traces.called_modules import PREFIX, called_modules
@@ -304,12 +305,12 @@ class _Reader:
         limitations += [f"it holds {count:,} {_UNREAD[category]}" for category, count in self.unread.items()]
         if self.endless:
             limitations.append(
-                f"{len(self.endless)} event(s) never end ({self.endless[0]!r} …) and are left out; "
+                f"left out: {counted(len(self.endless), 'event')} without an end ({self.endless[0]!r} …); "
                 "keep the profiler running until they end"
             )
         if self.damaged:
             limitations.append(
-                f"{self.damaged.total()} event(s) lack a valid time or number and are left out; "
+                f"left out: {counted(self.damaged.total(), 'event')} without a valid time or number; "
                 f"the first is {self.first_damaged}"
             )
         if not self.kernels and self.launched:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from cs_systems.config import ConfigError
+from cs_systems.core.units import counted
 from cs_systems.traces.jobs import Job
 from cs_systems.traces.range_names import ranges_elsewhere
 from cs_systems.traces.stalls import stalls
@@ -526,6 +527,6 @@ def _s(nanoseconds: Ints) -> Floats:
 def never_end(names: list[str]) -> str:
     listed = ", ".join(repr(name) for name in dict.fromkeys(names[:3]))
     return (
-        f"{len(names)} range(s) never end ({listed}{' …' if len(names) > 3 else ''}) and are left out; "
+        f"left out: {counted(len(names), 'range')} without an end ({listed}{' …' if len(names) > 3 else ''}); "
         "record until they have ended"
     )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cs_systems.config import ConfigError, Phase
+from cs_systems.core.units import counted
 from cs_systems.traces.attribution import Place, attribute, main_thread
 from cs_systems.traces.gaps import Gaps, gaps_in
 from cs_systems.traces.inferred_layers import with_blocks
@@ -348,4 +349,4 @@ def _is_operator_or_module(trace: Trace, name: str) -> bool:
 
 def _listed(steps: Sequence[Step]) -> str:
     names = dict.fromkeys(step.name for step in steps)
-    return f"the {len(steps)} range(s) {', '.join(map(repr, list(names)[:3]))}{' …' if len(names) > 3 else ''}"
+    return f"the {counted(len(steps), 'range')} {', '.join(map(repr, list(names)[:3]))}{' …' if len(names) > 3 else ''}"

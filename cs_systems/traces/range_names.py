@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from cs_systems.config import Phase
+from cs_systems.core.units import counted
 
 UNATTRIBUTED = "unattributed"
 # Layer of every collective, in whichever module's range it was launched, and phase of those outside of every phase.
@@ -84,7 +85,7 @@ def ranges_elsewhere(counts: Mapping[int, int], launcher: int) -> str:
         counts: Number of ranges by the pid of each other process.
         launcher: Pid of the process that launched the kernels.
     """
-    of = ", ".join(f"{pid} ({count} range(s))" for pid, count in sorted(counts.items()))
+    of = ", ".join(f"{pid} ({counted(count, 'range')})" for pid, count in sorted(counts.items()))
     if len(counts) > 1:
         return (
             f"process {launcher} launched the kernels and has no range; those of the processes {of} do not count, as "

@@ -9,6 +9,7 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.core.units import counted
 from cs_systems.record import RunRecord, read_records
 from cs_systems.runtime.sweep import sweep
 
@@ -25,6 +26,10 @@ MALFORMED = {
     "time --precision bf61": "unknown precision 'bf61': did you mean bf16",
     "time --mode fwd": "unknown mode 'fwd': did you mean forward? known: forward, ",
     "time --mode backward": "mode backward requires workload attention; use mode forward-backward",
+    "time --mode typo": "unknown mode 'typo': known: forward, forward-backward, train-step\n",
+    "attention --mode typo": "unknown mode 'typo': known: forward, backward, forward-backward\n",
+    "time --compile on": "unknown compile mode 'on': did you mean default? known: none, default, reduce-overhead,",
+    "time --compile False": "unknown compile mode 'False': did you mean none? known: ",
     "time --compile fast": "unknown compile mode 'fast': did you mean default? known: ",
     "time --optimizer sgd": "unknown optimizer 'sgd': known: default, adamw, ",
     "time --device gpu": "unknown device 'gpu'; use auto, cpu, cuda or cuda:N",
@@ -195,7 +200,8 @@ def test_missing_gpu_is_reported_with_remedy(impossible: dict[str, RunRecord]) -
 
     reason = impossible["GPU that does not exist"].reason or ""
     if torch.cuda.is_available():
-        assert reason == f"cuda:99 does not exist: torch sees {torch.cuda.device_count()} GPU(s); use another --device"
+        seen = counted(torch.cuda.device_count(), "GPU")
+        assert reason == f"cuda:99 does not exist: torch sees {seen}; use another --device"
     else:
         assert reason.startswith("no CUDA: ")
         assert reason.endswith("run with --device cpu, or see what `cs-systems doctor` reports")

@@ -131,6 +131,7 @@ def test_dry_run_lists_cells_with_memory_and_measures_nothing(tmp_path: Path) ->
     done = run(*TINY, "--attention", "naive", "sdpa_cudnn", "--repeats", "3", "--dry-run", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\n2 cells, each 3 times\n" in done.stdout
+    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
     assert re.search(
         r"^estimated duration: about \d+ s \(3 cells by FLOPs, at an assumed 10 GFLOP/s", done.stdout, re.M
     )

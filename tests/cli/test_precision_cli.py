@@ -112,7 +112,7 @@ def test_tables_of_two_precisions_fit_80_columns(
 ) -> None:
     for record in rounding[1]:
         append_record(tmp_path, record)
-    monkeypatch.setattr("cs_systems.cli.precision.terminal_width", lambda output: 80)
+    monkeypatch.setattr("cs_systems.cli.precision.terminal_width", lambda output=None: 80)
     assert main(["precision", "--show", str(tmp_path)]) == 0
     text = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out)
     paths = ("recorded ", "records: ")  # commands and paths are not broken

@@ -35,11 +35,11 @@ def shown(words: list[object], capsys: pytest.CaptureFixture[str], status: int =
 def test_folder_lists_what_each_file_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = shown(["analyze", folder], capsys)
     lines = out.splitlines()
-    assert lines[0] == f"{folder} · 4 file(s)"
+    assert lines[0] == f"{folder} · 4 files"
     assert max(map(len, lines[1:10])) <= 80
     # A line of 80 columns may break even a path.
     assert f"readonewith:cs-systemssnapshot{folder}/c.pickle.gz" in "".join(out.split())
-    assert "1 other file(s) are neither traces nor snapshots nor records" in out
+    assert "not listed: 1 other file, no trace, snapshot or records" in out
     assert "broken.jsonistruncated" in "".join(out.split())
     rows = list(csv.DictReader(io.StringIO(shown(["analyze", folder, "--format", "csv"], capsys))))
     found = [(Path(row["file"]).name, row["format"], row["kernels"], row["steps"], row["command"]) for row in rows]
@@ -57,7 +57,7 @@ def test_ranks_in_an_archive_are_merged(tmp_path: Path, capsys: pytest.CaptureFi
         for path in paths:
             file.write(path, f"traces/{path.name}")
     out = shown(["analyze", archive], capsys)
-    assert out.splitlines()[0] == f"{archive} · kineto · 3 ranks of one job · 3 step(s)"
+    assert out.splitlines()[0] == f"{archive} · kineto · 3 ranks of one job · 3 steps"
     assert max(map(len, out.splitlines()[1:])) <= 80
     assert out.splitlines()[1:] == shown(["analyze", *paths], capsys).splitlines()[1:]
     rows = list(csv.DictReader(io.StringIO(shown(["analyze", archive, "--table", "ranks", "--format", "csv"], capsys))))

@@ -43,7 +43,8 @@ def test_snapshot_prints_every_table_in_80_columns(snapshot_path: Path, capsys: 
     wide = [line for line in [*sentence.splitlines(), *lines[1:]] if len(line) > 80]
     assert wide == []
     assert lines[0] == f"{snapshot_path} · device 0 · 1,356 events in 10.4 ms · 47 segments"
-    assert lines[1].startswith("peak 204 MiB (213,795,840 bytes) at event 161")
+    assert lines[1] == "recorded 2026-11-20 11:00 UTC"
+    assert lines[2].startswith("peak 204 MiB (213,795,840 bytes) at event 161")
     captions = {caption for table, caption in CAPTIONS.items() if table not in OPTIONAL}
     assert captions | {CAPTIONS["annotations"]} <= {*lines}
     assert CAPTIONS["out_of_memory"] not in lines
@@ -111,7 +112,7 @@ def test_long_tensor_names_fit_80_columns(tmp_path: Path, capsys: pytest.Capture
 
 def test_top_limits_the_rows(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert snapshot(snapshot_path, "--table", "segments", "--top", "3") == 0
-    assert "44 more row(s); --top shows more" in capsys.readouterr().out
+    assert "44 more rows; --top shows more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_phases_around_the_peak_are_shown(snapshot_path: Path, capsys: pytest.Ca
     assert snapshot(snapshot_path, "--table", "timeline", "--top", "2") == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("backward") and line.endswith("yes") for line in lines)
-    assert "8 more row(s), around the peak; --top shows more" in lines
+    assert "8 more rows, around the peak; --top shows more" in lines
 
 
 def test_two_snapshots_are_compared(
@@ -149,7 +150,7 @@ def test_two_snapshots_are_compared(
     assert snapshot(snapshot_path, other) == 0
     out = capsys.readouterr().out
     heading = [
-        f"A: {snapshot_path} · peak 213,795,840 bytes",
+        f"A: {snapshot_path} · peak 213,795,840 bytes · recorded 2026-11-20 11:00 UTC",
         f"B: {other} · peak 1,024 bytes",
         "B − A: −204 MiB (-213,794,816 bytes)",
     ]

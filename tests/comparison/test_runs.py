@@ -91,7 +91,7 @@ def test_doubts_list_unmatched_cells_other_versions_and_caveats() -> None:
     b = replace(record(BASE, 1.0, 1), environment=elsewhere, warnings=(Caveat("unstable", "m", "r"),))
     alone = record(replace(BASE, batch_size=8), 1.0)
     doubts = compare([record(BASE, 1.0), alone], [b]).doubts
-    assert doubts == ["1 cell(s) only in A", "torch differs: 2.13 in A, 2.11 in B", "caveats of B: unstable"]
+    assert doubts == ["1 cell only in A", "torch differs: 2.13 in A, 2.11 in B", "caveats of B: unstable"]
 
 
 def test_phase_that_no_matched_cell_has_is_rejected() -> None:
@@ -337,3 +337,17 @@ def test_cells_of_own_workloads_match_by_name_in_any_folder() -> None:
     assert len(compare(two_files, two_files).rows) == 8
     llama, resnet = run("", "1")[:2], run("", "1")[2:]
     assert [row["cell"] for row in compare(llama, resnet).rows] == ["fp32 · train-step", "bf16"]
+
+
+def test_cells_of_different_workloads_are_not_compared_silently() -> None:
+    def run(workload: str) -> list[RunRecord]:
+        return [record(RunConfig(workload=workload), 0.01)]
+
+    for a, b in (("loop train", "train_step"), ("train_step", "mine.py:make"), ("loop train", "live net")):
+        message = f"A measures {a} and B {b}, which are different steps; compare runs of one workload"
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            compare(run(a), run(b))
+    for a, b in (("loop before", "loop after"), ("mine.py:plain", "mine.py:fast")):
+        doubt = f"the workload differs: {a} in A, {b} in B; times compare only if both do the same work"
+        assert doubt in compare(run(a), run(b)).doubts
+    assert compare(run("loop train"), run("loop train")).doubts == []

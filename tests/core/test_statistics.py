@@ -153,7 +153,8 @@ def test_one_process_a_side_names_the_unseen_variance() -> None:
     one, other = process(rng, 1, 0.0), process(rng, 1, 0.0)
     single = stats.ratio_interval([one], [other])
     assert single.unseen == (
-        "the variance between processes, because a run used one process; 0.95% is assumed; measure it with --repeats 3"
+        "the variance between processes, because a run used one process; 0.95% is assumed; measure it with "
+        "--repeats 3, or record a loop three times into one folder"
     )
     assert single.resolution is not None
     assert 0.025 < single.resolution < 0.05

@@ -82,9 +82,17 @@ def test_unknown_column_suggests_the_nearest() -> None:
         (162_349_764_813, "predicted_peak_bytes", "151 GiB"),
         (0.0123, "s", "12.3 ms"),
         (0.417, "mfu", "41.7 %"),
+        (16, "size_bytes", "16 B"),
+        (12.5, "bytes", "12.5 B"),
         (51_234.0, "tokens_per_s", "51,234"),
         (7, "warmup", "7.00"),
     ],
 )
 def test_single_number_has_the_unit_of_its_column(value: float, column: str, shown: str) -> None:
     assert units.human(value, column) == shown
+
+
+def test_count_has_its_noun_in_singular_or_plural() -> None:
+    shown = [units.counted(n, "cell") for n in (0, 1, 2, 1200)]
+    assert shown == ["0 cells", "1 cell", "2 cells", "1,200 cells"]
+    assert units.counted(3, "other process", "other processes") == "3 other processes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from cs_systems.cli._output import joined
 from cs_systems.config import RunConfig, preset
 from cs_systems.core import plugins
-from cs_systems.diagnosis import MOST, NOTHING, WORTH, Diagnosis, apply_rules, diagnose
+from cs_systems.diagnosis import MOST, NOTHING, WORTH, Diagnosis, apply_rules, diagnose, without_options
 from cs_systems.diagnosis._evidence import TABLES, Evidence, MemoryUse, of_records, of_snapshot, of_trace
 from cs_systems.record import Measurement, RunRecord, Sample, read_records
 from cs_systems.report import diagnoses
@@ -208,7 +209,7 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
     "short-warmup": (
         timed(measurement=measured([0.3] + [0.1] * 7)),
         0.1,
-        "the first timed step is 3.0 times as slow as the later ones: the warm-up was too short: raise --warmup",
+        "the first timed step is 3.0 times as slow as the later ones: the warm-up was too short: warm up",
     ),
     "launch-bound, graph breaks": (
         replace(
@@ -259,6 +260,76 @@ def test_planted_fault_is_found_first_with_its_bound(fault: str) -> None:
 def test_every_rule_has_a_planted_fault() -> None:
     rules = {name.replace("_", "-") for name in plugins.names("diagnosis")}
     assert rules == {fault.partition(",")[0] for fault in PLANTED}
+
+
+LOOP = RunConfig(workload="loop mine", world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "args", "remedy"),
+    [
+        (
+            "ddp_naive",
+            (),
+            "overlap it with backward (DistributedDataParallel, FSDP; --strategy ddp_bucketed, or fsdp), send",
+        ),
+        ("ddp_overlap", (), "send the gradients in buckets (--strategy ddp_bucketed), send bf16, or use a larger"),
+        ("ddp_bucketed+zero1", (), "try other bucket sizes (--bucket-size-mb), send bf16, or use a larger batch"),
+        ("ddp_bucketed", ("comm_dtype=bf16",), "try other bucket sizes (--bucket-size-mb), or use a larger batch"),
+        ("fsdp", (), "send bf16, or use a larger batch for each rank"),
+        ("fsdp", ("compute_dtype=bf16",), "use a larger batch for each rank"),
+    ],
+)
+def test_remedy_of_exposed_communication_is_not_what_the_cell_does_already(
+    strategy: str, args: tuple[str, ...], remedy: str
+) -> None:
+    evidence, *_ = PLANTED["exposed-communication, of a rank"]
+    assert evidence.config is not None
+    config = replace(evidence.config, strategy=strategy, strategy_args=args, world_size=2)
+    (found,) = apply_rules(replace(evidence, config=config)) or []
+    assert found.remedy.startswith(remedy)
+
+
+COMPILE = "compile (torch.compile; --compile), or capture the step in a CUDA graph (torch.cuda.graph; --graph step)"
+
+
+@pytest.mark.parametrize(
+    ("changed", "remedy"),
+    [
+        (
+            {"world_size": 2, "strategy": "ddp_flat"},
+            "compile (torch.compile; --compile), or use a larger batch for each rank",
+        ),
+        ({"world_size": 2, "strategy": "fsdp", "compile": "default"}, "use a larger batch for each rank"),
+        ({"workload": "mine.py:make"}, COMPILE.replace("; --graph step", "")),
+        ({}, COMPILE),
+    ],
+)
+def test_remedy_of_a_launch_bound_cell_is_one_that_it_takes(changed: dict[str, Any], remedy: str) -> None:
+    evidence = timed(RunConfig(precision="bf16", **changed), measured(lag=0.01))  # type: ignore[arg-type]
+    found = {one.code: one for one in apply_rules(evidence) or []}
+    assert found["launch-bound"].remedy == remedy
+
+
+def test_remedies_of_a_loop_and_of_a_trace_have_no_options_of_other_commands() -> None:
+    """Every planted fault, as if a loop, a trace or a snapshot showed it."""
+    for evidence, *_ in PLANTED.values():
+        for shown in (replace(evidence, config=LOOP), replace(evidence, config=None, measurement=None)):
+            for found in apply_rules(shown) or []:
+                assert not re.search("--(?!steps|with)", found.remedy), found
+    (unstable,) = apply_rules(replace(PLANTED["unstable-times"][0], config=LOOP, tables={})) or []
+    assert "cs-systems run --steps 20:70, or Recorder(warmup=20, steps=50)" in unstable.sentence
+    assert without_options("use it (torch.f; --size tiny), or leave (--it)") == "use it (torch.f), or leave"
+
+
+def test_sentences_wrap_at_the_width_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = apply_rules(PLANTED["kept-activations"][0])
+    monkeypatch.setenv("COLUMNS", "40")
+    for width, most in ((None, 40), (60, 60)):
+        lines = diagnoses.text(found, width=width).splitlines()
+        assert most - 20 < max(map(len, lines)) <= most
+    monkeypatch.delenv("COLUMNS")
+    assert 60 < max(map(len, diagnoses.text(found).splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

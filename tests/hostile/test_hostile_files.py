@@ -173,7 +173,7 @@ def test_event_with_invalid_time_is_skipped(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace))
     assert main(["analyze", str(path)]) == 0
-    assert "1 event(s) lack a valid time or number" in " ".join(capsys.readouterr().out.split())
+    assert "left out: 1 event without a valid time or number" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("protocol", range(6))

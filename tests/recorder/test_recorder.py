@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ import cs_systems
 from cs_systems import Recorder
 from cs_systems.comparison.runs import compare
 from cs_systems.config import ConfigError
+from cs_systems.core import origin
 from cs_systems.record import RunRecord, read_records
 from cs_systems.recorder import hooks
 from cs_systems.report.pages.records import render as render_page
@@ -114,7 +116,8 @@ def test_record_is_read_by_reports_pages_and_compare(tmp_path: Path) -> None:
 
 
 def test_profile_is_a_record_of_its_own_beside_the_clean_one(tmp_path: Path) -> None:
-    recorder, _ = train(tmp_path, profile="kineto", profile_steps=2, snapshot=True, count=12)
+    with origin.by("python mine.py"):
+        recorder, _ = train(tmp_path, profile="kineto", profile_steps=2, snapshot=True, count=12, record_host=True)
     clean, profiled, snapshot = recorder.records
     assert [r.config["profiler"] for r in read_records(tmp_path)[0]] == ["none", "kineto", "memory_snapshot"]
     assert "profiled" not in codes(clean)
@@ -127,7 +130,10 @@ def test_profile_is_a_record_of_its_own_beside_the_clean_one(tmp_path: Path) -> 
     assert {ranges[name] for name in ("step", "forward", "loss", "backward", "optimizer", "input")} == {1}
     assert {row["phase"] for row in profiled.results["ranges"]} >= {"forward", "backward", "clip", "input"}
     assert (tmp_path / profiled.artifacts["trace"]).is_file()
-    assert "input" in (tmp_path / profiled.artifacts["page"]).read_text()
+    page = (tmp_path / profiled.artifacts["page"]).read_text()
+    assert "input" in page
+    assert f"UTC on {socket.gethostname()} by: python mine.py" in page
+    assert [record.origin and record.origin.host for record in read_records(tmp_path)[0]] == [socket.gethostname()] * 3
     assert (snapshot.status, snapshot.reason) == (
         "unavailable",
         "a memory snapshot requires a CUDA device; leave it out or run on a GPU",
@@ -282,6 +288,8 @@ def test_misuse_is_an_error_in_plain_words(tmp_path: Path) -> None:
         ({"steps": 0}, "steps is 0; give a whole number, at least 1"),
         ({"warmup": 1.5}, "warmup is 1.5; give a whole number, at least 0"),
         ({"profile": "ncu"}, "unknown profile 'ncu': known: kineto, nsys, none"),
+        ({"snapshot": 1}, "snapshot is 1; give True or False"),
+        ({"record_host": "yes"}, "record_host is 'yes'; give True or False"),
         ({"name": "a:b"}, "name is 'a:b'; give a short text without a colon"),
     ],
 )

@@ -69,7 +69,7 @@ def test_script_is_profiled_and_stopped(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
 def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> None:
     pytest.importorskip("nvtx")
-    options = ["--steps", "1:3", "--with", "nsys", "--out", str(tmp_path)]
+    options = ["--steps", "1:3", "--with", "nsys", "--record-host", "--out", str(tmp_path)]
     run = ["-m", "cs_systems", "run", *options, "--", SCRIPT, "5", "x"]
     done = subprocess.run([sys.executable, *run], capture_output=True, text=True)
     assert done.returncode == 5, done.stderr
@@ -78,6 +78,12 @@ def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> 
     timed, profiled = read_records(tmp_path)[0]
     assert "below-nsys" in [c.code for c in timed.warnings]
     assert profiled.status == "ok"
+    for record in (timed, profiled):
+        assert record.origin is not None
+        assert record.origin.command == command_line("cs-systems", *run[2:])
+        assert record.origin.host == socket.gethostname()
+    page = (tmp_path / profiled.artifacts["page"]).read_text()
+    assert f'UTC on {socket.gethostname()} by: <span class="option">cs-systems</span> run' in page
     assert {"forward", "backward", "optimizer"} <= {row["range"] for row in profiled.results["ranges"]}
     assert (tmp_path / profiled.artifacts["nsys"]).is_file()
     assert not list(tmp_path.glob(".nsys-*"))

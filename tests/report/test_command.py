@@ -154,4 +154,6 @@ def test_figure_option_prints_table_only_when_requested(
     assert main([*drawn, "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith("record,")
     assert main([*drawn, "--columns", "sizze"]) == 2
-    assert "unknown column 'sizze'" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("cs-systems: unknown column 'sizze': did you mean size or ")
+    assert said.endswith("? cs-systems report DIR --format csv | head -1 prints all names")

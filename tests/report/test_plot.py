@@ -261,3 +261,17 @@ def test_undrawable_figure_is_rejected_with_remedy(
         plot.figure(attention_records, "tiem")
     with pytest.raises(ConfigError, match="no data for a figure in these records; choose records"):
         plot.figure(broken_records[:4])
+
+
+def test_labels_name_numbers_and_leave_out_what_a_cell_lacks(build: Build) -> None:
+    configs = [
+        RunConfig(),
+        RunConfig(world_size=2, strategy="ddp_flat"),
+        RunConfig(world_size=2, strategy="ddp_bucketed", bucket_size_mb=100.0),
+    ]
+    (axes,) = plot.figure([build(config, 0.1, 1e12, 10**9) for config in configs], "phases").axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "single · 1 rank",
+        "ddp_flat · 2 ranks",
+        "ddp_bucketed · buckets of 100 MB · 2 ranks",
+    ]

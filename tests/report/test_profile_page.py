@@ -174,7 +174,7 @@ def test_table_sort_keys_are_finite_numbers(page: str) -> None:
 def test_page_counts_kernels_of_cuda_graphs(nsys_path: Path, tmp_path: Path) -> None:
     graph = ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 5 WHERE registersPerThread > 100", ())
     text = Page(page_of(changed(nsys_path, tmp_path / "graph.sqlite", graph))).text
-    assert re.search(r"\d+ kernels of this step ran in CUDA graphs, from \d+ launch\(es\)", text)
+    assert re.search(r"\d+ kernels of this step ran in CUDA graphs, from \d+ launch", text)
 
 
 def test_overlapping_ranges_share_two_rows(nsys_path: Path, tmp_path: Path) -> None:

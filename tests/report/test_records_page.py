@@ -8,7 +8,7 @@ from cs_systems.config import Mode, RunConfig, preset
 from cs_systems.record import Origin, RunRecord
 from cs_systems.report.pages import records as html
 from tests.report.browser import Page, browse, looks, opened
-from tests.report.conftest import Build
+from tests.report.conftest import Build, attention_config
 
 # Sorts and filters the table as a user would, and answers with the rows shown.
 PROBE = """
@@ -154,3 +154,12 @@ def test_headline_names_its_cell_and_takes_whole_steps_of_the_largest_model(buil
     count, _, cell = fact.partition(" · ")
     assert cell.split(" · ")[0] == "medium"
     assert int(count.replace(",", "")) == pytest.approx(4 * 512 / 0.1, rel=0.05)
+
+
+def test_headline_names_a_cell_among_those_of_its_own_workload(build: Build) -> None:
+    """Cells of another workload differ in every field, which says nothing about the best cell."""
+    strategies = ("ddp_flat", "ddp_naive")
+    records = [build(RunConfig(strategy=name, world_size=2), 0.02, 1e12, 10**9) for name in strategies]
+    page = html.render([*records, build(attention_config("naive", 1024), 0.001, 1e9, 10**6)])
+    (fact,) = re.findall(r"<dt>highest tokens/s</dt><dd>([^<]+)</dd>", page)
+    assert fact.partition(" · ")[2] in strategies

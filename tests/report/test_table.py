@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 
 from cs_systems.config import ConfigError, RunConfig, preset
-from cs_systems.core.caveats import REMEDIES
+from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.tables import columns
 from cs_systems.report.tables import records as table
 from cs_systems.report.tables.formats import FORMATS
-from cs_systems.report.tables.records import render, summarized, tables
+from cs_systems.report.tables.records import counted_caveats, render, summarized, tables
 from cs_systems.report.tables.rows import render_rows
 from cs_systems.report.tables.short import letters
 from tests.report.conftest import LAUNCH_BOUND, UNSTABLE, Build, attention_config, train_config
@@ -441,3 +441,50 @@ def test_cells_with_own_units_are_readable_side_by_side() -> None:
     rows = [{"what": "weights", "a_bytes": 3 * 2**30, "b_bytes": 512}, {"what": "loss", "a_bytes": 0, "b_bytes": None}]
     lines = render_rows(rows, own_units=("a_bytes", "b_bytes")).splitlines()
     assert [line.split() for line in lines[-2:]] == [["weights", "3.00", "GiB", "512", "B"], ["loss", "0", "–"]]
+
+
+def test_bytes_below_one_kib_are_counted() -> None:
+    rows = [{"what": "loss", "size_bytes": 16}, {"what": "norm", "size_bytes": 5120}, {"what": "w", "size_bytes": 4096}]
+    assert [line.split()[1:] for line in render_rows(rows).splitlines()[-3:]] == [
+        ["16", "B"],
+        ["5.00", "KiB"],
+        ["4.00", "KiB"],
+    ]
+    assert [line.split()[1:] for line in render_rows(rows[:1]).splitlines()[-1:]] == [["16"]]
+
+
+def test_caveats_of_a_loop_name_what_its_reader_can_do(build: Build) -> None:
+    record = build(train_config("small"), 0.01, 1e12, 2**30)
+    record = replace(record, warnings=(Caveat("unstable", "the steps span 13%", "an earlier wording"),))
+    (caveat,) = counted_caveats([record])
+    assert "--rounds" in caveat.remedy
+    (caveat,) = counted_caveats([replace(record, config=record.config | {"workload": "loop mine"})])
+    assert caveat.remedy.endswith("cs-systems run --steps 20:70, or Recorder(warmup=20, steps=50)")
+
+
+def test_phases_of_a_loop_leave_a_narrow_terminal_the_shortest_first(build: Build) -> None:
+    record = build(train_config("small"), 0.1, 1e12, 2**30)
+    assert record.measurement is not None
+    phases = {"input": 0.002, "forward": 0.03, "clip": 0.001, "backward": 0.06, "zero_grad": 0.003, "host_sync": 0.004}
+    samples = tuple(replace(s, phases_s=phases, submit_s=phases, lag_s=None) for s in record.measurement.samples)
+    measured = replace(record.measurement, samples=samples)
+    loop = replace(record, config=record.config | {"workload": "loop mine"}, measurement=measured)
+    for width, hidden in ((60, "clip (ms)"), (45, "clip (ms), input (ms), zero_grad (ms)")):
+        text = render([loop], width=width)
+        assert max(map(len, text.splitlines())) <= width
+        assert f"{hidden}; widen the terminal" in text.replace("\n", " ")
+    assert "fwd" in text
+
+
+def test_narrow_terminal_shortens_options_of_strategies(build: Build) -> None:
+    strategies = {"ddp_flat": (), "torch_ddp": ("gradient_as_bucket_view=true",), "fsdp": ("compute_dtype=bf16",)}
+    records = [
+        build(replace(train_config("small"), strategy=name, strategy_args=args, world_size=2), 0.1, 1e12, 10**9)
+        for name, args in strategies.items()
+    ]
+    text = render(records, width=60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert "torch_ddp:gabv=true: torch_ddp:gradient_as_bucket_view=true" in text.replace("\n", " ")
+    assert "\ntorch_ddp:gabv=true  " in text
+    assert "\nfsdp:cd=bf16  " in text
+    assert "torch_ddp:gradient_as_bucket_view=true  " in render(records, width=200)

@@ -33,7 +33,7 @@ def test_own_reader_agrees_on_each_kind(row: Callable[..., dict[str, str]], nsys
     (tmp_path / "damaged.json").write_text(json.dumps(damaged))
     made = row(tmp_path / "damaged.json", tmp_path)
     assert (made["kernels"], made["equal"]) == ("714", "no: 713")
-    assert "1 event(s) lack a valid time or number" in made["unknown"]
+    assert "left out: 1 event without a valid time or number" in made["unknown"]
     (tmp_path / "plain.txt").write_text("no trace")
     assert row(tmp_path / "plain.txt", tmp_path)["equal"] == "refused"
 

@@ -138,8 +138,8 @@ def test_missing_events_are_doubts(write_snapshot: Write) -> None:
     )
     assert found.end_bytes == 1024
     assert [message.partition(":")[0] for message in found.doubts] == [
-        "1 allocation(s) at an address in use",
-        "1 allocation(s) are neither freed nor in a block at the end",
+        "1 allocation at an address in use",
+        "counted as alive",
     ]
 
 

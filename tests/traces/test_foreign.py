@@ -278,7 +278,7 @@ def test_ranges_of_one_other_process_count_by_time(write_trace: WriteTrace) -> N
     marks = [marked("ProfilerStep#1", 0, 25), marked("forward", 0, 15), marked("backward", 15, 25)]
     made = profile(read(write_trace([*(mark | {"pid": 7, "tid": 7} for mark in marks), *without_marks()])))
     assert (
-        "process 100 launched the kernels and has no range: those of process 7 (3 range(s)) count, by time alone"
+        "process 100 launched the kernels and has no range: those of process 7 (3 ranges) count, by time alone"
         in made.notes
     )
     assert totals(made) == (2, 80)
@@ -289,7 +289,7 @@ def test_ranges_of_several_other_processes_do_not_count(write_trace: WriteTrace)
     marks = [marked("ProfilerStep#1", 0, 25) | {"pid": pid, "tid": pid} for pid in (8, 7)]
     made = profile(read(write_trace([*marks, *without_marks()])))
     assert (
-        "process 100 launched the kernels and has no range; those of the processes 7 (1 range(s)), 8 (1 range(s)) do "
+        "process 100 launched the kernels and has no range; those of the processes 7 (1 range), 8 (1 range) do "
         "not count, as it is unknown which belong to it"
     ) in made.notes
     assert totals(made) == (3, 90)

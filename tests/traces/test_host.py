@@ -47,6 +47,17 @@ def test_ranges_have_total_and_self_time(export: Export) -> None:
     assert (rows["forward", "norm"]["calls_per_step"], rows["forward", "forward"]["share"]) == (1, 0.25)
 
 
+def test_step_that_begins_in_a_hook_of_the_optimizer_has_no_phase(export: Export) -> None:
+    """The Recorder's steps begin and end before the range of the optimizer that stepped has ended."""
+    hooked = [
+        ("step", 0, 960, MAIN), ("optimizer", 700, 1000, MAIN), ("step", 970, 1960, MAIN),
+        ("forward", 1000, 1500, MAIN),
+    ]  # fmt: skip
+    rows = {(row["phase"], row["range"]): row for row in tables.ranges(profile(read(host_only(export, hooked))))}
+    assert [key for key in rows if key[1] == "step"] == [(None, "step")]
+    assert (rows[None, "step"]["calls_per_step"], rows[None, "step"]["share"]) == (1, 1)
+
+
 def test_nested_ranges_of_one_name_count_once(export: Export) -> None:
     nested = [("step", 0, 1000, MAIN), ("work", 100, 600, MAIN), ("work", 200, 300, MAIN)]
     made = profile(read(host_only(export, nested)))

@@ -88,8 +88,8 @@ def test_unfinished_ranges_are_reported_and_left_out(kineto_events: list[Event],
         return without if event.get("cat") == "user_annotation" and event["name"] == "forward" else event
 
     made = profile(read(write_trace([endless(e) for e in kineto_events])), "backward")
-    assert "3 event(s) never end ('forward' …) and are left out" in made.notes[0]
-    with pytest.raises(ConfigError, match=r"no range is named 'step'; choose one .* never end"):
+    assert "left out: 3 events without an end ('forward' …)" in made.notes[0]
+    with pytest.raises(ConfigError, match=r"no range is named 'step'; choose one .* without an end"):
         profile(made.trace, "step")
 
 
@@ -156,7 +156,7 @@ def test_damaged_events_are_counted(kineto_events: list[Event], write_trace: Wri
     )
     trace = read(write_trace([*kineto_events, *(kernel | change for change in changes), kernel | {"cat": []}]))
     assert len(trace.kernels) == 714
-    assert "6 event(s) lack a valid time or number" in trace.limitations[0]
+    assert "left out: 6 events without a valid time or number" in trace.limitations[0]
     with pytest.raises(ConfigError, match="is damaged: the number of a thread, device or stream is out of range"):
         read(write_trace([*kineto_events, kernel | {"args": kernel["args"] | {"device": 10**30}}]))
 

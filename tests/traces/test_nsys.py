@@ -103,7 +103,7 @@ def test_unusable_export_is_refused_with_remedy(change: Callable[..., Path], sta
     [
         ("DELETE FROM NVTX_EVENTS", "no range marks steps or phases: the whole recording counts as one step"),
         ("DROP TABLE NVTX_EVENTS", "no range marks steps"),
-        ("UPDATE NVTX_EVENTS SET end = NULL", "never end"),
+        ("UPDATE NVTX_EVENTS SET end = NULL", "without an end"),
         ("UPDATE NVTX_EVENTS SET eventType = 34", "no range marks steps"),
     ],
 )
@@ -132,8 +132,8 @@ def test_process_option_selects_one_of_two(export: Export) -> None:
 @pytest.mark.parametrize(
     ("others", "note", "steps"),
     [
-        ([9], "those of process 9 (1 range(s)) count, by time alone", ["step"]),
-        ([9, 11], "those of the processes 9 (1 range(s)), 11 (1 range(s)) do not count", ["recording"]),
+        ([9], "those of process 9 (1 range) count, by time alone", ["step"]),
+        ([9, 11], "those of the processes 9 (1 range), 11 (1 range) do not count", ["recording"]),
     ],
 )
 def test_ranges_of_other_processes_are_used_or_noted(
@@ -153,9 +153,9 @@ def test_unfinished_ranges_are_reported_and_left_out(export: Export) -> None:
     path = export(ranges=[("step", 0, 1000, MAIN), ("forward", 50, None, MAIN)])
     made = profile(read(path))
     assert made.phase_coverage == 0
-    assert "1 range(s) never end ('forward') and are left out" in made.notes[0]
+    assert "left out: 1 range without an end ('forward')" in made.notes[0]
     with pytest.raises(
-        ConfigError, match=r"no range is named 'step'; choose one with --range: 'other' .* never end .'step'"
+        ConfigError, match=r"no range is named 'step'; choose one with --range: 'other' .* without an end .'step'"
     ):
         profile(read(export(ranges=[("other", 0, 1000, MAIN), ("step", 50, None, MAIN)])), "step")
 

@@ -135,6 +135,6 @@ def test_ranks_under_torchrun_are_merged(tmp_path: Path, capsys: pytest.CaptureF
     assert done.returncode == 0, done.stderr[-2000:]
     assert main(["analyze", *sorted(map(str, traces.iterdir()))]) == 0
     out = capsys.readouterr().out
-    assert "2 ranks of one job · 3 step(s)" in out
+    assert "2 ranks of one job · 3 steps" in out
     assert "all_reduce" in out
     assert "3 collectives are matched across the ranks" in " ".join(out.split())

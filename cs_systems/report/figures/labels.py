@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.core.collectives import readable_bytes
 from cs_systems.core.printable import plain
+from cs_systems.core.units import counted
 from cs_systems.report.frame import CLEAN
 from cs_systems.report.tables import layout
 
@@ -18,17 +19,26 @@ LENGTHS = ("seq", "seq_len", "batch", "batch_size", "heads", "d_head")
 # Sizes that may change along with it; they do not distinguish curves.
 SIZES = (*LENGTHS, "context_length", "heads_kv", "seq_k", "executed_d_head")
 # Numbers that a label shows with their name, without which they are ambiguous.
-NAMED_NUMBERS = frozenset({*SIZES, "seed", "repeat"})
+NAMED_NUMBERS = frozenset({*SIZES, "seed", "repeat", "tp_degree"})
+COUNTED = {"world_size": "rank", "calls": "call"}
 
 
 def labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """Return labels like `small · ctx 256 · naive`; a legend omits labels that start with an underscore."""
     columns = [[_label(name, value) for value in data[name]] for name in names]
-    joined = map(" · ".join, zip(*columns, strict=True)) if names else [""] * len(data)
+    parts = zip(*columns, strict=True) if names else [()] * len(data)
+    joined = [" · ".join(filter(None, of_cell)) for of_cell in parts]
     return [f" {label}" if label.startswith("_") else label for label in joined]
 
 
 def _label(name: Any, value: Any) -> str:
+    """Return the value in words; "" for one that a cell does not have."""
+    if value is None or value != value:
+        return ""
+    if name in COUNTED:
+        return counted(int(value), COUNTED[name])
+    if name == "bucket_size_mb":
+        return f"buckets of {value:g} MB"
     if name == "causal":
         return "causal" if value else "full"
     if name == "size_bytes":

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from cs_systems.core.printable import plain
+from cs_systems.core.units import counted
 from cs_systems.report import palette
 from cs_systems.report.tables.columns import Column
 from cs_systems.report.tables.table import Table
@@ -66,7 +67,7 @@ def _environment() -> Environment:
     )
     # tojson escapes <, >, & and ', so data ends no script whatever its strings contain.
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    made.filters |= {"plain": plain, "prose": _prose, "rows": _rows}
+    made.filters |= {"plain": plain, "prose": _prose, "counted": counted, "rows": _rows}
     made.globals["source"] = lambda name: Markup((FOLDER / name).read_text(encoding="utf-8"))
     made.globals["palette"] = lambda: Markup(palette.css())
     return made

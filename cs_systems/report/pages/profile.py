@@ -35,11 +35,18 @@ if TYPE_CHECKING:
     from cs_systems.traces.timeline import StepView, View
 
 
-def render(view: View, results: Tables, title: str, diagnoses: Sequence[Diagnosis] | None = None) -> str:
+def render(
+    view: View,
+    results: Tables,
+    title: str,
+    diagnoses: Sequence[Diagnosis] | None = None,
+    origin: Sequence[str] = (),
+) -> str:
     """Render the page of a profile.
 
     view: from `traces.timeline.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
-    profiled record; `ranks`, of one with several ranks. diagnoses: what the page begins with.
+    profiled record; `ranks`, of one with several ranks. diagnoses: what the page begins with. origin: when and by which
+    command it was recorded.
     """
     notes = results["notes"]
     short = dict(zip(view["names"]["name"], view["names"]["short"], strict=True))
@@ -52,7 +59,7 @@ def render(view: View, results: Tables, title: str, diagnoses: Sequence[Diagnosi
         "heading": _heading(view, mean_step_s(results["steps"])),
         "facts": _facts(view, results),
         "overhead": _overhead(results),
-        "notes": [*_limits(view["step"]), *(note["note"] for note in notes if note["table"] is None)],
+        "notes": [*origin, *_limits(view["step"]), *(note["note"] for note in notes if note["table"] is None)],
         "sections": [
             _section(name, results[name], [note["note"] for note in notes if note["table"] == name], short)
             for name in COLUMNS
@@ -110,8 +117,8 @@ def _limits(step: StepView) -> list[str]:
     ]
     if step["graph_kernels"]:
         limits.append(
-            f"{step['graph_kernels']:,} kernels of this step ran in CUDA graphs, from {step['graph_launches']:,} "
-            "launch(es)"
+            f"{step['graph_kernels']:,} kernels of this step ran in CUDA graphs, from "
+            + units.counted(step["graph_launches"], "launch", "launches")
         )
     return limits
 

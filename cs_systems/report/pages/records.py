@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -28,6 +28,9 @@ from cs_systems.report.tables.columns import phases_of
 from cs_systems.report.tables.layout import is_timed
 from cs_systems.report.tables.records import CountedCaveat, counted_caveats, in_order, tables, varying
 from cs_systems.report.tables.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # The second table of a workload holds all measurements, one row per phase.
 IN_FULL = (
@@ -101,9 +104,7 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     steps = data[data["phase"] == STEP] if len(data) else data
     if steps.empty:
         return
-    steps = in_order(steps)
-    apart = varying(steps)[0] if len(steps) > 1 else []
-    steps = steps.assign(cell=labels(steps, [name for name in apart if name != "workload"]))
+    steps = _with_cells(in_order(steps))
     of_largest = steps[steps["size"] == steps["size"].iloc[-1]] if steps["workload"].nunique() == 1 else steps
     best = {
         "highest model FLOP/s": "model_flops_per_s",
@@ -117,6 +118,17 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
         if ranked := among.dropna(subset=[column]).sort_values(column).to_dict("records"):
             value, cell = units.human(float(ranked[-1][column]), column), str(ranked[-1]["cell"])
             yield title, f"{value} · {cell}" if cell else value
+
+
+def _with_cells(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with a column `cell`: what distinguishes each from the others of its workload."""
+    import pandas as pd
+
+    parts = []
+    for _, of_workload in steps.groupby("workload", sort=False, dropna=False):
+        apart = varying(of_workload)[0] if len(of_workload) > 1 else []
+        parts.append(of_workload.assign(cell=labels(of_workload, [name for name in apart if name != "workload"])))
+    return pd.concat(parts)
 
 
 def _workload(number: int, name: str, records: Sequence[RunRecord]) -> _Workload:

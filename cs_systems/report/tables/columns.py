@@ -14,6 +14,7 @@ from cs_systems.config import CONFIGURED, ConfigError, Phase, one_of
 from cs_systems.core import units
 from cs_systems.core.collectives import readable_bytes
 from cs_systems.core.printable import plain
+from cs_systems.core.validation import did_you_mean
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
 from cs_systems.report.tables import layout
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
+ALL_COLUMNS = "cs-systems report DIR --format csv | head -1"
 # A column leaves the shared unit if its median in that unit would be less than this.
 SWITCH_BELOW = 1 / 50
 LEAST_SHOWN = 1 / 100  # of a unit: a column with a smaller value has a unit in each cell
@@ -83,7 +85,8 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
     except ConfigError:
         if meant := _under_heading(name, phases):
             raise ConfigError(f"{name!r} is the heading of column {meant}; use {meant}") from None
-        raise
+        hint = did_you_mean(column, units.in_all_units(NAMES))
+        raise ConfigError(f"unknown column {column!r}: {hint and hint + ' '}{ALL_COLUMNS} prints all names") from None
 
 
 def full_name(name: str, phases: Sequence[str]) -> str:
@@ -158,7 +161,10 @@ def _shared_unit(spec: Spec, column: list[Any], largest: float) -> units.Unit | 
 def spans_units(unit: units.Unit, values: Iterable[float]) -> bool:
     """Return whether a column needs a unit in each cell: 512 B and 3 GiB side by side are no `0.000488 MiB`."""
     scale = next(scale for scale in units.SCALES.values() if unit in scale)
-    return unit is not scale[-1] and any(0 < abs(value) < unit.factor * LEAST_SHOWN for value in values)
+    least = unit.factor * LEAST_SHOWN
+    if scale is units.SCALES["_bytes"]:
+        least = max(least, 1 << 10)  # fewer bytes are counted, not shown as a fraction
+    return unit is not scale[-1] and any(0 < abs(value) < least for value in values)
 
 
 def _middle(column: Iterable[Any]) -> float:
@@ -214,5 +220,5 @@ def text(value: Any, unit: units.Unit | None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if unit is not None:
-        return units.significant(value / unit.factor)
+        return units.in_unit(value, unit)
     return units.significant(value) if isinstance(value, float) else str(value)

@@ -25,6 +25,7 @@ DEFAULT_WIDTH = 80
 WRAP_WIDTH = 22  # text columns of a terminal may wrap down to this width
 NARROW_WIDTH = 12  # used if the columns do not fit otherwise
 SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
+_AT_END = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}
 
 
@@ -55,7 +56,17 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
             console.print(Text(f"hidden columns: {hidden}; widen the terminal or {table.remedy}", style="dim"))
         for note in _notes(table, columns):
             console.print(Text(note, style="dim"))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return without_trailing_spaces(out.getvalue())
+
+
+def text_width(width: int | None) -> int:
+    """Return the columns for sentences: of the terminal, or without one those that the environment asks for, or 80."""
+    return width or _columns_variable() or DEFAULT_WIDTH
+
+
+def without_trailing_spaces(text: str) -> str:
+    """Return the text without the spaces at the ends of its lines, also where a style ends behind them."""
+    return _AT_END.sub(lambda found: found[0].replace(" ", ""), text)
 
 
 def _columns_variable() -> int | None:

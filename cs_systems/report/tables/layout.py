@@ -67,8 +67,9 @@ OTHER = Layout(
         *("compile", "checkpoint", "optimizer", *ENDING),
     ),
     measured=_names("range_s tokens_per_s samples_per_s model_flops_per_s mfu peak_allocated_bytes note"),
-    leaves=_names("model_flops_per_s samples_per_s tokens_per_s mfu peak_allocated_bytes"),
+    leaves=_names("model_flops_per_s samples_per_s tokens_per_s range_s mfu peak_allocated_bytes"),
 )
+ESSENTIAL = _names("forward.median_s backward.median_s")  # phases that a narrow terminal keeps
 
 # These profilers measure a step's memory; its time includes a synchronisation at each boundary.
 MEMORY_PROFILERS = frozenset({"memory", "memory_snapshot", "nsys_memory", "rank_memory", "residuals"})

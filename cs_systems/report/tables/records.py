@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import PRESETS, ConfigError, one_of
 from cs_systems.core import units
-from cs_systems.core.caveats import REMEDIES
+from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
 from cs_systems.core.printable import text_cell
+from cs_systems.core.units import counted
 from cs_systems.record import RunRecord
 from cs_systems.report.frame import CLEAN, STEP, by_kind, frame, without_retried
 from cs_systems.report.phase_columns import known_phases
@@ -53,7 +54,7 @@ class CountedCaveat:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.code} ({_cells(self.count)}): {self.message} → {self.remedy}"
+        return f"{self.code} ({counted(self.count, 'cell')}): {self.message} → {self.remedy}"
 
 
 def render(
@@ -159,7 +160,7 @@ def _same_step(records: Sequence[RunRecord]) -> list[str]:
         return []
     name = next(iter(cells)).workload
     return [
-        f"{name} takes no configuration, so {_cells(most)} ran the same step; to vary sizes, pass a factory "
+        f"{name} takes no configuration, so {counted(most, 'cell')} ran the same step; to vary sizes, pass a factory "
         "(config, device)"
     ]
 
@@ -227,7 +228,19 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
     if not asked:  # an unknown default column is noise; a requested one is shown empty
         made = [c for c in made if c.name in apart or not c.is_empty]
     caption = _caption(rows, [c for c in constant if c not in names], shown)
-    return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else chosen.leaves)
+    leaves = chosen.leaves
+    if chosen is layout.OTHER:
+        leaves += _shortest_first([c for c in made if c.name in beside and c.name not in layout.ESSENTIAL])
+    return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else leaves)
+
+
+def _shortest_first(phases: Sequence[Column]) -> tuple[str, ...]:
+    """Return the names of the columns of phases, those with the least time first: a step may have any number."""
+
+    def total(column: Column) -> float:
+        return sum(value for value in column.values if isinstance(value, float))
+
+    return tuple(column.name for column in sorted(phases, key=total))
 
 
 def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -> str:
@@ -303,7 +316,7 @@ def _failure_marks(records: Iterable[RunRecord]) -> dict[tuple[str, str | None],
 
 def _failures(records: Iterable[RunRecord], marks: Mapping[tuple[str, str | None], str]) -> list[str]:
     counts = Counter((r.status, r.reason) for r in records)
-    return [f"{m} ({_cells(counts[which])}): {which[1] or 'no reason recorded'}" for which, m in marks.items()]
+    return [f"{m} ({counted(counts[which], 'cell')}): {which[1] or 'no reason recorded'}" for which, m in marks.items()]
 
 
 def counted_caveats(records: Iterable[RunRecord]) -> list[CountedCaveat]:
@@ -311,7 +324,7 @@ def counted_caveats(records: Iterable[RunRecord]) -> list[CountedCaveat]:
     messages_by_caveat: dict[tuple[str, str], list[str]] = {}
     for record in records:
         for caveat in record.warnings:
-            remedy = REMEDIES.get(caveat.code, caveat.remedy)
+            remedy = (LOOP_REMEDIES if record.is_loop else REMEDIES).get(caveat.code, caveat.remedy)
             messages_by_caveat.setdefault((caveat.code, remedy), []).append(caveat.message)
     return [
         CountedCaveat(code, len(messages), summarized(messages), remedy)
@@ -347,10 +360,6 @@ def _range(texts: Sequence[str]) -> str:
     """Return `low to high` of numbers as they are written."""
     ordered = sorted(texts, key=lambda text: float(text.replace(",", "")))
     return ordered[0] if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
-
-
-def _cells(count: int) -> str:
-    return "1 cell" if count == 1 else f"{count} cells"
 
 
 def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequence[str]) -> Table:

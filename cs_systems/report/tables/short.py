@@ -1,4 +1,4 @@
-"""Short form of a table for a narrow terminal: letters for caveats and abbreviated sizes, explained by its notes."""
+"""Short form of a table for a narrow terminal: letters for caveats, and abbreviations that its notes explain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def short_form(table: Table, marks: Mapping[str, str], notes: Sequence[str]) -> 
     explained = dict[str, None]()
     for whole, short in zip(table.columns, columns, strict=True):
         for long_cell, cell in zip(whole.cells, short.cells, strict=True):
-            if whole.name == "size" and cell != long_cell:
+            if whole.name in ("size", "strategy") and cell != long_cell:
                 explained[f"{cell}: {long_cell}"] = None
             elif PREDICTED in long_cell and cell != long_cell:
                 explained["bytes after oom: predicted peak memory"] = None
@@ -46,6 +46,10 @@ def short_form(table: Table, marks: Mapping[str, str], notes: Sequence[str]) -> 
 def _short_column(column: Column, marks: Mapping[str, str]) -> Column:
     if column.name == "note":
         return replace(column, cells=tuple(_short_note(cell, marks) for cell in column.cells))
+    if column.name == "strategy":
+        short = {cell: _short_strategy(cell) for cell in column.cells}
+        differ = len({*short.values()}) == len(short)
+        return replace(column, cells=tuple(short[cell] for cell in column.cells)) if differ else column
     return replace(column, cells=tuple(map(_short_size, column.cells))) if column.name == "size" else column
 
 
@@ -54,6 +58,15 @@ def _short_note(cell: str, marks: Mapping[str, str]) -> str:
     if all(code in marks for code in codes):
         return " ".join(sorted(marks[code] for code in codes))
     return cell.replace(PREDICTED, ": ") if cell.startswith("oom") else cell
+
+
+def _short_strategy(label: str) -> str:
+    """Return the strategy with initials of its options: `torch_ddp:gradient_as_bucket_view=true` has `gabv=true`."""
+    name, *options = label.split(":")
+    pairs = (option.partition("=") for option in options)
+    return ":".join(
+        [name, *("".join(word[:1] for word in key.split("_")) + sign + value for key, sign, value in pairs)]
+    )
 
 
 def _short_size(label: str) -> str:
