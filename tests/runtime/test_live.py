@@ -131,6 +131,7 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: An
         "grad mode": torch.is_grad_enabled(),
         "dtype": torch.get_default_dtype(),
         "float32 products": torch.backends.cuda.matmul.fp32_precision,
+        "float32 convolutions": torch.backends.cudnn.conv.fp32_precision,
         "threads": torch.get_num_threads(),
     }
 
@@ -208,6 +209,35 @@ def test_callers_grad_mode_and_default_dtype_are_kept() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert record.status == "ok", record.reason
+
+
+@pytest.mark.parametrize("before", ["tf32", "ieee", "mixed"])
+def test_fp32_has_no_tf32_in_convolutions_and_the_callers_setting_is_kept(before: str) -> None:
+    cudnn, seen = torch.backends.cudnn, []
+
+    def settings() -> list[str]:
+        return [cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
+
+    def forward(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        seen.extend(settings())
+        with cudnn.flags(enabled=False):  # raises where torch's older and newer settings contradict each other
+            output: torch.Tensor = model(batch)
+        return output
+
+    at_first = settings()
+    try:
+        if before != "tf32":
+            cudnn.conv.fp32_precision = "ieee"
+        if before == "ieee":
+            cudnn.rnn.fp32_precision = "ieee"
+        callers = settings()
+        record = cs_systems.run(model=nn.Linear(16, 3), inputs=X, forward=forward, precision="fp32", **QUICK)
+        assert settings() == callers
+    finally:
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = at_first
+    assert record.status == "ok", record.reason
+    assert seen
+    assert "tf32" not in seen
 
 
 def test_folder_is_an_ordinary_run_with_the_profile(tmp_path: Path) -> None:
