@@ -116,10 +116,10 @@ class StorageTracker(TorchDispatchMode):
         result = _run(func, args, kwargs or {})
         if count := flop_registry.get(func.overloadpacket):
             self.flops += count(*args, **(kwargs or {}), out_val=result)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self.add(tensor)
-        if self.allocator is not None:
+        results = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
+        for tensor in results:
+            self.add(tensor)
+        if self.allocator is not None and any(tensor.device.type == self._device for tensor in results):
             self._count_libraries(self.allocator, func.overloadpacket.__name__, result, args)
         return result
 

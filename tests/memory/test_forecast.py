@@ -152,7 +152,7 @@ def test_convolution_needs_its_input_and_output_again_in_channels_last(
 MEASURED = [
     (family, precision, int(measured.replace(",", "")) * MIB)
     for family, precision, measured in re.findall(
-        r"^\| (unet|resnet) \| (\w+) \| [\d,]+ \| ([\d,]+)",
+        r"^\| (unet|resnet|lstm) \| (\w+) \| [\d,]+ \| ([\d,]+)",
         (ROOT / "profiles/foreign_memory/table.md").read_text(),
         re.M,
     )
