@@ -278,7 +278,7 @@ REFUSED = {
     "run(workload=Net())": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
     "run(workload=object())": r"live object is of type object; name a factory \(config, device\) or a step",
     "run(workload=lambda a: a)": r"live <lambda>\(a\) cannot be called; write a factory \(config, device\), or a step",
-    "run(workload={'model': Net(), 'bach': X})": "a training setup has no part 'bach'; its parts: model, batch",
+    "run(workload={'model': Net(), 'bach': X})": "no part 'bach'; did you mean batch or batches. its parts: model,",
     "run(RunConfig(), 3, steps=2)": "run: too many positional arguments; its arguments are config, model, inputs",
     "run(name='mine')": "name= requires a live object; leave it out",
     "run(out='x', in_process=True)": "in_process=True writes no record; leave out out=, or in_process=True",
