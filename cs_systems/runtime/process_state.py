@@ -71,12 +71,12 @@ def _set_backend_flags(flags: dict[str, Any]) -> None:
 
 
 def _float32_products() -> tuple[str, str, str]:
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
     return (str(torch.backends.cuda.matmul.fp32_precision), cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
 
 
 def _set_float32_products(precisions: tuple[str, str, str]) -> None:
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
     torch.backends.cuda.matmul.fp32_precision, convolutions, recurrent = precisions
     set_cudnn_tf32(convolutions == "tf32")
     if _float32_products() != precisions:  # made by the newer settings

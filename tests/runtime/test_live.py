@@ -213,7 +213,8 @@ def test_callers_grad_mode_and_default_dtype_are_kept() -> None:
 
 @pytest.mark.parametrize("before", ["tf32", "ieee", "mixed"])
 def test_fp32_has_no_tf32_in_convolutions_and_the_callers_setting_is_kept(before: str) -> None:
-    cudnn, seen = torch.backends.cudnn, []
+    cudnn: Any = torch.backends.cudnn
+    seen: list[str] = []
 
     def settings() -> list[str]:
         return [cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
