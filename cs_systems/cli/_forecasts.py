@@ -18,8 +18,9 @@ Forecast = Callable[[RunConfig], ForecastRow]
 Measure = Callable[[RunConfig], RunRecord]
 # By profiles/foreign_memory and profiles/memory_prediction.
 ERROR = (
-    "error: below 3% for nine of eleven families measured on one H200, up to 28% where a library allocates inside an "
-    "operation, as cuDNN does for convolutions; fragmentation of the allocator is not predicted either"
+    "error: below 3% for eleven families measured on one H200; larger where cuDNN takes another workspace, which only "
+    "a GPU can tell: convolutions (U-Net and ResNet were measured) and recurrent layers (one LSTM was); fragmentation "
+    "of the allocator is not predicted"
 )
 ERROR_OF_FORMULA = "error: below 5% in each of 427 cells measured on one H200; fragmentation is not predicted"
 _CONTEXT_FIELDS = {"seq_len", "model.context_length"}
@@ -50,13 +51,16 @@ def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast, measure
 
     found, reads = [], set(first["reads"])
     if "batch_size" in reads:
-        found.append(f"batch {most(lambda n: replace(config, batch_size=n), config.batch_size) or 'none'}")
+        found.append(_size("batch", most(lambda n: replace(config, batch_size=n), config.batch_size)))
     if reads & _CONTEXT_FIELDS:
-        context = most(lambda n: with_context(config, n), config.tokens_per_sequence)
-        found.append(f"context {context or 'none'}")
+        found.append(_size("context", most(lambda n: with_context(config, n), config.tokens_per_sequence)))
     unread = "the factory reads neither config.batch_size nor config.tokens_per_sequence, so no size can be searched"
     say(f"  largest that fits: {', or '.join(found)}" if found else f"  {unread}")
     say(f"  {error_of(config)}")
+
+
+def _size(name: str, largest: int) -> str:
+    return f"{name} {largest:,}" if largest else f"no {name}"
 
 
 def _print_verdict(config: RunConfig, needed: float, device_bytes: int) -> None:
@@ -76,7 +80,7 @@ def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measu
         return int(intercept + slope * n) + CONTEXT_BYTES
 
     _print_verdict(config, needed(config.batch_size), device_bytes)
-    say(f"  largest that fits: batch {largest(needed, device_bytes, config.batch_size) or 'none'}")
+    say(f"  largest that fits: {_size('batch', largest(needed, device_bytes, config.batch_size))}")
     measured = ", ".join(f"{human(peak, 'bytes')} at batch {n}" for n, peak in zip(sizes, peaks, strict=True))
     say(f"  extrapolated from measured peaks, because {reason.partition(';')[0]}: {measured}")
     say(f"  error: a straight line through the measured peaks is at most {error:.1%} off; further away it may be more")

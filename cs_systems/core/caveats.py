@@ -88,7 +88,7 @@ def caveats(
     """
     return (
         *_profiled(profiler),
-        *_unstable(measurement, phase or "step"),
+        *of_spread(measurement, phase or "step"),
         *_launch_bound(measurement, [phase] if phase else measurement.phase_names()),
         *_broken_graph(graph_breaks),
         *(caveat for check in (_recompiled, _allocated) for caveat in check(measurement)),
@@ -113,7 +113,8 @@ def _no_number(loss: float | None) -> Iterator[Caveat]:
         yield _caveat(code, f"the loss is {value}")
 
 
-def _unstable(m: Measurement, phase: str) -> Iterator[Caveat]:
+def of_spread(m: Measurement, phase: str) -> Iterator[Caveat]:
+    """Yield a caveat if the samples of a phase are too few, or differ too much."""
     durations = m.durations_s(phase)
     if len(durations) < 3:
         steps = "1 timed step is" if len(durations) == 1 else f"{len(durations)} timed steps are"

@@ -18,6 +18,8 @@ from torch.nn._reduction import legacy_get_string
 from torch.overrides import TorchFunctionMode
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
+from cs_systems.instrument import recurrent
+
 # Functions that CUDA's autocast runs in fp32 and the CPU's does not. Source: aten/src/ATen/autocast_mode.h.
 _WIDENED = {
     F.layer_norm, F.group_norm, F.softmax, F.log_softmax, F.softplus, F.nll_loss, F.mse_loss, F.smooth_l1_loss,
@@ -40,6 +42,8 @@ class _LikeCuda(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
+        if func in recurrent.GATES:
+            return recurrent.run(func, *args)
         if torch.is_autocast_enabled("cpu"):
             if func is F.cross_entropy and _is_by_class(args):
                 return _cross_entropy(*args, **kwargs)
@@ -134,9 +138,6 @@ def like_cuda() -> Iterator[None]:
     with ExitStack() as stack:
         # torch's optimizers update all parameters at once on CUDA, and one after the other on a CPU.
         stack.enter_context(patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: devices))
-        # A recurrent layer of oneDNN keeps memory whose size is unknown; that of cuDNN is close to torch's own cells.
-        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
-        torch._C._set_mkldnn_enabled(False)
         stack.enter_context(mode := _LikeCuda())
         # torch calls the engine with the mode off, and checkpoints run forward again inside.
         run_engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]

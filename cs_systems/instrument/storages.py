@@ -40,26 +40,52 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _convolution_workspace(x: Tensor, y: Tensor, weight: Tensor, groups: int) -> int:
+    """Return the bytes of an input and an output in the layout that cuDNN's tensor-core kernels read.
+
+    These kernels take channels last, so cuDNN copies tensors with channels first. PyTorch's own kernels run depthwise
+    convolutions and copy nothing.
+    """
+    is_depthwise = groups > 1 and groups == x.shape[1]
+    is_channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return 0 if is_depthwise or is_channels_last else _bytes_of(x) + _bytes_of(y)
+
+
+def _convolution(y: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
+    return _convolution_workspace(x, y, weight, rest[-1])
+
+
+def _convolution_backward(_: Any, y_gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
+    return _convolution_workspace(x, y_gradient, weight, rest[-2])
+
+
 def _padded_rows(query: Tensor, multiple: int = 128) -> int:
     batch, heads, length = query.shape[:3]
     return batch * heads * (length + -length % multiple)
 
 
-def _flash_backward(output_gradient: Tensor, query: Tensor, *_: Any) -> int:
+def _flash_backward(gradients: Any, output_gradient: Tensor, query: Tensor, *_: Any) -> int:
     """Return the bytes of the query's gradient in fp32, and of one factor per row."""
     return _padded_rows(query) * 4 * (query.shape[3] + -query.shape[3] % 32 + 1)
 
 
-def _flash_backward_any_device(output_gradient: Tensor, query: Tensor, *rest: Any) -> int:
+def _flash_backward_any_device(gradients: Any, output_gradient: Tensor, query: Tensor, *rest: Any) -> int:
     is_half = query.dtype in (torch.bfloat16, torch.float16)
-    return _flash_backward(output_gradient, query, *rest) if is_half else 4 * _padded_rows(query)
+    return _flash_backward(gradients, output_gradient, query, *rest) if is_half else 4 * _padded_rows(query)
 
 
-# Name of an operation → bytes that CUDA's kernels allocate inside it. The CPU's operator stands for flash attention,
-# or for memory-efficient attention in fp32, where CUDA is predicted on a machine without it.
+# Name of an operation → bytes that CUDA's kernels allocate inside it, beside its result, from the result and the
+# arguments. The CPU's operator stands for flash attention, or for memory-efficient attention in fp32, where CUDA is
+# predicted on a machine without it.
 LIBRARY_BYTES: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_backward_any_device,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
 }
 
 
@@ -87,14 +113,14 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if self.allocator is not None:
-            self._count_libraries(self.allocator, func.overloadpacket.__name__, args)
         result = _run(func, args, kwargs or {})
         if count := flop_registry.get(func.overloadpacket):
             self.flops += count(*args, **(kwargs or {}), out_val=result)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self.add(tensor)
+        results = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
+        for tensor in results:
+            self.add(tensor)
+        if self.allocator is not None and any(tensor.device.type == self._device for tensor in results):
+            self._count_libraries(self.allocator, func.overloadpacket.__name__, result, args)
         return result
 
     @property
@@ -169,14 +195,14 @@ class StorageTracker(TorchDispatchMode):
         if self._bytes.total() > self._peak.total():
             self._peak = Counter(self._bytes)
 
-    def _count_libraries(self, allocator: CachingAllocator, name: str, args: tuple[Any, ...]) -> None:
+    def _count_libraries(self, allocator: CachingAllocator, name: str, result: Any, args: tuple[Any, ...]) -> None:
         """Count a workspace for each thread that calls cuBLAS, and what an operation allocates inside."""
         in_backward = self._phase == Phase.BACKWARD
         if name in _MATMULS and self._phase != BUILT and in_backward not in self._cublas_threads:
             self._cublas_threads.add(in_backward)
             self._bytes[WORKSPACE] += allocator.alloc(CUBLAS_WORKSPACE_BYTES).size
             self._note_peak()
-        if size := LIBRARY_BYTES[name](*args) if name in LIBRARY_BYTES else 0:
+        if size := LIBRARY_BYTES[name](result, *args) if name in LIBRARY_BYTES else 0:
             block = allocator.alloc(size)
             self._bytes[WORKSPACE] += block.size
             self._note_peak()

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -239,9 +240,20 @@ def host_memory_bytes() -> int | None:
 
 
 def set_float32_matmul(precision: Precision) -> str:
-    """Switch TF32 on for `tf32` and off otherwise, and return the setting read back from torch: "tf32" or "ieee"."""
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision is Precision.TF32 else "ieee"
+    """Switch TF32 on for `tf32` and off otherwise, in matrix products, convolutions and recurrent layers.
+
+    Returns the setting of matrix products read back from torch: "tf32" or "ieee".
+    """
+    is_on = precision is Precision.TF32
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if is_on else "ieee"
+    set_cudnn_tf32(is_on)
     return float32_matmul()
+
+
+def set_cudnn_tf32(is_on: bool) -> None:
+    """Switch TF32 on or off in convolutions and recurrent layers."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # some versions of torch deprecate it
+        torch.backends.cudnn.allow_tf32 = is_on  # after the newer settings, torch's `cudnn.flags()` would raise
 
 
 def float32_matmul() -> str:

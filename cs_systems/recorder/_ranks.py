@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from cs_systems.core.caveats import REMEDIES, Caveat
+from cs_systems.core.caveats import REMEDIES, Caveat, of_spread
 from cs_systems.machine import process_group
 from cs_systems.record import RunRecord, Sample
 from cs_systems.recorder._result import aligned
@@ -94,8 +94,15 @@ def merged_loop(found: dict[int, RunRecord], missing: Sequence[int]) -> RunRecor
         whole,
         config=found[min(found)].config,
         results=whole.results | {"ranks": rows},
-        warnings=(*whole.warnings, *notes),
+        warnings=(*_of_stragglers(whole), *notes),
     )
+
+
+def _of_stragglers(whole: RunRecord) -> Iterator[Caveat]:
+    """Yield the caveats of all ranks; the spread is that of the stragglers, which tables show."""
+    assert whole.measurement is not None
+    yield from (caveat for caveat in of_spread(whole.measurement, "step") if caveat.code == "unstable")
+    yield from (caveat for caveat in whole.warnings if caveat.code != "unstable")
 
 
 def _samples(record: RunRecord, warmup: bool) -> list[Sample]:

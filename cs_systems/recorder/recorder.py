@@ -139,6 +139,12 @@ class Recorder:
             raise ConfigError(f"the phase is named {name!r:.60}; name it by a short text other than 'step'")
         return nullcontext() if self._tracker is None else _Named(self._tracker, name)
 
+    def __repr__(self) -> str:
+        state = {"new": "not begun", "recording": "recording"}.get(self._state, "over")
+        kinds = [f"{record.run_config.profiler} {record.status}" for record in self.records]
+        listed = ", ".join(kinds).replace("none ", "timing ") or "none"
+        return f"<{type(self).__name__}: {state}; records: {listed}>"
+
     @property
     def done(self) -> bool:
         """Flag of a recording that is over; the loop runs without hooks."""

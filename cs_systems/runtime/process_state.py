@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from cs_systems.machine.device import set_cudnn_tf32
 from cs_systems.runtime.guardian import descendants
 
 
@@ -69,12 +70,17 @@ def _set_backend_flags(flags: dict[str, Any]) -> None:
     torch._C._set_mkldnn_enabled(flags["mkldnn"])
 
 
-def _float32_products() -> str:
-    return str(torch.backends.cuda.matmul.fp32_precision)
+def _float32_products() -> tuple[str, str, str]:
+    cudnn: Any = torch.backends.cudnn
+    return (str(torch.backends.cuda.matmul.fp32_precision), cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
 
 
-def _set_float32_products(precision: str) -> None:
-    torch.backends.cuda.matmul.fp32_precision = precision
+def _set_float32_products(precisions: tuple[str, str, str]) -> None:
+    cudnn: Any = torch.backends.cudnn
+    torch.backends.cuda.matmul.fp32_precision, convolutions, recurrent = precisions
+    set_cudnn_tf32(convolutions == "tf32")
+    if _float32_products() != precisions:  # made by the newer settings
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = convolutions, recurrent
 
 
 def _memory_limit() -> float:

@@ -91,6 +91,11 @@ class ModuleStep(Training):
                     f"optimizer gave {type(self.optimizer).__name__}; give a class or a function of params"
                 )
             self.optimizer_name = type(self.optimizer).__name__
+        if self.optimizer is not None and _needs_closure(self.optimizer):
+            raise Unavailable(
+                f"optimizer {self.optimizer_name} needs a closure that computes the loss again, which a step of parts "
+                "has not; measure its loop with a Recorder, or with cs-systems run"
+            )
 
     def _make_scheduler(self) -> Any:
         given = self.setup.scheduler
@@ -192,6 +197,16 @@ class ModuleStep(Training):
             "optimizer": self.optimizer_name,
             "loss": loss,
         }
+
+
+def _needs_closure(optimizer: Any) -> bool:
+    step = getattr(type(optimizer), "step", None)  # of the class, because a scheduler replaces that of an instance
+    try:
+        if step is not None:
+            inspect.signature(step).bind(optimizer)
+    except TypeError:
+        return True
+    return False
 
 
 def _takes_batch(loss: Callable[..., Any]) -> bool:

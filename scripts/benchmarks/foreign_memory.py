@@ -126,8 +126,35 @@ def _loss_of_tokens(logits: torch.Tensor, batch: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.transpose(1, 2), batch)
 
 
+def gru(config: RunConfig, device: Device) -> Any:
+    sequences = torch.randn(64 * config.batch_size, 128, 512)
+    return nn.GRU(512, 512, 2, bidirectional=True, batch_first=True), sequences, lambda out: out[0].square().mean()
+
+
+def decoder(config: RunConfig, device: Device) -> Any:
+    layers = [
+        nn.Sequential(nn.ConvTranspose2d(64, 64, 4, 2, 1), nn.Conv2d(64, 64, 3, padding=1, groups=4), nn.ReLU())
+        for _ in range(4)
+    ]
+    return nn.Sequential(*layers), torch.randn(8 * config.batch_size, 64, 8, 8)
+
+
 resnet, unet, lstm = _own("resnet"), _own("unet"), _own("lstm")
-FAMILIES = ("llama", "lora", "gpt2", "bert", "t5", "mixtral", "vit", "mamba", "resnet", "unet", "lstm")
+FAMILIES = (
+    "llama",
+    "lora",
+    "gpt2",
+    "bert",
+    "t5",
+    "mixtral",
+    "vit",
+    "mamba",
+    "resnet",
+    "unet",
+    "lstm",
+    "gru",
+    "decoder",
+)
 
 
 def measured(config: RunConfig, device: Device) -> int:

@@ -18,10 +18,12 @@ from cs_systems.formulas.memory.allocator import MIB, CachingAllocator
 from cs_systems.formulas.memory.fit import CONTEXT_BYTES, algorithm_of, largest
 from cs_systems.formulas.memory.model import step_memory
 from cs_systems.instrument.like_cuda import like_cuda
+from cs_systems.instrument.storages import StorageTracker
 from cs_systems.record import Measurement, RunRecord
 from cs_systems.runtime.forecast import forecast
 from tests.snapshots.caching_allocator import CachingAllocator as Simulated
 
+ROOT = Path(__file__).resolve().parents[2]
 USER_CODE = """
 import torch
 from torch import nn
@@ -119,6 +121,50 @@ def test_model_converted_while_it_is_built_keeps_its_tied_weights(
     row = forecast(_config(source, "half", device="cpu"))
     assert row["reason"] is None
     assert row["phases"][0]["components"]["parameters"] == 2 * (64 * 64 + 2 * 64)
+
+
+def _workspace(run: Any) -> int:
+    tracker = StorageTracker("cpu", like_cuda=True)
+    with tracker, tracker.phase(1, "forward"):
+        run()
+    return max(row["peak_components"].get("workspace", 0) for row in tracker.rows)
+
+
+@pytest.mark.parametrize(
+    ("groups", "layout", "copied"),
+    [
+        (1, torch.contiguous_format, True),
+        (2, torch.contiguous_format, True),
+        (8, torch.contiguous_format, False),  # PyTorch's own kernel
+        (1, torch.channels_last, False),
+    ],
+)
+def test_convolution_needs_its_input_and_output_again_in_channels_last(
+    groups: int, layout: torch.memory_format, copied: bool
+) -> None:
+    x = torch.randn(4, 8, 32, 32).to(memory_format=layout)
+    layer = torch.nn.Conv2d(8, 16, 3, padding=1, groups=groups)
+    assert _workspace(lambda: layer(x)) == (4 * (8 + 16) * 32 * 32 * 4 if copied else 0)
+    y = layer(x.requires_grad_())
+    assert _workspace(lambda: y.sum().backward()) == (4 * (8 + 16) * 32 * 32 * 4 if copied else 0)
+
+
+MEASURED = [
+    (family, precision, int(measured.replace(",", "")) * MIB)
+    for family, precision, measured in re.findall(
+        r"^\| (unet|resnet|lstm) \| (\w+) \| [\d,]+ \| ([\d,]+)",
+        (ROOT / "profiles/foreign_memory/table.md").read_text(),
+        re.M,
+    )
+]
+
+
+@pytest.mark.parametrize(("family", "precision", "measured_bytes"), MEASURED)
+def test_prediction_is_within_5_percent_of_what_an_h200_measured(
+    family: str, precision: str, measured_bytes: int
+) -> None:
+    row = forecast(_config(ROOT / "scripts/benchmarks/foreign_memory.py", family, precision=precision, device="cuda"))
+    assert row["peak_bytes"] == pytest.approx(measured_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize("options", [{}, {"weight": torch.arange(1.0, 6)}, {"ignore_index": 2}, {"reduction": "sum"}])

@@ -10,6 +10,7 @@ from statistics import median
 
 import pytest
 
+from cs_systems.core.caveats import Caveat
 from cs_systems.record import read_records
 from cs_systems.recorder._ranks import merged_loop
 from cs_systems.report.tables.records import render
@@ -71,6 +72,24 @@ def test_merged_record_is_of_the_slowest_and_names_missing_ranks(tmp_path: Path)
     assert {row["rank"] for row in whole.results["ranks"]} == {0, 2}
     caveat = next(c for c in whole.warnings if c.code == "missing-ranks")
     assert caveat.message == "no times of rank 1"
+
+
+@pytest.mark.parametrize(("walls", "spread"), [((1.0, 1.0, 2.0), "80"), ((1.0, 1.0, 1.0), None)])
+def test_spread_is_that_of_the_stragglers(walls: tuple[float, ...], spread: str | None, tmp_path: Path) -> None:
+    (record,) = train(tmp_path)[0].records
+    assert record.measurement is not None
+    own = Caveat("unstable", "of one rank", "")
+    ranks = {}
+    for rank, factor in enumerate((1, 10)):  # the second is the straggler
+        warm, *_ = record.measurement.samples
+        timed = [replace(warm, warmup=False, wall_s=wall * factor) for wall in walls]
+        ranks[rank] = replace(
+            record,
+            measurement=replace(record.measurement, samples=(warm, *timed)),
+            warnings=(own,) if rank == 0 else (),
+        )
+    messages = [caveat.message for caveat in merged_loop(ranks, []).warnings]
+    assert messages == ([f"the middle 80% of the steps span {spread}% of the median"] if spread else [])
 
 
 def test_missing_rank_gives_the_reason_that_it_left(tmp_path: Path) -> None:

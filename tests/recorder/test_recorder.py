@@ -61,6 +61,22 @@ def test_hooks_are_removed_when_the_recording_is_done(tmp_path: Path) -> None:
     assert len(recorder.records) == 1
 
 
+def test_repr_tells_the_state_and_the_records(tmp_path: Path) -> None:
+    model, seen = net(), []
+    recorder = Recorder(model, out=tmp_path, **CLEAN)
+    seen.append(repr(recorder))
+    with recorder:
+        for batch in batches(8):
+            with recorder.step():
+                loss_of(model, batch).backward()
+            seen.append(repr(recorder))
+    assert list(dict.fromkeys(seen)) == [
+        "<Recorder: not begun; records: none>",
+        "<Recorder: recording; records: none>",
+        "<Recorder: over; records: timing ok>",
+    ]
+
+
 def test_loop_computes_the_same_bits_under_a_recorder(tmp_path: Path) -> None:
     def bare() -> list[float]:
         model = net()

@@ -43,6 +43,7 @@ class ReportsState:
             "default_device": str(torch.ones(1).device),
             "grad": torch.is_grad_enabled(),
             "threads": torch.get_num_threads(),
+            "tf32": torch.backends.cudnn.rnn.fp32_precision,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
             "torch_random": float(torch.rand(1, dtype=torch.float64, device="cpu")),
             "random": random.random(),
@@ -77,6 +78,7 @@ def changes_restorable_state() -> None:
     torch.set_grad_enabled(False)
     torch.set_num_threads(3)
     torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.rnn.fp32_precision = "ieee"
     torch.manual_seed(7)
     random.seed(7)
     os.environ.clear()

@@ -131,6 +131,7 @@ def everything(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: An
         "grad mode": torch.is_grad_enabled(),
         "dtype": torch.get_default_dtype(),
         "float32 products": torch.backends.cuda.matmul.fp32_precision,
+        "float32 convolutions": torch.backends.cudnn.conv.fp32_precision,
         "threads": torch.get_num_threads(),
     }
 
@@ -210,6 +211,36 @@ def test_callers_grad_mode_and_default_dtype_are_kept() -> None:
     assert record.status == "ok", record.reason
 
 
+@pytest.mark.parametrize("before", ["tf32", "ieee", "mixed"])
+def test_fp32_has_no_tf32_in_convolutions_and_the_callers_setting_is_kept(before: str) -> None:
+    cudnn: Any = torch.backends.cudnn
+    seen: list[str] = []
+
+    def settings() -> list[str]:
+        return [cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
+
+    def forward(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        seen.extend(settings())
+        with cudnn.flags(enabled=False):  # raises where torch's older and newer settings contradict each other
+            output: torch.Tensor = model(batch)
+        return output
+
+    at_first = settings()
+    try:
+        if before != "tf32":
+            cudnn.conv.fp32_precision = "ieee"
+        if before == "ieee":
+            cudnn.rnn.fp32_precision = "ieee"
+        callers = settings()
+        record = cs_systems.run(model=nn.Linear(16, 3), inputs=X, forward=forward, precision="fp32", **QUICK)
+        assert settings() == callers
+    finally:
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = at_first
+    assert record.status == "ok", record.reason
+    assert seen
+    assert "tf32" not in seen
+
+
 def test_folder_is_an_ordinary_run_with_the_profile(tmp_path: Path) -> None:
     records = [cs_systems.run(model=Net(), inputs=BATCH, out=tmp_path, **QUICK) for _ in range(2)]
     records += [cs_systems.run(model=Net(), inputs=BATCH, out=tmp_path, profiler="kineto", name="profiled", **QUICK)]
@@ -248,7 +279,7 @@ REFUSED = {
     "run(workload=Net())": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
     "run(workload=object())": r"live object is of type object; name a factory \(config, device\) or a step",
     "run(workload=lambda a: a)": r"live <lambda>\(a\) cannot be called; write a factory \(config, device\), or a step",
-    "run(workload={'model': Net(), 'bach': X})": "a training setup has no part 'bach'; its parts: model, batch",
+    "run(workload={'model': Net(), 'bach': X})": "no part 'bach'; did you mean batch or batches. its parts: model,",
     "run(RunConfig(), 3, steps=2)": "run: too many positional arguments; its arguments are config, model, inputs",
     "run(name='mine')": "name= requires a live object; leave it out",
     "run(out='x', in_process=True)": "in_process=True writes no record; leave out out=, or in_process=True",

@@ -96,6 +96,8 @@ def ended(config, device): return nn.Linear(4, 3), iter([x])
 def both(config, device): return {"model": Classifier(), "batch": x, "batches": [x]}
 others = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
 def others_optimizer(config, device): return {"model": Classifier(), "batch": x, "optimizer": others}
+def closure(config, device): return {"model": Classifier(), "batch": x, "optimizer": torch.optim.LBFGS}
+def misspelt(config, device): return {"model": Classifier(), "batch": x, "optimiser": torch.optim.SGD}
 model = nn.Linear(4, 3)
 batch = x
 def make_batch(): return {"input": x}
@@ -185,6 +187,7 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
     [
         ("moved", "takes its device for a torch.device, which is device.torch; use that, or drop .to(device)"),
         ("unknown_part", "a training setup has no part 'data'; its parts: model, batch, batches, loss, optimizer"),
+        ("misspelt", "a training setup has no part 'optimiser'; did you mean optimizer? its parts: model, batch"),
         ("no_key_fits", "Classifier.forward takes x, mask, labels, and the batch has pixels; rename its keys, or give"),
         ("no_loss", "the model returned Output without a loss; put the labels into the batch, or give a loss function"),
         ("vector_loss", "the loss function returned a tensor of shape (2,); return a scalar tensor"),
@@ -197,6 +200,12 @@ def test_malformed_parts_are_named(measure: Measure, name: str, reason: str) -> 
     record = measure(name)
     assert record.status == "error"
     assert reason in (record.reason or "")
+
+
+def test_optimizer_with_a_closure_is_refused(measure: Measure) -> None:
+    record = measure("closure")
+    assert record.status == "unavailable"
+    assert "optimizer LBFGS needs a closure that computes the loss again" in (record.reason or "")
 
 
 def test_options_of_own_workloads_require_one() -> None:
