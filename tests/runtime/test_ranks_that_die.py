@@ -167,7 +167,7 @@ def test_ranks_end_with_a_killed_sweep(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"TEST_PID_FILE": str(pid_file)})
     wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
     children = [*descendants(parent.pid)]
-    assert len(children) == 4  # the fork server, a guardian and two ranks
     parent.send_signal(signal.SIGKILL)
     parent.wait()
+    assert len(children) == 4  # the fork server, a guardian and two ranks
     wait_for(lambda: not any(map(is_running, children)), seconds=10)
