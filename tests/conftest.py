@@ -22,6 +22,9 @@ settings.load_profile("without_deadline")
 # Set before torch is imported, and inherited by workers: tiny tensors gain nothing from a second thread, and two test
 # processes on two cores would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Inductor writes scalar C++ for CPUs. To try vector instructions, each process would compile a library and start
+# Python with torch again; the vector headers also take long to compile: a kernel takes 10 s of CPU instead of 22.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 # Collection imports torch and creates thousands of lasting objects; garbage collection took a third of its time.
 gc.disable()
 

@@ -21,6 +21,7 @@ WITHOUT_TORCH = (
     *("report", "profilers", "cli"),
     # The parent of the workers.
     "runtime.channel",
+    "runtime.fork_client",
     "runtime.guardian",
     "runtime.journal",
     "runtime.lifetime",

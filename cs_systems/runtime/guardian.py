@@ -26,10 +26,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import IO, Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_S = 0.005
+HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def prctl(option: int, value: int) -> None:
@@ -54,7 +55,7 @@ class Guardian:
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         # Handlers that do nothing, and not SIG_IGN, which the workers would inherit. SIGTERM is the kernel's, when the
         # supervisor's thread ends.
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in HANDLED:
             signal.signal(number, lambda *_: None)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -83,22 +84,27 @@ class Guardian:
 
     def _start(self, index: int, command: dict[str, Any]) -> None:
         output = open(self._filled(command["log"]), "ab") if command["log"] else None  # noqa: SIM115, PTH123
-        process = subprocess.Popen(
-            [self._filled(word) for word in command["argv"]],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=os.environ | command["env"],
-            pass_fds=command["fds"],
-            start_new_session=True,
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
-        )
-        process.returncode = 0  # its exit status is read by `_reap`
-        self._running[process.pid] = index
+        argv = [self._filled(word) for word in command["argv"]]
+        self._running[self._spawn(argv, command["env"], command["fds"], output)] = index
         for descriptor in command["fds"]:
             os.close(descriptor)
         if output is not None:
             output.close()
+
+    def _spawn(self, argv: list[str], env: dict[str, str], fds: list[int], output: IO[bytes] | None) -> int:
+        """Start a process with these descriptors, whose output goes to `output` or the guardian's; return its PID."""
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | env,
+            pass_fds=fds,
+            start_new_session=True,
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+        process.returncode = 0  # its exit status is read by `_reap`
+        return process.pid
 
     def _reap(self) -> bool:
         """Collect the exit status of every child that has ended; return whether any child is left."""

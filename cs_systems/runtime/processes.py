@@ -23,10 +23,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from cs_systems.runtime import channel
 from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit, Warming
+from cs_systems.runtime.fork_client import ForkedGuardian, NoServer, fork_guardian
 
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 120.0  # for a request that measures nothing
@@ -165,16 +166,9 @@ class Tree:
             theirs += fds
             env = dict(environments[index]) if environments else {}
             plan.append({"argv": command(*fds), "env": env, "fds": fds, "log": logs[index] if logs else None})
-        whole = {"control": control_read, "status": status_write, "parent": os.getpid(), "commands": plan}
-        self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_GUARDIAN), json.dumps({**whole, "scratch": scratch})],
-            stdin=subprocess.DEVNULL,
-            stdout=log.stream,
-            stderr=log.stream,
-            env=environment,
-            pass_fds=(control_read, status_write, *theirs),
-            start_new_session=True,  # only the supervisor handles Ctrl-C
-        )
+        whole = {"commands": plan, "scratch": scratch}
+        inherited = dict(os.environ if environment is None else environment)
+        self._guardian = _start_guardian(whole, [control_read, status_write, *theirs], log, inherited)
         for descriptor in (control_read, status_write, *theirs):
             os.close(descriptor)
         os.set_blocking(self._status, False)
@@ -272,6 +266,29 @@ class Tree:
         with contextlib.suppress(subprocess.TimeoutExpired):  # a process in a driver may be unkillable
             self._guardian.wait(GRACE_S)
         os.close(self._status)
+
+
+def _start_guardian(
+    plan: dict[str, Any], descriptors: list[int], log: Log, environment: Mapping[str, str]
+) -> ForkedGuardian | subprocess.Popen[bytes]:
+    """Start the guardian of these commands: forked with its workers, if all are plain workers, else as a program."""
+    program = worker_command()
+    if all(command["argv"][: len(program)] == program for command in plan["commands"]):
+        arguments = [{**command, "argv": command["argv"][len(program) :]} for command in plan["commands"]]
+        forked = {**plan, "commands": arguments}
+        with suppress(NoServer):
+            return fork_guardian(forked, [log.stream.fileno(), *descriptors], environment, START_TIMEOUT_S)
+    control, status, *_ = descriptors
+    whole = {**plan, "control": control, "status": status, "parent": os.getpid()}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_GUARDIAN), json.dumps(whole)],
+        stdin=subprocess.DEVNULL,
+        stdout=log.stream,
+        stderr=log.stream,
+        env=environment,
+        pass_fds=descriptors,
+        start_new_session=True,  # only the supervisor handles Ctrl-C
+    )
 
 
 class Worker:

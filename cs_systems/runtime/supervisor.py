@@ -18,7 +18,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.rows import ForecastRow, MemoryRow, PreflightRow, Results
 from cs_systems.core.units import human
 from cs_systems.record import Environment, RunRecord, make_key
-from cs_systems.runtime import channel, profiled, scheduler
+from cs_systems.runtime import channel, fork_client, profiled, scheduler
 from cs_systems.runtime.channel import CellRecord, ChannelError, Message, Ready, Visit, Warming, run_request
 from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.lifetime import torchrun_rank
@@ -253,9 +253,11 @@ class Supervisor:
             return
         while waiting:
             asked, current = list(waiting), waiting[0]
+            request = run_request(asked, repeat, out)
+            fork_client.preload(request.modules)
             self._mark(current, repeat)
             try:
-                for reply in self._ready(kind).request(run_request(asked, repeat, out), self._timeout_s):
+                for reply in self._ready(kind).request(request, self._timeout_s):
                     assert isinstance(reply, (Visit, Warming, CellRecord))
                     current = asked[reply.cell]
                     if isinstance(reply, (Visit, Warming)):

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cs_systems.config import ConfigError, Mode, RunConfig
+from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.rows import PreflightRow
 from cs_systems.machine import device as devices
 from cs_systems.machine import process_group
@@ -62,8 +62,7 @@ def serve(requests: Iterable[Message], send: Send, hello: Ready) -> None:
 def answer(request: Message, send: Send) -> bool:
     """Execute the request and send its replies except `Done`; return whether this process is still usable."""
     if isinstance(request, channel.Run):
-        if any(c.workload == "train_step" and c.mode is Mode.TRAIN_STEP for c in request.configs):
-            _load_compiler()
+        _load(request.modules)
         out = rank_file(Path(request.out), process_group.rank()) if request.out else None
         usable = run_cells(request.configs, repeat=request.repeat, out=out, emit=send)
         if not any(config.sources or config.compile != "none" for config in request.configs):
@@ -91,14 +90,15 @@ def answer(request: Message, send: Send) -> bool:
     return True
 
 
-def _load_compiler() -> None:
-    """Import what torch's optimizers import when they are built, without collection, which takes a fifth of the time.
+def _load(modules: Iterable[str]) -> None:
+    """Import modules without collection, which takes a fifth of the time.
 
-    The modules are excluded from later collections too: each would take 70 ms of a cell.
+    They are excluded from later collections too: each would take 70 ms of a cell.
     """
-    if "torch._dynamo" not in sys.modules:
+    if missing := [module for module in modules if module not in sys.modules]:
         gc.disable()
-        importlib.import_module("torch._dynamo")
+        for module in missing:
+            importlib.import_module(module)
         gc.freeze()
         gc.enable()
 

@@ -1,12 +1,13 @@
 """Each file of examples/ runs on a CPU as its docstring says, and prints a result."""
 
 import ast
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
+
+from cs_systems.cli import main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -25,17 +26,21 @@ SAYS = {
 }
 
 
-def _run(folder: Path, *words: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, with 100 columns and no GPU. Nothing runs in a subprocess, which would import torch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
+@pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_example_runs_on_a_cpu(file: Path, tmp_path: Path) -> None:
-    words = ["16"] if file.stem == "what_fits" else []
-    printed = _run(tmp_path, str(file), *words)
+def test_example_runs_on_a_cpu(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [str(file), *(["16"] if file.stem == "what_fits" else [])])
+    monkeypatch.syspath_prepend(file.parent)
+    runpy.run_path(str(file), run_name="__main__")
+    printed = capsys.readouterr().out
     assert SAYS[file.stem] in printed
     assert "error" not in printed
 
@@ -61,9 +66,11 @@ def test_readme_lists_every_example() -> None:
     ],
     ids=["own_model", "own_attention"],
 )  # fmt: skip
-def test_own_code_works_on_the_command_line(words: list[str], tmp_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    printed = _run(tmp_path, "-m", "cs_systems", *words, "--steps", "3", "--warmup", "1", "--out", "run")
+@pytest.mark.usefixtures("on_a_cpu")
+def test_own_code_works_on_the_command_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("examples").symlink_to(ROOT / "examples")
+    assert main([*words, "--steps", "3", "--warmup", "1", "--out", "run"]) == 0
+    printed = capsys.readouterr().out
     assert "naive" in printed or "own_model.py:make" in printed
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 def launch(target: Callable[..., None], world_size: int, folder: Path, *, limit_s: float) -> None:
     """Run `target(rank, world_size, folder)` in N processes; AssertionError for a rank that fails or takes longer."""
-    spawn = multiprocessing.get_context("spawn")
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["tests.parallel.preload"])  # each rank would import torch and its compiler for 3 s
     ranks: list[Any] = [
-        spawn.Process(target=_run, args=(target.__module__, target.__name__, rank, world_size, folder), daemon=True)
+        forks.Process(target=_run, args=(target.__module__, target.__name__, rank, world_size, folder), daemon=True)
         for rank in range(world_size)
     ]
     end = time.monotonic() + limit_s
@@ -36,8 +37,7 @@ def launch(target: Callable[..., None], world_size: int, folder: Path, *, limit_
 
 
 def _run(module: str, target: str, *arguments: Any) -> None:
-    """Import the module without garbage collection, which doubles the time to import torch, and call the target."""
-    gc.disable()
+    """Import the module without garbage collection, which doubles the time of an import, and call the target."""
     loaded = importlib.import_module(module)
     gc.freeze()
     gc.enable()

@@ -38,15 +38,16 @@ def both(words: list[str], out: Path, *options: str) -> tuple[subprocess.Complet
 PHASES = {"input", "forward", "loss", "backward", "clip", "optimizer", "zero_grad", "other"}
 
 
-def test_script_keeps_its_output_and_exit_status(tmp_path: Path) -> None:
-    done, record = both([SCRIPT, "5", "compiled gan"], tmp_path)
+def test_module_keeps_its_output_and_exit_status(tmp_path: Path) -> None:
+    """A module run by its name; the tests below run the same script by its path."""
+    done, record = both(["-m", "tests.recorder.script", "5", "compiled gan"], tmp_path)
     assert done.returncode == 5
     assert done.stdout.startswith("__main__ ['5', 'compiled gan'] False ")
-    assert record.config["workload"] == "loop script"
+    assert record.config["workload"] == "loop tests.recorder.script"
     assert phases(record) >= PHASES
     assert record.results["ran"][0]["optimizer"] == "AdamW + SGD"
     assert "recompiled" not in [c.code for c in record.warnings]
-    assert "loop script on" in done.stderr
+    assert "loop tests.recorder.script on" in done.stderr
     assert f"report:  cs-systems report {tmp_path}" in done.stderr
 
 
@@ -92,16 +93,11 @@ def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> 
 
 
 def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> None:
-    done, _ = both([SCRIPT, "0", "fails"], tmp_path)
+    done, record = both([SCRIPT, "0", "fails"], tmp_path)
     assert done.returncode == 1
     assert "_script.py" not in done.stderr
     assert "ValueError: bad batch" in done.stderr
-
-
-def test_module_is_run_by_its_name(tmp_path: Path) -> None:
-    done, record = both(["-m", "tests.recorder.script", "0", "plain"], tmp_path)
-    assert done.returncode == 0
-    assert done.stdout.startswith("__main__ ['0', 'plain'] False ")
+    assert record.config["workload"] == "loop script"
     assert phases(record) >= PHASES
     assert record.results["ran"][0]["optimizer"] == "AdamW"
 

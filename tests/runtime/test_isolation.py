@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from cs_systems import sweep
 from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.frame import frame
-from cs_systems.runtime.guardian import descendants
+from tests.runtime.leftover import leftover
 
 WORKLOADS = Path(__file__).with_name("disturbing_workloads.py")
 TINY = RunConfig(device="cpu", warmup=0, steps=2)
@@ -55,7 +54,7 @@ def test_disturbing_step_fails_no_other_cell(
     expected: dict[str, tuple[str, str | None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_FILE", str(tmp_path / "file"))
-    before = descendants(os.getpid())
+    before = leftover()
     cells = [cell("ReportsState", steps=1)]
     for number, name in enumerate(expected):
         cells += [cell(name), cell("ReportsState", steps=2 + number)]
@@ -69,7 +68,7 @@ def test_disturbing_step_fails_no_other_cell(
         assert state(record) == state(first), name
     assert len(read_records(tmp_path / "run")[0]) == len(cells)
     assert len(frame(records)["record"].unique()) == len(cells), "every record can be reported"
-    assert descendants(os.getpid()) == before
+    assert leftover() == before
     file = tmp_path / "file"
     assert not file.exists() or file.read_bytes() == b"", "no message was written to the step's file"
 
@@ -128,10 +127,10 @@ def test_import_side_effects_reach_only_cells_of_that_code(tmp_path: Path) -> No
 def test_profiled_cell_with_leftover_thread_ends_soon(profiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """End the worker after its grace period; without that the record would not be written."""
     monkeypatch.setattr("cs_systems.runtime.processes.GRACE_S", 1.0)
-    before = descendants(os.getpid())
+    before = leftover()
     (record,) = sweep([cell("leaves_a_thread", profiler=profiler)])
     assert record.status == "ok", record.reason
-    assert descendants(os.getpid()) == before
+    assert leftover() == before
 
 
 def test_rank_that_prints_like_nccl_and_dies_is_named() -> None:

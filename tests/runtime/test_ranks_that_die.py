@@ -17,8 +17,11 @@ import pytest
 from cs_systems import sweep
 from cs_systems.config import RunConfig
 from cs_systems.record import read_records
+from cs_systems.runtime.fork_client import server_pids
+from cs_systems.runtime.guardian import descendants
 from cs_systems.runtime.processes import START_TIMEOUT_S
 from cs_systems.runtime.sweep import Progress
+from tests.runtime.leftover import leftover
 from tests.runtime.test_survival import WORKLOADS, cell, is_running, wait_for
 
 LIMIT_S = 30.0
@@ -29,33 +32,18 @@ def on_ranks(name: str, **rest: object) -> RunConfig:
     return cell(name, world_size=2, **rest)
 
 
-def descendants(ancestor: int) -> Iterator[int]:
-    """Yield the PIDs of a process's descendants, zombies included."""
-    parents = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    known = {ancestor}
-    while found := {pid for pid, parent in parents.items() if parent in known} - known:
-        known |= found
-    yield from known - {ancestor}
-
-
-def command_of(pid: int) -> str:
+def parent_of(pid: int) -> int | None:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
-        return ""
+        return None
 
 
 @pytest.fixture
 def no_leftover_process() -> Iterator[None]:
-    before = {*descendants(os.getpid())}
+    before = leftover()
     yield
-    wait_for(lambda: {*descendants(os.getpid())} <= before, seconds=5)
+    wait_for(lambda: leftover() <= before, seconds=5)
 
 
 DEATHS = {
@@ -159,7 +147,7 @@ def test_equal_failure_of_all_ranks_is_reported_once_and_keeps_them(tmp_path: Pa
     guardians = set()
 
     def look(progress: Progress) -> None:
-        guardians.update(p for p in descendants(os.getpid()) if "guardian.py" in command_of(p))
+        guardians.update(pid for server in server_pids() for pid in descendants(server) if parent_of(pid) == server)
 
     failed, fine = sweep([on_ranks("raises"), on_ranks("fine")], on_progress=look)
     assert (failed.status, fine.status) == ("error", "ok")
@@ -179,7 +167,7 @@ def test_ranks_end_with_a_killed_sweep(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"TEST_PID_FILE": str(pid_file)})
     wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
     children = [*descendants(parent.pid)]
-    assert len(children) == 3  # a guardian and two ranks
     parent.send_signal(signal.SIGKILL)
     parent.wait()
+    assert len(children) == 4  # the fork server, a guardian and two ranks
     wait_for(lambda: not any(map(is_running, children)), seconds=10)

@@ -1,0 +1,192 @@
+"""Fork server: a forked worker finds what a new process would find, and the server ends with its owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems import sweep
+from cs_systems.config import RunConfig
+from cs_systems.record import RunRecord
+from cs_systems.runtime import fork_client
+from cs_systems.runtime.fork_client import NoServer, server_pids
+from cs_systems.runtime.guardian import descendants
+from cs_systems.runtime.lifetime import is_running
+from tests.runtime.test_survival import wait_for
+
+REPORTS = """
+import gc, os, random, resource, signal, sys, threading, warnings
+import torch
+def handlers():
+    return {n.name: str(signal.getsignal(n)).split(" at ")[0] for n in signal.valid_signals() if hasattr(n, "name")}
+class Reports:
+    def __init__(self, config, device): pass
+    def prepare(self): pass
+    def step(self): return (("report", lambda: None),)
+    def cost(self): return None
+    def describe(self):
+        found = dict(
+            argv=[sys.argv[0], len(sys.argv)], path=sys.path, directory=os.getcwd(), handlers=handlers(),
+            environment=sorted(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST"),
+            open=len(os.listdir("/proc/self/fd")), leads_a_session=os.getsid(0) == os.getpid(),
+            limits=[resource.getrlimit(n) for n in range(10)], umask=os.umask(0o22), priority=os.nice(0),
+            affinity=sorted(os.sched_getaffinity(0)), blocked=len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+            collects=gc.isenabled(), threads=(torch.get_num_threads(), torch.get_num_interop_threads()),
+            thread=threading.current_thread() is threading.main_thread(), filters=len(warnings.filters),
+            streams=[(s.isatty(), s.line_buffering, s.errors) for s in (sys.stdin, sys.stdout, sys.stderr)],
+            random=(random.random(), float(torch.rand(1))), compiler="torch._dynamo" in sys.modules,
+            flags=str(sys.flags), cuda=torch.cuda.is_initialized(),
+        )
+        return {name: str(value) for name, value in found.items()} | {"pid": os.getpid()}
+"""
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("reports") / "reports.py"
+    file.write_text(REPORTS)
+    return f"{file}:Reports"
+
+
+def report(workload: str, **rest: Any) -> dict[str, Any]:
+    (record,) = sweep([RunConfig(workload=workload, device="cpu", warmup=0, steps=1, **rest)])
+    return ran(record)
+
+
+def ran(record: RunRecord) -> dict[str, Any]:
+    assert record.status == "ok", record.reason
+    (row,) = record.results["ran"]
+    return {name: value for name, value in row.items() if name not in ("seconds", "sha256")}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_forked_worker_equals_a_new_process(
+    world_size: int, workload: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    report(workload)  # the server runs, in another directory
+    monkeypatch.chdir(tmp_path)
+    forked = report(workload, world_size=world_size)
+    assert len(server_pids()) == 1
+
+    def none(*_: object) -> None:
+        raise NoServer("not in this test")
+
+    monkeypatch.setattr("cs_systems.runtime.processes.fork_guardian", none)
+    started = report(workload, world_size=world_size)
+    assert forked.pop("pid") != started.pop("pid")
+    assert forked == started
+    assert str(tmp_path) in forked["directory"]
+    assert forked["cuda"] == "False"
+
+
+def test_one_server_serves_all_sweeps_until_something_inherited_changes_or_it_dies(
+    workload: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = report(workload)
+    server = fork_client._server
+    monkeypatch.setenv("COLUMNS", "77")
+    assert "('COLUMNS', '77')" in report(workload)["environment"]
+    assert fork_client._server is server, "nothing reads COLUMNS while it is imported"
+    monkeypatch.setenv("CS_TEST_MARKER", "here")
+    second = report(workload)
+    assert "CS_TEST_MARKER" in second["environment"]
+    assert "CS_TEST_MARKER" not in first["environment"]
+    assert fork_client._server is not server
+    (pid,) = filter(is_running, server_pids())
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not is_running(pid))
+    assert report(workload)["environment"] == second["environment"], "a killed server is replaced"
+
+
+def test_changes_of_what_a_process_inherits_are_found(tmp_path: Path) -> None:
+    """Change each setting in a child process, whose own settings end with it."""
+    program = f"""
+import os, pathlib, resource
+from cs_systems.runtime import fork_client
+file = pathlib.Path({str(tmp_path)!r}) / "a.py"
+file.touch()
+fork_client._PACKAGE = file.parent
+def inherited(): return fork_client._inherited(dict(os.environ))
+def set_limit(): resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99))
+for change in (
+    lambda: None,
+    lambda: os.umask(0o27),
+    lambda: os.nice(1),
+    set_limit,
+    lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]),
+    lambda: os.utime(file, ns=(2 * 10**18, 2 * 10**18)),
+    lambda: os.environ.update(NEW="1"),
+):
+    before = inherited()
+    change()
+    after = inherited()
+    print(*[name for name in before if before[name] != after[name]], sep=", ", end="; ")
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    affinity = "affinity" if len(os.sched_getaffinity(0)) > 1 else ""
+    assert found == f"; umask; priority; limits; {affinity}; sources; environment; "
+
+
+def test_worker_starts_without_a_server_that_cannot_start(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # another environment: another server
+    monkeypatch.setattr("cs_systems.runtime.fork_client.SERVER", [sys.executable, "-c", "raise SystemExit(1)"])
+    assert report(workload)["pid"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, None])
+def test_server_ends_with_its_owner(number: signal.Signals | None, workload: str) -> None:
+    """End the owner while a child of it still holds all of its descriptors."""
+    program = f"""
+import os, signal, sys, time
+from cs_systems import sweep
+from cs_systems.config import RunConfig
+[record] = sweep([RunConfig(workload={workload!r}, device="cpu", warmup=0, steps=1)])
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+    os._exit(0)
+print(record.status, child, flush=True)
+if {number is not None}:
+    time.sleep(600)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    status, child = owner.stdout.readline().split()
+    assert status == "ok"
+    left = descendants(owner.pid) - {int(child)}
+    assert number is None or len(left) == 1, "the fork server"
+    if number is not None:
+        owner.send_signal(number)
+    owner.wait()
+    try:
+        wait_for(lambda: not any(map(is_running, left)))
+        assert is_running(int(child))
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+        owner.stdout.close()
+
+
+def test_server_asks_no_gpu_and_starts_no_thread() -> None:
+    """Importing what workers need must not initialise CUDA, which no fork survives."""
+    program = """
+import os
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+import torch
+def trap(name):
+    def asked(*_, **__):
+        raise AssertionError(f"torch.cuda.{name} while modules are imported")
+    return asked
+for name in ("is_available", "device_count", "init", "_lazy_init", "current_device", "get_device_properties"):
+    assert hasattr(torch.cuda, name)
+    setattr(torch.cuda, name, trap(name))
+import cs_systems.runtime.fork_server, torch._dynamo
+print(len(os.listdir("/proc/self/task")), torch.cuda.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "1 False\n", done.stderr
