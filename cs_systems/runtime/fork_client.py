@@ -25,6 +25,7 @@ from typing import Any
 SERVER = [sys.executable, "-m", "cs_systems.runtime.fork_server"]
 READY = b"R"
 HEADER = struct.Struct("!I")  # of a request: its size in bytes; of an answer: the guardian's PID
+GPUS = re.compile(r"nvidia\d+|kfd|dxg")  # in /dev: of NVIDIA, of AMD, and in WSL
 MOST_DESCRIPTORS = 200  # the kernel passes at most 253 in one message
 _PACKAGE = Path(__file__).parents[1]
 # Variables that nothing reads while it is imported: a worker gets its own after the fork.
@@ -129,8 +130,10 @@ def fork_guardian(
     Raises NoServer where processes cannot be forked so.
     """
     global _server
-    if not hasattr(os, "pidfd_open") or len(descriptors) > MOST_DESCRIPTORS:
-        raise NoServer("the fork server needs Linux and at most 98 workers")
+    if reason := unavailable():
+        raise NoServer(reason)
+    if len(descriptors) > MOST_DESCRIPTORS:
+        raise NoServer("the fork server starts at most 98 workers")
     imports = {
         name: value
         for name, value in {**environment, **plan["commands"][0]["env"]}.items()
@@ -152,6 +155,15 @@ def fork_guardian(
             if isinstance(error, (OSError, NoServer)):
                 raise NoServer(str(error)) from error
             raise
+
+
+def unavailable() -> str | None:
+    """Return the reason that workers start as programs on this machine, or None."""
+    if not hasattr(os, "pidfd_open"):
+        return "the fork server needs Linux"
+    if any(map(GPUS.fullmatch, os.listdir("/dev"))):
+        return "the fork server was not tried on a machine with a GPU"
+    return None
 
 
 def preload(modules: Iterable[str]) -> None:
@@ -178,7 +190,7 @@ def _end() -> None:
     _retire()
     for process in _retired:
         process.kill()
-        process.wait()
+        process.returncode = 0  # not waited for: a second Ctrl-C would interrupt that with a traceback
 
 
 def _inherited(environment: Mapping[str, str]) -> dict[str, object]:

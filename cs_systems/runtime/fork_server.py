@@ -9,25 +9,29 @@ It ends when the socket closes or its parent ends, and its guardians end with it
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import sys
+
+from cs_systems.runtime.guardian import HANDLED, PR_SET_PDEATHSIG, Guardian, prctl
 
 if __name__ == "__main__":
     gc.disable()  # importing torch makes no garbage; a worker turns collection on
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # `serve` watches the parent, but importing takes seconds
+    if os.getppid() != int(sys.argv[2]):
+        sys.exit(1)
 
 import atexit
 import importlib
 import json
-import os
 import select
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterable
 from typing import IO, Any, NoReturn
 
 from cs_systems.runtime import worker
 from cs_systems.runtime.fork_client import HEADER, MOST_DESCRIPTORS, READY
-from cs_systems.runtime.guardian import HANDLED, Guardian
 
 
 class ForkingGuardian(Guardian):
@@ -137,6 +141,7 @@ def serve(control: socket.socket, parent: int) -> None:
     kept = _open_descriptors() - {control.fileno(), parent}
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes guardians that have ended
     server = os.getpid()
+    prctl(PR_SET_PDEATHSIG, 0)  # the thread that started this process may end before its process
     control.sendall(READY)
     listened, alive = [control.fileno()], set[int]()  # alive: for each guardian a pipe that closes with it
     while listened or alive:
@@ -152,8 +157,10 @@ def serve(control: socket.socket, parent: int) -> None:
             listened = []
             continue
         request, descriptors = received
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         for module in request["modules"]:
             importlib.import_module(module)
+        prctl(PR_SET_PDEATHSIG, 0)
         gc.freeze()  # a collection in a worker would copy the pages of all that was imported
         pipe, theirs = os.pipe()
         if (pid := os.fork()) == 0:

@@ -20,6 +20,8 @@ from cs_systems.runtime.guardian import descendants
 from cs_systems.runtime.lifetime import is_running
 from tests.runtime.test_survival import wait_for
 
+pytestmark = pytest.mark.skipif(bool(fork_client.unavailable()), reason=str(fork_client.unavailable()))
+
 REPORTS = """
 import gc, os, random, resource, signal, sys, threading, warnings
 import torch
@@ -170,6 +172,31 @@ if {number is not None}:
     finally:
         os.kill(int(child), signal.SIGKILL)
         owner.stdout.close()
+
+
+def test_server_that_still_imports_ends_with_its_owner(tmp_path: Path) -> None:
+    """Kill the owner long before torch is imported, which no signal or descriptor interrupts."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("import time; print('importing', flush=True); time.sleep(600)")
+    program = """
+import os, subprocess, sys
+from cs_systems.runtime.fork_client import SERVER
+process = subprocess.Popen([*SERVER, "0", str(os.getpid())], stdout=sys.stdout)
+print(process.pid, flush=True)
+process.wait()
+"""
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert owner.stdout is not None
+    lines = {owner.stdout.readline().strip(), owner.stdout.readline().strip()}
+    assert "importing" in lines
+    (pid,) = map(int, lines - {"importing"})
+    owner.kill()
+    owner.wait()
+    wait_for(lambda: not is_running(pid))
+    owner.stdout.close()
 
 
 def test_server_asks_no_gpu_and_starts_no_thread() -> None:
