@@ -161,7 +161,7 @@ def unavailable() -> str | None:
     """Return the reason that workers start as programs on this machine, or None."""
     if not hasattr(os, "pidfd_open"):
         return "the fork server needs Linux"
-    if any(map(GPUS.fullmatch, os.listdir("/dev"))):
+    if any(GPUS.fullmatch(device.name) for device in Path("/dev").iterdir()):
         return "the fork server was not tried on a machine with a GPU"
     return None
 
