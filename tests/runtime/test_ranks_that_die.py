@@ -171,5 +171,5 @@ def test_ranks_end_with_a_killed_sweep(tmp_path: Path) -> None:
     children = [*descendants(parent.pid)]
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert len(children) == 4  # the fork server, a guardian and two ranks
+    assert len(children) == (3 if unavailable() else 4)  # a guardian and two ranks, and the fork server
     wait_for(lambda: not any(map(is_running, children)), seconds=10)
