@@ -75,18 +75,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "cs_systems/workloads/_graph.py",
         "scripts/benchmarks/training_step.py",
     ),
-    "profiles/part_kernels/table.md": (
-        "cs_systems/training/parts/fused_*.py",
-        "cs_systems/training/triton_operators.py",
-        *(f"cs_systems/kernels/triton/{name}.py" for name in ("rms_norm", "rotary", "rows", "swiglu")),
-        "scripts/benchmarks/part_kernels.py",
-    ),
-    "profiles/attention_host_cost/table.md": (
-        "cs_systems/kernels/prepared.py",
-        "cs_systems/kernels/driver.py",
-        "cs_systems/attention/*",
-        "scripts/benchmarks/attention_host_cost.py",
-    ),
     "profiles/step_time/table.md": (*STEP, "cs_systems/attention/naive.py", "scripts/studies/step_time.py"),
     "profiles/attention_h200/table.md": (
         *CALL,
