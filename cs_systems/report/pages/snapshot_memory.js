@@ -128,21 +128,29 @@ class MemoryChart extends Chart {
     g.setLineDash([]);
     const last = data.reserved.findLast(([at]) => at <= this.to) ?? data.reserved[0];
     const text = `dashed line: reserved from CUDA, ${bytes(last[1])}`, room = g.measureText(text).width + 8;
-    label(g, text, width - room, Math.max(this.place(last[1]), TOP) + 10, width);
+    const y = Math.max(this.place(last[1]), TOP) + 10, peakLabel = this.peakLabel(g, width);
+    const overlaps = peakLabel && Math.abs(peakLabel.y - y) < 12 && peakLabel.x + peakLabel.room > width - room;
+    label(g, text, (overlaps ? peakLabel.x - 8 : width) - room, y, width);
   }
   drawCursor(g, width) {
     if (this.cursor === null) return;
     const x = this.xAt(this.cursor);
     if (x >= 0 && x <= width) this.fill(g, palette.css.accent, 1, x, TOP, this.height);
   }
+  // Return the text and the place of the peak's label; null where the peak is not in sight.
+  peakLabel(g, width) {
+    const at = ((peak.at_ns - this.from) / (this.to - this.from)) * width;
+    if (!data.events || at < 0 || at > width || alone !== null) return null;
+    const text = `peak ${bytes(peak.bytes)}`, room = g.measureText(text).width + 8;
+    return { text, at, x: at + room < width ? at + 4 : at - room, y: this.place(peak.bytes) + 9, room };
+  }
   drawPeak(g, width) {
-    const x = ((peak.at_ns - this.from) / (this.to - this.from)) * width;
-    if (!data.events || x < 0 || x > width || alone !== null) return;
+    const found = this.peakLabel(g, width);
+    if (!found) return;
     const y = this.place(peak.bytes);
     g.fillStyle = palette.css.ink;
-    g.fillRect(x, y, 1, this.height - y);
-    const text = `peak ${bytes(peak.bytes)}`, room = g.measureText(text).width + 8;
-    label(g, text, x + room < width ? x + 4 : x - room, y + 9, width);
+    g.fillRect(found.at, y, 1, this.height - y);
+    label(g, found.text, found.x, found.y, width);
   }
 
   // Return the allocation whose band is at a point of the canvas.
