@@ -116,7 +116,7 @@ def _devices(before: Event) -> dict[int, str]:
     """Return the device names by device number; empty where `deviceProperties` has not the profiler's form."""
     properties = before.get("deviceProperties")
     known = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
-    return {one["id"]: str(one.get("name", "")) for one in known if type(one.get("id")) is int}
+    return {one["id"]: str(one["name"]) for one in known if type(one.get("id")) is int and one.get("name")}
 
 
 @dataclass

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,8 @@ import pytest
 from cs_systems.cli import main
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 from tests.recorded import MAIN
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 def analyze(*words: object) -> int:
@@ -147,3 +151,13 @@ def test_note_is_printed_once_and_top_cuts_layers(nsys_path: Path, capsys: pytes
     out = capsys.readouterr().out
     assert out.count("of the kernel time belongs to a phase") == 1
     assert "4 more layers; --top shows more" in out
+
+
+def test_page_numbers_a_device_that_the_trace_does_not_name(tmp_path: Path) -> None:
+    whole = json.loads(gzip.decompress((DATA / "kineto_h200_step.json.gz").read_bytes()))
+    for devices, name in (
+        (whole["deviceProperties"], "NVIDIA H200"), ([{"id": 0, "name": ""}], "GPU 0"), ([], "GPU 0"),
+    ):  # fmt: skip
+        (tmp_path / "trace.json").write_text(json.dumps(whole | {"deviceProperties": devices}))
+        assert analyze(tmp_path / "trace.json", "--format", "html", "--output", tmp_path / "page.html") == 0
+        assert f"<dt>device</dt><dd>{name}</dd>" in (tmp_path / "page.html").read_text()

@@ -76,9 +76,8 @@ def _facts(view: View, results: Tables) -> list[tuple[str, str]]:
     facts = [(f"wall clock{which}, profiled", _time(step["wall_ns"]))]
     if not step["kernels"]:
         return facts
-    devices = ", ".join(filter(None, dict.fromkeys(view["devices"].values())))
     return [
-        *([("device", devices)] if devices else []),
+        ("device", ", ".join(dict.fromkeys(view["devices"].values()))),
         *facts,
         ("sum of kernel times", _time(step["kernel_ns"])),
         ("GPU busy", ", ".join(busy)),
