@@ -32,7 +32,7 @@ from cs_systems.traces.chrome_trace import Event, Text, events, header
 from cs_systems.traces.kernel_families import is_collective
 from cs_systems.traces.modules import HEADER, Modules, unpacked
 from cs_systems.traces.operators import OperatorReader
-from cs_systems.traces.range_names import ranges_elsewhere
+from cs_systems.traces.range_names import one_of_processes, ranges_elsewhere
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -156,6 +156,7 @@ class _Reader:
         self.damaged: Counter[str] = Counter()  # by category
         self.first_damaged = ""
         self.unread: Counter[str] = Counter()  # by category
+        self.limitations: list[str] = []
         self.keep: dict[object, Callable[[Event, float, float], None]] = {
             "kernel": self._kernel,
             "gpu_memcpy": self._copy,
@@ -290,10 +291,10 @@ class _Reader:
         self._refuse()
         pid = self._process(wanted)
         process = self.processes[pid]
-        limitations: list[str] = []
+        limitations = self.limitations
         if not process.ranges and self.kernels:
             others = {n: len(one.ranges) for n, one in self.processes.items() if one.ranges and not one.launches}
-            limitations = [ranges_elsewhere(others, pid)] if others else []
+            limitations += [ranges_elsewhere(others, pid)] if others else []
             if len(others) == 1:
                 (marks,) = (self.processes[n] for n in others)
                 process = replace(process, ranges=marks.ranges, ops=process.ops or marks.ops)
@@ -384,10 +385,10 @@ class _Reader:
             raise ConfigError(f"{self.path} holds no range{never}; {mark}")
 
     def _process(self, wanted: int | None) -> int:
-        """Return the pid of the process to read, `wanted` where several qualify.
+        """Return the pid of the process to read: `wanted`, or the one with the most kernels, with a limitation.
 
-        Processes qualify that launched kernels, or that have ranges if none launched any. Raises ConfigError where
-        several qualify and none is wanted, or where the wanted one does not qualify.
+        Processes qualify that launched kernels, or that have ranges if none launched any. Raises ConfigError where the
+        wanted one does not qualify, or where the process of a kernel is unknown.
         """
         found = Counter({pid: len(self.kernels) for pid, process in self.processes.items() if process.launches})
         if not self.kernels or not found:
@@ -413,9 +414,12 @@ class _Reader:
         if wanted is not None and wanted in found:
             return wanted
         what = "kernel" if self.kernels else "range"
-        listed = _listed(f"{pid} ({count} {what}s)" for pid, count in sorted(found.items()))
-        reason = f"{len(found)} processes" if wanted is None else f"no {what} of process {wanted}"
-        raise ConfigError(f"{self.path} holds {reason}; choose one with --process: {listed}")
+        listed = _listed(f"{pid} ({counted(count, what)})" for pid, count in sorted(found.items()))
+        if wanted is not None:
+            raise ConfigError(f"{self.path} holds no {what} of process {wanted}; choose one with --process: {listed}")
+        busiest = min(found, key=lambda pid: (-found[pid], pid))
+        self.limitations.append(one_of_processes(busiest, listed, what))
+        return busiest
 
 
 def _messages_around(kernels: Kernels, process: _Process) -> dict[int, jobs.Message]:

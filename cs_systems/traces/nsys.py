@@ -23,7 +23,7 @@ import numpy as np
 from cs_systems.config import ConfigError
 from cs_systems.core.units import counted
 from cs_systems.traces.jobs import Job
-from cs_systems.traces.range_names import ranges_elsewhere
+from cs_systems.traces.range_names import one_of_processes, ranges_elsewhere
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -231,7 +231,8 @@ class _Reader:
     def _process(self, wanted: int | None) -> int | None:
         """Return the globalPid of the process to read; None where the export has no globalPid.
 
-        Raises ConfigError where several processes qualify and none is wanted, or where the wanted one does not qualify.
+        It is that of `wanted`, or of the process with the most kernels, with a limitation. Raises ConfigError where the
+        wanted one does not qualify.
         """
         what, owner = "kernels", "ifnull(globalPid, 0)"
         table = next((table for table in (KERNELS, GRAPHS) if self._has(table)), NVTX)
@@ -254,12 +255,14 @@ class _Reader:
         pids = {number >> 24 & 0xFFFFFF: number for number in found}
         if wanted in pids:
             return int(pids[wanted])
-        listed = ", ".join(f"{pid} ({found[number]} {what})" for pid, number in sorted(pids.items()))
-        reason = f"{len(pids)} processes" if wanted is None else f"no {what[:-1]} of process {wanted}"
-        ranks = (
-            "; if they are the ranks of a job, merge them with --ranks" if wanted is None and self._has(KERNELS) else ""
-        )
-        raise ConfigError(f"{self.path} holds {reason}; choose one with --process: {listed}{ranks}")
+        listed = ", ".join(f"{pid} ({counted(found[number], what[:-1])})" for pid, number in sorted(pids.items()))
+        if wanted is not None:
+            raise ConfigError(
+                f"{self.path} holds no {what[:-1]} of process {wanted}; choose one with --process: {listed}"
+            )
+        busiest = min(pids, key=lambda pid: (-found[pids[pid]], pid))
+        self.limitations.append(one_of_processes(busiest, listed, what[:-1], can_merge=self._has(KERNELS)))
+        return int(pids[busiest])
 
     def trace(self) -> Trace:
         kernels = self._kernels()

@@ -76,6 +76,22 @@ def is_operator(name: str) -> bool:
     return _OPERATOR.fullmatch(general(name)) is not None
 
 
+def one_of_processes(chosen: int, listed: str, what: str, *, can_merge: bool = False) -> str:
+    """Return the note for a file of several processes of which one is read.
+
+    Args:
+        chosen: Pid of the process that is read.
+        listed: All processes with their counts.
+        what: What is counted, in the singular.
+        can_merge: Whether the processes can be merged as the ranks of one job.
+    """
+    ranks = "; if they are the ranks of a job, --ranks merges them" if can_merge else ""
+    return (
+        f"the file holds several processes: {listed}; read is {chosen}, which has the most {what}s, and --process "
+        f"reads another{ranks}"
+    )
+
+
 def ranges_elsewhere(counts: Mapping[int, int], launcher: int) -> str:
     """Return the note for a trace whose ranges are of other processes than the one that launched the kernels.
 
