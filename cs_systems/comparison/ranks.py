@@ -25,7 +25,7 @@ import numpy as np
 from cs_systems.config import ConfigError
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
 from cs_systems.core.rows import CollectiveRow, JobRankRow
-from cs_systems.core.units import human
+from cs_systems.core.units import counted, human
 from cs_systems.traces.jobs import PAIRWISE, Job, kind
 from cs_systems.traces.kernel_families import family, is_collective
 from cs_systems.traces.overlap import GLOO, Intervals, host_work, of_kernels, streams, union
@@ -339,7 +339,7 @@ def _notes(
     if lost:
         notes.append(f"{lost} calls of collectives have no counterpart on another rank and are left out")
     if impossible:
-        notes.append(f"{impossible} matches are left out, because a rank ends before another begins")
+        notes.append(f"left out: {counted(impossible, 'match', 'matches')} in which a rank ends before another begins")
     return notes
 
 
