@@ -66,7 +66,7 @@ class Sample:
 
     `held_s` is how long the device was kept busy before the first phase, so that launches were already queued. `wall_s`
     then runs from the first phase to the last on the device's clock. With None the device was not kept busy, and
-    `wall_s` is on the host's clock.
+    `wall_s` is on the host's clock; that of a loop, whose steps are not synchronised, is on the device's.
 
     `lag_s` is how far the device was behind the host at the end of each phase. Near 0, the device waited for the host.
     """

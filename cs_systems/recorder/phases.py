@@ -8,7 +8,8 @@ those that are found.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,14 +34,42 @@ def in_order(names: list[str]) -> list[str]:
     return [*known, *(name for name in dict.fromkeys(names) if name not in (*_ORDER, *rest)), *rest]
 
 
+class Clocks:
+    """Clocks of the host and of the device during a stage, in which the device runs behind the host.
+
+    They are compared at its begin and at its end, when the device has nothing to do, because they run at slightly
+    different rates.
+    """
+
+    def __init__(self, device: Device, host: Callable[[], float]) -> None:
+        self.device, self.host = device, host
+        self._begin = self._end = self._compared()
+
+    def end(self) -> None:
+        """End the stage, and wait for the device; its marks can be read from then on."""
+        self._end = self._compared()
+        self.device.synchronize()
+
+    def _compared(self) -> tuple[Any, float]:
+        self.device.synchronize()
+        return self.device.mark(), self.host()
+
+    def lag_s(self, mark: Any, host_s: float) -> float:
+        """Return how long after `host_s`, at which the host recorded the mark, the device reached it."""
+        (begin, begun_s), (end, ended_s) = self._begin, self._end
+        stage_s = self.device.between_s(begin, end)
+        rate = (ended_s - begun_s) / stage_s if stage_s > 0 else 1.0
+        return begun_s + rate * self.device.between_s(begin, mark) - host_s
+
+
 class Timeline:
     """Boundaries of one step in order: the phase that begins there, the device's mark and the host's time.
 
-    The loop pays for the boundaries alone; the times are computed from them later.
+    The loop pays for the boundaries alone; the times are computed from them when the stage has ended.
     """
 
-    def __init__(self, device: Device, clock: Callable[[], float], name: str) -> None:
-        self._device, self._clock, self._is_cuda = device, clock, device.is_cuda
+    def __init__(self, clocks: Clocks, name: str) -> None:
+        self._clocks = clocks
         self._names: list[str] = []
         self._marks: list[Any] = []
         self._host: list[float] = []
@@ -51,33 +80,27 @@ class Timeline:
         if self._names and self._names[-1] == name:
             return
         self._names.append(name)
-        self._mark()
-
-    def _mark(self) -> None:
-        now = self._clock()
-        self._host.append(now)
-        self._marks.append(self._device.mark() if self._is_cuda else now)
+        self.end()
 
     def end(self) -> None:
-        """End the step, and wait for the device."""
-        self._mark()
-        self._device.synchronize()
-        self._end = self._clock() if self._is_cuda else self._host[-1]
+        """Mark the end of the step."""
+        device, now = self._clocks.device, self._clocks.host()
+        self._host.append(now)
+        self._marks.append(device.mark() if device.is_cuda else now)
 
     def sample(self, *, warmup: bool) -> Sample:
-        """Return the times of a step that has ended."""
-        host, marks = self._host, self._marks
-        wall = self._end - host[0]
+        """Return the times of a step, after the end of its stage."""
+        host, marks, device = self._host, self._marks, self._clocks.device
         names = self._resolved()
         phases, submit = dict.fromkeys(in_order(names), 0.0), dict.fromkeys(in_order(names), 0.0)
-        lag: dict[str, float] | None = dict.fromkeys(phases, 0.0) if self._is_cuda else None
+        lag: dict[str, float] | None = dict.fromkeys(phases, 0.0) if device.is_cuda else None
         for i, name in enumerate(names):
-            phases[name] += self._device.between_s(marks[i], marks[i + 1])
+            phases[name] += device.between_s(marks[i], marks[i + 1])
             submit[name] += host[i + 1] - host[i]
             if lag is not None:
-                lag[name] = round(self._device.between_s(marks[0], marks[i + 1]) - (host[i + 1] - host[0]), 9)
+                lag[name] = round(self._clocks.lag_s(marks[i + 1], host[i + 1]), 9)
         return Sample(
-            0, warmup, round(wall, 9), {n: round(s, 9) for n, s in phases.items()},
+            0, warmup, round(device.between_s(marks[0], marks[-1]), 9), {n: round(s, 9) for n, s in phases.items()},
             {n: round(s, 9) for n, s in submit.items()}, lag,
         )  # fmt: skip
 
@@ -136,24 +159,43 @@ class Tracker:
         self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
         self.seen: set[str] = set()
         self.before_next: Callable[[], object] | None = None
+        self.begin_stage()
+
+    def begin_stage(self) -> None:
+        """Begin a stage, and its first step, when the device has nothing left to do."""
+        with self._unobserved():
+            self._clocks = Clocks(self._device, self._clock)
         self.start()
+
+    def end_stage(self) -> None:
+        """Wait for the device; the times of the steps can be read from then on."""
+        with self._unobserved():
+            self._clocks.end()
+
+    @contextmanager
+    def _unobserved(self) -> Iterator[None]:
+        """Synchronise the device inside of this: it is no synchronisation of the loop."""
+        thread, self._thread = self._thread, _NO_THREAD
+        try:
+            yield
+        finally:
+            self._thread = thread
 
     def start(self) -> None:
         """Begin a new step at this moment, which ends what an exception has left open."""
         self._named.clear()
         self._found.clear()
         self._in_loss, self._rest, self.stepped = False, self.idle, False
-        self._timeline = Timeline(self._device, self._clock, self.idle)
+        self._timeline = Timeline(self._clocks, self.idle)
         self._label.switch((), self._ranges)
         self._show()
 
-    def end(self) -> Timeline:
-        """End the step, with a synchronisation that is not one of the loop, and return its boundaries."""
-        thread, self._thread = self._thread, _NO_THREAD
-        try:
-            self._timeline.end()
-        finally:
-            self._thread = thread
+    def end(self, *, synchronize: bool) -> Timeline:
+        """End the step, on request when the device has done its work, and return its boundaries."""
+        self._timeline.end()
+        if synchronize:
+            with self._unobserved():
+                self._device.synchronize()
         return self._timeline
 
     def rest(self, name: str) -> None:

@@ -1,8 +1,9 @@
 """Recorder of a loop: warm-up steps, timed steps, profiled steps, and then nothing more.
 
-One synchronisation policy, that of `runtime.timing`: the device is synchronised at the end of each recorded step. A
-step lasts from the end of the step before it to its own end, so that waiting for input is part of it. With
-accumulated gradients, a step ends where the optimizer has stepped.
+Timed steps run as they would alone: the device is synchronised at the begin and the end of the timing, and not between
+steps, which lie between events on the device's clock. Profiled steps end with a synchronisation, so that the work of
+one does not reach into the next. A step lasts from the end of the step before it to its own end, so that waiting for
+input is part of it. With accumulated gradients, a step ends where the optimizer has stepped.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class Stage(NamedTuple):
 
     profiler: str
     steps: int
+
+    @property
+    def is_timed(self) -> bool:
+        return self.profiler == "none"
 
 
 class _Taken(NamedTuple):
@@ -232,7 +237,8 @@ class Recorder:
     def _take(self, tracker: Tracker) -> None:
         """Take the sample of the step that ends here, and begin the next one."""
         is_warmup = len(self._warm) < self._warmup
-        taken = _Taken(tracker.end(), *self._probes.compilations())
+        timeline = tracker.end(synchronize=not self._stages[0].is_timed)
+        taken = _Taken(timeline, *self._probes.compilations())
         (self._warm if is_warmup else self._timed).append(taken)
         if is_warmup and len(self._warm) == self._warmup:
             self._mallocs = self._subject.device.device_mallocs()
@@ -249,7 +255,7 @@ class Recorder:
         self._end_stage(None, None)
         self._begin_stage()
         if self._tracker is not None:
-            tracker.start()
+            tracker.begin_stage()
 
     def _begin_stage(self) -> None:
         """Begin the next stage that can run here, or end the recording."""
@@ -278,12 +284,12 @@ class Recorder:
         """Write the record of this stage. `ended`: how the loop ended before its last step."""
         stage = self._stages.pop(0)
         try:
-            self._leave_region(stage)
+            self._leave_region()
             record = self._record(stage, ended, error)
             self._publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)
         except Exception as lost:  # the error boundary of a guest: a lost record must not end the loop
             warnings.warn(f"the record of the loop was lost: {_described(lost)}", RuntimeWarning, stacklevel=4)
-        if stage.profiler == "none":
+        if stage.is_timed:
             self._warm = self._timed[-STEADY:]  # a profile is compared with them
             self._warmup = len(self._warm)
         self._timed = []
@@ -291,10 +297,11 @@ class Recorder:
         if ended is not None:
             self._stages.clear()
 
-    def _leave_region(self, stage: Stage) -> None:
+    def _leave_region(self) -> None:
         assert self._tracker is not None
         self._tracker.close_ranges()
         self._region.close()
+        self._tracker.end_stage()
 
     def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
         if not self._timed:
@@ -304,7 +311,7 @@ class Recorder:
                 f"{ended} after {done} of {self._warmup} warm-up steps; record a loop of at least {all_steps} steps, "
                 "or fewer steps"
             )
-            if stage.profiler != "none":
+            if not stage.is_timed:
                 for file in self._files(stage):
                     file.unlink()
                 status = "unavailable"
@@ -359,15 +366,14 @@ class Recorder:
 
     def _publish(self, record: RunRecord, stage: Stage, patience_s: float) -> None:
         """Write the record of one process, or of all ranks together on rank 0; of a profile, with the ranks' traces."""
-        is_timed = stage.profiler == "none"
         if not self._is_writer and self._meeting is not None:
             files = [file.name for file in self._files(stage)]
-            self._meeting.leave(stage.profiler, record.to_json() if is_timed else json.dumps(files))
+            self._meeting.leave(stage.profiler, record.to_json() if stage.is_timed else json.dumps(files))
             return
         record = record.stamped(record_host=self._record_host)
-        if not is_timed:
+        if not stage.is_timed:
             record = self._profiled(record, stage)
-        if self._meeting is not None and is_timed:
+        if self._meeting is not None and stage.is_timed:
             record = _ranks.with_others(record, self._meeting.collect(stage.profiler, patience_s))
         elif self._meeting is not None and record.status == "ok" and stage.profiler in ON_EACH_RANK:
             left = self._meeting.collect(stage.profiler, patience_s)

@@ -1,10 +1,8 @@
 """Cost of a `Recorder` in a training loop: while it times, and after it is done.
 
 Method: one process, one model, one loop with a DataLoader and clipped gradients. Blocks of steps alternate between the
-loop alone, the same loop with a synchronisation of the device after each step (as a loop has that reads its loss), the
-same loop while the recorder times it, and the same loop in a recorder that is done; the order rotates from round to
-round. The synchronised loop separates the recorder's own cost from that of the synchronisation which ends a timed step.
-A block is timed as a whole by the host's clock and ends with a synchronisation of the device.
+loop alone, the same loop while the recorder times it, and the same loop in a recorder that is done; the order rotates
+from round to round. A block is timed as a whole by the host's clock and ends with a synchronisation of the device.
 Output: a markdown table: median time of a step in each kind of block, its spread over the rounds (p10 to p90), and the
 median over the rounds of the ratio to the loop alone, with its interval. The goal is below 1.005 while it times and
 1.000 afterwards.
@@ -35,7 +33,7 @@ from cs_systems.machine.device import Device, resolve
 from cs_systems.model import BasicTransformerLM
 from cs_systems.training.losses import cross_entropy
 
-KINDS = ("alone", "synchronised", "while timing", "done")
+KINDS = ("alone", "while timing", "done")
 Step = Callable[[Any], None]
 
 
@@ -77,14 +75,12 @@ class Loop:
                 (tokens,) = next(batches)
                 with recorder.step() if recorder else nullcontext():
                     self.step(tokens)
-                if kind == "synchronised":
-                    self.device.synchronize()
             self.device.synchronize()
             return (time.perf_counter() - start) / steps
 
     @contextmanager
     def _recorder(self, kind: str, steps: int, out: Path) -> Iterator[Recorder | None]:
-        if kind in ("alone", "synchronised"):
+        if kind == "alone":
             yield None
             return
         timed = 1 if kind == "done" else steps + 9  # more than the block has: it ends before the record is written

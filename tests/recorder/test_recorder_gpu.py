@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from cs_systems import Recorder
+from cs_systems.machine.device import resolve
 
 pytestmark = pytest.mark.gpu
 
@@ -39,3 +41,22 @@ def test_loop_on_a_gpu_has_a_timing_a_profile_and_a_snapshot(tmp_path: Path) -> 
     assert coverage["phase_coverage"] > 0.95
     assert {"forward", "backward", "clip", "optimizer"} <= {row["phase"] for row in profiled.results["phases"]}
     assert (tmp_path / snapshot.artifacts["snapshot"]).is_file()
+
+
+def test_input_that_a_loop_hides_is_no_time_of_its_step(tmp_path: Path) -> None:
+    """The loop never waits for the device, so the recorder must not make it wait."""
+    model = nn.Linear(64, 64).cuda()
+    with Recorder(model, out=tmp_path, warmup=3, steps=8, profile="none") as recorder:
+        for _ in range(11):
+            time.sleep(0.01)
+            with recorder.step():
+                model(torch.ones(1, 64, device="cuda")).sum().backward()
+                resolve("cuda").occupy(0.03)
+    (record,) = recorder.records
+    assert record.measurement is not None
+    for sample in record.measurement.timed:
+        assert sample.phases_s["input"] < 0.005
+        assert sample.wall_s == pytest.approx(sum(sample.phases_s.values()))
+    lag_s = record.measurement.timed[-1].lag_s
+    assert lag_s is not None
+    assert lag_s["other"] > 0.05, "the device is steps behind the host"
