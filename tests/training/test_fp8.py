@@ -70,7 +70,7 @@ def test_quantized_element_is_within_stated_distance(
     q, scale = quantize(x, dtype)
     assert (q.dtype, scale.dtype, q.shape) == (dtype, torch.float32, x.shape)
     assert q.float().abs().max() == FORMATS[dtype][2], "the whole range must be used"
-    once = (x.double() / scale.double()).float().to(dtype)
+    once = (x.double() * scale.reciprocal().double()).float().to(dtype)
     assert torch.equal(q.float(), once.float()), "it must be rounded once, not to bf16 first"
     off = (q.double() * scale.double() - x.double()).abs()
     assert (off <= distance(x, dtype)).all()
@@ -91,6 +91,20 @@ def test_quantize_keeps_zeros_and_propagates_nan_and_infinity() -> None:
         assert quantize(x, E5M2)[0].float().isnan().any()
         y = Fp8Product.apply(x, torch.ones(16, 16))
         assert y[3].isnan().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wide", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [(16, 16), (48, 272)], ids=str)
+def test_both_ways_hold_the_same_elements(size: tuple[int, int], wide: torch.dtype, device: str) -> None:
+    x = spread(*size, 0.0, 1, device).to(wide)
+    for dtype in (E4M3, E5M2):
+        q, scale = quantize(x, dtype)
+        kept, turned, of_both = fp8.quantize_both_ways(x, dtype)
+        assert kept.is_contiguous()
+        assert turned.is_contiguous()
+        for a, b in ((of_both, scale), (kept.float(), q.float()), (turned.float(), q.float().t())):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("device", DEVICES)

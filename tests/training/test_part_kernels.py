@@ -161,7 +161,7 @@ def test_norm_adds_in_the_dtype_that_the_plain_addition_has(device: str) -> None
 
 @DEVICES
 @pytest.mark.parametrize("dtype", [fp8.E4M3, fp8.E5M2], ids=str)
-@pytest.mark.parametrize("wide", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("wide", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(16, 16), (160, 48), (272, 400)], ids=str)
 def test_matrix_is_quantized_as_it_lies_and_transposed(
     shape: tuple[int, int], wide: torch.dtype, dtype: torch.dtype, device: str

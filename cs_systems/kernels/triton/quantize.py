@@ -13,17 +13,17 @@ from torch import Tensor
 
 from cs_systems.kernels.triton.launch import Launch
 
-BLOCK, WARPS = 64, 8  # nearly twice as fast as 128 on one H200
+BLOCK, WARPS = 64, 4  # on one H200 nearly twice as fast as 128
 
 
 @triton.jit
 def quantize_kernel(x, scale, kept, turned, x_row, rows, columns, tiles, BLOCK: tl.constexpr):
-    """Write one tile of x / scale to `kept` (rows, columns) and `turned` (columns, rows)."""
+    """Write one tile of x · (1 / scale) to `kept` (rows, columns) and `turned` (columns, rows)."""
     i = (tl.program_id(0) // tiles * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]
     j = (tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = (i < rows) & (j < columns)
     wide = tl.load(x + i * x_row + j, mask=inside, other=0.0).to(tl.float32)
-    rounded = tl.div_rn(wide, tl.load(scale) + tl.zeros_like(wide)).to(kept.dtype.element_ty)
+    rounded = (wide * tl.div_rn(1.0, tl.load(scale))).to(kept.dtype.element_ty)
     tl.store(kept + i * columns + j, rounded, mask=inside)
     tl.store(turned + j.to(tl.int64) * rows + i, rounded, mask=inside)
 
