@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -86,13 +87,22 @@ GROUPS = {
     "each": [name for name in VARIANTS if name.startswith(("alone", "without"))],
     "fused kernels": ["up to: update_in_backward", *(f"{how}: {n}" for how in ("up to", "without") for n in POINTWISE)],
 }
-PEERS = {"llama compiled": "default", "llama cudagraphs": "reduce-overhead"}
+# name → the mode of torch.compile, and whether Liger's kernels replace the modules and the loss
+PEERS: dict[str, tuple[str | None, bool]] = {
+    "llama compiled": ("default", False),
+    "llama cudagraphs": ("reduce-overhead", False),
+    "llama liger": (None, True),
+    "llama liger compiled": ("default", True),
+}
 
 
 class LlamaStep:
-    """Training step of transformers' LlamaForCausalLM: SDPA, bfloat16 autocast, torch.compile, fused AdamW."""
+    """Training step of transformers' LlamaForCausalLM: SDPA, bfloat16 autocast, fused AdamW.
 
-    def __init__(self, config: RunConfig, device: Device, mode: str) -> None:
+    mode: of torch.compile; None: eager.
+    """
+
+    def __init__(self, config: RunConfig, device: Device, mode: str | None) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         shape, length = config.model, config.tokens_per_sequence
@@ -108,6 +118,8 @@ class LlamaStep:
             self.tokens = torch.randint(shape.vocab_size, (config.batch_size, length))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.mode, self.call = mode, self.model
+        if mode is None:
+            return
         if shape.num_layers <= 24 and length <= 512:
             self.call = torch.compile(self.model, mode=mode, dynamic=False)  # type: ignore[assignment]
         else:
@@ -133,6 +145,21 @@ class LlamaStep:
 
     def describe(self) -> dict[str, Any]:
         return {}
+
+
+@contextmanager
+def liger(model: nn.Module) -> Iterator[None]:
+    """Give a Llama the norms, SwiGLU, rotation and fused loss of Liger, by its own function; undo what is global."""
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+    from transformers.models.llama import modeling_llama
+
+    kept = {name: getattr(modeling_llama, name) for name in ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP")}
+    try:
+        apply_liger_kernel_to_llama(model=model)
+        yield
+    finally:
+        for name, original in kept.items():
+            setattr(modeling_llama, name, original)
 
 
 def main() -> int:
@@ -234,9 +261,13 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
     flops = step_flops(base)
     floor_s = flops / rates[0] + 28 * cost.parameter_count(base.model) / rates[1]
     row: dict[str, Any] = {"variant": name, "floor_s": floor_s, "predicted_s": predicted(name, base, rates)}
+    kernels = ExitStack()
     try:
         if name in PEERS:
-            workload: Any = LlamaStep(base, device, PEERS[name])
+            mode, has_liger = PEERS[name]
+            workload: Any = LlamaStep(base, device, mode)
+            if has_liger:
+                kernels.enter_context(liger(workload.model))
         else:
             config = replace(base, warmup=6, steps=steps, **VARIANTS[name])
             row["config"] = config.to_dict()
@@ -255,6 +286,8 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
         row["took_s"] = time.monotonic() - started
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
+    finally:
+        kernels.close()
     workload = None
     gc.collect()
     return row
