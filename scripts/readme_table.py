@@ -45,9 +45,9 @@ LLAMA = ("llama compiled", "llama cudagraphs")
 FAST, LOW = "up to: fused_rotary", "fast in fp8"
 INTRODUCTION = """\
 A bf16 training step on one H200 at batch 4, medians in ms, both sides in one run. Llama: Hugging Face's, of the same
-shape, compiled, for small with CUDA graphs. fp8: fast with `--parts fp8_linear` too, which changes the result. Floor:
-the arithmetic at the measured rate of a large bf16 product, plus the optimizer's bytes. MFU: that of fast. Each part
-alone, and what did not help, is in [profiles/training_step](profiles/training_step/table.md).
+shape, compiled, with CUDA graphs where they help. fp8: fast with `--parts fp8_linear` too, which changes the result.
+Floor: the arithmetic at the measured rate of a large bf16 product, plus the optimizer's bytes. MFU: that of fast. Each
+part alone, and what did not help, is in [profiles/training_step](profiles/training_step/table.md).
 """
 PRESETS_INTRODUCTION = f"""\
 A training step of each preset on one H200, at batch 4 and context {CONTEXT}, with naive attention, in medians; the

@@ -6,8 +6,8 @@ Question: at which share of the memory's rate does each kernel run, and is it fa
 the plain module? Method: forward and backward through autograd, in bfloat16, at batch 4. A sample is a row of calls on
 different tensors, so that the L2 cache holds none of them, with the launches hidden. The implementations are compiled
 first and then measured in rounds, one after the other. Bytes are those that the function needs at least: each input
-read once, each output written once. Output: a markdown table with medians and the middle 80%, and with --out also
-table.md and rows.json there. What cannot run says why. It takes about half a minute.
+read once, each output written once. Output: a page with medians and the middle 80%, and with --out also table.md and
+rows.json there; --page writes the page again from the rows. What cannot run says why. It takes about half a minute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -206,26 +206,50 @@ def rows_of(name: str, model: ModelConfig, tokens: int, device: Device) -> list[
     return rows
 
 
-def table(rows: Sequence[dict[str, Any]], caption: str) -> str:
-    compiled = {
-        (r["case"], r["size"], r["context"], r["pass"]): r["median_s"]
-        for r in rows
-        if r["implementation"] == "compiled" and "reason" not in r
-    }
-    shown, notes = [], []
-    for r in rows:
-        if "reason" in r:
-            notes.append(f"{r['implementation']}, {r['case']}, {r['size']}: {r['reason']}")
-            continue
-        beside = compiled.get((r["case"], r["size"], r["context"], r["pass"]))
+def page(rows: Sequence[dict[str, Any]], machine: str) -> str:
+    """Return the page: the answer, what was measured, and the table."""
+    measured = [r for r in rows if "reason" not in r]
+    medians = {(_cell(r), r["implementation"]): r["median_s"] for r in measured}
+    shown = []
+    for r in measured:
+        beside = medians.get((_cell(r), "compiled"))
         shown.append(
             {name: str(r[name]) for name in ("case", "size", "context", "pass", "implementation")}
             | {"us": f"{1e6 * r['median_s']:.1f}", "spread": f"{1e6 * r['p10_s']:.1f}–{1e6 * r['p90_s']:.1f}"}
             | {"mb": f"{r['bytes'] / 1e6:.1f}", "rate": f"{r['bytes_per_s'] / 1e12:.2f}"}
             | {"ratio": f"{beside / r['median_s']:.2f}×" if beside else "–"}
         )
+    caption = f"{machine}, bf16, batch {BATCH}; MB: each input read once, each output written once"
     titles = {"us": "µs", "spread": "p10–p90", "mb": "MB", "rate": "TB/s", "ratio": "over compiled"}
-    return render_rows(shown, "markdown", caption, [*dict.fromkeys(notes)], titles=titles)
+    notes = dict.fromkeys(
+        f"{r['implementation']}, {r['case']}, {r['size']}: {r['reason']}" for r in rows if "reason" in r
+    )
+    answers = [
+        f"Beside {name} our kernels are {_speed_ups(medians, peer)}."
+        for peer, name in {"compiled": "the compiled plain modules", "liger": "Liger's"}.items()
+        if any(implementation == peer for _, implementation in medians)
+    ]
+    return "\n\n".join(
+        [
+            "# Kernels of the training step's parts alone",
+            " ".join(answers),
+            "    python3 scripts/benchmarks/part_kernels.py --out runs/part_kernels",
+            render_rows(shown, "markdown", caption, [*notes], titles=titles).strip() + "\n",
+        ]
+    )
+
+
+def _cell(row: dict[str, Any]) -> tuple[str, str, int, str]:
+    return row["case"], row["size"], row["context"], row["pass"]
+
+
+def _speed_ups(medians: Mapping[tuple[tuple[str, str, int, str], str], float], peer: str) -> str:
+    """Return the range of our speed-ups over a peer in each pass, over the cells in which both were measured."""
+    ratios: dict[str, list[float]] = {kind: [] for kind in PASSES}
+    for (cell, implementation), seconds in medians.items():
+        if implementation == "ours" and (cell, peer) in medians:
+            ratios[cell[-1]].append(medians[cell, peer] / seconds)
+    return ", and ".join(f"{min(r):.2f} to {max(r):.2f} times as fast in {kind}" for kind, r in ratios.items())
 
 
 def main() -> None:
@@ -235,8 +259,14 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 512])
     parser.add_argument("--budget-s", type=float, default=50.0, help="start no case after this time (%(default)s s)")
     parser.add_argument("--out", type=Path, help="folder for table.md and rows.json")
+    parser.add_argument("--page", type=Path, metavar="DIR", help="measure nothing; write table.md from DIR/rows.json")
     args = parser.parse_args()
+    if args.page:
+        found = json.loads((args.page / "rows.json").read_text())
+        (args.page / "table.md").write_text(page(found["rows"], found["machine"]))
+        return
     device, began = resolve("cuda"), time.monotonic()
+    machine = f"{device.name}, torch {torch.__version__}"
     rows: list[dict[str, Any]] = []
     for tokens in args.contexts:
         for size in args.sizes:
@@ -248,12 +278,11 @@ def main() -> None:
                 rows += rows_of(name, preset(size, context_length=tokens), tokens, device)
                 device.release_memory()
                 print(f"{name}, {size}, {tokens}: measured after {time.monotonic() - began:.1f} s", flush=True)
-    shown = table(rows, f"kernels of the parts, bf16, batch {BATCH}; torch {torch.__version__}, {device.name}")
-    print(shown)
+    print(page(rows, machine))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "table.md").write_text(shown + "\n")
-        (args.out / "rows.json").write_text(json.dumps(rows, indent=1))
+        (args.out / "rows.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+        (args.out / "table.md").write_text(page(rows, machine))
 
 
 if __name__ == "__main__":
