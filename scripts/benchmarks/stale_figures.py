@@ -106,6 +106,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "profiles/overhead/h200.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
     "profiles/overhead/cpu.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
+    "profiles/overhead/recorder.md": ("cs_systems/recorder/*", "scripts/benchmarks/recorder_overhead.py"),
     "profiles/overhead/startup.md": (
         *("cs_systems/__init__.py", "cs_systems/__main__.py", "cs_systems/cli/*", "cs_systems/config.py"),
         "cs_systems/runtime/*",
