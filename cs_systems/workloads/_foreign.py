@@ -127,7 +127,7 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
         raise ConfigError(reason)
     if not callable(made):
         return from_result(made, config, device, set())
-    if plugins.takes(made, config, device, **own):
+    if _takes_config(made, own):
         watched, read = observed(config)
         try:
             result = made(watched, device, **own)
@@ -156,10 +156,20 @@ def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str |
         if _is_workload(made) or isinstance(made, (TrainingSetup, Mapping, tuple)):
             return None
         return f"{name} is of type {type(made).__name__}; name a factory (config, device) or a step"
-    is_factory = plugins.takes(made, None, None, **own)
+    is_factory = _takes_config(made, own)
     if not is_factory and (isinstance(made, type) or not plugins.takes(made, **own)):
         return _cannot_call(name, made, own)
     return None
+
+
+def _takes_config(made: Any, own: Mapping[str, Any]) -> bool:
+    """Return True for a factory (config, device): arguments with defaults, `make(layers=2, lr=1e-3)`, are its own."""
+    if not plugins.takes(made, None, None, **own):
+        return False
+    if not plugins.signature(made):
+        return True
+    first = next(iter(inspect.signature(made).parameters.values()))
+    return first.default is first.empty or first.name == "config"
 
 
 def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
@@ -233,7 +243,7 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
         raise ConfigError(f"{config.workload} gave {type(model).__name__} and not a module; name a model for --inputs")
     batch, read = plugins.get("workloads", config.inputs), set[str]()
     if callable(batch) and not isinstance(batch, Mapping):
-        if plugins.takes(batch, config, device):
+        if _takes_config(batch, {}):
             watched, read = observed(config)
             batch = batch(watched, device)
         elif plugins.takes(batch):

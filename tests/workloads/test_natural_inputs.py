@@ -85,6 +85,7 @@ def whole(config, device):
 def instance(config, device):
     model = Classifier()
     return {"model": model, "batch": {"x": x, "labels": labels}, "optimizer": CountingSGD(model.parameters())}
+def of_own(width=2, bias=True): return nn.Linear(4, width, bias=bias), x
 def sized(config, device, *, width=2, bias=True): return nn.Linear(4, width, bias=bias), x
 def needs_width(config, device, *, width): return nn.Linear(4, width), x
 def moved(config, device): return nn.Linear(4, 2).to(device), x
@@ -169,6 +170,11 @@ def test_arguments_reach_the_factory(measure: Measure) -> None:
     assert "needs_width(config, device, *, width) requires width; give it with --set width=VALUE" in (
         missing.reason or ""
     )
+
+
+def test_factory_whose_arguments_have_defaults_gets_no_config(measure: Measure) -> None:
+    assert measure("of_own").results["ran"][0]["parameters"] == 10
+    assert measure("of_own", workload_args=("width=7", "bias=false")).results["ran"][0]["parameters"] == 28
 
 
 def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
