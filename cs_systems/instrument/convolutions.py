@@ -89,7 +89,8 @@ class _Convolution:
 
     @property
     def _uses_tensor_cores(self) -> bool:
-        return self.tf32 or self.image.dtype != torch.float32
+        is_half = self.image.dtype in (torch.bfloat16, torch.float16)
+        return is_half or (self.tf32 and self.image.dtype == torch.float32)
 
     @property
     def _is_depthwise(self) -> bool:
@@ -101,9 +102,9 @@ class _Convolution:
         return image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous()
 
     def _is_dense(self, *kernels: int) -> bool:
-        """Return if every pixel and channel counts, under a square kernel of one of these sizes."""
-        square = tuple(self.weight.shape[2:]) in [(kernel, kernel) for kernel in kernels]
-        return square and self.groups == 1 and set(self.steps) == {1}
+        """Return if it is plain in two dimensions, under a square kernel of one of these sizes."""
+        is_square = tuple(self.weight.shape[2:]) in [(kernel, kernel) for kernel in kernels]
+        return is_square and self.groups == 1 and set(self.steps) == {1}
 
     @property
     def _channels(self) -> tuple[int, int]:
@@ -155,12 +156,12 @@ class _Convolution:
         The choice is a fit: kernels of 3×3, channels in multiples of 32, and fewer bytes than the smallest transforms
         that cuDNN did not take (2,376 MiB; the largest that it took had 2,312).
         """
-        height, width = (2 ** (size + 1).bit_length() for size in self.image.shape[-2:])
         inputs, outputs = self._channels
-        transformed = 2 * inputs * (outputs + len(self.image)) * _spectrum_bytes(height, width)
-        if not self._is_dense(3) or inputs % 32 or outputs % 32 or transformed > 2350 * MIB:
+        if not self._is_dense(3) or inputs % 32 or outputs % 32:
             return 0
-        return transformed + self.weight.nbytes
+        height, width = (2 ** (size + 1).bit_length() for size in self.image.shape[2:])  # from size + 2 on
+        transformed = 2 * inputs * (outputs + len(self.image)) * _spectrum_bytes(height, width)
+        return transformed + self.weight.nbytes if transformed < 2350 * MIB else 0
 
     @property
     def _fourier_tiles_bytes(self) -> int:
@@ -169,8 +170,8 @@ class _Convolution:
         The choice is a fit: not where the features have more channels than the image and are smaller than 64×64.
         """
         inputs, outputs = self._channels
-        height = self.features.shape[2]
-        if not self._is_dense(3, 5) or inputs % 32 or outputs % 32 or (outputs > inputs and height < 64):
+        is_chosen = outputs <= inputs or min(self.features.shape[2:]) >= 64
+        if not self._is_dense(3, 5) or inputs % 32 or outputs % 32 or not is_chosen:
             return 0
         has_one_tile = max(self.image.shape[2:]) + self.weight.shape[2] - 1 <= 32
         images = len(self.image) * (1 if has_one_tile else 2)
