@@ -18,9 +18,9 @@ Forecast = Callable[[RunConfig], ForecastRow]
 Measure = Callable[[RunConfig], RunRecord]
 # By profiles/foreign_memory and profiles/memory_prediction.
 ERROR = (
-    "error: below 3% for eleven families measured on one H200; larger where cuDNN takes another workspace, which only "
-    "a GPU can tell: convolutions (U-Net and ResNet were measured) and recurrent layers (one LSTM was); fragmentation "
-    "of the allocator is not predicted"
+    "error: below 3% for thirteen families measured on one H200, of which eight were mended by their measurement; "
+    "larger where cuDNN takes another workspace for convolutions or recurrent layers, which only a GPU can tell; "
+    "fragmentation of the allocator is not predicted"
 )
 ERROR_OF_FORMULA = "error: below 5% in each of 427 cells measured on one H200; fragmentation is not predicted"
 _CONTEXT_FIELDS = {"seq_len", "model.context_length"}
@@ -56,7 +56,8 @@ def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast, measure
         found.append(_size("context", most(lambda n: with_context(config, n), config.tokens_per_sequence)))
     unread = "the factory reads neither config.batch_size nor config.tokens_per_sequence, so no size can be searched"
     say(f"  largest that fits: {', or '.join(found)}" if found else f"  {unread}")
-    say(f"  {error_of(config)}")
+    for line in (error_of(config), *first["caveats"]):
+        say(f"  {line}")
 
 
 def _size(name: str, largest: int) -> str:

@@ -591,6 +591,7 @@ class ForecastRow(TypedDict):
     phases: list[ForecastPhase]
     reads: list[str]  # fields of the configuration that have an effect
     stacks: dict[str, int]  # path of each list of repeated blocks, and their number
+    caveats: list[str]  # where the libraries of a GPU may allocate more or less, and in which direction the peak errs
 
 
 class MemoryPartRow(TypedDict):

@@ -2,7 +2,7 @@
 
 Every operation's results pass through a dispatch mode. A storage counts from its first tensor until its last one dies.
 This works for real tensors on any device, and for fake tensors, which have sizes and no memory. Memory that a library
-allocates inside an operation is seen only where LIBRARY_BYTES gives its size.
+allocates inside an operation is seen only where LIBRARY_BYTES or `convolutions` gives its size.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from cs_systems.config import Phase
 from cs_systems.core.rows import ForecastPhase
 from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES, Block, CachingAllocator
+from cs_systems.instrument import convolutions
 
 BUILT = "built"
 PARAMETERS, GRADIENTS, OPTIMIZER_STATE = "parameters", "gradients", "optimizer_state"
@@ -38,29 +39,6 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         low = [a.bfloat16() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
         return func(*low, **kwargs).to(args[0].dtype)
     return func(*args, **kwargs)
-
-
-def _bytes_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _convolution_workspace(x: Tensor, y: Tensor, weight: Tensor, groups: int) -> int:
-    """Return the bytes of an input and an output in the layout that cuDNN's tensor-core kernels read.
-
-    These kernels take channels last, so cuDNN copies tensors with channels first. PyTorch's own kernels run depthwise
-    convolutions and copy nothing.
-    """
-    is_depthwise = groups > 1 and groups == x.shape[1]
-    is_channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return 0 if is_depthwise or is_channels_last else _bytes_of(x) + _bytes_of(y)
-
-
-def _convolution(y: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
-    return _convolution_workspace(x, y, weight, rest[-1])
-
-
-def _convolution_backward(_: Any, y_gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
-    return _convolution_workspace(x, y_gradient, weight, rest[-2])
 
 
 def _padded_rows(query: Tensor, multiple: int = 128) -> int:
@@ -84,22 +62,21 @@ def _flash_backward_any_device(gradients: Any, output_gradient: Tensor, query: T
 LIBRARY_BYTES: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_backward_any_device,
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
 }
 
 
 class StorageTracker(TorchDispatchMode):
     """Tracker of the storages that live on one kind of device; `rows` has a row for each phase that ended.
 
-    `flops` counts those of all operations.
+    `flops` counts those of all operations; `caveats` say what the bytes of libraries depend on.
 
     Args:
         device: Type of the device whose storages are counted.
-        like_cuda: Count as CUDA does: by its caching allocator, with cuBLAS's workspaces and LIBRARY_BYTES.
+        like_cuda: Count as CUDA does: by its caching allocator, with the workspaces of cuBLAS, cuDNN and attention.
+        tf32: cuDNN may use TF32 for tensors in fp32.
     """
 
-    def __init__(self, device: str, like_cuda: bool) -> None:
+    def __init__(self, device: str, like_cuda: bool, tf32: bool = False) -> None:
         super().__init__()
         self.rows: list[ForecastPhase] = []
         self.flops = 0
@@ -109,6 +86,8 @@ class StorageTracker(TorchDispatchMode):
         self._bytes: Counter[str] = Counter()
         self._peak: Counter[str] = Counter()
         self._cublas_threads: set[bool] = set()
+        self.caveats: set[str] = set()
+        self._library_bytes = LIBRARY_BYTES | convolutions.library_bytes(tf32=tf32, caveats=self.caveats)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -202,7 +181,7 @@ class StorageTracker(TorchDispatchMode):
             self._cublas_threads.add(in_backward)
             self._bytes[WORKSPACE] += allocator.alloc(CUBLAS_WORKSPACE_BYTES).size
             self._note_peak()
-        if size := LIBRARY_BYTES[name](result, *args) if name in LIBRARY_BYTES else 0:
+        if size := self._library_bytes[name](result, *args) if name in self._library_bytes else 0:
             block = allocator.alloc(size)
             self._bytes[WORKSPACE] += block.size
             self._note_peak()

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from cs_systems.config import ConfigError, Phase, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.rows import ForecastRow
-from cs_systems.instrument import structure
+from cs_systems.instrument import recurrent, structure
 from cs_systems.instrument.like_cuda import like_cuda
 from cs_systems.instrument.storages import StorageTracker
 from cs_systems.machine.device import Device
@@ -75,14 +75,15 @@ def _unknown(reason: str) -> ForecastRow:
         "phases": [],
         "reads": [],
         "stacks": {},
+        "caveats": [],
     }
 
 
 def _forecast(config: RunConfig, fake: bool) -> ForecastRow:
     _check(config)
-    on_cuda = config.device != "cpu"
+    on_cuda, tf32 = config.device != "cpu", config.precision == Precision.TF32
     config = replace(config, device="cpu", precision=_SAME_TENSORS.get(config.precision, config.precision))
-    tracker = StorageTracker("cpu", like_cuda=on_cuda)
+    tracker = StorageTracker("cpu", like_cuda=on_cuda, tf32=tf32)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(_quiet())
@@ -113,6 +114,7 @@ def _forecast(config: RunConfig, fake: bool) -> ForecastRow:
         "phases": tracker.rows,
         "reads": sorted(workload.used),
         "stacks": _stacks(step.model),
+        "caveats": sorted(tracker.caveats) + [recurrent.CAVEAT] * (on_cuda and _is_recurrent(step.model)),
     }
 
 
@@ -204,6 +206,10 @@ def _make_fake(step: ModuleStep, mode: FakeTensorMode) -> None:
         for group in step.optimizer.param_groups:
             group["params"] = [replaced[id(p)] for p in group["params"]]
     step.batch = tree_map_only(Tensor, lambda tensor: _fake(tensor, mode), step.batch)
+
+
+def _is_recurrent(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 
 def _stacks(model: nn.Module) -> dict[str, int]:

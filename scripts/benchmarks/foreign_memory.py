@@ -4,6 +4,7 @@ The prediction runs a training step on fake tensors; the measurement is `torch.c
 step, eager, with AdamW. A family that fails is listed with the reason. It takes under three minutes on one H200:
 
     python3 scripts/benchmarks/foreign_memory.py > profiles/foreign_memory/table.md
+    python3 scripts/benchmarks/foreign_memory.py resnet unet lstm --precision tf32
 """
 
 from __future__ import annotations
@@ -174,6 +175,7 @@ def measured(config: RunConfig, device: Device) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", default=FAMILIES, help=f"default: {' '.join(FAMILIES)}")
+    parser.add_argument("--precision", nargs="*", default=("fp32", "bf16"), help="default: fp32 bf16")
     parser.add_argument("--budget-s", type=float, default=170, help="start no further family after this time")
     args = parser.parse_args()
     device = resolve("auto")
@@ -182,7 +184,7 @@ def main() -> None:
     print("| family | precision | predicted | measured | predicted / measured | at the peak | note |")
     print("| --- | --- | --: | --: | --: | --- | --- |")
     for name in args.families:
-        for precision in ("fp32", "bf16"):
+        for precision in args.precision:
             if time.perf_counter() - started > args.budget_s:
                 print(f"| {name} | {precision} | | | | | not reached within {args.budget_s:g} s |", flush=True)
                 continue

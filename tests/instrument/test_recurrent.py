@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
+from cs_systems.formulas.memory.allocator import MIB
 from cs_systems.instrument.like_cuda import like_cuda
 from cs_systems.instrument.recurrent import _Layout
 from cs_systems.instrument.storages import StorageTracker
@@ -51,8 +54,47 @@ def test_outputs_and_gradients_have_the_shapes_of_torchs(name: str, inputs: str)
 @pytest.mark.parametrize(("gates", "right"), [(4, 736_000_000), (3, 864_000_000)], ids=["lstm", "gru"])
 def test_reserve_has_the_bytes_that_cudnn_reported(gates: int, right: int) -> None:
     """4 layers of width 320 in fp32; source: https://github.com/pytorch/pytorch/issues/2895."""
-    layout = _Layout(gates, layers=4, directions=1, hidden=320, output=320, is_training=True)
+    layout = _Layout(
+        gates, layers=4, directions=1, inputs=320, hidden=320, output=320, has_dropout=False, is_training=True
+    )
     assert layout.reserve_bytes(tokens=25_000, item=4) == right
+
+
+with (Path(__file__).resolve().parents[2] / "profiles/foreign_memory/recurrent.csv").open(newline="") as file:
+    MEASURED = list(csv.DictReader(file))
+# Passes for which cuDNN took more: type of layer, dtype, hidden size, pass.
+LARGER = {
+    ("LSTM", "float16", 1024, "forward"),
+    ("LSTM", "float16", 1024, "backward"),
+    ("RNN", "float32", 256, "forward"),
+    ("RNN", "float32", 256, "backward"),
+    ("RNN", "float32", 300, "forward"),
+}
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: "-".join(list(row.values())[:9]))
+def test_reserve_and_workspace_are_those_of_an_h200(row: dict[str, str]) -> None:
+    """`backward_bytes` include a copy of the reserve, since the graph was kept, and gradients of the states."""
+    time, batch, inputs, hidden, layers, directions = (
+        int(row[name]) for name in ("time", "batch", "input", "hidden", "layers", "directions")
+    )
+    dropout, item = float(row["dropout"]), getattr(torch, row["dtype"]).itemsize
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[row["layer"]]
+    with torch.device("meta"):
+        layer: nn.RNNBase = getattr(nn, row["layer"])(inputs, hidden, layers, bidirectional=directions == 2)
+    layout = _Layout(gates, layers, directions, inputs, hidden, hidden, has_dropout=dropout > 0, is_training=True)
+    reserve = int(row["reserve_bytes"])
+    assert layout.reserve_bytes(time * batch, item) == pytest.approx(reserve, rel=0.001, abs=18_000)
+
+    weights = sum(weight.numel() for weight in layer.parameters())
+    predicted = layout.workspace_bytes(time * batch, batch, item, weights)
+    states = 2 if row["layer"] == "LSTM" else 1
+    gradients = 2 * states * layers * directions * batch * hidden * item
+    measured = {"forward": int(row["forward_bytes"]), "backward": int(row["backward_bytes"]) - reserve - gradients}
+    for name, right in measured.items():
+        off = predicted - right
+        is_larger = (row["layer"], row["dtype"], hidden, name) in LARGER
+        assert (off < -0.1 * right) if is_larger else (abs(off) <= max(0.05 * right, 5 * MIB))
 
 
 def test_forward_counts_its_products_and_keeps_the_reserve_only_for_backward() -> None:

@@ -36,6 +36,8 @@ def own(config, device):
 def convolutions(config, device):
     layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(3)]
     return nn.Sequential(*layers), torch.randn(config.batch_size, 8, 32, 32)
+def recurrent(config, device):
+    return nn.LSTM(8, 8), torch.randn(4, config.batch_size, 8), lambda output: output[0].square().mean()
 def mlp(config, device):
     layers = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)) for _ in range(3)]
     return nn.Sequential(*layers), torch.randn(64 * config.batch_size, 64)
@@ -124,7 +126,7 @@ def test_model_converted_while_it_is_built_keeps_its_tied_weights(
 
 
 def _workspace(run: Any) -> int:
-    tracker = StorageTracker("cpu", like_cuda=True)
+    tracker = StorageTracker("cpu", like_cuda=True, tf32=True)
     with tracker, tracker.phase(1, "forward"):
         run()
     return max(row["peak_components"].get("workspace", 0) for row in tracker.rows)
@@ -139,20 +141,21 @@ def _workspace(run: Any) -> int:
         (1, torch.channels_last, False),
     ],
 )
-def test_convolution_needs_its_input_and_output_again_in_channels_last(
+def test_convolution_with_tf32_needs_its_tensors_again_in_channels_last(
     groups: int, layout: torch.memory_format, copied: bool
 ) -> None:
     x = torch.randn(4, 8, 32, 32).to(memory_format=layout)
     layer = torch.nn.Conv2d(8, 16, 3, padding=1, groups=groups)
-    assert _workspace(lambda: layer(x)) == (4 * (8 + 16) * 32 * 32 * 4 if copied else 0)
+    copies = 4 * (8 + 16) * 32 * 32 * 4 + layer.weight.nbytes if copied else 0
+    assert _workspace(lambda: layer(x)) == pytest.approx(copies, abs=512)  # rounded by the allocator
     y = layer(x.requires_grad_())
-    assert _workspace(lambda: y.sum().backward()) == (4 * (8 + 16) * 32 * 32 * 4 if copied else 0)
+    assert _workspace(lambda: y.sum().backward()) == pytest.approx(copies, abs=512)
 
 
 MEASURED = [
     (family, precision, int(measured.replace(",", "")) * MIB)
     for family, precision, measured in re.findall(
-        r"^\| (unet|resnet|lstm) \| (\w+) \| [\d,]+ \| ([\d,]+)",
+        r"^\| (unet|resnet|lstm|gru|decoder) \| (\w+) \| [\d,]+ \| ([\d,]+)",
         (ROOT / "profiles/foreign_memory/table.md").read_text(),
         re.M,
     )
@@ -165,6 +168,30 @@ def test_prediction_is_within_5_percent_of_what_an_h200_measured(
 ) -> None:
     row = forecast(_config(ROOT / "scripts/benchmarks/foreign_memory.py", family, precision=precision, device="cuda"))
     assert row["peak_bytes"] == pytest.approx(measured_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("convolutions", {}, ["may take over 2 GiB; the prediction is too high or too low"]),
+        ("convolutions", {"precision": "tf32"}, ["copied to channels last"]),
+        ("recurrent", {"precision": "bf16"}, ["the prediction is a lower bound"]),
+        ("mlp", {}, []),
+        ("convolutions", {"device": "cpu"}, []),
+    ],
+)
+def test_prediction_says_in_which_direction_a_workspace_may_err(
+    source: Path, name: str, fields: dict[str, Any], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _config(source, name, **{"device": "cuda", **fields})
+    caveats = forecast(config)["caveats"]
+    assert len(caveats) == len(said)
+    for caveat, part in zip(caveats, said, strict=True):
+        assert part in caveat
+    if config.device == "cuda":
+        print_fits(config, 2**40, forecast, None)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert all(" ".join(caveat.split()) in printed for caveat in caveats)
 
 
 @pytest.mark.parametrize("options", [{}, {"weight": torch.arange(1.0, 6)}, {"ignore_index": 2}, {"reduction": "sum"}])
