@@ -25,6 +25,7 @@ from typing import Any
 SERVER = [sys.executable, "-m", "cs_systems.runtime.fork_server"]
 READY = b"R"
 HEADER = struct.Struct("!I")  # of a request: its size in bytes; of an answer: the guardian's PID
+NOT_FORKED = 0  # answer in place of a PID: a module that the server imported has opened a GPU
 MOST_DESCRIPTORS = 200  # the kernel passes at most 253 in one message
 _PACKAGE = Path(__file__).parents[1]
 # Variables that nothing reads while it is imported: a worker gets its own after the fork.
@@ -36,6 +37,7 @@ _lock = threading.Lock()
 _server: _Server | None = None
 _retired: list[subprocess.Popen[bytes]] = []
 _modules: set[str] = set()  # those to import before the next fork
+_refusal: str | None = None  # why the server of this process cannot fork
 
 
 class NoServer(RuntimeError):
@@ -103,6 +105,10 @@ class _Server:
         if len(answer := self._control.recv(HEADER.size, socket.MSG_WAITALL)) < HEADER.size:
             raise NoServer("the fork server ended")
         pid: int = HEADER.unpack(answer)[0]
+        if pid == NOT_FORKED:
+            global _refusal
+            _refusal = "a module has opened a GPU while it was imported, and a fork cannot use it"
+            raise NoServer(_refusal)
         return pid
 
     def retire(self) -> None:
@@ -160,7 +166,7 @@ def unavailable() -> str | None:
     """Return the reason that workers start as programs on this machine, or None."""
     if not hasattr(os, "pidfd_open"):
         return "the fork server needs Linux"
-    return None
+    return _refusal
 
 
 def preload(modules: Iterable[str]) -> None:

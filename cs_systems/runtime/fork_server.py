@@ -24,14 +24,18 @@ if __name__ == "__main__":
 import atexit
 import importlib
 import json
+import re
 import select
 import socket
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from cs_systems.runtime import worker
-from cs_systems.runtime.fork_client import HEADER, MOST_DESCRIPTORS, READY
+from cs_systems.runtime.fork_client import HEADER, MOST_DESCRIPTORS, NOT_FORKED, READY
+
+GPUS = re.compile(r"nvidia\w*|kfd|renderD\d+|dxg")  # names in /dev: of NVIDIA, of AMD, and in WSL
 
 
 class ForkingGuardian(Guardian):
@@ -101,6 +105,12 @@ def _is_open(descriptor: int) -> bool:
     return True
 
 
+def _has_opened_a_gpu() -> bool:
+    """Return True if something that was imported has initialised a GPU's driver, which no fork can use."""
+    opened = (Path(f"/proc/self/fd/{number}").readlink() for number in _open_descriptors())
+    return any(GPUS.fullmatch(file.name) for file in opened)
+
+
 def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Return the next request and its descriptors; None at the end."""
     head, descriptors, _, _ = socket.recv_fds(control, HEADER.size, MOST_DESCRIPTORS)
@@ -161,6 +171,11 @@ def serve(control: socket.socket, parent: int) -> None:
         for module in request["modules"]:
             importlib.import_module(module)
         prctl(PR_SET_PDEATHSIG, 0)
+        if _has_opened_a_gpu():
+            for descriptor in descriptors:
+                os.close(descriptor)
+            control.sendall(HEADER.pack(NOT_FORKED))
+            continue
         gc.freeze()  # a collection in a worker would copy the pages of all that was imported
         pipe, theirs = os.pipe()
         if (pid := os.fork()) == 0:

@@ -217,3 +217,15 @@ print(len(os.listdir("/proc/self/task")), torch.cuda.is_initialized())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "1 False\n", done.stderr
+
+
+def test_workers_start_as_programs_if_an_import_opens_a_gpu(
+    workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidiactl").touch()
+    (tmp_path / "opens_a_gpu.py").write_text(f"device = open({str(tmp_path / 'nvidiactl')!r})")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(fork_client, "_refusal", None)
+    fork_client.preload(["opens_a_gpu"])
+    assert report(workload)["pid"] != report(workload)["pid"]
+    assert fork_client.unavailable() == "a module has opened a GPU while it was imported, and a fork cannot use it"
