@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from cs_systems.traces.chrome_trace import Event, Text, events, header
 from cs_systems.traces.kernel_families import is_collective
 from cs_systems.traces.modules import HEADER, Modules, unpacked
 from cs_systems.traces.operators import OperatorReader
-from cs_systems.traces.range_names import one_of_processes, ranges_elsewhere
+from cs_systems.traces.processes import chosen_process, listed, ranges_elsewhere
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -56,7 +55,6 @@ FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
 RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
-MOST_LISTED = 20  # processes that a message names
 # Categories of calls that launch work: CUDA's, ROCm's, Intel's, and those of devices that PyTorch does not know.
 _CALLS = tuple(
     f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
@@ -405,21 +403,13 @@ class _Reader:
                 owner.update(dict.fromkeys(launches, pid))
             if any(kernel[-1] in alike for kernel in self.kernels):
                 raise ConfigError(
-                    f"{self.path} holds the processes {_listed(map(str, sorted(found)))} with the same launch numbers, "
+                    f"{self.path} holds the processes {listed(map(str, sorted(found)))} with the same launch numbers, "
                     "so the process of a kernel is unknown; analyze a separate trace of each process"
                 )
             found = Counter(owner[kernel[-1]] for kernel in self.kernels if kernel[-1] in owner)
-        if wanted is None and len(found) <= 1:
-            return next(iter(found), 0)
-        if wanted is not None and wanted in found:
-            return wanted
-        what = "kernel" if self.kernels else "range"
-        listed = _listed(f"{pid} ({counted(count, what)})" for pid, count in sorted(found.items()))
-        if wanted is not None:
-            raise ConfigError(f"{self.path} holds no {what} of process {wanted}; choose one with --process: {listed}")
-        busiest = min(found, key=lambda pid: (-found[pid], pid))
-        self.limitations.append(one_of_processes(busiest, listed, what))
-        return busiest
+        pid, note = chosen_process(self.path, found, "kernel" if self.kernels else "range", wanted)
+        self.limitations += [note] if note else []
+        return pid
 
 
 def _messages_around(kernels: Kernels, process: _Process) -> dict[int, jobs.Message]:
@@ -435,11 +425,6 @@ def _messages_around(kernels: Kernels, process: _Process) -> dict[int, jobs.Mess
         if (begun := bisect_right(rows, launched, key=itemgetter(0))) and launched <= rows[begun - 1][1]:
             found[index] = rows[begun - 1][2]
     return found
-
-
-def _listed(names: Iterable[str]) -> str:
-    first = list(islice(names, MOST_LISTED + 1))
-    return ", ".join(first[:MOST_LISTED]) + (", …" if first[MOST_LISTED:] else "")
 
 
 def _args(event: Event) -> Event:

@@ -23,7 +23,7 @@ import numpy as np
 from cs_systems.config import ConfigError
 from cs_systems.core.units import counted
 from cs_systems.traces.jobs import Job
-from cs_systems.traces.range_names import one_of_processes, ranges_elsewhere
+from cs_systems.traces.processes import chosen_process, ranges_elsewhere
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -234,10 +234,10 @@ class _Reader:
         It is that of `wanted`, or of the process with the most kernels, with a limitation. Raises ConfigError where the
         wanted one does not qualify.
         """
-        what, owner = "kernels", "ifnull(globalPid, 0)"
+        what, owner = "kernel", "ifnull(globalPid, 0)"
         table = next((table for table in (KERNELS, GRAPHS) if self._has(table)), NVTX)
         if table == NVTX:
-            what, owner = "ranges", f"ifnull(globalTid, 0) & {PROCESS_MASK}"
+            what, owner = "range", f"ifnull(globalTid, 0) & {PROCESS_MASK}"
         elif "globalPid" not in self.columns[table]:
             self.limitations.append("this version of nsys does not record a kernel's process; one process is assumed")
             return None
@@ -253,16 +253,10 @@ class _Reader:
             )
         )
         pids = {number >> 24 & 0xFFFFFF: number for number in found}
-        if wanted in pids:
-            return int(pids[wanted])
-        listed = ", ".join(f"{pid} ({counted(found[number], what[:-1])})" for pid, number in sorted(pids.items()))
-        if wanted is not None:
-            raise ConfigError(
-                f"{self.path} holds no {what[:-1]} of process {wanted}; choose one with --process: {listed}"
-            )
-        busiest = min(pids, key=lambda pid: (-found[pids[pid]], pid))
-        self.limitations.append(one_of_processes(busiest, listed, what[:-1], can_merge=self._has(KERNELS)))
-        return int(pids[busiest])
+        counts = {pid: found[number] for pid, number in pids.items()}
+        pid, note = chosen_process(self.path, counts, what, wanted, can_merge=self._has(KERNELS))
+        self.limitations += [note] if note else []
+        return int(pids[pid])
 
     def trace(self) -> Trace:
         kernels = self._kernels()

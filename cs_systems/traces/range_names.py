@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from cs_systems.config import Phase
-from cs_systems.core.units import counted
 
 UNATTRIBUTED = "unattributed"
 # Layer of every collective, in whichever module's range it was launched, and phase of those outside of every phase.
@@ -74,40 +72,6 @@ def general(name: str) -> str:
 def is_operator(name: str) -> bool:
     """Return whether a range is named like an operator of PyTorch."""
     return _OPERATOR.fullmatch(general(name)) is not None
-
-
-def one_of_processes(chosen: int, listed: str, what: str, *, can_merge: bool = False) -> str:
-    """Return the note for a file of several processes of which one is read.
-
-    Args:
-        chosen: Pid of the process that is read.
-        listed: All processes with their counts.
-        what: What is counted, in the singular.
-        can_merge: Whether the processes can be merged as the ranks of one job.
-    """
-    ranks = "; if they are the ranks of a job, --ranks merges them" if can_merge else ""
-    return (
-        f"the file holds several processes: {listed}; read is {chosen}, which has the most {what}s, and --process "
-        f"reads another{ranks}"
-    )
-
-
-def ranges_elsewhere(counts: Mapping[int, int], launcher: int) -> str:
-    """Return the note for a trace whose ranges are of other processes than the one that launched the kernels.
-
-    The ranges of a single other process count, by time: a program in a container may have two process numbers.
-
-    Args:
-        counts: Number of ranges by the pid of each other process.
-        launcher: Pid of the process that launched the kernels.
-    """
-    of = ", ".join(f"{pid} ({counted(count, 'range')})" for pid, count in sorted(counts.items()))
-    if len(counts) > 1:
-        return (
-            f"process {launcher} launched the kernels and has no range; those of the processes {of} do not count, as "
-            "it is unknown which belong to it"
-        )
-    return f"process {launcher} launched the kernels and has no range: those of process {of} count, by time alone"
 
 
 class Meaning(NamedTuple):
