@@ -9,7 +9,8 @@ A stretch without a kernel is divided among these causes, by how long each laste
 - profiler: the profiler's own bookkeeping delayed the host;
 - cudaMalloc: the host was allocating or freeing device memory, with no launch pending;
 - synchronisation: the host waited for the device, with no launch pending;
-- launch-bound: the host did something else, and no launch was pending: Python, the framework, the launch itself.
+- launch-bound: the host did something else, and no launch was pending: Python, the framework, the launch itself;
+- launch not recorded: the next kernel's launch is unknown, so who was late is unknown too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from cs_systems.core.rows import GapRow, Results
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Step, Trace
 
-COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH = CAUSES = (
-    "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "launch-bound",
+COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH, LOST = CAUSES = (
+    "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "launch-bound", "launch not recorded",
 )  # fmt: skip
 
 
@@ -45,13 +46,15 @@ class Span(NamedTuple):
 class Gaps:
     """Times when no kernel ran on one device, cut to the steps: a gap that reaches into two steps has a row in each.
 
-    `pending`: the launch of the kernel after the gap had returned when the gap began.
+    `pending`: the launch of the kernel after the gap had returned when the gap began. `lost`: that launch was not
+    recorded; after the last kernel, no launch was.
     """
 
     step: Ints
     start_s: Floats
     end_s: Floats
     pending: Bools
+    lost: Bools
 
     def idle_s(self, steps: int) -> list[float]:
         """Return for each step the time without a kernel."""
@@ -68,22 +71,24 @@ def _gaps(kernels: Kernels, own: Bools, steps: Sequence[Step]) -> Gaps:
     # Latest end of the kernels before each one; a running maximum, as kernels of several streams overlap.
     start = np.concatenate([[-np.inf], np.maximum.accumulate(kernels.end_s[own])])
     end = np.append(kernels.start_s[own], np.inf)
-    pending = np.append(kernels.launch_end_s[own], np.nan) <= start
     returned = np.append(kernels.launch_end_s[own], np.nan)
+    pending, lost = returned <= start, np.isnan(returned)
+    lost[-1] = lost.all()
     real = end > start
-    start, end, pending, returned = start[real], end[real], pending[real], returned[real]
+    start, end, pending, returned, lost = start[real], end[real], pending[real], returned[real], lost[real]
     # The host is not the cause of what passes after the launch, unless it is the launch's own latency.
     late = ~pending & (end - returned > LATE_S)
     start, end = np.append(start, returned[late]), np.append(np.where(late, returned, end), end[late])
     order, pending = np.argsort(start), np.append(pending, np.full(late.sum(), True))
-    start, end, pending = start[order], end[order], pending[order]
+    lost = np.append(lost, np.full(late.sum(), False))
+    start, end, pending, lost = start[order], end[order], pending[order], lost[order]
     begins, ends = np.array([step.start_s for step in steps]), np.array([step.end_s for step in steps])
     # Gaps and steps are sorted and do not overlap: a gap meets the steps first ≤ step < last.
     first, last = np.searchsorted(ends, start, "right"), np.searchsorted(begins, end, "left")
     times = np.maximum(last - first, 0)
     gap = np.repeat(np.arange(len(start)), times)
     step = np.arange(len(gap)) - np.repeat(np.cumsum(times) - times, times) + first[gap]
-    return Gaps(step, np.maximum(start[gap], begins[step]), np.minimum(end[gap], ends[step]), pending[gap])
+    return Gaps(step, np.maximum(start[gap], begins[step]), np.minimum(end[gap], ends[step]), pending[gap], lost[gap])
 
 
 def gap_rows(trace: Trace, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list[GapRow]:
@@ -125,12 +130,17 @@ def idle_by_cause(tables: Results, clean_s: float | None = None) -> dict[str, fl
 
 
 def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
-    """Return the time that each cause lasted in each gap; stalls of the host count only where no launch was pending."""
+    """Return the time that each cause lasted in each gap; the host's calls count only where it was late."""
     copies = [Span(COPY, copy.start_s, copy.end_s) for copy in trace.copies if copy.device == device]
     host = [Span(PROFILER, start, end) for start, end in trace.overheads]
     host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in trace.calls]
     times = {cause: np.zeros(len(gaps.step)) for cause in CAUSES}
-    for which, spans, rest in ((gaps.pending, copies, LATENCY), (~gaps.pending, [*copies, *host], LAUNCH)):
+    late = ~gaps.pending & ~gaps.lost
+    for which, spans, rest in (
+        (gaps.pending, copies, LATENCY),
+        (late, [*copies, *host], LAUNCH),
+        (gaps.lost, copies, LOST),
+    ):
         for cause, time_s in _split(gaps.start_s[which], gaps.end_s[which], spans, rest).items():
             times[cause][which] = time_s
     return times

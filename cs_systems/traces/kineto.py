@@ -7,12 +7,11 @@ memory. Kineto writes complete ("X") events with times in µs.
 from __future__ import annotations
 
 import gzip
-import math
 import re
 import zlib
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -34,13 +33,13 @@ from cs_systems.traces.operators import OperatorReader
 from cs_systems.traces.processes import chosen_process, listed, ranges_elsewhere
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
-    NO_KERNELS,
     UNKNOWN,
     Call,
-    Categorical,
     Copy,
     Function,
+    KernelRow,
     Kernels,
+    Launch,
     Op,
     Range,
     Ranges,
@@ -66,11 +65,6 @@ _UNREAD = {
     "cuda_profiler_range": "counters of kernels in place of their times; record without profiler_metrics in "
     "_ExperimentalConfig",
 }
-
-
-Launch = tuple[float, float, int]  # start and end in s, thread
-# Function, start and end in s, device, stream, whether a CUDA graph ran it, correlation.
-KernelRow = tuple[Function, float, float, int, int, bool, int]
 
 
 @without_collector()
@@ -329,7 +323,7 @@ class _Reader:
                 )
         if process.reused:
             kernels = _of_latest_calls(kernels, process)
-        columns = _kernels(kernels, process.launches)
+        columns = Kernels.of(kernels, process.launches)
         return Trace(
             source=str(self.path),
             profiler="kineto",
@@ -337,7 +331,7 @@ class _Reader:
             kernels=columns,
             copies=[copy for copy, _ in copies],
             calls=process.calls,
-            ranges=_ranges(ranges),
+            ranges=Ranges.of(ranges),
             overheads=self.overheads,
             ops=process.ops or None,
             limitations=tuple(limitations),
@@ -483,30 +477,3 @@ def _described(event: Event) -> str:
     """Return a description of an unusable event, for a message."""
     fields = ", ".join(f"{name} {shown(event[name])}" for name in ("name", "ts", "dur", "args") if name in event)
     return f"a {event['cat']} with {fields or 'no field'}"
-
-
-def _kernels(rows: Sequence[KernelRow], launches: dict[int, tuple[float, float, int]]) -> Kernels:
-    if not rows:
-        return NO_KERNELS
-    rows = sorted(rows, key=itemgetter(1))
-    unknown = (math.nan, math.nan, UNKNOWN)
-    function, start, end, device, stream, in_graph, correlation = zip(*rows, strict=True)
-    launched, returned, thread = zip(*(launches.get(n, unknown) for n in correlation), strict=True)
-    return Kernels(
-        function=Categorical.of(function),
-        start_s=np.array(start),
-        end_s=np.array(end),
-        device=np.array(device, np.int64),
-        stream=np.array(stream, np.int64),
-        thread=np.array(thread, np.int64),
-        launch_start_s=np.array(launched),
-        launch_end_s=np.array(returned),
-        in_graph=np.array(in_graph),
-    )
-
-
-def _ranges(rows: Sequence[Range]) -> Ranges:
-    name, start, end, thread = zip(*rows, strict=True) if rows else ((),) * 4
-    return Ranges(
-        Categorical.of(name), np.array(start, np.float64), np.array(end, np.float64), np.array(thread, np.int64)
-    )

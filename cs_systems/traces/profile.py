@@ -286,7 +286,7 @@ def _window(trace: Trace, from_s: float = 0.0, to_s: float = math.inf) -> Step:
             f"--between {from_s:g} {to_s:g} holds nothing of {trace.source}; its recording lasts from 0 to "
             f"{end - start:.6g} s"
         )
-    return Step("recording", start + max(from_s, 0.0), min(start + to_s, end))
+    return Step("recording", start + max(from_s, 0.0), min(start + to_s, end), takes_earlier=from_s <= 0)
 
 
 def _steps_by_phases(ranges: Ranges) -> list[Step]:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -119,6 +120,11 @@ class Kernel(NamedTuple):
     in_graph: bool
 
 
+Launch = tuple[float, float, int]  # start and end in s, thread
+# Function, start and end in s, device, stream, whether a CUDA graph ran it, correlation: the number of its launch.
+KernelRow = tuple[Function, float, float, int, int, bool, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """All kernel executions in order of their start: the fields of `Kernel` as columns."""
@@ -132,6 +138,26 @@ class Kernels:
     launch_start_s: Floats
     launch_end_s: Floats
     in_graph: Bools
+
+    @classmethod
+    def of(cls, rows: Iterable[KernelRow], launches: Mapping[int, Launch]) -> Kernels:
+        """Return the kernels in order of their start, each with the launch of its correlation."""
+        if not (ordered := sorted(rows, key=itemgetter(1))):
+            return NO_KERNELS
+        unknown = (math.nan, math.nan, UNKNOWN)
+        function, start, end, device, stream, in_graph, correlation = zip(*ordered, strict=True)
+        launched, returned, thread = zip(*(launches.get(n, unknown) for n in correlation), strict=True)
+        return cls(
+            function=Categorical.of(function),
+            start_s=np.array(start),
+            end_s=np.array(end),
+            device=np.array(device, np.int64),
+            stream=np.array(stream, np.int64),
+            thread=np.array(thread, np.int64),
+            launch_start_s=np.array(launched),
+            launch_end_s=np.array(returned),
+            in_graph=np.array(in_graph),
+        )
 
     @property
     def launched_s(self) -> Floats:
@@ -234,6 +260,12 @@ class Ranges:
     end_s: Floats
     thread: Ints
 
+    @classmethod
+    def of(cls, rows: Sequence[Range]) -> Ranges:
+        name, start, end, thread = zip(*rows, strict=True) if rows else ((),) * 4
+        times = np.array(start, np.float64), np.array(end, np.float64)
+        return cls(Categorical.of(name), *times, np.array(thread, np.int64))
+
     def __len__(self) -> int:
         return len(self.start_s)
 
@@ -258,11 +290,15 @@ NO_RANGES = Ranges(Categorical([], _none), _never, _never, _none)
 
 
 class Step(NamedTuple):
-    """One step by the host's clock: the extent of its range."""
+    """One step by the host's clock: the extent of its range.
+
+    `takes_earlier`: kernels launched before it, even before the recording, belong to it, because no step is before it.
+    """
 
     name: str
     start_s: float
     end_s: float
+    takes_earlier: bool = False
 
 
 def steps_of(time_s: Floats, steps: Sequence[Step]) -> tuple[Ints, Bools]:
@@ -272,6 +308,8 @@ def steps_of(time_s: Floats, steps: Sequence[Step]) -> tuple[Ints, Bools]:
     ended.
     """
     number = np.searchsorted([step.start_s for step in steps], time_s, "right") - 1
+    if steps[:1] and steps[0].takes_earlier:
+        number = np.maximum(number, 0)
     return number, (number >= 0) & (time_s <= np.array([step.end_s for step in steps])[number])
 
 
@@ -300,7 +338,7 @@ class Trace:
     """
 
     source: str
-    profiler: str  # "nsys" or "kineto"
+    profiler: str  # "nsys", "kineto" or "rocprofv3"
     devices: dict[int, str]  # number → name
     kernels: Kernels
     copies: list[Copy]

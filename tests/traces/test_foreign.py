@@ -66,6 +66,16 @@ def test_kernels_launched_before_the_recording_are_left_out(write_trace: WriteTr
     )
 
 
+def test_a_recording_without_steps_has_the_kernels_launched_before_it(write_trace: WriteTrace) -> None:
+    events = [*kernel("tail", 5, 15), *kernel("gemm", 20, 30, launched=1), *kernel("gemm", 90, 95, launched=80)]
+    trace = read(write_trace(events))
+    assert totals(profile(trace)) == (3, 25)
+    assert totals(profile(trace, between=(0, 50e-6))) == (2, 20)
+    later = profile(trace, between=(40e-6, 1))
+    assert totals(later) == (1, 5)
+    assert "2 kernels (0.02 ms) before the first step are left out" in later.notes
+
+
 def steps_of_two_kinds() -> list[Event]:
     training = [
         marked("ProfilerStep#1", 0, 100), marked("forward", 0, 30), marked("backward", 30, 90),

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cs_systems.traces.gaps import CAUSES, LATENCY, LAUNCH, causes, gap_rows, gaps_in
+from cs_systems.traces.gaps import CAUSES, LATENCY, LAUNCH, LOST, causes, gap_rows, gaps_in
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Ranges, Step, Trace
 
 END = 40
 Spans = list[tuple[int, int]]
-Runs = list[tuple[int, int, int]]
+Runs = list[tuple[int, int, float]]
 Calls = list[tuple[str, int, int]]
 SPAN = st.tuples(st.integers(0, END), st.integers(0, END)).map(lambda s: (min(s), max(s)))
 SPANS = st.lists(SPAN, max_size=6)
@@ -24,7 +24,7 @@ NAMES = ("cudaFree", "cudaDeviceSynchronize")
 
 
 def kernels(runs: Runs) -> Kernels:
-    """Return kernels made from (start, end, time at which the launch had returned)."""
+    """Return kernels made from (start, end, time at which the launch had returned, NaN if it was not recorded)."""
     start, end, returned = np.array(sorted(runs), float).reshape(-1, 3).T
     zeros = np.zeros(len(runs), np.int64)
     function = Categorical([Function("gemm", None, None, None, None)], zeros)
@@ -55,17 +55,20 @@ def count(made: Trace, steps: list[Step]) -> Counter[str]:
             continue
         following = next((k for k in rows if k.start_s > time), None)
         pending = following is not None and following.launch_end_s is not None and following.launch_end_s <= time
+        lost = all(k.launch_end_s is None for k in ([following] if following else rows))
         spans = [("copy", c.start_s, c.end_s) for c in made.copies]
-        if not pending:
+        if not pending and not lost:
             spans += [("profiler", *span) for span in made.overheads]
             spans += [(str(stalls(c.name)), c.start_s, c.end_s) for c in made.calls]
         on = [cause for cause, start, end in spans if start <= time < end]
-        found[min(on, key=CAUSES.index, default=LATENCY if pending else LAUNCH)] += 1
+        found[min(on, key=CAUSES.index, default=LATENCY if pending else LOST if lost else LAUNCH)] += 1
     return found
 
 
 @given(
-    st.lists(st.tuples(SPAN, st.integers(0, END)).map(lambda k: (*k[0], k[1])), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(SPAN, st.integers(0, END) | st.just(np.nan)).map(lambda k: (*k[0], k[1])), min_size=1, max_size=6
+    ),
     SPANS,
     st.lists(st.tuples(st.sampled_from(NAMES), SPAN).map(lambda c: (c[0], *c[1])), max_size=4),
     SPANS,
