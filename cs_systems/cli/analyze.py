@@ -1,8 +1,8 @@
 """Analyze traces: kernel time by phase, family and layer, and the time the GPU was idle.
 
-Takes an SQLite export, .nsys-rep or .qdrep of nsys, or a Chrome trace (.json, .json.gz) of torch.profiler; for two
-files, shows how the second differs. For a .ncu-rep, shows the counters of each kernel; for a .hatchet of Triton's
-Proton, its scopes.
+Takes an SQLite export, .nsys-rep or .qdrep of nsys, a Chrome trace (.json, .json.gz) of torch.profiler, or a .json or
+.db of AMD's rocprofv3; for two files, shows how the second differs. For a .ncu-rep, shows the counters of each kernel;
+for a .hatchet of Triton's Proton, its scopes.
 
 For the traces of several ranks of one job, shows what each rank did, who waited for whom, and the bandwidth of each
 collective. For other files, a folder or an archive (.zip, .tar.gz), lists what each file holds.
@@ -56,7 +56,7 @@ class Analyze:
         Positional[Paths],
         arg(
             metavar="PATH [PATH ...]",
-            help="a trace (.sqlite, .nsys-rep, .qdrep, .json, .json.gz, .ncu-rep, .hatchet), two to compare, the "
+            help="a trace (.sqlite, .nsys-rep, .qdrep, .json, .json.gz, .db, .ncu-rep, .hatchet), two to compare, the "
             "traces of all ranks, or a folder or archive of files",
             help_behavior_hint="",
         ),

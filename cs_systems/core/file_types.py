@@ -20,11 +20,22 @@ PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\
 # Profile of Triton's Proton: a tree of scopes, or Chrome traces whose kernels name their scopes.
 SCOPES = re.compile(rb'\s*\[\s*\{\s*"(children|frame|metrics)"\s*:')
 SCOPES_TRACE = re.compile(rb'\s*\{\s*"displayTimeUnit"\s*:\s*"us"\s*,\s*"traceEvents"\s*:.*"call_stack"', re.DOTALL)
-# Files of PyTorch that no command reads, by how they begin → what they are, and what to give instead.
+ROCPROF = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"')  # JSON of AMD's rocprofv3
+_SQLITE_INSTEAD = "not SQLite; export the report with nsys export -t sqlite"
+_ROCPROF_INSTEAD = "which is not read; record with rocprofv3 --runtime-trace --output-format json, or rocpd"
+# Files that no command reads, by how they begin → what they are, and what to give instead.
 UNREAD = (
     (
-        re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"'),
-        "a result of rocprofv3, which is not read; give a trace of torch.profiler, which holds the kernels of ROCm too",
+        re.compile(rb'\{"data":\["|data: "|\x89HDF\r\n|PAR1|ARROW1|\xff{4}.{,99}table_name', re.DOTALL),
+        f"an export of nsys, {_SQLITE_INSTEAD}",
+    ),
+    (
+        re.compile(rb'"?(Kind"?,"?(Agent_Id|Operation)|Domain"?,"?Function|Index"?,"?KernelName)\b'),
+        f"a table of rocprof in CSV, {_ROCPROF_INSTEAD}",
+    ),
+    (
+        re.compile(rb'\s*\{\s*"traceEvents"\s*:\s*\[\s*\{\s*\}'),
+        f"a trace of rocprof before version 3, {_ROCPROF_INSTEAD}",
     ),
     (
         re.compile(rb'\s*\{\s*"\$schema"\s*:\s*"https://www\.speedscope'),
@@ -43,6 +54,7 @@ UNREAD = (
         "a list of stacks of export_stacks, which has no times; give the trace of export_chrome_trace",
     ),
 )
+PERFETTO = (".pftrace", ".perfetto-trace")  # names of Perfetto's traces, whose content does not decide
 HEAD_BYTES = 1 << 16
 # A trace or a snapshot compresses 10 to 50 times; repeated bytes, as in a decompression bomb, 1,000 times.
 MOST_EXPANSION, EXPANSION_FROM = 100, 1 << 24
@@ -112,7 +124,7 @@ def command_for(path: Path) -> str | None:
     begins = head(path)
     if begins.startswith(SQLITE_MAGIC) or b'"traceEvents"' in begins or path.suffix in ANALYZED:
         return "analyze"
-    if SCOPES.match(begins):
+    if SCOPES.match(begins) or ROCPROF.match(begins):
         return "analyze"
     if PICKLE.match(begins):
         return "snapshot"
@@ -125,5 +137,9 @@ def refuse_other(path: Path, command: str) -> None:
     for pattern, what in UNREAD:
         if pattern.match(begins):
             raise ConfigError(f"{path} is {what}")
+    if path.suffix in PERFETTO:
+        raise ConfigError(f"{path} is a trace of Perfetto, {_ROCPROF_INSTEAD}")
+    if path.is_dir() and next(path.glob("*.parquet"), None):
+        raise ConfigError(f"{path} is an export of nsys in Parquet, {_SQLITE_INSTEAD}")
     if (found := command_for(path) or command) != command:
         raise ConfigError(f"{path} contains {HOLDS[found]}; read it with cs-systems {found} {shlex.quote(str(path))}")

@@ -22,6 +22,7 @@ import numpy as np
 
 from cs_systems.config import ConfigError
 from cs_systems.core.units import counted
+from cs_systems.traces import sqlite
 from cs_systems.traces.jobs import Job
 from cs_systems.traces.processes import chosen_process, ranges_elsewhere
 from cs_systems.traces.stalls import stalls
@@ -64,7 +65,6 @@ NODES = "--cuda-graph-trace=node"
 LATEST = np.iinfo(np.int64).max
 PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
-LONGEST_VALUE = 1 << 26  # bytes of a text, blob or row: without a limit an expression can allocate any amount
 REPORTS = (".nsys-rep", ".qdrep")  # until 2021.3 nsys wrote .qdrep
 EXPORT = ("nsys", "export", "-t", "sqlite", "--lazy=false", "--force-overwrite=true")
 # The columns of a kernel's Function except shared memory.
@@ -82,7 +82,7 @@ def read(path: Path, process: int | None = None) -> Trace:
     Raises:
         ConfigError: The export is damaged, from too old a version, or has too little in it for any table.
     """
-    with closing(_open(path)) as database:
+    with closing(sqlite.connect(path)) as database:
         try:
             return _Reader(database, path, process).trace()
         except sqlite3.OperationalError as error:
@@ -95,7 +95,7 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 def processes(path: Path) -> list[int]:
     """Return the pids of the processes that ran kernels, by the number of their first device."""
-    with closing(_open(path)) as database:
+    with closing(sqlite.connect(path)) as database:
         query = f"SELECT globalPid >> 24 & 16777215 AS pid, min(deviceId) FROM {KERNELS} GROUP BY 1 ORDER BY 2, 1"
         try:
             return [pid for pid, _ in database.execute(query) if isinstance(pid, int)]
@@ -125,15 +125,6 @@ def exported(report: Path) -> Iterator[Path]:
         yield target
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-    database.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
-    database.execute("PRAGMA trusted_schema=OFF")
-    database.execute("PRAGMA temp_store=MEMORY")
-    return database
-
-
 class _Reader:
     """Reader of one open export; it collects what the file lacks in `limitations`."""
 
@@ -141,13 +132,7 @@ class _Reader:
         self.database = database
         self.path = path
         self.limitations: list[str] = []
-        # Read tables only: a view could contain any computation.
-        tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        self.columns = {
-            name: [column[1] for column in database.execute(f'PRAGMA table_info("{name}")')]
-            for (name,) in tables
-            if name.isidentifier()
-        }
+        self.columns = sqlite.columns(database)
         self._refuse()
         self.process = self._process(process)
         self.marking = self._marking_process()

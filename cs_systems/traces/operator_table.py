@@ -179,14 +179,14 @@ def notes(profile: Profile, rows: Sequence[Row]) -> list[str]:
         return [_why_nothing(trace)]
     said = ["self time is without the operators inside; rows of nested operators must not be added"]
     if trace.operators is None:
-        said.append("nsys records no operators: these are the ranges of torch.autograd.profiler.emit_nvtx")
+        said.append(f"{trace.profiler} records no operators: these are the ranges of {_EMIT}")
     if trace.kernels:
         share = sum(row["share"] for row in rows)
         said.append(f"{share:.1%} of the kernel time was launched in an operator")
     if all(row["shapes"] is None for row in rows):
         said.append(
             "input shapes were not recorded: the rows are by name, without FLOPs; "
-            f"record with {_SHAPES[trace.profiler]}"
+            f"record with {_RECORD if trace.profiler == 'kineto' else f'{_EMIT}(record_shapes=True)'}"
         )
     elif any(row["flops"] for row in rows):
         said.append("FLOPs are those of the input shapes; causal attention counts in full")
@@ -195,15 +195,13 @@ def notes(profile: Profile, rows: Sequence[Row]) -> list[str]:
     return said
 
 
-_SHAPES = {
-    "kineto": "torch.profiler.profile(record_shapes=True)",
-    "nsys": "torch.autograd.profiler.emit_nvtx(record_shapes=True)",
-}
+_RECORD, _EMIT = "torch.profiler.profile(record_shapes=True)", "torch.autograd.profiler.emit_nvtx"
 
 
 def _why_nothing(trace: Trace) -> str:
     if (ops := operators_of(trace)) is not None:
         return f"none of the {len(ops)} operators in the trace began in a step"
-    if trace.profiler == "nsys":
-        return f"nsys records no operators; run the steps in {_SHAPES['nsys']}, or record with torch.profiler"
+    if trace.profiler != "kineto":
+        run = f"run the steps in {_EMIT}(record_shapes=True)"
+        return f"{trace.profiler} records no operators; {run}, or record with torch.profiler"
     return "the trace holds no operators; record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"

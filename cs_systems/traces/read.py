@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from cs_systems.config import ConfigError
-from cs_systems.core.file_types import GZIP_MAGIC, SQLITE_MAGIC, refuse_other
-from cs_systems.traces import kineto, nsys
+from cs_systems.core.file_types import GZIP_MAGIC, ROCPROF, SQLITE_MAGIC, refuse_other
+from cs_systems.core.file_types import head as unpacked_head
+from cs_systems.traces import kineto, nsys, rocpd, rocprof
 from cs_systems.traces.folder import choice
 from cs_systems.traces.modules import read_beside
 from cs_systems.traces.range_names import TRACE_SUFFIXES
@@ -15,7 +16,7 @@ from cs_systems.traces.trace import Trace
 
 
 def read(path: Path, process: int | None = None) -> Trace:
-    """Return the trace that nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz) wrote.
+    """Return the trace that nsys (.sqlite, .nsys-rep), torch.profiler or rocprofv3 (.json, .json.gz, .db) wrote.
 
     Args:
         path: The trace.
@@ -40,6 +41,8 @@ def read(path: Path, process: int | None = None) -> Trace:
     if not head:
         raise ConfigError(f"{path} is empty: the trace was never written; check the disk space and record again")
     if head.startswith(SQLITE_MAGIC):
+        if rocpd.is_database(path):
+            return rocpd.read(path, process)
         return replace(nsys.read(path, process), modules=read_beside(path))
     if path.suffix in nsys.REPORTS:
         with nsys.exported(path) as database:
@@ -48,9 +51,11 @@ def read(path: Path, process: int | None = None) -> Trace:
             except ConfigError as error:  # the export is gone when the message is read
                 raise ConfigError(str(error).replace(str(database), str(path))) from None
             return replace(trace, source=str(path), modules=read_beside(path))
+    if ROCPROF.match(unpacked_head(path)):
+        return rocprof.read(path, process)
     if head.startswith(GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
         return kineto.read(path, process)
     raise ConfigError(
         f"{path} is not a trace; give an SQLite export or .nsys-rep of nsys, a Chrome trace (.json, .json.gz) of "
-        "torch.profiler, or a .ncu-rep of ncu"
+        "torch.profiler, a .json or .db of rocprofv3, or a .ncu-rep of ncu"
     )

@@ -15,13 +15,17 @@ import argparse
 import gzip
 import json
 import sqlite3
+import subprocess
+import tempfile
+import warnings
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 from cs_systems.config import ConfigError
-from cs_systems.core.units import human
+from cs_systems.core.units import counted, human
+from cs_systems.traces import ncu
 from cs_systems.traces.inferred_phases import how_inferred
 from cs_systems.traces.profile import BY_PHASES, WHOLE, Profile, profile
 from cs_systems.traces.read import read
@@ -43,15 +47,21 @@ class Count(NamedTuple):
 
 def count(path: Path) -> Count:
     """Return what a file holds, without any code of the package."""
+    if path.suffix == ".ncu-rep":
+        return _count_of_ncu(path)
+    if path.suffix == ".nsys-rep":
+        return _count_of_report(path)
     raw = path.read_bytes()
     raw = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
     if raw.startswith(b"SQLite format 3"):
-        with closing(sqlite3.connect(path)) as database:
-            return _count_of_nsys(database)
+        return _count_of_sqlite(path)
     try:
         data = json.loads(raw)
     except ValueError:
         return Count("no JSON", 0, 0.0)
+    if isinstance(data, dict) and (tools := data.get("rocprofiler-sdk-tool")):
+        rows = [row for tool in tools for row in tool["buffer_records"]["kernel_dispatch"]]
+        return Count("rocprofv3, JSON", len(rows), sum(r["end_timestamp"] - r["start_timestamp"] for r in rows) / 1e3)
     events = data.get("traceEvents") if isinstance(data, dict) else None
     if events is None:
         return Count("JSON, no trace", 0, 0.0)
@@ -67,6 +77,41 @@ def count(path: Path) -> Count:
     else:
         kind = "Kineto, MTIA" if categories["mtia_ccp_events"] else "Kineto, host only"
     return Count(kind, len(kernels), sum(event["dur"] for event in kernels))
+
+
+def _count_of_sqlite(path: Path) -> Count:
+    with closing(sqlite3.connect(path)) as database:
+        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        if "rocpd_api" in tables:
+            number, time_us = database.execute(
+                "SELECT count(*), ifnull(sum(end - start), 0) / 1e3 FROM rocpd_op"
+            ).fetchone()
+            return Count("rocmProfileData", number, time_us)
+        if dispatches := [name for name in tables if name.startswith("rocpd_kernel_dispatch")]:
+            (of,) = dispatches  # of one process
+            number, time_us = database.execute(f"SELECT count(*), sum(end - start) / 1e3 FROM {of}").fetchone()
+            return Count("rocprofv3, rocpd", number, time_us)
+        return _count_of_nsys(database)
+
+
+def _count_of_report(path: Path) -> Count:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "export.sqlite"
+        done = subprocess.run(["nsys", "export", "-t", "sqlite", "-o", target, path], capture_output=True)
+        found = _count_of_sqlite(target) if not done.returncode and target.is_file() else Count("nsys", 0, 0.0)
+    return found._replace(kind="nsys report")
+
+
+def _count_of_ncu(path: Path) -> Count:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import ncu_report
+    report = ncu_report.load_report(str(path))
+    ranges = [report.range_by_idx(i) for i in range(report.num_ranges())]
+    launches = [one.action_by_idx(i) for one in ranges for i in range(one.num_actions())]
+    times = [launch.metric_by_name("gpu__time_duration.sum") for launch in launches]
+    to_us = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
+    return Count("ncu", len(launches), sum(time.as_double() * to_us[time.unit()] for time in times if time is not None))
 
 
 def _count_of_nsys(database: sqlite3.Connection) -> Count:
@@ -87,13 +132,19 @@ def row(path: Path, folder: Path) -> dict[str, str]:
     if own.kernels:
         found |= {"kernels": f"{own.kernels:,}", "their time": human(own.time_us * 1e-6, "_s")}
     try:
+        if own.kind == "ncu":
+            times = [one["time_s"] for one in ncu.read(path)]
+            untimed = times.count(None)
+            return found | {
+                "equal": _equal(own, len(times), sum(time_s or 0.0 for time_s in times)),
+                "unknown": f"the times of {counted(untimed, 'kernel')}" if untimed else "",
+            }
         each = [profile(read(path, process)) for process in own.processes or [None]]
     except ConfigError as error:
         return found | {"equal": "refused", "unknown": _short(str(error).replace(str(path), "").strip())}
     made, kernels = each[0], [one.trace.kernels for one in each]
     number, time_s = sum(map(len, kernels)), sum(float((k.end_s - k.start_s).sum()) for k in kernels)
-    same = own.kernels == number and abs(own.time_us * 1e-6 - time_s) <= SAME_S * max(1, number)
-    found |= {"equal": "yes" if same else f"no: {number:,}"} if own.kernels or not same else {}
+    found |= {"equal": _equal(own, number, time_s)}
     found |= {"steps": _steps(made)}
     notes = [note for note in made.notes if "left out" in note or "no recorded launch" in note]
     if number:
@@ -103,6 +154,11 @@ def row(path: Path, folder: Path) -> dict[str, str]:
         notes.append(f"{len(own.processes)} processes, each read by --process; steps and places are the first's")
     unknown = dict.fromkeys([*made.trace.limitations, *notes])
     return found | {"unknown": _short("; ".join(unknown))}
+
+
+def _equal(own: Count, number: int, time_s: float) -> str:
+    same = own.kernels == number and abs(own.time_us * 1e-6 - time_s) <= SAME_S * max(1, number)
+    return ("yes" if own.kernels else "") if same else f"no: {number:,}"
 
 
 def _steps(made: Profile) -> str:

@@ -188,9 +188,19 @@ def test_counters_in_place_of_kernels_are_refused_with_the_reason(write_trace: W
             "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot",
         ),
         (
-            '{"rocprofiler-sdk-tool":[{"metadata":{"pid":908}}]}',
-            "a result of rocprofv3, which is not read; give a trace of torch.profiler",
+            '"Kind","Agent_Id","Queue_Id","Kernel_Name"\n"KERNEL_DISPATCH",1,1,"gemm"\n',
+            "a table of rocprof in CSV, which is not read; record with rocprofv3 --runtime-trace --output-format json",
         ),
+        (
+            '"Index","KernelName","gpu-id"\n0,"gemm",1\n',
+            "a table of rocprof in CSV, which is not read; record with rocprofv3 --runtime-trace",
+        ),
+        (
+            '{ "traceEvents":[{}\n,{"args":{"name":"CPU HIP API"},"ph":"M","pid":2,"name":"process_name"}]}',
+            "a trace of rocprof before version 3, which is not read; record with rocprofv3 --runtime-trace",
+        ),
+        ('{"data":["GpuMetrics"]}', "an export of nsys, not SQLite; export the report with nsys export -t sqlite"),
+        ('data: "GpuMetrics"\n', "an export of nsys, not SQLite; export the report with nsys export -t sqlite"),
         (
             '{"$schema":"https://www.speedscope.app/file-format-schema.json","profiles":[]}',
             "a profile of the CPU's stacks for speedscope, which holds no kernels; give a trace of torch.profiler",
@@ -209,3 +219,27 @@ def test_file_of_another_recorder_is_refused_by_its_name(
     path.write_text(text)
     assert main([command, str(path)]) == 2
     assert f"{path} is {reason}" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("1_results.pftrace", b"\n\x10\x08\x01", "a trace of Perfetto, which is not read; record with rocprofv3"),
+        (
+            "export.arrow",
+            b"\xff" * 4 + b"\xf0\0table_name",
+            "an export of nsys, not SQLite; export the report with nsys",
+        ),
+        ("export.h5", b"\x89HDF\r\n\x1a\n", "an export of nsys, not SQLite; export the report with nsys export"),
+        ("export/KERNEL.parquet", b"PAR1", "an export of nsys in Parquet, not SQLite; export the report with nsys"),
+    ],
+)
+def test_binary_file_of_another_format_is_refused_by_its_name(
+    tmp_path: Path, name: str, content: bytes, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    given = path.parent if path.suffix == ".parquet" else path
+    assert main(["analyze", str(given)]) == 2
+    assert f"{given} is {reason}" in " ".join(capsys.readouterr().err.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 SUFFIXES = (
     ".sqlite",
+    ".db",
     ".nsys-rep",
     ".qdrep",
     ".hatchet",

@@ -1,0 +1,27 @@
+"""Read-only access to a SQLite file that is treated as untrusted."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+LONGEST_VALUE = 1 << 26  # bytes of a text, blob or row: without a limit an expression can allocate any amount
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+    database.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+    database.execute("PRAGMA trusted_schema=OFF")
+    database.execute("PRAGMA temp_store=MEMORY")
+    return database
+
+
+def columns(database: sqlite3.Connection) -> dict[str, list[str]]:
+    """Return the columns of each table; views are left out, because one could contain any computation."""
+    tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return {
+        name: [column[1] for column in database.execute(f'PRAGMA table_info("{name}")')]
+        for (name,) in tables
+        if name.isidentifier()
+    }
