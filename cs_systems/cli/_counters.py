@@ -8,7 +8,7 @@ from pathlib import Path
 from cs_systems.cli._tables import Part, document_text, table_text
 from cs_systems.core.rows import Row
 
-# Caption → (columns of `analysis.ncu` with their headings, their meaning).
+# Caption → (columns of `traces.ncu` with their headings, their meaning).
 SHOWN: dict[str, tuple[dict[str, str], str]] = {
     "occupancy and efficiency": (
         {
@@ -43,9 +43,17 @@ ALONE = "ncu runs each kernel several times, alone and with cold caches; do not 
 
 
 def counters_text(heading: str, rows: Sequence[Row], format: str = "terminal", output: Path | None = None) -> list[str]:
-    """Return the rows of `analysis.ncu.read` as tables, with only the innermost range, or as one full CSV table."""
+    """Return the rows of `traces.ncu.read` as tables, with only the innermost range, or as one full CSV table.
+
+    A table without any of its metrics is left out, with a note.
+    """
     if format == "csv":
         return [table_text("", rows, {}, (), format)]
     readable = [{**row, "inside": row["ranges"].rpartition(" > ")[2] or None} for row in rows]
-    parts: list[Part] = [(caption, readable, titles, [note]) for caption, (titles, note) in SHOWN.items()]
-    return document_text(format, [heading, ALONE], parts, output)
+    measured = {name for row in rows for name, value in row.items() if value is not None} - {"kernel", "ranges"}
+    lacking = [caption for caption, (titles, _) in SHOWN.items() if measured.isdisjoint(titles)]
+    notes = [f"no metric of {', '.join(lacking)} was recorded; record with ncu --set full"] if lacking else []
+    parts: list[Part] = [
+        (caption, readable, titles, [note]) for caption, (titles, note) in SHOWN.items() if caption not in lacking
+    ]
+    return document_text(format, [heading, ALONE, *notes], parts, output)

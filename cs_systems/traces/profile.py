@@ -35,6 +35,7 @@ from cs_systems.traces.trace import (
 
 BY_PHASES = "no range is named step: a step is assumed to last from one forward to the last phase before the next"
 LEAST_LONGER = 0.01  # of a step: kernels that end later belong to its time
+ROUNDING_S = 0.5e-9  # a profiler counts whole ns; of two ranges in touch, rounding may let the second begin earlier
 WHOLE = "no range marks steps or phases: the whole recording counts as one step"
 
 
@@ -236,7 +237,7 @@ def _outermost(ranges: Ranges, *globs: str) -> list[Step]:
     exact = names & {*globs}
     steps: list[Step] = []
     for r in ranges.named(lambda name: name in exact or (not exact and any(fnmatchcase(name, glob) for glob in globs))):
-        if r.end_s > r.start_s and (not steps or r.start_s >= steps[-1].end_s):
+        if r.end_s > r.start_s and (not steps or r.start_s > steps[-1].end_s - ROUNDING_S):
             steps.append(Step(r.name, r.start_s, r.end_s))
     return steps
 

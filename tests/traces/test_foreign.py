@@ -11,7 +11,7 @@ import pytest
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
 from cs_systems.traces import tables
-from cs_systems.traces.profile import Profile, profile
+from cs_systems.traces.profile import Profile, find_steps, profile
 from cs_systems.traces.range_names import general
 from cs_systems.traces.range_tree import range_tree
 from cs_systems.traces.read import read
@@ -64,6 +64,13 @@ def test_kernels_launched_before_the_recording_are_left_out(write_trace: WriteTr
         "2 kernels (0.012 ms) before the first step are left out",
         "1 kernels have no recorded launch and are unattributed",
     )
+
+
+def test_steps_in_touch_are_all_found(write_trace: WriteTrace) -> None:
+    """The end of one, its start plus its duration, can be rounded to a later time than the start of the next."""
+    events = [marked(f"ProfilerStep#{i}", i * 100, i * 100 + 100) for i in range(30)]
+    made = profile(read(write_trace([*events, *kernel("gemm", 2950, 2960, launched=2910)])), "ProfilerStep#*")
+    assert [step.name for step in find_steps(made.trace, None)[0]] == [f"ProfilerStep#{i}" for i in range(30)]
 
 
 def test_a_recording_without_steps_has_the_kernels_launched_before_it(write_trace: WriteTrace) -> None:

@@ -142,6 +142,18 @@ def test_text_is_three_tables_of_80_columns_and_csv_is_one(
     assert "contains counters of kernels; use only --format (not html) and --output" in capsys.readouterr().err
 
 
+def test_table_without_a_metric_is_left_out_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row(monkeypatch, tmp_path, Action({ncu.METRICS["registers"]: Metric(16.0)}))
+    monkeypatch.setattr(ncu, "read", ncu.rows)
+    assert main(["analyze", str(tmp_path / "a.ncu-rep")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no metric of occupancy and efficiency, throughput was recorded; record with ncu --set full" in shown
+    assert "shared memory" in shown
+    assert "SM eff." not in shown
+
+
 @pytest.mark.parametrize("content", [b"", b"no report", b"NVR\0\xff\xff\xff\x7f" * 9])
 def test_invalid_report_is_refused(tmp_path: Path, content: bytes) -> None:
     pytest.importorskip("ncu_report", reason="the extra ncu is not installed")
