@@ -1,7 +1,7 @@
 """Phases of a trace whose author marked neither forward nor backward, inferred from what every PyTorch program leaves.
 
-- backward: launched under a backward operator (autograd's sequence numbers, or a name such as `MmBackward0`), or in a
-  thread that runs backward and is not the forward's;
+- backward: launched under a backward operator (autograd's sequence numbers, or a name such as `MmBackward0`, which is
+  all that PyTorch 1.8 recorded), or in a thread that runs backward and is not the forward's;
 - optimizer: launched in a range of `Optimizer.step`, or a kernel of the family optimizer outside of backward;
 - communication: a collective outside of these that does not follow a forward kernel, such as one after backward;
 - forward: the rest, if there is a backward.
@@ -21,7 +21,7 @@ from cs_systems.config import Phase
 from cs_systems.traces.kernel_families import family, is_collective
 from cs_systems.traces.range_names import COMMUNICATION, meaning
 from cs_systems.traces.sequence_numbers import SequenceRoute
-from cs_systems.traces.trace import Bools, Timeline, Trace
+from cs_systems.traces.trace import Bools, Ranges, Timeline, Trace
 
 _BACKWARD = re.compile(r"\bautograd::engine::|Backward\d*\b")  # of an operator, also as emit_nvtx names its range
 
@@ -49,6 +49,8 @@ def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:
     if route is not None:
         backward |= _under(trace, route.lines, lambda op: op.forward_thread or _is_backward(op.name))
         backward |= np.isin(kernels.thread, _autograd_threads(trace))
+    elif trace.operators is not None:
+        backward |= _by_name(trace, trace.operators.ranges())
     backward &= launched
     if not backward.any():
         return {}
@@ -82,8 +84,8 @@ def how_inferred(trace: Trace) -> str:
             "(confidence: high), optimizer from Optimizer.step and kernel names (medium), forward as the rest (medium)"
         )
     return (
-        "no range marks forward or backward: phases are inferred, backward from the names of ranges (confidence: "
-        "medium), optimizer from Optimizer.step and kernel names (medium), forward as the rest (low)"
+        "no range marks forward or backward: phases are inferred, backward from the names of operators or ranges "
+        "(confidence: medium), optimizer from Optimizer.step and kernel names (medium), forward as the rest (low)"
     )
 
 
@@ -97,6 +99,15 @@ def _under(trace: Trace, lines: Mapping[int, Timeline[Any]], wanted: Callable[[A
             holds = np.array([any(map(wanted, stack)) for stack in line.stacks])
             found[mine] = holds[line.index(kernels.launch_start_s[mine])]
     return found
+
+
+def _by_name(trace: Trace, operators: Ranges) -> Bools:
+    """Return for each kernel whether an operator named like a backward one launched it, or the thread of such ones."""
+    named = operators.name.codes_where(_is_backward)
+    lines = operators.take(named).timelines
+    others = Counter(operators.thread[~named].tolist()).most_common(1)
+    threads = [thread for thread in lines if not others or thread != others[0][0]]
+    return _under(trace, lines, bool) | np.isin(trace.kernels.thread, threads)
 
 
 def _autograd_threads(trace: Trace) -> list[int]:

@@ -36,15 +36,17 @@ RULES: tuple[tuple[str, str], ...] = (
     ("softmax", r"softmax"),
     ("matmul", r"gemm|gemv|nvjet|xmma|cutlass|cublas|split_?k|matmul|wgmma|mma_|conv(olve|olution|2d)"),
     # AMD's AOTriton, Tensile, MIOpen, Composable Kernel, AITER and rocBLAS, and cuDNN's convolutions.
-    ("attention", r"^bwd_(preprocess|kernel_(dk_dv|dq|fuse))"),
+    ("attention", r"^bwd_(preprocess|kernel_(dk_dv|dq|fuse))|^sage_fwd"),
     ("matmul", r"Cijk_|^igemm_|miopenSp3AsmConv|MIOpenConv|_conv_(fwd|bwd|wrw)|fused_?moe|fmoe_"),
-    ("matmul", r"[dw]grad(2d|\w*_engine)|winograd"),
+    ("matmul", r"[dw]grad(2d|\w*_engine)|winograd|_[sh]cudnn_\d|\bfft[12]d_[rc]2[rc]_"),
     ("matmul", r"(^|_)b?mm_|\bdot_kernel"),
     ("copy", r"CatArray|copy_kernel|_copy_|transpose|permute|gather|index_?select|index_elementwise|roll_|pad_"),
+    ("copy", r"nchwToNhwc|nhwcToNchw"),
     ("reduction", r"reduce|nll_loss|cross_entropy|embedding_(backward|bag)|scatter|scan|arg(max|min)|cumsum"),
+    ("reduction", r"embedding_codegen|(max|avg)_pool"),
     ("elementwise", r"elementwise|pointwise|dropout|masked_fill|tri[ul]_|arange|fill|silu|gelu|swiglu|cast"),
     ("reduction", r"rocblas_\w*(dot|nrm2|asum)"),
-    ("elementwise", r"rotary|rope|distribution_|rocblas_\w*(axpy|scal)|SubTensorOp|Op\dd?Tensor"),
+    ("elementwise", r"rotary|rope|distribution_|rocblas_\w*(axpy|scal)|scalePackedTensor|SubTensorOp|Op\dd?Tensor"),
 )  # fmt: skip
 _COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, pattern in RULES)
 

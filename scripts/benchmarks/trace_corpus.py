@@ -130,7 +130,7 @@ def row(path: Path, folder: Path) -> dict[str, str]:
     own = count(path)
     found = dict.fromkeys(COLUMNS, "") | {"file": str(path.relative_to(folder)), "kind": own.kind}
     if own.kernels:
-        found |= {"kernels": f"{own.kernels:,}", "their time": human(own.time_us * 1e-6, "_s")}
+        found |= {"kernels": f"{own.kernels:,}", "their time": human(own.time_us * 1e-6, "_s") if own.time_us else ""}
     try:
         if own.kind == "ncu":
             times = [one["time_s"] for one in ncu.read(path)]

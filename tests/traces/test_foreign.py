@@ -377,7 +377,22 @@ def test_backward_is_inferred_from_names_of_ranges(write_trace: WriteTrace) -> N
     ]  # fmt: skip
     made = profile(read(write_trace(events)))
     assert [place.phase for place in made.places] == ["forward", "backward"]
-    assert "backward from the names of ranges (confidence: medium)" in made.notes[-1]
+    assert "backward from the names of operators or ranges (confidence: medium)" in made.notes[-1]
+
+
+def test_backward_is_inferred_from_names_of_operators(write_trace: WriteTrace) -> None:
+    """PyTorch 1.8 recorded no sequence numbers; its autograd accumulates gradients outside of a backward operator."""
+    events = [
+        event("Operator", "aten::mm", 0, 50), *kernel("gemm", 100, 110, 10),
+        event("Operator", "aten::relu", 50, 55), *kernel("relu", 112, 115, 52),
+        event("Operator", "MmBackward", 60, 90, AUTOGRAD), event("Operator", "aten::mm", 65, 85, AUTOGRAD),
+        *kernel("gemm", 120, 130, 70, AUTOGRAD),
+        event("Operator", "torch::autograd::AccumulateGrad", 92, 99, AUTOGRAD),
+        *kernel("elementwise_kernel", 140, 145, 95, AUTOGRAD),
+    ]  # fmt: skip
+    made = profile(read(write_trace(events)))
+    assert [place.phase for place in made.places] == ["forward", "forward", "backward", "backward"]
+    assert "backward from the names of operators or ranges (confidence: medium)" in made.notes[-1]
 
 
 def test_range_tree_nests_the_programs_own_ranges(write_trace: WriteTrace) -> None:

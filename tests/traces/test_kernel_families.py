@@ -45,6 +45,9 @@ NAMES = {
         "_ZN5aiter19fmoe_int8_g1u0_smf_E",
         "rocblas_gemvn_kernel_calc<64, 16, int, float>",
         "MIOpenConvUni",
+        "volta_scudnn_128x64_relu_interior_nn_v1",
+        "cudnn_infer_volta_scudnn_128x64_stridedB_interior_nn_v1",
+        "void fft2d_r2c_16x16<float>(float2*, float const*, int, int, int, int, int, int, int, int)",
     ],
     "attention": [
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false>>(Flash_fwd_params)",
@@ -61,6 +64,7 @@ NAMES = {
         "_ZN7ck_tile6kentryILi2ENS_13FmhaFwdKernelINS_24BlockFmhaPipelineQRKSVS",
         *("attn_fwd.kd", "bwd_kernel_dk_dv", "bwd_preprocess"),  # AOTriton's
         "aiter::fmha_bwd_hd128_bf16_causal",
+        "sage_fwd",
     ],
     "softmax": [
         "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*, float const*, int)",
@@ -86,6 +90,7 @@ NAMES = {
         "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4, bool>()",
         "triton_poi_fused_add_mul_silu_3",
         "triton_poi_fused__scaled_dot_product_efficient_attention_1",
+        "void cudnn::ops::scalePackedTensor_kernel<float, float>(long, float*, float)",
     ],
     "reduction": [
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>(ReduceOp)",
@@ -94,6 +99,8 @@ NAMES = {
         "triton_red_fused__unsafe_view_mul_sum_0",
         "triton_per_fused_sum_view_9",
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::NormTwoOps<float>>>(ReduceOp)",
+        "void at::native::(anonymous namespace)::max_pool_backward_nchw<float, float>(float const*, long const*, int)",
+        "void split_embedding_codegen_forward_unweighted_kernel<float, float, float, long, 5ul>(PackedTensorAccessor)",
     ],
     "copy": [
         "void at::native::elementwise_kernel<128, 2, gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda>>(int)",
@@ -106,6 +113,7 @@ NAMES = {
         "Memcpy DtoD (Device -> Device)",
         "Memset (Device)",
         "[CUDA memcpy Host-to-Device]",
+        "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)2>(nchw2nhwc_params)",
     ],
     "collective": [
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
