@@ -89,7 +89,7 @@ def read(path: Path, process: int | None = None) -> Trace:
             raise ConfigError(
                 f"{path} lacks data that exports of nsys 2021 to 2026 have ({error}); export it with such a version"
             ) from None
-        except (sqlite3.DatabaseError, MemoryError, OverflowError) as error:
+        except (sqlite3.DatabaseError, MemoryError, OverflowError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is a damaged export ({error}); export it again from the .nsys-rep") from None
 
 
@@ -99,7 +99,7 @@ def processes(path: Path) -> list[int]:
         query = f"SELECT globalPid >> 24 & 16777215 AS pid, min(deviceId) FROM {KERNELS} GROUP BY 1 ORDER BY 2, 1"
         try:
             return [pid for pid, _ in database.execute(query) if isinstance(pid, int)]
-        except sqlite3.DatabaseError:  # without a table of kernels, or damaged: reading the file tells which
+        except (sqlite3.DatabaseError, UnicodeDecodeError):  # without a table of kernels, or damaged: reading the file tells which
             return []
 
 

@@ -47,8 +47,8 @@ def is_database(path: Path) -> bool:
     try:
         with closing(sqlite.connect(path)) as database:
             return any(name.startswith("rocpd_") for name in sqlite.columns(database))
-    except sql.DatabaseError:
-        return False
+    except (sql.DatabaseError, UnicodeDecodeError):  # damaged
+        return path.suffix == ".db"
 
 
 @without_collector()
@@ -65,7 +65,7 @@ def read(path: Path, process: int | None = None) -> Trace:
     try:
         with closing(sqlite.connect(path)) as database:
             return _read(database, path, process)
-    except (sql.DatabaseError, MemoryError, OverflowError) as error:
+    except (sql.DatabaseError, MemoryError, OverflowError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is a damaged database of rocprofv3 ({error}); record again") from None
 
 

@@ -265,6 +265,17 @@ def test_truncated_export_is_refused(nsys_path: Path, tmp_path: Path) -> None:
         read(path)
 
 
+def test_export_with_a_damaged_schema_is_refused(nsys_path: Path, tmp_path: Path) -> None:
+    """SQLite quotes the damaged statement in its error, which need not be UTF-8."""
+    path = tmp_path / "damaged.sqlite"
+    path.write_bytes(nsys_path.read_bytes().replace(b"CREATE TABLE StringIds", b"CREATE \xef\xffBLE StringIds"))
+    with pytest.raises(ConfigError, match=r"is a damaged export \('utf-8' codec can't decode"):
+        read(path)
+    with pytest.raises(ConfigError, match=r"is a damaged export"):
+        nsys.read(path)
+    assert nsys.processes(path) == []
+
+
 def test_unrelated_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
     database = sqlite3.connect(path)

@@ -391,6 +391,14 @@ def test_a_database_of_another_form_is_refused(tmp_path: Path, statement: str, m
         read(changed_database(tmp_path, statement))
 
 
+def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
+    """SQLite quotes the damaged statement in its error, which need not be UTF-8."""
+    path = as_database(tmp_path / "a.json", [STEPS])
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE rocpd_string", b"CREATE \xef\xffBLE rocpd_string"))
+    with pytest.raises(ConfigError, match=r"is a damaged database of rocprofv3 .*; record again"):
+        read(path)
+
+
 def test_two_processes_with_one_pid_are_refused(tmp_path: Path) -> None:
     path = changed_database(tmp_path, "INSERT INTO rocpd_info_process_0000_7 VALUES (1, 1, 7)")
     with pytest.raises(ConfigError, match="holds two processes with the pid 7"):
