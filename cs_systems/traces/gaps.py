@@ -10,7 +10,8 @@ A stretch without a kernel is divided among these causes, by how long each laste
 - cudaMalloc: the host was allocating or freeing device memory, with no launch pending;
 - synchronisation: the host waited for the device, with no launch pending;
 - launch-bound: the host did something else, and no launch was pending: Python, the framework, the launch itself;
-- launch not recorded: the next kernel's launch is unknown, so who was late is unknown too.
+- launch not recorded: the next kernel's launch is unknown, so who was late is unknown too;
+- kernels not recorded: the device ran kernels that the trace does not hold, at times that nobody knows.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from cs_systems.core.rows import GapRow, Results
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Step, Trace
 
-COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH, LOST = CAUSES = (
+COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH, LOST, UNSEEN = CAUSES = (
     "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "launch-bound", "launch not recorded",
+    "kernels not recorded",
 )  # fmt: skip
 
 
@@ -135,6 +137,8 @@ def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
     host = [Span(PROFILER, start, end) for start, end in trace.overheads]
     host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in trace.calls]
     times = {cause: np.zeros(len(gaps.step)) for cause in CAUSES}
+    if trace.lacks_kernels:
+        return times | {UNSEEN: gaps.end_s - gaps.start_s}
     late = ~gaps.pending & ~gaps.lost
     for which, spans, rest in (
         (gaps.pending, copies, LATENCY),

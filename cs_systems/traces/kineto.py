@@ -314,6 +314,7 @@ class _Reader:
             copies = [row for row in copies if row[-1] in process.launches]
             if left_out := len(self.kernels) - len(kernels):
                 limitations.append(f"{left_out} kernels are left out: another or an unknown process launched them")
+        empty = 0  # launches of CUDA graphs
         if process.graphs or process.shapes:
             kernels = [_completed(row, process) for row in kernels]
             if empty := len(process.graphs - {row[-1] for row in kernels}):
@@ -338,6 +339,7 @@ class _Reader:
             modules=modules,
             operators=process.operators.read(),
             messages=_messages_around(columns, process) | self._messages_of(columns),
+            lacks_kernels=empty > 0,
         )
 
     def _messages_of(self, kernels: Kernels) -> dict[int, jobs.Message]:

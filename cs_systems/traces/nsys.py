@@ -99,7 +99,10 @@ def processes(path: Path) -> list[int]:
         query = f"SELECT globalPid >> 24 & 16777215 AS pid, min(deviceId) FROM {KERNELS} GROUP BY 1 ORDER BY 2, 1"
         try:
             return [pid for pid, _ in database.execute(query) if isinstance(pid, int)]
-        except (sqlite3.DatabaseError, UnicodeDecodeError):  # without a table of kernels, or damaged: reading the file tells which
+        except (
+            sqlite3.DatabaseError,
+            UnicodeDecodeError,
+        ):  # without a table of kernels, or damaged: reading the file tells which
             return []
 
 

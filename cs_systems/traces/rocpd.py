@@ -38,7 +38,7 @@ REQUIRED = {
     "info_node": ("id", "hostname"),
 }  # fmt: skip
 KERNELS, VERSION = "rocpd_kernel_dispatch", "3"
-MOST_ROWS = 10_000_000  # kernels, copies and regions: about 5 GB of memory
+MOST_ROWS = 10_000_000  # kernels, copies and regions: about 4 GB of memory
 JSON_INSTEAD = "record with rocprofv3 --output-format json"
 
 

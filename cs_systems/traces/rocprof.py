@@ -39,7 +39,7 @@ from cs_systems.traces.trace import (
 )
 
 KEY = "rocprofiler-sdk-tool"
-LARGEST_BYTES = 1 << 29  # of the JSON: it takes about eight times as much memory
+LARGEST_BYTES = 1 << 29  # of the JSON: it takes about six times as much memory
 CHUNK = 1 << 22
 RECORD = "record with rocprofv3 --runtime-trace"
 MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")  # kinds of the calls of roctx that mark

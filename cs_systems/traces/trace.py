@@ -334,7 +334,8 @@ class Trace:
 
     `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none,
     `modules` where the recorder wrote none. `ops` are those of `operators` with a sequence number. `messages` maps the
-    index of a collective's kernel to what the profiler recorded of the call.
+    index of a collective's kernel to what the profiler recorded of the call. `lacks_kernels`: the device ran kernels
+    that the file does not hold, so nothing is known of its idle time.
     """
 
     source: str
@@ -352,6 +353,7 @@ class Trace:
     operators: Operators | None = None
     job: Job | None = None
     messages: Mapping[int, Message] = field(default_factory=dict)
+    lacks_kernels: bool = False
 
 
 class Timeline(Generic[T]):

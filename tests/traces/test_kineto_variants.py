@@ -19,6 +19,7 @@ from cs_systems.traces.jobs import kind
 from cs_systems.traces.kernel_families import family
 from cs_systems.traces.profile import profile
 from cs_systems.traces.read import read
+from cs_systems.traces.tables import NO_COSTS, TABLES
 
 Event = dict[str, Any]
 WriteTrace = Callable[[Sequence[Event]], Path]
@@ -132,6 +133,10 @@ def test_kernels_of_graphs_are_counted(write_trace: WriteTrace, node_ids: bool, 
     assert any(
         note.startswith("2 of 4 launches of CUDA graphs have no recorded kernel; record with") for note in made.notes
     )
+    (idle,) = TABLES["gaps"](made, NO_COSTS)
+    assert idle["cause"] == "kernels not recorded"
+    whole = profile(read(write_trace(graphs(1, 3, node_ids, runtime))))
+    assert "kernels not recorded" not in {row["cause"] for row in TABLES["gaps"](whole, NO_COSTS)}
 
 
 def test_unread_accelerator_is_noted(write_trace: WriteTrace) -> None:
