@@ -16,7 +16,7 @@ from cs_systems.config import Phase
 from cs_systems.snapshots.allocations import BEFORE, Allocation, Replay
 from cs_systems.snapshots.phases import NO_STACK, SETUP, Place, layers_by_loop, phase_of_stack, places
 from cs_systems.snapshots.sites import short_file, sites
-from cs_systems.snapshots.snapshot import Frame, Snapshot, Tensor
+from cs_systems.snapshots.snapshot import Frame, Tensor
 
 PARAMETERS, OPTIMIZER_STATE, GRADIENTS, ACTIVATIONS = "parameters", "optimizer state", "gradients", "activations"
 TEMPORARIES, WORKSPACES, BEFORE_RECORDING, UNKNOWN = "temporaries", "workspaces", "before recording", "unknown"
@@ -29,8 +29,8 @@ CATEGORIES = {
         "allocated by the optimizer and not freed in its step; before recording: further ones of each gradient's size"
     ),
     WORKSPACES: (
-        "exactly as large as a cuBLAS workspace, never freed, older than the last step, and allocated neither where a "
-        "model is built nor by the optimizer"
+        "exactly as large as a cuBLAS workspace, never freed, allocated neither where a model is built nor by the "
+        "optimizer, of a size that no parameter can have, and older than the last step or allocated in backward"
     ),
     BEFORE_RECORDING: "allocated before recording began, and not identified by its size",
     GRADIENTS: "allocated in backward and not freed in it, or freed by zero_grad",
@@ -40,6 +40,7 @@ CATEGORIES = {
 }
 # PyTorch's CUBLAS_WORKSPACE_CONFIG: :4096:2:16:8, on Hopper and later :4096:8 (32 MiB).
 WORKSPACE_BYTES = (8_519_680, 33_554_432)
+MOST_WORKSPACES = 2  # one for each thread that calls cuBLAS: forward's and autograd's
 _OF_KIND = {
     "parameter": PARAMETERS,
     "gradient": GRADIENTS,
@@ -79,7 +80,7 @@ class Attribution:
 def attribute(replay: Replay) -> Attribution:
     found = places(replay.snapshot)
     layers, loops = layers_by_loop(replay.snapshot, replay.allocations, found)
-    lives = _Lives(replay.snapshot, found)
+    lives = _Lives(replay, found)
     made = [_by_phase(replay, a, found, lives, layers) for a in replay.allocations]
     notes = list(_notes(made, loops))
     if replay.snapshot.sidecar is not None:
@@ -102,13 +103,13 @@ def _by_phase(
     else:
         phase, layer = places[a.start]
     # A weight may be as large as a workspace, but not allocated where a workspace is.
-    workspace = stays and a.requested_bytes in WORKSPACE_BYTES and phase not in (SETUP, Phase.OPTIMIZER)
+    workspace = stays and lives.is_workspace_size(a.requested_bytes) and phase not in (SETUP, Phase.OPTIMIZER)
     if not stays and lives.is_zeroed(a):
         return Attributed(a, GRADIENTS, phase, None)
     if a.start == BEFORE:
         known = {SETUP: PARAMETERS, Phase.OPTIMIZER: OPTIMIZER_STATE}.get(phase or "", BEFORE_RECORDING)
         return Attributed(a, WORKSPACES if workspace else known, phase, None)
-    if workspace and lives.outlives_a_step(a):
+    if workspace and (phase == Phase.BACKWARD or lives.outlives_a_step(a)):
         return Attributed(a, WORKSPACES, phase, None)
     category = lives.category(a, None if stays else places[a.end].phase)
     return Attributed(a, category, phase, layer or layers.get(a.start))
@@ -117,8 +118,13 @@ def _by_phase(
 class _Lives:
     """Categories by phase and lifetime."""
 
-    def __init__(self, snapshot: Snapshot, places: Sequence[Place]) -> None:
+    def __init__(self, replay: Replay, places: Sequence[Place]) -> None:
+        snapshot = replay.snapshot
         self._places = places
+        # Sizes of what can be parameters; some of a workspace's size are workspaces.
+        self._parameters = Counter(
+            a.requested_bytes for a in replay.allocations if a.start == BEFORE or places[a.start].phase == SETUP
+        )
         self._stack = snapshot.events.stack
         self._in_zero_grad = [any(frame.function == "zero_grad" for frame in stack) for stack in snapshot.stacks]
         self._next_forward = _next(places, Phase.FORWARD)
@@ -129,6 +135,10 @@ class _Lives:
     def is_zeroed(self, a: Allocation) -> bool:
         """Return whether zero_grad frees the allocation, and did not make it."""
         return self._in_zero_grad[self._stack[a.end]] and not self._in_zero_grad[a.stack]
+
+    def is_workspace_size(self, size: int) -> bool:
+        """Return whether cuBLAS makes workspaces of the size, and no parameter can have it."""
+        return size in WORKSPACE_BYTES and self._parameters[size] <= MOST_WORKSPACES
 
     def outlives_a_step(self, a: Allocation) -> bool:
         """Return whether a forward begins after the next backward that follows the allocation."""

@@ -208,6 +208,25 @@ def test_weight_of_a_workspace_size_is_a_parameter(tmp_path: Path) -> None:
     assert [a.category for a in found.allocations[:2]] == ["parameters", "workspaces"]
 
 
+@pytest.mark.parametrize(("weights", "category"), [(0, "workspaces"), (3, "gradients")])
+def test_workspace_of_backward_is_no_gradient_unless_parameters_have_its_size(
+    tmp_path: Path, weights: int, category: str
+) -> None:
+    """The recording ends after one step, so no later forward tells that the block stays."""
+    allocator = CachingAllocator()
+    for size in (4096, 8192, *[WORKSPACE_BYTES[1]] * weights):
+        allocator.alloc(size)
+    allocator.start()
+    allocator.free(allocator.alloc(512, FORWARD), BACKWARD)
+    for size in (4096, *[WORKSPACE_BYTES[1]] * max(1, weights), 8192):
+        allocator.alloc(size, BACKWARD)
+    allocator.alloc(4096, OPTIMIZER)
+    found = found_in(allocator.snapshot(), tmp_path)
+    of_size = {(a.phase, a.category) for a in found.allocations if a.allocation.requested_bytes == WORKSPACE_BYTES[1]}
+    assert of_size == {("backward", category)} | ({(None, "parameters")} if weights else set())
+    assert sum(a.category == "parameters" for a in found.allocations) == 2 + weights
+
+
 def test_snapshot_without_stacks_is_unknown(tmp_path: Path) -> None:
     allocator = CachingAllocator()
     allocator.alloc(512)
