@@ -33,7 +33,7 @@ CATEGORIES = {
         "optimizer, of a size that no parameter can have, and older than the last step or allocated in backward"
     ),
     BEFORE_RECORDING: "allocated before recording began, and not identified by its size",
-    GRADIENTS: "allocated in backward and not freed in it, or freed by zero_grad",
+    GRADIENTS: "allocated in backward and not freed in it, also before recording, or freed by zero_grad",
     ACTIVATIONS: "allocated in forward or the loss, or in no known phase, and alive when a backward begins",
     TEMPORARIES: "allocated and freed in one phase; in forward: freed before backward begins",
     UNKNOWN: "no rule fits",
@@ -108,6 +108,8 @@ def _by_phase(
         return Attributed(a, GRADIENTS, phase, None)
     if a.start == BEFORE:
         known = {SETUP: PARAMETERS, Phase.OPTIMIZER: OPTIMIZER_STATE}.get(phase or "", BEFORE_RECORDING)
+        if phase == Phase.BACKWARD and (stays or places[a.end].phase not in (None, Phase.BACKWARD)):
+            known = GRADIENTS
         return Attributed(a, WORKSPACES if workspace else known, phase, None)
     if workspace and (phase == Phase.BACKWARD or lives.outlives_a_step(a)):
         return Attributed(a, WORKSPACES, phase, None)

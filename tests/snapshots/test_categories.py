@@ -164,18 +164,18 @@ def test_unmatched_allocations_are_unknown(tmp_path: Path) -> None:
 def test_stacks_categorize_blocks_from_before_recording(tmp_path: Path) -> None:
     """Their allocations are older than the oldest recorded event."""
     allocator = CachingAllocator()
-    for _ in range(3):
-        allocator.alloc(4096)
+    for size in (4096, 4096, 4096, 5120):
+        allocator.alloc(size)
     allocator.alloc(WORKSPACE_BYTES[0])
     allocator.start()
     allocator.free(allocator.alloc(512))
     data = allocator.snapshot()
     alive = [b for s in data["segments"] for b in s["blocks"] if b["state"] != "inactive"]
-    for block, stack in zip(alive, (SETUP, OPTIMIZER, FORWARD), strict=False):
+    for block, stack in zip(alive, (SETUP, OPTIMIZER, FORWARD, BACKWARD), strict=False):
         block["frames"] = list(stack)
     found = found_in(data, tmp_path)
     categories = sorted(a.category for a in found.allocations if a.allocation.start < 0)
-    assert categories == ["before recording", "optimizer state", "parameters", "workspaces"]
+    assert categories == ["before recording", "gradients", "optimizer state", "parameters", "workspaces"]
 
 
 ZERO_GRAD = (frame("zero_grad", "site-packages/torch/optim/optimizer.py"), *MAIN)
