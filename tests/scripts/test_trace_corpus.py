@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.traces.test_rocprof import STEPS, as_database, as_json
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,6 +38,14 @@ def test_own_reader_agrees_on_each_kind(row: Callable[..., dict[str, str]], nsys
     assert "left out: 1 event without a valid time or number" in made["unknown"]
     (tmp_path / "plain.txt").write_text("no trace")
     assert row(tmp_path / "plain.txt", tmp_path)["equal"] == "refused"
+
+
+@pytest.mark.parametrize(("write", "kind"), [(as_json, "rocprofv3, JSON"), (as_database, "rocprofv3, rocpd")])
+def test_own_reader_agrees_on_results_of_rocprof(
+    row: Callable[..., dict[str, str]], tmp_path: Path, write: Callable[..., Path], kind: str
+) -> None:
+    made = row(write(tmp_path / "7_results.json", [STEPS]), tmp_path)
+    assert (made["kind"], made["kernels"], made["their time"], made["equal"]) == (kind, "4", "4.00 µs", "yes")
 
 
 def test_processes_of_one_export_are_added_up(
