@@ -40,7 +40,7 @@ COMMANDS = {
     "comm": "measure collectives between ranks: latency, bandwidth, waiting and set-up",
     "report": "show the records of a run: tables (terminal, markdown, LaTeX, Typst, CSV), figures, HTML",
     "compare": "compare two runs: ratio of the times, confidence interval, verdict",
-    "analyze": "analyze a trace of nsys or torch.profiler: kernels, phases, layers, idle time",
+    "analyze": "analyze a trace of nsys, torch.profiler or rocprofv3: kernels, phases, layers, idle time",
     "snapshot": "analyze a CUDA memory snapshot of PyTorch: the peak, its categories, its largest allocations",
     "doctor": "check what works on this machine, and show the command that fixes what does not",
 }

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 COMPARED = tuple(f"{side}_{unit}" for side in ("a", "b", "difference") for unit in ("s", "bytes"))
 # Width of the other columns of a table with such a column.
-BESIDE = {"kernel": 52, "range": 55, "annotation": 48, "operator": 60, "caller": 60, "file": 50, "scope": 45}
+BESIDE = {
+    "kernel": 52, "range": 55, "annotation": 48, "operator": 60, "caller": 60, "file": 50, "scope": 45, "module": 50,
+    "path": 50,
+}  # fmt: skip
 
 
 def chosen_tables(

@@ -49,13 +49,14 @@ def modules(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
             inside[path, place.phase] += total.time_s / count
             calls[path] += total.calls
     own_flops = _own_flops(known.by_path, costs.modules)
+    phases = _phases(profile)
     rows = []
     for row in known.rows:
         path = row["path"]
         rows.append(
             {
                 **{name: row[name] for name in ("path", "class", "block", "stack", "layer", "part", "parameters")},
-                **{f"{phase}_s": inside[path, phase] for phase in PHASES},
+                **{f"{phase}_s": inside[path, phase] if phase in phases else None for phase in PHASES},
                 "calls_per_step": calls[path] / count,
                 "time_s": inside[path],
                 "own_s": own[path],
@@ -67,6 +68,11 @@ def modules(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
             }
         )
     return [{**row, **_rates(row, costs)} for row in rows]
+
+
+def _phases(profile: Profile) -> set[str]:
+    """Return the phases of kernels in modules; the time of a module in another phase is unknown, not 0."""
+    return {place.phase for _, place in profile.groups if place.module is not None}
 
 
 def tree(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
@@ -94,11 +100,11 @@ def blocks(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
 def classes(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     """Return one row for each class of modules, by own time: the times of all classes add up."""
     rows = modules(profile, costs)
-    phases: dict[tuple[str, str], float] = defaultdict(float)
-    by_path = {row["path"]: row for row in rows}
+    times: dict[tuple[str, str], float] = defaultdict(float)
+    by_path, phases = {row["path"]: row for row in rows}, _phases(profile)
     for (_, place), total in profile.groups.items():
         if place.module is not None and place.phase in PHASES:
-            phases[by_path[place.module]["class"], place.phase] += total.time_s / len(profile.steps)
+            times[by_path[place.module]["class"], place.phase] += total.time_s / len(profile.steps)
     made = []
     for name in dict.fromkeys(row["class"] for row in rows):
         mine = [row for row in rows if row["class"] == name]
@@ -106,7 +112,7 @@ def classes(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
         row = {
             "class": name,
             "modules": len(mine),
-            **{f"{phase}_s": phases[name, phase] for phase in PHASES},
+            **{f"{phase}_s": times[name, phase] if phase in phases else None for phase in PHASES},
             "time_s": own_s,
             "share": own_s / profile.time_s * len(profile.steps) if profile.time_s else None,
             "flops": flops,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cs_systems.cli import main
 from cs_systems.traces import module_tables, tables
 from cs_systems.traces.called_modules import called_modules
 from cs_systems.traces.profile import profile
@@ -105,3 +106,19 @@ def test_hint_lists_no_module_or_operator(write_trace: Callable[..., Path]) -> N
     )
     (note,) = (note for note in profile(read(path)).notes if "--range" in note)
     assert note.endswith("a time with --between: 'mine' (1×)")
+
+
+def test_phases_that_a_trace_does_not_tell_are_unknown_and_long_paths_short(
+    write_trace: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An inference has no backward that would tell forward."""
+    tree = ("ModelWithAVeryLongNameForGeneration_0", ("TheEncoderOfTheModelWithAVeryLongName_0", block(0), block(1)))
+    stacks = [event("python_function", call.name, call.start_s * 100, call.end_s * 100) for call in calls(tree, 0, 1)]
+    path = write_trace([*stacks, *kernel("gemm", 110, 120, launched=5), *kernel("gemm", 130, 140, launched=60)])
+    made = profile(read(path))
+    for table in (module_tables.modules, module_tables.classes, module_tables.tree):
+        assert {(row["forward_s"], row["backward_s"]) for row in table(made)} == {(None, None)}
+    assert main(["analyze", str(path), "--table", "tree"]) == 0
+    shown = capsys.readouterr().out
+    assert "fwd" not in shown
+    assert max(map(len, shown.splitlines()[3:])) < 110
