@@ -44,8 +44,8 @@ CAPTIONS = {
 }
 NOTES = {
     "ranks": [
-        "waiting: for the last rank to arrive; late: behind the first rank, mean of a collective; last: share of the "
-        "collectives in which the rank arrived last",
+        "compute: kernels other than collectives, and copies; waiting: for the last rank to arrive; late: behind the "
+        "first rank, mean of a collective; last: share of the collectives in which the rank arrived last",
     ],
     "collectives": ["transfer: from the arrival of the last rank; the bandwidths are those of the transfer"],
     "beside": ["hidden: share of the time in which the rank also computed; beside: what it computed the longest"],
