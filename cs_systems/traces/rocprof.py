@@ -74,7 +74,7 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 @dataclass
 class Recording:
-    """What rocprofv3 recorded of one process. A record that lacks a field or a number is counted and left out."""
+    """Records of one process. One that lacks a field or a number is counted and left out."""
 
     host: str | None = None
     devices: dict[int, tuple[int, str]] = field(default_factory=dict)  # agent of a GPU → its number and name
