@@ -52,7 +52,7 @@ LATEST_US = 1e17  # in the profiler's clock: 3,000 years
 MOST_KEPT = 10_000_000  # events kept for the tables: about 3.5 GB of memory with the tables
 FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file is read
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
-_OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
+_OPERATOR = re.compile(r"^\w+::|Backward\d*$|^detach_?$")  # name of an operator, not of a range
 RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
 # Categories of calls that launch work: CUDA's, ROCm's, Intel's, and those of devices that PyTorch does not know.
 _CALLS = tuple(

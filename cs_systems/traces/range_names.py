@@ -62,7 +62,7 @@ PARTS = {
 _OCCURRENCE = re.compile(
     r"(?<=ProfilerStep#)\d+|, (?:op_id|seq) = \d+|, sizes = \[.*?\](?=, input_op_ids|$)|, input_op_ids = \[.*\]$"
 )
-_OPERATOR = re.compile(r"\w+::\w+|\w+Backward\d*|autograd::engine::.*")
+_OPERATOR = re.compile(r"\w+::\w+|\w+Backward\d*|autograd::engine::.*|detach_?")
 
 
 def general(name: str) -> str:

@@ -12,7 +12,7 @@ from cs_systems.cli import main
 from cs_systems.config import ConfigError
 from cs_systems.traces import tables
 from cs_systems.traces.profile import Profile, find_steps, profile
-from cs_systems.traces.range_names import general
+from cs_systems.traces.range_names import general, is_operator
 from cs_systems.traces.range_tree import range_tree
 from cs_systems.traces.read import read
 
@@ -138,6 +138,14 @@ def test_step_that_overlaps_with_the_one_before_keeps_its_end(write_trace: Write
 )
 def test_occurrences_share_one_name(name: str, common: str) -> None:
     assert general(name) == common
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("detach_", True), ("aten::mm, op_id = 3", True), ("MmBackward0, seq = 3", True), ("detached head", False)],
+)
+def test_operators_are_told_from_ranges(name: str, expected: bool) -> None:
+    assert is_operator(name) is expected
 
 
 def test_numbered_steps_are_one_range(write_trace: WriteTrace) -> None:
@@ -384,7 +392,7 @@ def test_backward_is_inferred_from_names_of_operators(write_trace: WriteTrace) -
     """PyTorch 1.8 recorded no sequence numbers; its autograd accumulates gradients outside of a backward operator."""
     events = [
         event("Operator", "aten::mm", 0, 50), *kernel("gemm", 100, 110, 10),
-        event("Operator", "aten::relu", 50, 55), *kernel("relu", 112, 115, 52),
+        event("Operator", "detach", 50, 55), *kernel("relu", 112, 115, 52),
         event("Operator", "MmBackward", 60, 90, AUTOGRAD), event("Operator", "aten::mm", 65, 85, AUTOGRAD),
         *kernel("gemm", 120, 130, 70, AUTOGRAD),
         event("Operator", "torch::autograd::AccumulateGrad", 92, 99, AUTOGRAD),
@@ -392,6 +400,7 @@ def test_backward_is_inferred_from_names_of_operators(write_trace: WriteTrace) -
     ]  # fmt: skip
     made = profile(read(write_trace(events)))
     assert [place.phase for place in made.places] == ["forward", "forward", "backward", "backward"]
+    assert not made.trace.ranges
     assert "backward from the names of operators or ranges (confidence: medium)" in made.notes[-1]
 
 
