@@ -194,7 +194,8 @@ def _tools(path: Path) -> list[dict[str, Any]]:
                         f"{path} has over {LARGEST_BYTES >> 20} MiB of JSON, which does not fit into memory; record "
                         "with --output-format rocpd, or fewer steps"
                     )
-            found = json.loads(b"".join(parts))[KEY]
+            # Names of kernels are written as they stand in the program, which need not be UTF-8.
+            found = json.loads(b"".join(parts).decode("utf-8", "replace"), strict=False)[KEY]
         except (EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path} is a truncated or damaged result of rocprofv3 ({type(error).__name__}: {error}); copy it "

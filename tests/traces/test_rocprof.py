@@ -291,6 +291,14 @@ def test_json_can_be_gzipped_and_of_an_older_rocm(tmp_path: Path) -> None:
     assert times_of(trace).keys() == expected_of(STEPS).keys()
 
 
+def test_a_name_that_is_no_utf_8_is_read(tmp_path: Path) -> None:
+    path = as_json(tmp_path / "a.json", [STEPS])
+    path.write_bytes(
+        path.read_bytes().replace(b'"formatted_kernel_name": "norm"', b'"formatted_kernel_name": "n\xff\tm"')
+    )
+    assert times_of(read(path)).keys() == {"gemm", "n\ufffd\tm", "ncclDevKernel_Generic_1"}
+
+
 @FORMS
 def test_without_calls_no_cause_of_idle_time_is_claimed(
     tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
