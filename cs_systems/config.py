@@ -470,7 +470,8 @@ def _model_words(config: RunConfig, silent: Collection[str]) -> str:
 def _shape_words(shape: AttentionShape, silent: Collection[str]) -> str:
     sizes = {name: getattr(shape, name) for name in ("batch", "heads", "seq", "d_head")}
     shown = {name: size for name, size in sizes.items() if f"shape.{name}" not in silent}
-    words = ["×".join(str(shown.get(name, "…")) for name in sizes)] if shown else []
+    whole = len(shown) == len(sizes)
+    words = ["×".join(map(str, sizes.values()))] if whole else [f"{name} {size}" for name, size in shown.items()]
     if shape.causal and "shape.causal" not in silent:
         words.append("causal")
     if shape.window is not None and "shape.window" not in silent:

@@ -180,7 +180,7 @@ USER_WORKLOAD = RunConfig(workload="mine:step")
             "large+num_layers=32 ctx 512 batch 4 · fp32",
         ),
         (CALL, (), "2×4×256×64 causal · naive · fp32 · forward"),
-        (CALL, ("shape.seq", "shape.causal"), "2×4×…×64 · naive · fp32 · forward"),
+        (CALL, ("shape.seq", "shape.causal"), "batch 2 heads 4 d_head 64 · naive · fp32 · forward"),
         (
             CALL,
             ("shape.batch", "shape.heads", "shape.seq", "shape.d_head", "shape.causal"),

@@ -135,6 +135,16 @@ def joined(
     return page(title, texts, pictures=pictures, diagnoses=sentences(diagnose(records)), origin=origin)
 
 
+def told_apart(a: Path, b: Path) -> tuple[str, str]:
+    """Return the shortest ends of two paths that differ: `base/records.jsonl` and `new/records.jsonl`."""
+    parts = [path.absolute().parts for path in (a, b)]
+    for count in range(1, max(map(len, parts)) + 1):
+        ends = [str(Path(*of[-count:])) for of in parts]
+        if ends[0] != ends[1]:
+            return ends[0], ends[1]
+    return a.name, b.name
+
+
 def pictures_of(records: Sequence[RunRecord], kind: str) -> list[Picture]:
     """Return the figure of this kind for a page, if the records can fill it."""
     from cs_systems.report.figures import plot

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TypedDict
 
-from cs_systems.comparison.runs import compare
+from cs_systems.comparison.runs import compare, typical_s
 from cs_systems.config import Precision, RunConfig, describe
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.rows import TrainingCurveRow, first_row
@@ -16,7 +16,7 @@ from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import RunRecord
 
 BASELINE = Precision.FP32
-PHASES = ("forward", "loss", "backward", "synchronize", "optimizer", "step")
+PHASES = ("forward", "loss", "backward", "synchronize", "optimizer")
 
 
 class Speedup(TypedDict):
@@ -33,7 +33,7 @@ class Speedup(TypedDict):
 
 
 class GainRow(Speedup):
-    """Step of a cell in one precision: medians of its phases."""
+    """Step of a cell in one precision: medians of its phases, and the typical step, whose ratio the speed-up is."""
 
     precision: str
     forward_s: float | None
@@ -140,6 +140,7 @@ def gains(found: dict[Precision, list[RunRecord]]) -> list[GainRow]:
 def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence[RunRecord]) -> GainRow:
     timed = [r for r in records if r.is_timing]
     times = {phase: _median(timed, phase) for phase in PHASES}
+    step_s = typical_s(timed)
     last = (timed or records)[-1]
     caveats = "; ".join(w.message for w in last.warnings) if not timed and last.measurement else None
     peaks = [r.measurement.peak_allocated_bytes for r in timed if r.measurement]
@@ -152,11 +153,11 @@ def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence
         "backward_s": times["backward"],
         "synchronize_s": times["synchronize"],
         "optimizer_s": times["optimizer"],
-        "step_s": times["step"],
+        "step_s": step_s,
         **(speedup([r for r in baseline if r.is_timing], timed) if precision is not BASELINE else ITSELF),
-        "tokens_per_s": _over(tokens and tokens * data_ranks(last.config), times["step"]),
+        "tokens_per_s": _over(tokens and tokens * data_ranks(last.config), step_s),
         "peak_allocated_bytes": max((p for p in peaks if p is not None), default=None),
-        "mfu": _over(_over(_step_flops(last), times["step"]), peak.get("peak_flops_per_s")),
+        "mfu": _over(_over(_step_flops(last), step_s), peak.get("peak_flops_per_s")),
         "status": last.status,
         "reason": last.reason or caveats,
     }
@@ -166,7 +167,7 @@ def _median(records: Sequence[RunRecord], phase: str) -> float | None:
     durations = [
         duration
         for r in records
-        if r.measurement and (phase == "step" or phase in r.measurement.phase_names())
+        if r.measurement and phase in r.measurement.phase_names()
         for duration in r.measurement.durations_s(phase)
     ]
     return median(durations) if durations else None

@@ -277,6 +277,11 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
     }
 
 
+def typical_s(records: Sequence[RunRecord]) -> float | None:
+    """Return the typical duration of a step, whose ratio `compare` gives; None without a record."""
+    return statistics.typical(_processes(records, "step")) if records else None
+
+
 def is_larger(row: ComparisonRow) -> bool:
     """Return whether B's peak memory is above A's by more than measurements of equal things differ."""
     a, b = row["a_peak_bytes"], row["b_peak_bytes"]

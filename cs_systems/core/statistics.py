@@ -229,6 +229,11 @@ def ratio_interval(
     return Comparison(ratio, low, high, verdict, resolution, unseen, noise, *centers)
 
 
+def typical(groups: Sequence[Rounds]) -> float:
+    """Return the typical duration, by process and round, whose ratio `ratio_interval` gives."""
+    return math.exp(_estimate(groups, BETWEEN_PROCESSES_SD).center)
+
+
 class _Estimate(NamedTuple):
     """Mean log median of one side, with the variance of that mean and its degrees of freedom (0: unknown)."""
 

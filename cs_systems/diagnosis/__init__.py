@@ -75,9 +75,10 @@ class Diagnosis:
     def sentence(self) -> str:
         scale = SCALES[f"_{self.unit}"]
         unit = best_unit(scale, [self.now])
-        now, at_best = (significant(value / unit.factor, 2) for value in (self.now, self.at_best))
+        shown = [[significant(value / unit.factor, digits) for value in (self.now, self.at_best)] for digits in (2, 3)]
+        gain = next((f"; in sight: {now} → at best {best} {unit.label}" for now, best in shown if now != best), "")
         where = f" ({self.cells})" if self.cells else ""
-        return f"{self.cause}: {self.remedy}; in sight: {now} → at best {at_best} {unit.label}{where}"
+        return f"{self.cause}: {self.remedy}{gain}{where}"
 
     def row(self) -> DiagnosisRow:
         """Return the diagnosis as plain data, for JSON."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cs_systems.cli._output import told_apart
+
 TESTS = Path(__file__).parent.parent
 DATA = TESTS / "data"
 SOURCES = {
@@ -18,6 +20,19 @@ SOURCES = {
     "snapshot": DATA / "snapshot_h200_step.pickle.gz",
     "report": Path(__file__).parents[2] / "profiles" / "step_time" / "records.jsonl",
 }
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "ends"),
+    [
+        ("/jobs/june/base", "/jobs/june/new", ("base", "new")),
+        ("/jobs/base/records.jsonl", "/jobs/new/records.jsonl", ("base/records.jsonl", "new/records.jsonl")),
+        ("/jobs/new", "/jobs/old/new", ("jobs/new", "old/new")),
+        ("/jobs/new", "/jobs/new", ("new", "new")),
+    ],
+)
+def test_two_paths_are_named_by_the_ends_that_differ(a: str, b: str, ends: tuple[str, str]) -> None:
+    assert told_apart(Path(a), Path(b)) == ends
 
 
 @pytest.mark.parametrize("command", SOURCES)

@@ -56,6 +56,20 @@ def test_gains_count_tokens_of_all_ranks_and_synchronize_time() -> None:
     assert row["synchronize_s"] > 0
 
 
+def test_gain_is_the_ratio_of_the_two_steps_beside_it() -> None:
+    records = [r for r in read_records(PROFILES / "precision_speed")[0] if r.is_timing]
+    checked = 0
+    for cell in precision.by_cell(records, precision.TIMED).values():
+        baseline, *others = precision.gains(cell)
+        assert (baseline["precision"], baseline["speedup"]) == ("fp32", None)
+        for row in others:
+            assert baseline["step_s"] is not None
+            assert row["step_s"] is not None
+            assert row["speedup"] == pytest.approx(baseline["step_s"] / row["step_s"], rel=1e-9)
+            checked += 1
+    assert checked >= 10
+
+
 def test_sentence_counts_fp8_scale_kernels_among_other_kernels(large: list[RunRecord]) -> None:
     row = explained(large)[-1] | {"precision": "fp8"}
     assert "all other kernels (those for fp8's scales included) take 22 ms as in fp32" in sentence(row)

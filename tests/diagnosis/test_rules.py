@@ -454,6 +454,18 @@ def test_sentences_are_ranked_by_share_and_cut_to_three() -> None:
     assert lines[0].startswith("1. 900 elementwise kernels")
 
 
+@pytest.mark.parametrize(
+    ("now_s", "at_best_s", "shown"),
+    [
+        (0.0440, 0.0120, "; in sight: 44 → at best 12 ms"),
+        (1.54, 1.46, "; in sight: 1.54 → at best 1.46 s"),
+        (1.0, 0.9999, ""),
+    ],
+)
+def test_sentence_states_a_gain_only_if_its_digits_show_one(now_s: float, at_best_s: float, shown: str) -> None:
+    assert Diagnosis("cause", "remedy", now_s, at_best_s).sentence == f"cause: remedy{shown}"
+
+
 numbers = st.none() | st.floats() | st.integers(-1, 10)
 columns = st.sampled_from(
     [

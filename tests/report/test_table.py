@@ -10,7 +10,7 @@ import pytest
 
 from cs_systems.config import ConfigError, RunConfig, preset
 from cs_systems.core.caveats import REMEDIES, Caveat
-from cs_systems.record import RunRecord, read_records
+from cs_systems.record import LOOP, RunRecord, read_records
 from cs_systems.report.tables import columns
 from cs_systems.report.tables import records as table
 from cs_systems.report.tables.formats import FORMATS
@@ -185,6 +185,24 @@ def test_columns_option_selects_phase_and_unit(train_records: list[RunRecord]) -
     assert [c.heading for c in table.columns] == ["size", "backward (µs)", "step (ms)", "p10 … p90 (ms)", "peak (MiB)"]
     backward, step = table.columns[1].values[0], table.columns[2].values[0]
     assert 0.5 < backward / 1e6 / step < 0.7
+
+
+@pytest.mark.parametrize(
+    ("walls", "shown"),
+    [((0.00229, 0.259), "2.29 … 259"), ((0.01, 0.0101), "10.0 … 10.1"), ((0.823, 4.002), "823 … 4,002")],
+)
+def test_both_ends_of_a_range_have_three_digits(walls: tuple[float, float], shown: str) -> None:
+    spec = columns.parse("range_ms", [])
+    assert columns.text(walls, spec.unit) == shown
+
+
+def test_table_of_a_loop_states_its_ranks(build: Build) -> None:
+    captions = []
+    for ranks in (1, 2):
+        (table,) = tables([build(RunConfig(workload=f"{LOOP}train.py", world_size=ranks), 0.02, 1e12, 10**9)])
+        captions.append(table.caption)
+    assert "ranks" not in captions[0]
+    assert "ranks 2" in captions[1]
 
 
 def test_columns_share_a_unit_unless_a_value_would_vanish(build: Build) -> None:

@@ -214,9 +214,7 @@ def text(value: Any, unit: units.Unit | None) -> str:
     if value is None:
         return UNKNOWN
     if isinstance(value, tuple):
-        low, high = (end / (unit.factor if unit else 1) for end in value)
-        places = units.decimals(low)
-        return f"{units.fixed(low, places)} … {units.fixed(high, places)}"
+        return " … ".join(units.significant(end / (unit.factor if unit else 1)) for end in value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if unit is not None:

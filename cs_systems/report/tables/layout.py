@@ -64,7 +64,8 @@ LAYOUTS = {
 OTHER = Layout(
     identity=(
         *_names("size context_length seq_len batch_size batch heads seq d_head causal attention precision mode"),
-        *("compile", "checkpoint", "optimizer", *ENDING),
+        *_names("compile checkpoint optimizer strategy bucket_size_mb tp_degree world_size"),
+        *ENDING,
     ),
     measured=_names("range_s tokens_per_s samples_per_s model_flops_per_s mfu peak_allocated_bytes note"),
     leaves=_names("model_flops_per_s samples_per_s tokens_per_s range_s mfu peak_allocated_bytes"),

@@ -196,14 +196,17 @@ def _size_rank(label: str) -> tuple[int, bool]:
 
 
 def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return (columns that distinguish the cells, columns with one known value), without those that repeat another."""
+    """Return (columns that distinguish the cells, columns with one value), without those that repeat another.
+
+    A value that is unknown, or means nothing special, is left out.
+    """
     apart, constant = [], []
     for name in layout.layout(whole["workload"].iloc[0]).identity:
         if (echo := layout.ECHOES.get(name)) and not (whole[name] != whole[echo]).fillna(False).any():
             continue
         if whole[name].nunique(dropna=False) > 1:
             apart.append(name)
-        elif not whole[name].isna().all():
+        elif not whole[name].isna().all() and not _is_silent(name, whole[name].iloc[0]):
             constant.append(name)
     if not apart:
         apart = constant[:1] if constant and constant[0] not in layout.ENDING else ["workload"]
@@ -258,8 +261,7 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     common = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
     if rows["ran_optimizer"].nunique() == 1:
         common["ran_optimizer"] = rows["ran_optimizer"].dropna().iloc[0]
-    shown = {c: v for c, v in common.items() if v not in layout.SILENT_VALUES and layout.ONE_RANK.get(c) != v}
-    named = [_named(c, v) for c, v in shown.items()]
+    named = [_named(c, v) for c, v in common.items() if not _is_silent(c, v)]
     parts = [subject]
     if named:
         parts.append(f"constant: {', '.join(dict.fromkeys(named))}")
@@ -270,6 +272,10 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
         held = tuple(rows["held"].dropna().unique()) if shown_phases == [STEP] else ()
         parts.append(f"medians of {span} steps{clock.get(held, '')}")
     return "; ".join(parts)
+
+
+def _is_silent(column: str, value: Any) -> bool:
+    return value in layout.SILENT_VALUES or layout.ONE_RANK.get(column) == value
 
 
 def _is_timed(rows: pd.DataFrame) -> bool:
