@@ -10,9 +10,8 @@ from textwrap import fill
 from typing import Any
 
 from cs_systems.cli._output import terminal_width
-from cs_systems.cli._tables import within
 from cs_systems.config import describe
-from cs_systems.core.printable import command_line, visible
+from cs_systems.core.printable import command_line, visible, within
 from cs_systems.core.rows import MemoryComponentRow, MemoryRangeRow, ResidualBlockRow, ResidualRow, Row, as_tables
 from cs_systems.record import RunRecord
 from cs_systems.report.files import standard_output

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._output import Format, terminal_width
 from cs_systems.config import ConfigError, one_of
+from cs_systems.core.printable import LONGEST_NAME, shortened
 from cs_systems.record import Row
 from cs_systems.report.tables.profile import OPTIONAL, says_something
 
@@ -65,18 +65,26 @@ def table_text(
         rows, titles = [{"": "no data"}], {"": ""}
     width = terminal_width(output)
     shown = {c: title for c, title in titles.items() if rows and says_something(c, rows)}
-    readable = [{column: row[column] for column in shown} for row in rows]
+    short: dict[str, dict[Any, str]] = {}
     for column in BESIDE.keys() & shown.keys():
         from cs_systems.traces.kernel_families import short_name, short_scope
 
-        room = max(20, (width or 80) - BESIDE[column]) if format == "terminal" else 200
+        rooms = {"terminal": max(20, (width or 80) - BESIDE[column]), "html": LONGEST_NAME}
         shorter: dict[str, Callable[[str], str]] = {"kernel": short_name, "scope": short_scope}
-        short = shorter.get(column, str)
-        given = {row[column]: short(row[column]) for row in readable if row[column] is not None}
-        names = dict(zip(given, shortened([*given.values()], room), strict=True))
-        readable = [row | {column: names.get(row[column])} for row in readable]
+        change = shorter.get(column, str)
+        given = {row[column]: change(row[column]) for row in rows if row[column] is not None}
+        short[column] = dict(zip(given, shortened([*given.values()], rooms.get(format, 200)), strict=True))
     return render_rows(
-        readable, format, caption, notes, shown, width, width is not None, optional=OPTIONAL, own_units=COMPARED
+        [{column: row[column] for column in shown} for row in rows],
+        format,
+        caption,
+        notes,
+        shown,
+        width,
+        width is not None,
+        optional=OPTIONAL,
+        own_units=COMPARED,
+        short=short,
     )
 
 
@@ -114,38 +122,3 @@ def document_text(
         begin + table_text(*first[:3], [*heading, *first[3]], format, output),
         *(table_text(*part, format, output) for part in rest),
     ]
-
-
-def shortened(names: Sequence[str], room: int) -> list[str]:
-    """Return names of at most `room` characters; those that would look alike keep the part in which they differ.
-
-    Where that part is too long, a number stands behind each.
-    """
-    texts = {name: within(name, room) for name in names}
-    alike: dict[str, list[str]] = {}
-    for name, text in texts.items():
-        alike.setdefault(text, []).append(name)
-    for group in (found for found in alike.values() if len(found) > 1):
-        begin = _alike(group)
-        end = _alike([name[begin:][::-1] for name in group])
-        own = {name: name[begin : len(name) - end] for name in group}
-        rest = room - max(map(len, own.values())) - 2
-        if rest < 2:
-            numbers = {name: f" ({number})" for number, name in enumerate(group, 1)}
-            texts |= {name: within(name, room - len(number)) + number for name, number in numbers.items()}
-            continue
-        first, last = min(rest // 2, begin), min(rest - rest // 2, end)
-        texts |= {name: f"{name[:first]}…{part}…{name[len(name) - last :]}" for name, part in own.items()}
-    return [texts[name] for name in names]
-
-
-def _alike(names: Sequence[str]) -> int:
-    """Return with how many equal characters all names begin."""
-    return sum(1 for _ in takewhile(lambda characters: len({*characters}) == 1, zip(*names, strict=False)))
-
-
-def within(name: str, room: int) -> str:
-    """Shorten a name that is too long in its middle, because both ends distinguish kernels."""
-    if len(name) <= room:
-        return name
-    return f"{name[: room // 2]}…{name[-(room - room // 2 - 1) :]}"

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
+from itertools import takewhile
 
 # A spreadsheet evaluates a cell that begins with one of these, unless it is a number.
 FORMULA = re.compile(r"[=@]|[+-](?![\d.,]+(e[+-]?\d+)?%?$|inf$|nan$)", re.IGNORECASE)
+LONGEST_NAME = 60  # characters of a name on a page; AMD's products of matrices have names of 500
 
 
 def plain(text: str) -> str:
@@ -31,6 +34,41 @@ def text_cell(text: str) -> str:
     """Return the text as a CSV cell, with an apostrophe before anything that a spreadsheet takes for a formula."""
     shown = plain(text)
     return f"'{shown}" if FORMULA.match(shown) else shown
+
+
+def shortened(names: Sequence[str], room: int) -> list[str]:
+    """Return names of at most `room` characters; those that would look alike keep the part in which they differ.
+
+    Where that part is too long, a number stands behind each.
+    """
+    texts = {name: within(name, room) for name in names}
+    alike: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        alike.setdefault(text, []).append(name)
+    for group in (found for found in alike.values() if len(found) > 1):
+        begin = _alike(group)
+        end = _alike([name[begin:][::-1] for name in group])
+        own = {name: name[begin : len(name) - end] for name in group}
+        rest = room - max(map(len, own.values())) - 2
+        if rest < 2:
+            numbers = {name: f" ({number})" for number, name in enumerate(group, 1)}
+            texts |= {name: within(name, room - len(number)) + number for name, number in numbers.items()}
+            continue
+        first, last = min(rest // 2, begin), min(rest - rest // 2, end)
+        texts |= {name: f"{name[:first]}…{part}…{name[len(name) - last :]}" for name, part in own.items()}
+    return [texts[name] for name in names]
+
+
+def within(name: str, room: int) -> str:
+    """Shorten a name that is too long in its middle, because both ends distinguish kernels."""
+    if len(name) <= room:
+        return name
+    return f"{name[: room // 2]}…{name[-(room - room // 2 - 1) :]}"
+
+
+def _alike(names: Sequence[str]) -> int:
+    """Return with how many equal characters all names begin."""
+    return sum(1 for _ in takewhile(lambda characters: len({*characters}) == 1, zip(*names, strict=False)))
 
 
 def _escaped(character: str) -> str:

@@ -77,7 +77,8 @@ _XMMA = re.compile(
     r"(?P<kernel>sm\d+_xmma_\w*?gemm)_.*?_(?P<layout>[tn]{2})_[tn]_tilesize(?P<tile>[\dx]+)"
     r".*?(?P<split>split_k|segment_k)?(_off)?_kernel"
 )
-
+# Tensile, of AMD's BLAS libraries, encodes every setting of a product; layouts, types and tile are kept.
+_TENSILE = re.compile(r"(?:Custom_)?(?P<kernel>Cijk_[A-Za-z]+_[A-Za-z]+_[A-Z\d]+)_(?:\w*?_)?MT(?P<tile>\d+x\d+x\d+)")
 
 _LENGTH = re.compile(r"\d{1,3}")
 # Parts of a mangled name whose digits are no length: values, references to other parts, and types such as `DF16b`.
@@ -117,6 +118,8 @@ def short_name(name: str) -> str:
     base = head.split("::")[-1].strip() or plain
     if gemm := _XMMA.match(base):
         return " ".join(filter(None, (gemm["kernel"], gemm["layout"], gemm["tile"], gemm["split"])))
+    if product := _TENSILE.match(base):
+        return f"{product['kernel']} {product['tile']}"
     generic = next((g for g in _GENERIC if base == g or (g.islower() and base.endswith(f"_{g}"))), None)
     operation = next((w for w in _OPERATION.findall(plain[len(head) :]) if not _NO_OPERATION.search(w)), None)
     return f"{_GENERIC[generic]} {_operation_of(operation)}".strip() if generic and operation else base

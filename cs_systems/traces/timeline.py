@@ -11,6 +11,7 @@ from typing import NamedTuple, TypedDict, TypeVar, cast
 
 import numpy as np
 
+from cs_systems.core.printable import LONGEST_NAME, shortened
 from cs_systems.core.rows import NoteRow, Results, Row
 from cs_systems.traces import module_tables, operator_table
 from cs_systems.traces.attribution import Place, main_thread
@@ -205,7 +206,7 @@ def view(profile: Profile) -> View:
         "families": FAMILIES,
         "names": {
             "name": list(names),
-            "short": [short_name(name) for name in names],
+            "short": shortened([short_name(name) for name in names], LONGEST_NAME),
             "family": [FAMILIES.index(family(name)) for name in names],
         },
         "functions": {

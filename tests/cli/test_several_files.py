@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cs_systems.cli import main
-from cs_systems.cli._tables import shortened, within
+from cs_systems.core.printable import shortened, within
 from tests.comparison.test_ranks import ARRIVES_US, write
 from tests.report.browser import Page
 

@@ -2,19 +2,19 @@
 const details = {
   box: byId("details"),
   // Show in a section, `pinned` or `range`: { heading, items: [[name, value]], actions?: [[text, does]], long?, table? }.
-  // A value that is { text, does } is a button. Nothing empties the section.
+  // A value that is { text, does } is a button. Nothing empties the section. A long name is a short heading, and whole as `long`.
   show(section, content, say = false) {
     byId(section).replaceChildren(...(content ? this.parts(content) : []));
     this.box.hidden = !byId("pinned").childElementCount && !byId("range").childElementCount;
     document.body.classList.toggle("docked", !this.box.hidden);
     if (content && say) byId("live").textContent = [content.heading, ...content.items.slice(0, 3).map(([name, value]) => `${name}: ${value?.text ?? value}`)].join("; ");
   },
-  parts({ heading, items, actions = [], table, long }) {
+  parts({ heading, items, actions = [], table, long = heading.length > LONGEST_NAME ? heading : "" }) {
     const list = element("dl", items.filter(([, value]) => value || value === 0).map(([name, value]) => {
       return element("div", [element("dt", name), element("dd", [value.does ? button(value.text, value.does) : String(value)])]);
     }));
     const does = element("p", actions.filter(Boolean).map(([text, act]) => button(text, act)), "buttons");
-    return [element("h2", heading), list, ...(table ? [table] : []), ...(long ? [element("pre", long)] : []), ...(actions.length ? [does] : [])];
+    return [element("h2", within(heading)), list, ...(table ? [table] : []), ...(long ? [element("pre", long)] : []), ...(actions.length ? [does] : [])];
   },
   // Scroll so that a row of a canvas is not behind the panel; nor the row `other` if there is room for both.
   uncover(canvas, top, other = top) {

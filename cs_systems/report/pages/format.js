@@ -10,6 +10,8 @@ function bytes(n) {
   const [unit, name] = bytesUnit(n);
   return `${unit === 1 ? n : digits(n / unit)} ${name}`;
 }
+const LONGEST_NAME = 60; // characters; AMD's products of matrices have names of 500
+const within = (name, most = LONGEST_NAME) => (name.length > most ? `${name.slice(0, most >> 1)}…${name.slice(1 - (most - (most >> 1)))}` : name);
 const grouped = (n) => n.toLocaleString("en");
 const share = (part, whole) => `${(whole ? (100 * part) / whole : 0).toFixed(1)}%`;
 const count = (n, what, plural = `${what}s`) => `${grouped(n)} ${n === 1 ? what : plural}`;

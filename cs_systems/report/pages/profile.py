@@ -7,11 +7,10 @@ Nothing is fetched; the template escapes names from the trace, and the data is p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cs_systems.core import units
-from cs_systems.core.printable import plain
+from cs_systems.core.printable import LONGEST_NAME, shortened
 from cs_systems.core.rows import Row, Tables
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.pages import _templates
@@ -20,7 +19,6 @@ from cs_systems.report.tables import modules
 from cs_systems.report.tables.columns import UNKNOWN
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN, has_something, mean_step_s, says_something
 from cs_systems.report.tables.rows import table_of
-from cs_systems.report.tables.table import Table
 
 # The table of a record that a trace does not have.
 RANKS = {
@@ -61,7 +59,7 @@ def render(
         "overhead": _overhead(results),
         "notes": [*origin, *_limits(view["step"]), *(note["note"] for note in notes if note["table"] is None)],
         "sections": [
-            _section(name, results[name], [note["note"] for note in notes if note["table"] == name], short)
+            _section(name, results[name], [note["note"] for note in notes if note["table"] == name], {"kernel": short})
             for name in COLUMNS
             if has_something(name, results.get(name, ()))
         ],
@@ -132,20 +130,18 @@ def _overhead(results: Tables) -> list[tuple[str, str]]:
     ]
 
 
-def _section(name: str, rows: Sequence[Row], notes: Sequence[str], short: Mapping[str, str]) -> _templates.Section:
+def _section(
+    name: str, rows: Sequence[Row], notes: Sequence[str], short: Mapping[str, Mapping[str, str]]
+) -> _templates.Section:
+    """Return one section; names are shown short, by `short` of their column if it has one."""
     shown = {column: title for column, title in COLUMNS[name].items() if says_something(column, rows)}
-    table = table_of([{column: row[column] for column in shown} for row in rows], titles=shown)
+    texts = {column: [*dict.fromkeys(row[column] for row in rows if isinstance(row[column], str))] for column in shown}
+    cut = {column: dict(zip(names, shortened(names, LONGEST_NAME), strict=True)) for column, names in texts.items()}
+    plain_rows = [{column: row[column] for column in shown} for row in rows]
+    cut |= {column: cut.get(column, {}) | own for column, own in short.items()}
+    table = table_of(plain_rows, titles=shown, short=cut)
     caption = HEADINGS[name]
-    return _templates.Section(caption[0].upper() + caption[1:], f"table-{name}", _shortened(table, short), notes)
-
-
-def _shortened(table: Table, short: Mapping[str, str]) -> Table:
-    """Return the table with short kernel names as text; the values keep the full names."""
-    columns = (
-        replace(c, cells=tuple(plain(short.get(v, v)) for v in c.values)) if c.name == "kernel" else c
-        for c in table.columns
-    )
-    return replace(table, columns=tuple(columns))
+    return _templates.Section(caption[0].upper() + caption[1:], f"table-{name}", table, notes)
 
 
 def _time(ns: int) -> str:

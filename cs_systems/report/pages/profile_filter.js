@@ -59,7 +59,9 @@ function update() {
   const sum = data.streams.length ? `${count(kernels, "kernel")}, ${time(busy)}: ${share(busy, chosenTime())} of the kernel time of ${chosenName()}` : "";
   byId("found").textContent = any ? [sum, others && `${count(others, "range or call", "ranges and calls")} in all steps`].filter(Boolean).join("; ") || "nothing found" : "";
   byId("asked").replaceChildren(...Object.entries(by).map(([field, value]) => {
-    const chip = button(`${field}: ${value || "the model"} ✕`, () => ask(Object.fromEntries(Object.entries(asked.by).filter(([name]) => name !== field))));
+    const shown = field === "kernel" ? names.short[names.name.indexOf(value)] : within(value || "the model");
+    const chip = button(`${field}: ${shown} ✕`, () => ask(Object.fromEntries(Object.entries(asked.by).filter(([name]) => name !== field))));
+    chip.title = value;
     chip.setAttribute("aria-label", `show more than ${field} ${value}`);
     return chip;
   }));

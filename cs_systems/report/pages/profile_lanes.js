@@ -117,7 +117,7 @@ function callRows(lane, title) {
 function operatorAt(thread, t) {
   for (const row of [...(lanes.operators.get(thread)?.rows ?? [])].reverse()) {
     const i = firstEnding(row, t);
-    if (i < row.size && row.start[i] <= t) return { text: row.label(i), does: () => timeline.pin({ row, i }, true) };
+    if (i < row.size && row.start[i] <= t) return { text: within(row.label(i)), does: () => timeline.pin({ row, i }, true) };
   }
   return null;
 }

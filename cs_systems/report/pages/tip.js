@@ -1,12 +1,13 @@
-// The tooltip: a heading and lines of text; `{ full }` is a long text in small letters.
+// The tooltip: a heading and lines of text; `{ full }` is a long text in small letters, as the whole of a long heading.
 const tip = {
   box: document.getElementById("tip"),
   fill(lines) {
     this.box.hidden = !lines;
     if (!lines) return;
     const [head, ...rest] = lines.filter(Boolean);
+    if (head.length > LONGEST_NAME && !rest.some((line) => line.full)) rest.push({ full: head });
     const bold = document.createElement("b");
-    bold.textContent = head;
+    bold.textContent = within(head);
     this.box.replaceChildren(bold, ...rest.map((line) => {
       const span = document.createElement("span");
       span.textContent = line.full ?? line;

@@ -5,7 +5,7 @@ The end of a column's name sets its unit: `ratio_low` has none, `a_median_s` get
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,15 +30,16 @@ def render_rows(
     alike: Sequence[str] = (),
     optional: Sequence[str] = (),
     own_units: Sequence[str] = (),
+    short: Mapping[str, Mapping[Any, str]] | None = None,
 ) -> str:
     """Return the rows as one table with the columns of the first row.
 
     titles: column → heading, where names are not enough, shown unchanged. alike: columns to compare with each other,
     which share a unit. optional: columns that a narrow terminal may drop, in this order. own_units: columns in which
-    each cell has its own unit.
+    each cell has its own unit. short: column → value → the shorter text that is shown; a page keeps the whole one.
     """
     write = FORMATS[one_of("format", format, FORMATS)]
-    table = table_of(rows, caption, notes, titles, alike, own_units)
+    table = table_of(rows, caption, notes, titles, alike, own_units, short)
     return write([replace(table, optional=tuple(optional), remedy="use --format csv")], width, color)
 
 
@@ -49,6 +50,7 @@ def table_of(
     titles: dict[str, str] | None = None,
     alike: Sequence[str] = (),
     own_units: Sequence[str] = (),
+    short: Mapping[str, Mapping[Any, str]] | None = None,
 ) -> Table:
     """Return plain rows as a Table, which every format takes."""
     names = list(rows[0]) if rows else []
@@ -58,6 +60,8 @@ def table_of(
         for name in names
     )
     columns = tuple(_with_own_units(column) if column.name in own_units else column for column in columns)
+    if short:
+        columns = tuple(_with_short_cells(column, short.get(column.name, {})) for column in columns)
     return Table(caption, columns, tuple(notes), ("ok",) * len(rows))
 
 
@@ -81,6 +85,11 @@ def _counted(title: str, values: Sequence[Any], cells: tuple[str, ...]) -> tuple
     if all(v is None or float(v).is_integer() for v in values):
         return title, tuple(cell if v is None else f"{v:,.0f}" for v, cell in zip(values, cells, strict=True))
     return f"mean {title}", cells
+
+
+def _with_short_cells(column: Column, short: Mapping[Any, str]) -> Column:
+    cells = (short.get(v, cell) for v, cell in zip(column.values, column.cells, strict=True))
+    return replace(column, cells=tuple(cells))
 
 
 def _with_own_units(column: Column) -> Column:
