@@ -214,6 +214,56 @@ def test_keyboard_reaches_search_details_stack_and_neighbours(page: str, tmp_pat
         assert tab.evaluate("segments.pinned !== null && timeline.pinned === null")
 
 
+# Each text that the chart writes on its canvas, in pixels, at several zooms with the peak at any place of the view. The
+# dashed line is where the snapshot has it, and at the peak, or closely above.
+TEXTS = """
+const written = [], write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y, most = Infinity) {
+  if (this.canvas === timeline.canvas) {
+    written.push({ text, left: x, right: x + Math.min(this.measureText(text).width, most), y });
+  }
+  write.call(this, text, x, y, most);
+};
+const width = timeline.canvas.clientWidth, faults = new Set(), places = { left: 0, right: 0, "dashed beside": 0 };
+function look(where) {
+  written.length = 0;
+  timeline.draw();
+  const [top, dashed] = ["peak ", "dashed "].map((begin) => written.find(({ text }) => text.startsWith(begin)));
+  if (!top || !dashed) return faults.add(`no label of the ${top ? "dashed line" : "peak"} at ${where}`);
+  places[top.left > timeline.xAt(peak.at_ns) ? "right" : "left"] += 1;
+  places["dashed beside"] += dashed.right < width - 10;
+  for (const one of written) {
+    if (one.left < 0 || one.right > width) faults.add(`${one.text} is cut at ${where}`);
+    for (const other of written) {
+      const meet = one !== other && Math.abs(one.y - other.y) < 11 && one.left < other.right && other.left < one.right;
+      if (meet) faults.add(`${one.text} is over ${other.text} at ${where}`);
+    }
+  }
+}
+for (const above of [null, 1, 1.02, 1.08]) {
+  if (above) {
+    data.reserved = [[0, above * peak.bytes]];
+    timeline.highest = above * peak.bytes;
+  }
+  for (const share of [1, 0.4, 0.1, 0.02]) {
+    for (let part = 0.02; part < 1; part += 0.035) {
+      const span = timeline.end * share;
+      timeline.show(peak.at_ns - part * span, peak.at_ns + (1 - part) * span);
+      look(`${share} of the time, the peak at ${part.toFixed(3)}`);
+    }
+  }
+}
+answer({ faults: [...faults], places });
+"""
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_labels_of_the_timeline_are_whole_and_apart_at_every_zoom(page: str, tmp_path: Path, width: int) -> None:
+    seen = browse(tmp_path, page, TEXTS, width=width)
+    assert seen["faults"] == []
+    assert min(seen["places"].values()) > 0, "each place was tried"
+
+
 def test_history_lists_events_around_the_chosen_one(page: str, tmp_path: Path) -> None:
     seen = browse(
         tmp_path,

@@ -27,11 +27,11 @@ class MemoryChart extends Chart {
     this.moments = this.momentsOf(width);
     this.drawStacks(g, width);
     this.drawAxis(g, width);
-    this.drawBytes(g, width);
+    const amounts = this.drawBytes(g, width);
     this.drawBands(g, width);
-    this.drawReserved(g, width);
-    this.drawPeak(g, width);
+    const labels = [this.drawPeak(g, width), this.drawReserved(g, width), ...amounts].filter(Boolean); // the first has its choice
     this.drawCursor(g, width);
+    drawLabels(g, labels, width);
   }
   // Return, for each column of pixels, the moment with the highest total.
   momentsOf(width) {
@@ -70,7 +70,9 @@ class MemoryChart extends Chart {
     if (alone === null) for (let c = 0; c < category; c++) sum += levels.by[moment * categories.length + c];
     return sum;
   }
+  // Draw lines at round amounts, and return their labels.
   drawBytes(g, width) {
+    const labels = [];
     const [unit, name] = bytesUnit(this.highest), most = this.highest / unit, raw = most / 5;
     const power = 10 ** Math.floor(Math.log10(raw)), step = power * [1, 2, 5, 10].find((n) => n * power >= raw);
     for (let amount = step; amount <= most; amount += step) {
@@ -79,8 +81,9 @@ class MemoryChart extends Chart {
       g.globalAlpha = 0.6;
       g.fillRect(0, y, width, 1);
       g.globalAlpha = 1;
-      label(g, `${Number(amount.toPrecision(6))} ${name}`, 4, y - 7, width);
+      labels.push({ text: `${Number(amount.toPrecision(6))} ${name}`, places: () => [[4, y - 7]] });
     }
+    return labels;
   }
   // Draw lines between allocations if few are in view, and shade the pinned one, the one under the pointer and those found.
   drawBands(g, width) {
@@ -112,8 +115,9 @@ class MemoryChart extends Chart {
     g.fillRect(x, top, 1, height);
     g.globalAlpha = 1;
   }
+  // Draw the reserved memory as a dashed line, and return its label: at the right below the line, or beside the peak's.
   drawReserved(g, width) {
-    if (!this.highest || data.reserved.every(([, reserved]) => !reserved)) return;
+    if (!this.highest || data.reserved.every(([, reserved]) => !reserved)) return null;
     g.strokeStyle = palette.css.soft;
     g.setLineDash([4, 3]);
     g.beginPath();
@@ -127,30 +131,24 @@ class MemoryChart extends Chart {
     g.stroke();
     g.setLineDash([]);
     const last = data.reserved.findLast(([at]) => at <= this.to) ?? data.reserved[0];
-    const text = `dashed line: reserved from CUDA, ${bytes(last[1])}`, room = g.measureText(text).width + 8;
-    const y = Math.max(this.place(last[1]), TOP) + 10, peakLabel = this.peakLabel(g, width);
-    const overlaps = peakLabel && Math.abs(peakLabel.y - y) < 12 && peakLabel.x + peakLabel.room > width - room;
-    label(g, text, (overlaps ? peakLabel.x - 8 : width) - room, y, width);
+    const y = Math.max(this.place(last[1]), TOP) + 10, peakAt = this.xAt(peak.at_ns);
+    return {
+      text: `dashed line: reserved from CUDA, ${bytes(last[1])}`,
+      places: (room) => [0, 15, 30].flatMap((lower) => [[width - room, y + lower], [peakAt - room, y + lower]]),
+    };
   }
   drawCursor(g, width) {
     if (this.cursor === null) return;
     const x = this.xAt(this.cursor);
     if (x >= 0 && x <= width) this.fill(g, palette.css.accent, 1, x, TOP, this.height);
   }
-  // Return the text and the place of the peak's label; null where the peak is not in sight.
-  peakLabel(g, width) {
-    const at = ((peak.at_ns - this.from) / (this.to - this.from)) * width;
-    if (!data.events || at < 0 || at > width || alone !== null) return null;
-    const text = `peak ${bytes(peak.bytes)}`, room = g.measureText(text).width + 8;
-    return { text, at, x: at + room < width ? at + 4 : at - room, y: this.place(peak.bytes) + 9, room };
-  }
+  // Draw a line at the peak, and return its label; null where the peak is not in sight.
   drawPeak(g, width) {
-    const found = this.peakLabel(g, width);
-    if (!found) return;
-    const y = this.place(peak.bytes);
+    const at = this.xAt(peak.at_ns), y = this.place(peak.bytes);
+    if (!data.events || at < 0 || at > width || alone !== null) return null;
     g.fillStyle = palette.css.ink;
-    g.fillRect(found.at, y, 1, this.height - y);
-    label(g, found.text, found.x, found.y, width);
+    g.fillRect(at, y, 1, this.height - y);
+    return { text: `peak ${bytes(peak.bytes)}`, places: (room) => [[at + 4, y + 9], [at - room, y + 9]] };
   }
 
   // Return the allocation whose band is at a point of the canvas.
@@ -189,13 +187,23 @@ class MemoryChart extends Chart {
   }
 }
 
-function label(g, text, x, y, width) {
-  g.fillStyle = palette.css.page;
-  g.globalAlpha = 0.75;
-  g.fillRect(x - 2, y - 7, g.measureText(text).width + 4, 14);
-  g.globalAlpha = 1;
-  g.fillStyle = palette.css.ink;
-  g.fillText(text, x, y, width);
+// Draw each label, { text, places(room) }, at the first of its places that is inside the chart and free; else not at all.
+function drawLabels(g, labels, width) {
+  const taken = [];
+  for (const { text, places } of labels) {
+    const room = g.measureText(text).width + 8;
+    const free = ([x, y]) => x >= 0 && x + room - 4 <= width && !taken.some((one) => Math.abs(one.y - y) < 14 && x < one.x + one.room && one.x < x + room);
+    const place = places(room).find(free);
+    if (!place) continue;
+    const [x, y] = place;
+    taken.push({ x, y, room });
+    g.fillStyle = palette.css.page;
+    g.globalAlpha = 0.75;
+    g.fillRect(x - 2, y - 7, room - 4, 14);
+    g.globalAlpha = 1;
+    g.fillStyle = palette.css.ink;
+    g.fillText(text, x, y);
+  }
 }
 function allocationTip(i) {
   const { start, end, bytes: given, category, before, one } = allocations, what = categories[category[i]], c = data.allocations;
