@@ -12,6 +12,7 @@ from cs_systems.config import ConfigError, one_of
 from cs_systems.core.printable import LONGEST_NAME, shortened
 from cs_systems.record import Row
 from cs_systems.report.tables.profile import OPTIONAL, says_something
+from cs_systems.report.tables.snapshot import LEAVES
 
 if TYPE_CHECKING:
     from cs_systems.diagnosis import Diagnosis
@@ -82,7 +83,7 @@ def table_text(
         shown,
         width,
         width is not None,
-        optional=OPTIONAL,
+        optional=(*LEAVES, *OPTIONAL),
         own_units=COMPARED,
         short=short,
     )
@@ -112,10 +113,7 @@ def document_text(
     begin = diagnoses.text(found, format, terminal_width(output)) if format in diagnoses.IN else ""
     if format == "terminal":
         width = text_width(terminal_width(output))
-        lines = [
-            plain(heading[0]),
-            *(textwrap.fill(plain(line), width, break_on_hyphens=False) for line in heading[1:]),
-        ]
+        lines = [textwrap.fill(plain(line), width, break_on_hyphens=False, break_long_words=False) for line in heading]
         return [begin + "\n".join(lines) + "\n", *(table_text(*part, format, output) for part in parts)]
     first, *rest = parts
     return [

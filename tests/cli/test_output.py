@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import os
 import pty
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,27 @@ SOURCES = {
 )
 def test_two_paths_are_named_by_the_ends_that_differ(a: str, b: str, ends: tuple[str, str]) -> None:
     assert told_apart(Path(a), Path(b)) == ends
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("command", ["analyze", "snapshot"])
+def test_tables_fit_a_terminal_and_say_what_they_leave_out(command: str, width: int, tmp_path: Path) -> None:
+    source = tmp_path / SOURCES[command].stem
+    source.write_bytes(gzip.decompress(SOURCES[command].read_bytes()))
+    master, slave = pty.openpty()
+    environment = os.environ | {"COLUMNS": str(width), "TERM": "dumb"}
+    words = [sys.executable, "-m", "cs_systems", command, source.name]
+    program = subprocess.Popen(words, stdout=slave, env=environment, cwd=tmp_path)
+    os.close(slave)
+    text = b""
+    with suppress(OSError):  # reading a terminal without a writer is an error
+        while read := os.read(master, 1 << 16):
+            text += read
+    os.close(master)
+    assert program.wait() == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", text.decode()).splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("hidden columns: " in line for line in lines) == (width == 60)
 
 
 @pytest.mark.parametrize("command", SOURCES)

@@ -40,11 +40,12 @@ def test_snapshot_prints_every_table_in_80_columns(snapshot_path: Path, capsys: 
     sentence, _, rest = capsys.readouterr().out.partition("\n\n")
     assert sentence.startswith("1. activations take 44% of the memory at the peak: checkpoint each block")
     lines = rest.splitlines()
-    wide = [line for line in [*sentence.splitlines(), *lines[1:]] if len(line) > 80]
+    wide = [line for line in [*sentence.splitlines(), *lines] if len(line) > 80 and str(snapshot_path) not in line]
     assert wide == []
-    assert lines[0] == f"{snapshot_path} · device 0 · 1,356 events in 10.4 ms · 47 segments"
-    assert lines[1] == "recorded 2026-11-20 11:00 UTC"
-    assert lines[2].startswith("peak 204 MiB (213,795,840 bytes) at event 161")
+    assert " ".join(rest.split()).startswith(
+        f"{snapshot_path} · device 0 · 1,356 events in 10.4 ms · 47 segments recorded 2026-11-20 11:00 UTC "
+        "peak 204 MiB (213,795,840 bytes) at event 161"
+    )
     captions = {caption for table, caption in CAPTIONS.items() if table not in OPTIONAL}
     assert captions | {CAPTIONS["annotations"]} <= {*lines}
     assert CAPTIONS["out_of_memory"] not in lines

@@ -187,6 +187,18 @@ def test_columns_option_selects_phase_and_unit(train_records: list[RunRecord]) -
     assert 0.5 < backward / 1e6 / step < 0.7
 
 
+def test_numbers_are_whole_beside_texts_that_wrap_at_any_width() -> None:
+    rows = [
+        {"operator": "aten::_foreach_addcdiv_", "shapes": "[1000×256, 256, … 26 tensors], [4×256×256]", "calls": 1234,
+         "time_s": 0.0352, "rate": 26.7},
+        {"operator": "aten::mm and more", "shapes": "1024×1024, 1024×256", "calls": 5, "time_s": 0.7, "rate": 2.5},
+    ]  # fmt: skip
+    for width in range(20, 140):
+        lines = render_rows(rows, width=width).splitlines()
+        assert all(word in " ".join(lines).split() for word in ("calls", "rate", "1234", "35.2", "26.7", "700", "2.50"))
+        assert max(map(len, lines)) <= max(width, 78)
+
+
 @pytest.mark.parametrize(
     ("walls", "shown"),
     [((0.00229, 0.259), "2.29 … 259"), ((0.01, 0.0101), "10.0 … 10.1"), ((0.823, 4.002), "823 … 4,002")],

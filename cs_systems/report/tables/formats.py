@@ -50,7 +50,10 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
         console.print(Text(table.caption, style="bold"))
         if columns:
             wrap = WRAP_WIDTH if _least(columns) <= console.width else NARROW_WIDTH
-            _console(out, _room(columns, console.width, wrap), color).print(_rich(table, columns, wrap))
+            room = max(
+                console.width, _least(columns, wrap)
+            )  # wider than the terminal if a number would be cut otherwise
+            _console(out, room, color).print(_rich(table, columns, _widths(columns, room, wrap)))
         if left_out:
             hidden = ", ".join(c.heading for c in left_out)
             console.print(Text(f"hidden columns: {hidden}; widen the terminal or {table.remedy}", style="dim"))
@@ -78,7 +81,8 @@ def _columns_variable() -> int | None:
 def _console(out: io.StringIO, width: int, color: bool) -> Console:
     from rich.console import Console
 
-    return Console(file=out, width=width, force_terminal=color, no_color=not color, highlight=False)
+    # Without a height, rich takes a terminal of TERM=dumb for 80 columns wide.
+    return Console(file=out, width=width, height=25, force_terminal=color, no_color=not color, highlight=False)
 
 
 def _fitting(table: Table, width: int) -> tuple[list[Column], list[Column]]:
@@ -96,31 +100,40 @@ def _least(columns: Sequence[Column], wrap: int = WRAP_WIDTH) -> int:
     return sum(_width(c, wrap) for c in columns) + 2 * (len(columns) - 1)
 
 
-def _room(columns: Sequence[Column], width: int, wrap: int) -> int:
-    """Return the width that a table may take, more than the terminal's if a number would be cut otherwise."""
-    least = _least(columns, wrap)
-    return width if least <= width else least + len(columns)
+def _widths(columns: Sequence[Column], room: int, wrap: int) -> list[int]:
+    """Return the widths of the columns in a table: the least ones, and what more the first long texts can use."""
+    spare, widths = room - _least(columns, wrap), []
+    for column in columns:
+        least = _width(column, wrap)
+        more = min(spare, max(map(len, _texts(column))) - least)
+        spare -= more
+        widths.append(least + more)
+    return widths
+
+
+def _texts(column: Column) -> tuple[str, ...]:
+    return (SHORT.get(column.title, column.title), column.unit, *column.cells)
 
 
 def _width(column: Column, wrap: int) -> int:
     """Return the least width of a column: numbers and names are never cut, long texts may wrap between words."""
-    texts = (SHORT.get(column.title, column.title), column.unit, *column.cells)
+    texts = _texts(column)
     longest = max(map(len, texts))
     if column.numeric:
         return longest
     return min(longest, max(wrap, *(len(word) for text in texts for word in text.split())))
 
 
-def _rich(table: Table, columns: Sequence[Column], wrap: int) -> RichTable:
+def _rich(table: Table, columns: Sequence[Column], widths: Sequence[int]) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     rich = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    for c in columns:
+    for c, width in zip(columns, widths, strict=True):
         heading = Text("\n".join(filter(None, (SHORT.get(c.title, c.title), c.unit))))
         justify: JustifyMethod = "right" if c.numeric else "left"
-        rich.add_column(heading, justify=justify, min_width=_width(c, wrap), no_wrap=c.numeric)
+        rich.add_column(heading, justify=justify, width=width, no_wrap=c.numeric)
     for line, status in zip(zip(*(c.cells for c in columns), strict=True), table.statuses, strict=True):
         style = "" if status == "ok" else STATUS_STYLE.get(status, "red")
         rich.add_row(*(Text(t, style if c.name == "note" else "") for c, t in zip(columns, line, strict=True)))

@@ -62,7 +62,10 @@ SHOWN = {
     },
 }  # fmt: skip
 # Columns that a narrow terminal may drop, in this order.
-OPTIONAL = ("device_s", "host_s", "host_share", "caller", "host_self_s")
+OPTIONAL = (
+    *("device_s", "host_s", "host_share", "caller", "host_self_s", "registers", "shared_bytes", "mean_s", "residual_s"),
+    *("self_s", "flops", "achieved_bytes_per_s", "achieved_flops_per_s", "gpu_span_s", "calls_per_step", "share"),
+)
 # Tables cut to --top rows, with the number by default.
 LONG = {"kernels": 10, "steps": 10, "ranges": 10, "layers": 100, "range_tree": 30, "operators": 15}
 CAPTIONS = {

@@ -66,6 +66,8 @@ def shown(name: str, *, has_events: bool) -> dict[str, str]:
 
 LONG = ("top", "timeline", "annotations", "out_of_memory", "segments", "alive")  # cut to --top rows
 OPTIONAL = ("annotations", "out_of_memory")  # left out where they are empty, unless --table names them
+# Columns that a narrow terminal may drop, in this order.
+LEAVES = ("inactive_splits", "largest_split_bytes", "duration_s", "events", "free_segments_bytes")
 DEVICES = {
     "device": "device", "events": "events", "peak_bytes": "peak", "peak_time_s": "peak at", "end_bytes": "at the end",
     "reserved_bytes": "reserved", "highest_reserved_bytes": "highest", "out_of_memory": "failed",
