@@ -219,6 +219,24 @@ def frames(tab: Tab, spans: Sequence[tuple[float, float]]) -> list[float]:
     return taken[1:]
 
 
+def frames_per_s(tab: Tab) -> float:
+    """Return how many frames a second the browser shows while the timeline is zoomed in and out with each of them."""
+    return float(tab.evaluate(f"new Promise((answer) => {{{ZOOMING}}})"))
+
+
+# The browser shows at most 60 frames a second.
+ZOOMING = """
+const home = timeline.end, count = 120;
+let begin, shown = 0;
+requestAnimationFrame(function frame(now) {
+  begin ??= now;
+  if (shown === count) return answer((1000 * count) / (now - begin));
+  const span = home * 0.93 ** Math.min(shown, count - shown);
+  timeline.show((home - span) / 3, (home - span) / 3 + span);
+  shown += 1;
+  requestAnimationFrame(frame);
+});
+"""
 # Reading a pixel waits until all is drawn.
 DRAW = 'timeline.draw(); timeline.canvas.getContext("2d").getImageData(0, 0, 1, 1); null'
 

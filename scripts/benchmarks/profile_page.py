@@ -6,7 +6,8 @@ eight operators for each kernel, of which the page draws the longest. Headless C
 time; the page itself says how long it took from the navigation until it was drawn and could be used (`readyMs`). Then
 the timeline is drawn anew at zooms from all steps to a thousandth of them, as a wheel would have it. The processor's
 time is that of the page's main thread, rasterisation included. A frame's is the least of all runs at its zoom: other
-programs on the cores lengthen even that, since they share the caches.
+programs on the cores lengthen even that, since they share the caches. Last, the timeline is zoomed in and out with
+every frame that the browser shows, of which there are at most 60 a second.
 Output: one line for each page, and a picture of the page of one trace as it is. The promises are under 5 MB, under 1 s,
 and frames of under 16.7 ms (60 a second).
 
@@ -26,7 +27,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from _browser import Browser, frames, zooms
+from _browser import Browser, frames, frames_per_s, zooms
 from analyze_speed import DATA, repeat_kineto, repeat_nsys
 
 MEGABYTES_PER_KERNEL = 4.184e-3  # of a trace of torch.profiler
@@ -68,16 +69,16 @@ def main() -> None:
     with Browser() as browser:
         if args.picture:
             photograph(browser, args.picture)
-        cores = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} by others"
+        cores = f"{os.cpu_count()} cores shared with other programs, whose load is {os.getloadavg()[0]:.0f}"
         print(f"Chromium {browser.version}, headless, without a GPU; Python {platform.python_version()}; {cores}.")
-        print(
-            f"Medians of {args.runs} times that the page is opened; a frame's is the processor's least at its zoom.\n"
-        )
+        print(f"Medians of {args.runs} times that the page is opened; a frame's is the processor's least at its zoom.")
+        print("60 frames a second, the most that the browser shows, are 16.7 ms each: median … highest of these times,")
+        print("while the timeline is zoomed in and out.\n")
         print(
             "| profiler | kernels | operators drawn | page MB | ready ms | on a processor ms | frame ms, median | "
-            "frame ms, slowest zoom | made in s |"
+            "frame ms, slowest zoom | frames a second | made in s |"
         )
-        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
         for profiler in args.profilers:
             for kernels in args.kernels:
                 print("|", " | ".join(measure(browser, profiler, kernels, args.runs)), "|", flush=True)
@@ -86,19 +87,27 @@ def main() -> None:
 def measure(browser: Browser, profiler: str, kernels: int, runs: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         page, took_s = make(Path(folder), profiler, kernels)
-        ready, processor, drawn, counts = [], [], [], [0, 0]
+        ready, processor, drawn, rates, counts = [], [], [], [], [0, 0]
         for _ in range(runs):
             with browser.open(page) as tab:
                 processor.append(tab.processor_ms())
                 ready.append(float(tab.evaluate("document.documentElement.dataset.readyMs")))
                 drawn.append(frames(tab, zooms(deepest=1000, factor=0.8)))
+                rates.append(frames_per_s(tab))
                 counts = tab.evaluate(
                     "[data.streams, data.operators].map((of) => of.reduce((n, l) => n + l.start.length, 0))"
                 )
         by_zoom = [min(times) for times in zip(*drawn, strict=True)]
-        numbers = (f"{median(ready):.0f}", f"{median(processor):.0f}", f"{median(by_zoom):.1f}", f"{max(by_zoom):.1f}")
+        times = (f"{median(ready):.0f}", f"{median(processor):.0f}", f"{median(by_zoom):.1f}", f"{max(by_zoom):.1f}")
         size = f"{page.stat().st_size / 1e6:.2f}"
-        return [profiler, *(f"{number:,}" for number in counts), size, *numbers, f"{took_s:.1f}"]
+        return [
+            profiler,
+            *(f"{number:,}" for number in counts),
+            size,
+            *times,
+            f"{median(rates):.0f} … {max(rates):.0f}",
+            f"{took_s:.1f}",
+        ]
 
 
 if __name__ == "__main__":
