@@ -59,7 +59,7 @@ def render(
         "overhead": _overhead(results),
         "notes": [*origin, *_limits(view["step"]), *(note["note"] for note in notes if note["table"] is None)],
         "sections": [
-            _section(name, results[name], [note["note"] for note in notes if note["table"] == name], {"kernel": short})
+            _section(name, results[name], [note["note"] for note in notes if note["table"] == name], short)
             for name in COLUMNS
             if has_something(name, results.get(name, ()))
         ],
@@ -130,15 +130,14 @@ def _overhead(results: Tables) -> list[tuple[str, str]]:
     ]
 
 
-def _section(
-    name: str, rows: Sequence[Row], notes: Sequence[str], short: Mapping[str, Mapping[str, str]]
-) -> _templates.Section:
-    """Return one section; names are shown short, by `short` of their column if it has one."""
+def _section(name: str, rows: Sequence[Row], notes: Sequence[str], kernels: Mapping[str, str]) -> _templates.Section:
+    """Return one section; names are shown short, those of kernels as in the timeline."""
     shown = {column: title for column, title in COLUMNS[name].items() if says_something(column, rows)}
     texts = {column: [*dict.fromkeys(row[column] for row in rows if isinstance(row[column], str))] for column in shown}
     cut = {column: dict(zip(names, shortened(names, LONGEST_NAME), strict=True)) for column, names in texts.items()}
     plain_rows = [{column: row[column] for column in shown} for row in rows]
-    cut |= {column: cut.get(column, {}) | own for column, own in short.items()}
+    if "kernel" in cut:
+        cut["kernel"] |= kernels
     table = table_of(plain_rows, titles=shown, short=cut)
     caption = HEADINGS[name]
     return _templates.Section(caption[0].upper() + caption[1:], f"table-{name}", table, notes)
