@@ -150,7 +150,7 @@ def test_headline_names_its_cell_and_takes_whole_steps_of_the_largest_model(buil
         for mode in (Mode.FORWARD, Mode.TRAIN_STEP)
     ]
     page = html.render(records)
-    (fact,) = re.findall(r"<dt>highest tokens/s</dt><dd>([^<]+)</dd>", page)
+    (fact,) = re.findall(r"<dt>highest tokens/s of medium</dt><dd>([^<]+)</dd>", page)
     count, _, cell = fact.partition(" · ")
     assert cell.split(" · ")[0] == "medium"
     assert int(count.replace(",", "")) == pytest.approx(4 * 512 / 0.1, rel=0.05)

@@ -45,6 +45,8 @@ def test_output_without_a_terminal_drops_no_column(
     whole = render(train_records)
     assert "hidden columns" not in whole
     assert {"loss", "MFU", "peak", "tokens/s"} <= {*whole.split()}
+    text = "aten::convolution_backward in a block of the model, and once in its head"
+    assert f"{text}      5" in render_rows([{"operator": text, "calls": 5}]).splitlines(), "a row is one line"
     monkeypatch.setenv("COLUMNS", "80")
     assert "hidden columns" in render(train_records)
 

@@ -113,7 +113,10 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     }
     if set(steps["workload"]) != {"attention"}:
         best = {"highest tokens/s": "tokens_per_s", **best}
+    several = of_largest is not steps and steps["size"].nunique() > 1
     for title, column in best.items():
+        if column == "tokens_per_s" and several:
+            title += f" of {of_largest['size'].iloc[0]}"  # others may have more
         among = of_largest if column == "tokens_per_s" else steps
         if ranked := among.dropna(subset=[column]).sort_values(column).to_dict("records"):
             value, cell = units.human(float(ranked[-1][column]), column), str(ranked[-1]["cell"])

@@ -9,6 +9,7 @@ import csv
 import io
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
@@ -33,14 +34,14 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
     """Format tables for a terminal: the columns that fit, with the caption above and the notes below.
 
     A table that is too wide is shown in its short form; then columns are dropped in their order. Without a width every
-    column fits: a pipe or file has none.
+    column fits, and no cell wraps: a pipe or file has none.
     """
     from rich.text import Text
 
     out = io.StringIO()
     asked = width or _columns_variable()
     for number, table in enumerate(tables):
-        whole = _least(table.columns)
+        whole = _least(table.columns, WRAP_WIDTH if asked else sys.maxsize)
         console = _console(out, asked or max(DEFAULT_WIDTH, whole), color)
         if whole > console.width and table.short is not None:
             table = table.short
@@ -49,7 +50,7 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
             console.print()
         console.print(Text(table.caption, style="bold"))
         if columns:
-            wrap = WRAP_WIDTH if _least(columns) <= console.width else NARROW_WIDTH
+            wrap = WRAP_WIDTH if _least(columns) <= console.width else NARROW_WIDTH  # the least: the rest may be spare
             room = max(
                 console.width, _least(columns, wrap)
             )  # wider than the terminal if a number would be cut otherwise
