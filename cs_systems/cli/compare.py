@@ -71,6 +71,9 @@ FAILURES = ("slower", "larger")
 
 
 def run(args: Compare) -> int:
+    if all(command_for(path) == "snapshot" for path in (args.a, args.b)):
+        command = command_line("cs-systems", "snapshot", args.a, args.b)
+        raise ConfigError(f"{args.a} and {args.b} are memory snapshots; compare them with {command}")
     traces = [path for path in (args.a, args.b) if command_for(path) == "analyze"]
     if len(traces) == 1:
         other = args.b if traces[0] == args.a else args.a
@@ -87,10 +90,10 @@ def run(args: Compare) -> int:
             raise ConfigError("--fail-on requires two runs, got two traces, which have no verdict; leave out --fail-on")
         if args.format == "csv":
             raise ConfigError("--format csv writes one table; use cs-systems analyze A B --format csv --table phases")
-        if args.format in ("html", "github") or args.open:
-            raise ConfigError("two traces have no page nor summary; use --format terminal, markdown, latex or typst")
+        if args.format == "github":
+            raise ConfigError("two traces have no verdict to summarise; use --format markdown")
         format = cast("_output.Format", args.format)
-        both = analyze.Analyze((args.a, args.b), format=format, output=args.output)
+        both = analyze.Analyze((args.a, args.b), format=format, output=args.output, open=args.open)
         return analyze.run(both, merges=False)
     from cs_systems.comparison.runs import profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records

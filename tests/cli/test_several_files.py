@@ -72,6 +72,11 @@ def test_two_ranks_are_merged_by_analyze_and_compared_by_compare(
     assert "B compared with A" in shown(["compare", *two], capsys)
 
 
+def test_compare_of_two_snapshots_names_the_command(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(snapshot_path), str(snapshot_path)]) == 2
+    assert f"compare them with cs-systems snapshot {snapshot_path} {snapshot_path}\n" in capsys.readouterr().err
+
+
 def test_ranks_listings_and_comparisons_have_pages(
     tmp_path: Path, folder: Path, snapshot_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +86,7 @@ def test_ranks_listings_and_comparisons_have_pages(
         (["analyze", *ranks], f"3 ranks of {tmp_path}/", ["ranks, per step", "collectives across the ranks"]),
         (["analyze", folder], f"Files of {folder}", ["contents of the files", "a.sqlite"]),
         (["analyze", trace, trace], "b.json.gz compared with b.json.gz", ["B − A"]),
+        (["compare", trace, trace], "b.json.gz compared with b.json.gz", ["B − A"]),
         (["snapshot", snapshot_path, snapshot_path], "compared with", ["memory at the peak by category"]),
         (["snapshot", *[snapshot_path] * 3], "Memory of 3 snapshots", ["peaks of the snapshots"]),
     ):
