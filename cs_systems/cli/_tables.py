@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,10 +114,13 @@ def document_text(
     begin = diagnoses.text(found, format, terminal_width(output)) if format in diagnoses.IN else ""
     if format == "terminal":
         width = text_width(terminal_width(output))
-        lines = [textwrap.fill(plain(line), width, break_on_hyphens=False, break_long_words=False) for line in heading]
+        fill = partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
+        first, *rest = map(plain, heading)
+        # In a pipe the first line is whole, so that a program finds the file in it.
+        lines = [first if terminal_width(output) is None else fill(first), *map(fill, rest)]
         return [begin + "\n".join(lines) + "\n", *(table_text(*part, format, output) for part in parts)]
-    first, *rest = parts
+    begun, *others = parts
     return [
-        begin + table_text(*first[:3], [*heading, *first[3]], format, output),
-        *(table_text(*part, format, output) for part in rest),
+        begin + table_text(*begun[:3], [*heading, *begun[3]], format, output),
+        *(table_text(*part, format, output) for part in others),
     ]

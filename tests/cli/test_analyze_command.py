@@ -29,13 +29,11 @@ def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytes
     sentences, _, rest = capsys.readouterr().out.partition("\n\n")
     assert sentences.startswith("1. 72% of the step the GPU waits for kernel launches: compile (torch.compile),\n")
     assert sentences.count("in sight") == len([line for line in sentences.splitlines() if line[:3].strip()]) <= 3
-    heading, lines = rest.partition("\n\n")[0], rest.splitlines()
-    wide = [line for line in [*sentences.splitlines(), *lines] if len(line) > 80 and str(nsys_path) not in line]
-    assert wide == []
-    assert " ".join(heading.split()) == (
-        f"{nsys_path} · nsys · NVIDIA H200 · 3 steps of 238 kernels recorded 2026-11-20 11:03 UTC measured under a "
-        "profiler: use these times for shares and causes, not as timings"
-    )
+    lines = rest.splitlines()
+    assert max(map(len, [*sentences.splitlines(), *lines[1:]])) <= 80
+    assert lines[0] == f"{nsys_path} · nsys · NVIDIA H200 · 3 steps of 238 kernels"
+    assert lines[1] == "recorded 2026-11-20 11:03 UTC"
+    assert "not as timings" in lines[2]
     # One GPU does not communicate, and nsys records no operators.
     assert {*CAPTIONS.values()} - {*lines} == {CAPTIONS["overlap"], CAPTIONS["operators"]}
     assert any(line.startswith("elementwise direct_copy ") for line in lines)

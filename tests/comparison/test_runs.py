@@ -220,7 +220,10 @@ def test_unknown_failure_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "did you mean slower" in capsys.readouterr().err
 
 
-def test_compare_command_prints_table_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_command_prints_table_and_csv(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for name, seconds in (("a", 1.0), ("b", 1.2)):
         (tmp_path / name).mkdir()
         append_record(tmp_path / name, record(BASE, seconds, noise=1e-5))
