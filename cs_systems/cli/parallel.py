@@ -85,12 +85,12 @@ NOTES = {
 
 BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
 
-DISTURBED = (
-    "an efficiency over 100% is not shown, nor the time beyond that baseline: other programs probably disturbed the "
-    "baseline; measure again with --fresh"
-)
 UNKNOWN = "–"
 MOST_EFFICIENT = 1.05  # above this, the excess over 100% is more than noise
+DISTURBED = (
+    f"an efficiency over {MOST_EFFICIENT:.0%} is not shown, nor the time beyond that baseline: other programs probably "
+    "disturbed the baseline; measure again with --fresh"
+)
 
 
 @dataclass(frozen=True)

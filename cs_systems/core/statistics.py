@@ -367,7 +367,7 @@ def unstable(samples: Sequence[float]) -> list[str]:
     reasons = []
     found = summary(samples)
     if (spread := (found.p90 - found.p10) / found.median) > SPREAD_LIMIT:
-        reasons.append(f"the middle 80% of the steps span {spread:.0%} of the median")
+        reasons.append(f"the middle 80% of the steps span {spread:,.0%} of the median")
     moved = drift(samples)
     if moved and abs(moved.change) > DRIFT_LIMIT and moved.p_value < 0.01:
         reasons.append(f"the second half of the steps differs from the first by {moved.change:+.1%}")

@@ -269,6 +269,8 @@ def test_unstable_gives_the_reason() -> None:
     ]
     (reason,) = stats.unstable([s * (1 + 0.3 * (i % 2)) for i, s in enumerate(steady)])
     assert reason.startswith("the middle 80% of the steps span 27%")
+    (reason,) = stats.unstable([1.0, 1.0, 1.0, 21.0, 21.0] * 8)
+    assert reason == "the middle 80% of the steps span 2,000% of the median"
 
 
 def test_one_slow_round_in_five_hides_no_difference() -> None:
