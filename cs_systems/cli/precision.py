@@ -243,8 +243,11 @@ def compared(args: PrecisionOptions) -> int:
     check_outputs({"--output": args.output}, [*reads(args.sweep.out), *sources_of(timed)])
     if args.sweep.out and not records_path(args.sweep.out).is_file():
         cells = len(timed) + len(apart)
-        text = f"{args.sweep.out} has no records yet; measuring {cells} cells (--show DIR prints an earlier run)"
-        print(visible(text), file=sys.stderr)
+        text = visible(
+            f"{args.sweep.out} has no records yet; measuring {cells} cells (--show DIR prints an earlier run)"
+        )
+        width = terminal_width(stream=sys.stderr)
+        print(text if width is None else fill(text, width, break_on_hyphens=False), file=sys.stderr)
     check([*timed, *apart], args.sweep.repeats, args.sweep.timeout_s)
     options = replace(args.sweep, interleave=True, out=args.sweep.claim("precision"))
     folder, _ = measured(timed, options, "precision", args.seed)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,23 +40,39 @@ def test_two_paths_are_named_by_the_ends_that_differ(a: str, b: str, ends: tuple
     assert told_apart(Path(a), Path(b)) == ends
 
 
-@pytest.mark.parametrize("width", [60, 80])
-@pytest.mark.parametrize("command", ["analyze", "snapshot"])
-def test_tables_fit_a_terminal_and_say_what_they_leave_out(command: str, width: int, tmp_path: Path) -> None:
-    source = tmp_path / SOURCES[command].stem
-    source.write_bytes(gzip.decompress(SOURCES[command].read_bytes()))
+def shown_in_a_terminal(words: list[str], folder: Path, width: int) -> tuple[int, list[str]]:
+    """Run a command in a terminal of this width; return its exit status and the lines of both streams."""
     master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     environment = os.environ | {"COLUMNS": str(width), "TERM": "dumb"}
-    words = [sys.executable, "-m", "cs_systems", command, source.name]
-    program = subprocess.Popen(words, stdout=slave, env=environment, cwd=tmp_path)
+    words = [sys.executable, "-m", "cs_systems", *words]
+    program = subprocess.Popen(words, stdout=slave, stderr=slave, env=environment, cwd=folder)
     os.close(slave)
     text = b""
     with suppress(OSError):  # reading a terminal without a writer is an error
         while read := os.read(master, 1 << 16):
             text += read
     os.close(master)
-    assert program.wait() == 0
-    lines = re.sub(r"\x1b\[[\d;]*m", "", text.decode()).splitlines()
+    return program.wait(), re.sub(r"\x1b\[[\d;]*m", "", text.decode()).splitlines()
+
+
+def test_precision_wraps_what_it_will_measure(tmp_path: Path) -> None:
+    words = ["precision", "--size", "tiny", "--timeout-s", "0", "--out", "a-folder-of-runs"]
+    status, lines = shown_in_a_terminal(words, tmp_path, 60)
+    assert status == 2, "it stops before it measures"
+    assert lines[:2] == [
+        "a-folder-of-runs has no records yet; measuring 12 cells",
+        "(--show DIR prints an earlier run)",
+    ]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("command", ["analyze", "snapshot"])
+def test_tables_fit_a_terminal_and_say_what_they_leave_out(command: str, width: int, tmp_path: Path) -> None:
+    source = tmp_path / SOURCES[command].stem
+    source.write_bytes(gzip.decompress(SOURCES[command].read_bytes()))
+    status, lines = shown_in_a_terminal([command, source.name], tmp_path, width)
+    assert status == 0
     assert max(map(len, lines)) <= width
     assert any("hidden columns: " in line for line in lines) == (width == 60)
 
