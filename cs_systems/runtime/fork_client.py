@@ -30,8 +30,9 @@ MOST_DESCRIPTORS = 200  # the kernel passes at most 253 in one message
 _PACKAGE = Path(__file__).parents[1]
 # Variables that nothing reads while it is imported: a worker gets its own after the fork.
 _READ_LATER = re.compile(
-    "PYTEST_CURRENT_TEST|COLUMNS|LINES|PWD|OLDPWD|SHLVL|_|(LOCAL_)?(RANK|WORLD_SIZE)|(GLOO|NCCL)_SOCKET_IFNAME"
-    "|TORCH_NCCL_DUMP_ON_TIMEOUT"
+    "PYTEST_CURRENT_TEST|COLUMNS|LINES|NO_COLOR|PWD|OLDPWD|SHLVL|_|(LOCAL_)?(RANK|WORLD_SIZE)|(PET_)?MASTER_(ADDR|PORT)"
+    "|(GLOO|NCCL)_SOCKET_IFNAME|TORCH_NCCL_DUMP_ON_TIMEOUT|CUDA_VISIBLE_DEVICES"
+    "|TORCHINDUCTOR_CACHE_DIR|_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 )
 _lock = threading.Lock()
 _server: _Server | None = None

@@ -92,9 +92,11 @@ def test_one_server_serves_all_sweeps_until_something_inherited_changes_or_it_di
 ) -> None:
     first = report(workload)
     server = fork_client._server
-    monkeypatch.setenv("COLUMNS", "77")
-    assert "('COLUMNS', '77')" in report(workload)["environment"]
-    assert fork_client._server is server, "nothing reads COLUMNS while it is imported"
+    monkeypatch.setenv("MASTER_PORT", "77")  # which a worker does not get
+    for name in ("COLUMNS", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "77")
+        assert f"('{name}', '77')" in report(workload)["environment"]
+    assert fork_client._server is server, "nothing reads these while it is imported"
     monkeypatch.setenv("CS_TEST_MARKER", "here")
     second = report(workload)
     assert "CS_TEST_MARKER" in second["environment"]

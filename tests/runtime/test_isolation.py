@@ -53,7 +53,7 @@ def cell(name: str, **rest: object) -> RunConfig:
 def test_disturbing_step_fails_no_other_cell(
     expected: dict[str, tuple[str, str | None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TEST_FILE", str(tmp_path / "file"))
+    monkeypatch.chdir(tmp_path)  # workers write there; a variable would need another fork server
     before = leftover()
     cells = [cell("ReportsState", steps=1)]
     for number, name in enumerate(expected):
@@ -151,7 +151,7 @@ def test_error_that_mentions_a_lost_peer_names_its_rank() -> None:
 
 
 def test_ranks_on_one_machine_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEST_SOCKETS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     (record,) = sweep([cell("listens", world_size=2)])
     assert record.status == "ok", record.reason
     addresses = {rank: (tmp_path / rank).read_text().split() for rank in ("0", "1")}

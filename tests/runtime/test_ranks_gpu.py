@@ -60,7 +60,7 @@ def test_failing_rank_is_named(
 
 
 def test_ranks_on_one_machine_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEST_SOCKETS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     workload = f"{Path(__file__).parents[1]}/runtime/disturbing_workloads.py:listens"
     (record,) = sweep([RunConfig(workload=workload, device="cuda", warmup=1, steps=3, world_size=2)])
     assert record.status == "ok", record.reason

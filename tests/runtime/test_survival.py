@@ -126,7 +126,7 @@ def test_broken_attention_file_fails_only_its_interleaved_cell(tmp_path: Path) -
 def test_worker_that_closes_its_pipes_and_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """End the worker without a timeout, because it cannot reply through a closed pipe."""
     monkeypatch.setattr("cs_systems.runtime.processes.GRACE_S", 0.5)
-    monkeypatch.setenv("TEST_PID_FILE", str(tmp_path / "pid"))
+    monkeypatch.chdir(tmp_path)
     hung, harmless = sweep([cell("closes_its_pipes_and_hangs"), cell("fine")])
     assert (hung.status, harmless.status) == ("killed", "ok")
     assert "it closed its pipes but did not exit within 0.5 s" in (hung.reason or "")

@@ -44,6 +44,7 @@ def hangs() -> None:
 
 
 def closes_its_pipes_and_hangs() -> None:
+    Path("pid").write_text(str(os.getpid()))
     os.closerange(3, 256)
     hangs()
 
