@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -90,18 +87,14 @@ def test_unknown_backend_exits_2_before_any_cell(tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "runs").exists()
 
 
-def test_attention_records_cells_and_prints_a_table(tmp_path: Path) -> None:
+def test_attention_records_cells_and_prints_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "runs"
-    command = [sys.executable, "-m", "cs_systems", "attention", *SMALL, "--seq", "16", "--causal", "--dtype", "fp32"]
-    done = subprocess.run(
-        [*command, "--attention", "naive", "sdpa_cudnn", "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=55,
-        check=False,
-        env=os.environ | {"COLUMNS": "200"},
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("COLUMNS", "200")
+    words = [*SMALL, "--seq", "16", "--causal", "--dtype", "fp32", "--attention", "naive", "sdpa_cudnn"]
+    assert main(["attention", *words, "--out", str(out)]) == 0
+    printed, error = capsys.readouterr()
     records, complaints = read_records(out)
     assert complaints == []
     assert [(r.config["attention"], r.config["mode"], r.status) for r in records] == [
@@ -109,7 +102,7 @@ def test_attention_records_cells_and_prints_a_table(tmp_path: Path) -> None:
         *(("sdpa_cudnn", mode.value, "unavailable") for mode in MODES),
     ]
     assert all(r.run_config.shape.causal for r in records if r.run_config.shape)
-    assert "attention" in done.stdout
-    assert "executed" in done.stdout
-    assert f"records: {out / 'records.jsonl'}" in done.stdout
-    assert "sdpa_cudnn: torch has no CUDNN_ATTENTION kernel on the CPU" in done.stderr
+    assert "attention" in printed
+    assert "executed" in printed
+    assert f"records: {out / 'records.jsonl'}" in printed
+    assert "sdpa_cudnn: torch has no CUDNN_ATTENTION kernel on the CPU" in error

@@ -12,6 +12,7 @@ from cs_systems.config import PRESETS, ConfigError, RunConfig
 from cs_systems.core.units import counted
 from cs_systems.record import RunRecord, read_records
 from cs_systems.runtime.sweep import sweep
+from tests.forks import own_fork_server
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)
 
@@ -181,7 +182,7 @@ IMPOSSIBLE = {
 @pytest.fixture(scope="module")
 def impossible(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
     cells = [replace(TINY, **fields) for fields, _ in IMPOSSIBLE.values()]  # type: ignore[arg-type]
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, own_fork_server():
         patch.setenv("TRITON_INTERPRET", "1")
         records = list(sweep(cells, out=tmp_path_factory.mktemp("impossible")))
     return dict(zip(IMPOSSIBLE, records, strict=True))

@@ -127,16 +127,19 @@ def test_names_with_rich_markup_are_printed_literally(
     assert "'[red]/own.py:factory'" in output
 
 
-def test_dry_run_lists_cells_with_memory_and_measures_nothing(tmp_path: Path) -> None:
-    done = run(*TINY, "--attention", "naive", "sdpa_cudnn", "--repeats", "3", "--dry-run", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\n2 cells, each 3 times\n" in done.stdout
-    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
-    assert re.search(
-        r"^estimated duration: about \d+ s \(3 cells by FLOPs, at an assumed 10 GFLOP/s", done.stdout, re.M
-    )
-    assert re.search(r"\d MiB", done.stdout), "the memory of a tiny model is given in MiB"
-    assert "sdpa_cudnn: " in done.stdout
+def test_dry_run_lists_cells_with_memory_and_measures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*TINY, "--attention", "naive", "sdpa_cudnn", "--repeats", "3", "--dry-run"]) == 0
+    printed, error = capsys.readouterr()
+    assert error == ""
+    assert "\n2 cells, each 3 times\n" in printed
+    assert [line for line in printed.splitlines() if line != line.rstrip()] == []
+    assert re.search(r"^estimated duration: about \d+ s \(3 cells by FLOPs, at an assumed 10 GFLOP/s", printed, re.M)
+    assert re.search(r"\d MiB", printed), "the memory of a tiny model is given in MiB"
+    assert "sdpa_cudnn: " in printed
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import io
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,18 +90,20 @@ class Ran:
     records: list[RunRecord]
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "cs_systems", "comm", *words]
-    environment = {**os.environ, "COLUMNS": "80"}
-    return subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+def command(*words: str) -> tuple[str, str]:
+    """Run the command with 80 columns and return what it printed on the two streams."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        assert main(["comm", *words]) == 0, err.getvalue()
+    return out.getvalue(), err.getvalue()
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("comm")
-    done = command(*WORDS, "--out", str(folder))
-    assert done.returncode == 0, done.stderr
-    return Ran(folder, done.stdout, read_records(folder)[0])
+    out, _ = command(*WORDS, "--out", str(folder))
+    return Ran(folder, out, read_records(folder)[0])
 
 
 def test_each_call_is_a_row_within_80_columns(ran: Ran) -> None:
@@ -167,9 +168,8 @@ def test_figure_is_written_beside_the_records(ran: Ran) -> None:
 
 def test_rerun_resumes_and_writes_csv(ran: Ran) -> None:
     file = ran.folder / "calls.csv"
-    again = command(*WORDS, "--out", str(ran.folder), "--format", "csv", "--output", str(file))
-    assert again.returncode == 0, again.stderr
-    assert "30 cells are already recorded" in again.stderr
+    _, error = command(*WORDS, "--out", str(ran.folder), "--format", "csv", "--output", str(file))
+    assert "30 cells are already recorded" in error
     assert file.read_text().splitlines()[0].endswith("call_s,algbw_bytes_per_s,busbw_bytes_per_s,link_share")
     assert read_records(ran.folder)[0] == ran.records
 

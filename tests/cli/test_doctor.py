@@ -14,6 +14,7 @@ from cs_systems.core import plugins
 from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
 from cs_systems.profilers import ncu, nsys
 from cs_systems.record import Row
+from tests.forks import own_fork_server
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,8 @@ def test_broken_torch_is_a_problem_of_the_worker(
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so is broken')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert main(["doctor", "--json"]) == 3
+    with own_fork_server():
+        assert main(["doctor", "--json"]) == 3
     by_name = {row["check"]: row for row in json.loads(capsys.readouterr().out)}
     assert by_name["worker"]["state"] == "problem"
     assert "libtorch.so is broken" in by_name["worker"]["found"]

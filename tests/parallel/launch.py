@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import gc
 import importlib
-import multiprocessing
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.forks import server
+
 
 def launch(target: Callable[..., None], world_size: int, folder: Path, *, limit_s: float) -> None:
     """Run `target(rank, world_size, folder)` in N processes; AssertionError for a rank that fails or takes longer."""
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["tests.parallel.preload"])  # each rank would import torch and its compiler for 3 s
+    forks = server()
     ranks: list[Any] = [
         forks.Process(target=_run, args=(target.__module__, target.__name__, rank, world_size, folder), daemon=True)
         for rank in range(world_size)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,14 +13,13 @@ from cs_systems.record import read_records
 from cs_systems.recorder._ranks import merged_loop
 from cs_systems.report.tables.records import render
 from cs_systems.traces.read import read
+from tests.forks import torchrun
 from tests.recorder.loops import train
-
-LAUNCH = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "tests.recorder.two_ranks")
 
 
 @pytest.mark.timeout(120)
 def test_ranks_of_torchrun_write_one_record_of_the_straggler_and_one_profile(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, *LAUNCH, str(tmp_path), "together"], capture_output=True, text=True)
+    done = torchrun("-m", "tests.recorder.two_ranks", str(tmp_path), "together", timeout_s=110)
     assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 2", "rank 1 wrote 0"], done.stderr
     record, profiled = read_records(tmp_path)[0]
     assert (record.status, record.config["world_size"]) == ("ok", 2)
@@ -46,7 +43,7 @@ def total_s(trace: Path, name: str) -> float:
 
 @pytest.mark.timeout(120)
 def test_rank_that_left_its_loop_early_keeps_nobody_waiting(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, *LAUNCH, str(tmp_path), "apart"], capture_output=True, text=True)
+    done = torchrun("-m", "tests.recorder.two_ranks", str(tmp_path), "apart", timeout_s=110)
     assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 1", "rank 1 wrote 0"], done.stderr
     (record,) = read_records(tmp_path)[0]
     assert record.measurement is not None

@@ -14,19 +14,14 @@ from pathlib import Path
 import pytest
 
 from cs_systems.record import RunRecord, read_records
+from tests import forks
 
-ONE_NODE = ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
 SCRIPT = Path(__file__).parent / "sweep_in_a_job.py"
-
-
-def torchrun(*words: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", *words]
 
 
 def two_ranks(folder: Path, *names: str) -> tuple[int, str, list[RunRecord]]:
     """Return the exit status, the output and the records of a job of two ranks on this machine."""
-    command = [*torchrun(*ONE_NODE), str(SCRIPT), str(folder), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=55)
+    done = forks.torchrun(str(SCRIPT), str(folder), *names)
     return done.returncode, done.stdout, read_records(folder)[0]
 
 
@@ -87,7 +82,8 @@ def test_two_nodes_are_one_job(tmp_path: Path, network: Network) -> None:
     for i, (prefix, address) in enumerate(zip(network.prefixes, network.addresses, strict=True)):
         endpoint = f"{network.addresses[0]}:{network.port}"
         at = ["--rdzv-endpoint", endpoint, "--rdzv-conf", f"is_host={1 - i}", "--local-addr", address]
-        node = [*prefix, *torchrun(*rendezvous, *at, *command, "--out", str(tmp_path / str(i)))]
+        launcher = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *at]
+        node = [*prefix, *launcher, *command, "--out", str(tmp_path / str(i))]
         nodes.append(subprocess.Popen(node, stdout=subprocess.PIPE, text=True))
     outputs = [node.communicate(timeout=55)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0]
@@ -136,6 +132,5 @@ def test_equal_failure_of_all_ranks_continues_the_job(tmp_path: Path) -> None:
 
 
 def test_version_is_printed_once_and_ends_all_ranks() -> None:
-    command = torchrun(*ONE_NODE, "-m", "cs_systems", "--version")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=55)
+    done = forks.torchrun("-m", "cs_systems", "--version")
     assert (done.returncode, done.stdout.count("cs-systems")) == (0, 1)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forks import torchrun
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmarks" / "busbw.py"
 
 
 def test_both_methods_report_the_same_calls() -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     words = ["--device", "cpu", "--size", "3KiB", "6KiB", "--dtype", "bf16", "--collective", "all_gather"]
-    done = subprocess.run(
-        [*launcher, *words, "--rounds", "3", "--samples", "2", "--json"], capture_output=True, text=True, timeout=55
-    )
+    done = torchrun(str(SCRIPT), *words, "--rounds", "3", "--samples", "2", "--json")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(row["size_bytes"], row["dtype"], row["world_size"]) for row in rows] == [

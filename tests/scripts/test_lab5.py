@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -18,11 +18,6 @@ from cs_systems.record import Measurement, RunRecord, Sample
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "lab5.py"
 KEYS = ("forward", "backward", "forward_backward", "peak_memory_usage(MB)")
 SMALL = ("--batch_size", "2", "--seq_len", "64", "--num_heads", "4", "--emb_dim", "64", "--repeats", "3")
-
-
-def lab5(*words: object, cwd: Path = Path(__file__).parents[2]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=55, check=False, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +41,24 @@ def test_help_shows_command_on_two_lines(script: Any) -> None:
     assert "--causal \\\n        --repeats 30" in script.__doc__
 
 
-def test_output_file_has_expected_keys_and_flop_convention(tmp_path: Path) -> None:
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """Run the script in this process. Raises SystemExit with its status."""
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+
+
+def test_output_file_has_expected_keys_and_flop_convention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "x.json"
-    done = lab5(*SMALL, "--impl", "naive", "--device", "cpu", "--causal", "--output", output, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        run(monkeypatch, *SMALL, "--impl", "naive", "--device", "cpu", "--causal", "--output", str(output))
     text = output.read_text()
     result = json.loads(text)
     assert text == json.dumps(result, indent=2) + "\n"
     assert tuple(result)[:4] == KEYS
-    assert json.loads(done.stdout) == {key: result[key] for key in KEYS}
+    assert json.loads(capsys.readouterr().out) == {key: result[key] for key in KEYS}
     flops = 4 * 2 * 64**2 * 4 * 16 // 2
     for name, factor in (("forward", 1), ("backward", 2.5), ("forward_backward", 3.5)):
         assert tuple(result[name]) == ("time(s)", "FLOPS(TFLOPs/s)")
@@ -143,13 +147,16 @@ def test_predicted_flash2_peak_matches_published_value(script: Any) -> None:
 
 
 @pytest.mark.skipif(has_flash2(), reason="FlashAttention-2 is installed")
-def test_missing_flash_attn_names_extra_and_other_backends(tmp_path: Path) -> None:
+def test_missing_flash_attn_names_extra_and_other_backends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "x.json"
-    done = lab5(*SMALL, "--device", "cpu", "--output", output)
-    assert done.returncode == 2
-    assert "FlashAttention-2 is not installed" in done.stderr
-    assert "pip install 'cs-systems[flash-attn]'" in done.stderr
-    named = done.stderr.split("--impl ")[1].strip().split(", ")
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, *SMALL, "--device", "cpu", "--output", str(output))
+    error = capsys.readouterr().err
+    assert "FlashAttention-2 is not installed" in error
+    assert "pip install 'cs-systems[flash-attn]'" in error
+    named = error.split("--impl ")[1].strip().split(", ")
     assert {"Pytorch", "naive", "flash_torch", "sdpa_flash"} <= set(named)
     assert not {"sdpa_cudnn", "flash_attn"} & set(named)  # they are unavailable without a GPU
     assert not output.exists()
@@ -165,7 +172,11 @@ def test_missing_flash_attn_names_extra_and_other_backends(tmp_path: Path) -> No
         (("--output", "no/such/folder/x.json"), "there is no folder for --output no/such/folder/x.json: make it first"),
     ],
 )
-def test_malformed_option_exits_with_2_and_remedy(words: tuple[str, ...], message: str) -> None:
-    done = lab5(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+def test_malformed_option_exits_with_2_and_remedy(
+    words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, *words)
+    printed, error = capsys.readouterr()
+    assert printed == ""
+    assert message in error

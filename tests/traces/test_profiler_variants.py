@@ -14,6 +14,7 @@ from cs_systems.config import ConfigError
 from cs_systems.traces.operator_table import operators
 from cs_systems.traces.profile import profile
 from cs_systems.traces.read import read
+from tests.forks import torchrun
 
 RECORDED = 2  # steps
 # Everything in one process: starting torch takes longer than all the recordings.
@@ -131,8 +132,7 @@ def test_files_without_a_trace_are_refused_by_name(files: Path, name: str, what:
 def test_ranks_under_torchrun_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, traces = tmp_path / "rank.py", tmp_path / "traces"
     script.write_text(RANK)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*launch, str(script), str(traces)], capture_output=True, text=True)
+    done = torchrun(str(script), str(traces))
     assert done.returncode == 0, done.stderr[-2000:]
     assert main(["analyze", *sorted(map(str, traces.iterdir()))]) == 0
     out = capsys.readouterr().out
