@@ -8,10 +8,10 @@ OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
 PYTEST_ARGS ?= -n 2 --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types format docs readme figures studies dist stale clean
+.PHONY: help install bench test test-slow lint types format docs readme figures studies dist stale clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 install: $(INSTALLED)  ## everything into .venv; again only when pyproject.toml or constraints.txt changed
 
@@ -21,8 +21,11 @@ bench: $(INSTALLED)  ## the main job at a size for a laptop: a small sweep, its 
 	$(BIN)/cs-systems report $(OUT) --relative-to attention=naive --columns size mode attention step.median_s
 	$(BIN)/cs-systems report $(OUT) --format html --output $(OUT)/report.html
 
-test: $(INSTALLED)  ## all tests that this machine can run (PYTEST_ARGS='-k word' for some of them)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(INSTALLED)  ## the tests that this machine can run, but for test-slow (PYTEST_ARGS='-k word' for some of them)
+	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
+
+test-slow: $(INSTALLED)  ## those that compile or interpret every kernel: for a change of kernels
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## style, the usual mistakes, and which room imports which
 	$(BIN)/ruff check

@@ -35,6 +35,8 @@ DEVICES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # a quarter of a minute, or several on a busy machine
 @COMPILED
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 def test_attention_suite_passes_in_triton_interpreter() -> None:

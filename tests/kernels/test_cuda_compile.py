@@ -18,6 +18,7 @@ from cs_systems.kernels.cuda import driver as hopper
 from cs_systems.kernels.cuda.launch import Problem
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(_missing() is not None, reason=_missing() or ""),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton: pip install triton"),
 ]

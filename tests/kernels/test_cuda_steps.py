@@ -31,6 +31,7 @@ def test_every_source_file_is_a_step() -> None:
     assert {path.stem for path in FOLDER.glob("*.cu")} == {step.source for step in STEPS.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ALL)
 def test_nvcc_compiles_step_without_spills_within_shared_memory(step, tmp_path: Path) -> None:
     if not shutil.which("nvcc"):
@@ -45,6 +46,7 @@ def test_nvcc_compiles_step_without_spills_within_shared_memory(step, tmp_path: 
     assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ALL)
 def test_nvrtc_compiles_step_without_spills(step) -> None:
     pytest.importorskip("cuda.bindings", reason="no cuda-core: pip install cuda-core cuda-bindings nvidia-cuda-nvrtc")

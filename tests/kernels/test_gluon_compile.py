@@ -21,6 +21,7 @@ from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for, compiled
 from cs_systems.kernels.driver import parameter_bytes
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(_wrong_triton() is not None, reason=_wrong_triton() or ""),
     pytest.mark.timeout(300),  # a kernel takes a few seconds, or twenty on a busy machine
 ]

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")]
 # seq_q, d_head, padded d_head
 CASES = ((200, 64, 64), (130, 128, 128), (64, 96, 128), (5, 32, 64))
 HEADS, SCALE, BLOCK, PADDING = 2, 0.5, 64, 128

@@ -21,7 +21,10 @@ from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for, compiled
 from cs_systems.kernels.driver import parameter_bytes
 from cs_systems.kernels.triton.configs import tiles_for
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton"),
+]
 
 # capability → (dtype, d_head): the sizes of the presets, a padded size and the largest.
 SIZES = {

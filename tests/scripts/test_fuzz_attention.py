@@ -200,6 +200,7 @@ def test_tensors_have_layout_of_case(fuzz: Any, layout: str) -> None:
     assert not torch.equal(q, fuzz.tensors(case, 0, 1, torch.device("cpu"))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 def test_flash_triton_passes_in_interpreter() -> None:
     command = [sys.executable, "scripts/fuzz_attention.py", "flash_triton", *SMALL[:2], "--scores", "1024"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -70,6 +71,7 @@ def test_checkpoint_changes_key_and_requires_a_model() -> None:
         RunConfig(workload="attention", mode=Mode.FORWARD, checkpoint="every:1")
 
 
+@cache
 def trained(form: str, attention: str, precision: Precision) -> tuple[dict[str, Tensor | None], int]:
     """Return the gradients by parameter, and the executed FLOPs."""
     torch.manual_seed(0)
@@ -108,13 +110,13 @@ def test_recomputation_counts_in_hardware_flops_only() -> None:
     assert again["forward"] == plain["forward"]
 
 
-@pytest.mark.parametrize("form", ["every:3", "selective:attention", "selective:products:2", "nested:4:2"])
+@pytest.mark.parametrize("form", ["every:2", "selective:attention", "selective:products:2", "nested:2:1"])
 def test_compiled_checkpointed_gradients_match_plain_gradients(form: str) -> None:
     torch._dynamo.reset()
     gradients = []
     for written in ("none", form):
         torch.manual_seed(0)
-        model = BasicTransformerLM(replace(DEEP, num_layers=5), "sdpa_flash")
+        model = BasicTransformerLM(replace(DEEP, num_layers=3), "sdpa_flash")
         apply_checkpointing(model, written)
         tokens = torch.randint(100, (2, 64))
         run = torch.compile(model, backend="aot_eager", fullgraph=True) if written != "none" else model

@@ -104,6 +104,7 @@ def run_kernel(optimizer: MasterAdamW) -> None:
     tables.launch([p.grad for p in parameters], group["progress"], settings)
 
 
+@pytest.mark.slow
 def test_interpreted_kernel_computes_what_torch_does() -> None:
     pytest.importorskip("triton", reason="triton is not installed: pip install triton")
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -49,6 +49,7 @@ def on_cpu(names: tuple[str, ...]) -> Any:
 EACH = pytest.mark.parametrize("names", [on_cpu(names) for names in SETS])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(IS_INTERPRETED, reason="TRITON_INTERPRET is set")
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 @pytest.mark.timeout(600)  # a minute, or several on a busy machine
@@ -240,7 +241,7 @@ def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
 
 @INTERPRETED
 def test_fused_kernels_train_ranks_and_recomputed_blocks_as_the_plain_step_does() -> None:
-    plain = RunConfig(model=preset("tiny"), batch_size=1, seq_len=4, device="cpu", warmup=1, steps=2)
+    plain = RunConfig(model=preset("tiny"), batch_size=1, seq_len=4, device="cpu", warmup=0, steps=2)
     plain = replace(plain, attention="sdpa_flash", world_size=2, strategy="fsdp")
     compiled: dict[str, Any] = {"compile": "aot_eager", "compile_scope": "block"}
     fused = replace(plain, parts=TRITON, checkpoint="selective:products:1", **compiled)

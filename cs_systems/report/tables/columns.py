@@ -116,7 +116,8 @@ def values(spec: Spec, rows: pd.DataFrame, whole: pd.DataFrame) -> list[Any]:
         return [None if None in pair else pair for pair in zip(*ends, strict=True)]
     column = rows[spec.column]
     if spec.phase is not None and spec.column in PHASE_COLUMNS:
-        column = whole[whole["phase"] == spec.phase].set_index("record")[spec.column].reindex(rows["record"])
+        here = whole["phase"] == spec.phase
+        column = whole[spec.column][here].set_axis(whole["record"][here]).reindex(rows["record"])
     return [None if missing else value for value, missing in zip(column.tolist(), column.isna(), strict=True)]
 
 
