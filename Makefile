@@ -6,6 +6,8 @@ INSTALLED := $(VENV)/.installed
 OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
 # By module: what a module has set up for its tests is set up once.
 PYTEST_ARGS ?= -n 2 --dist loadscope
+# Containers often forbid bytecode. Without it each process compiles the package again, and each run rewrites all tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install bench test test-slow lint types format docs readme figures studies dist stale clean

@@ -18,9 +18,7 @@ from cs_systems.core import plugins
 from tests.attention.conftest import Case, available, relative_error, results
 
 ROOT = Path(__file__).parents[2]
-VECTORS = (
-    "TORCHINDUCTOR_VEC_ISA_OK"  # "0": Inductor compiles scalar code for CPUs; "1": with the CPU's vectors, untried
-)
+VECTORS = "TORCHINDUCTOR_VEC_ISA_OK"  # "0": Inductor compiles scalar code for CPUs; "1": vectors, without trying them
 
 NAMES = plugins.names("attention")
 CASES = {
