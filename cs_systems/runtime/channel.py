@@ -28,6 +28,7 @@ _MAGIC = b"\x1eCS1"
 _HEADER = struct.Struct(">4sIIIII")
 _LONGEST_BYTES = 1 << 30
 EXIT_FORKED, EXIT_LOST = 81, 82
+OPTIMIZER_MODULES = ["torch._dynamo"]  # imported by torch's optimizers
 
 
 class ChannelError(RuntimeError):
@@ -58,7 +59,7 @@ class Run(Message):
     def modules(self) -> list[str]:
         """Modules that the cells import while they are built, and that are better imported before: they take 1 s."""
         trains = any(c["workload"] == "train_step" and c["mode"] == Mode.TRAIN_STEP for c in self.cells)
-        return ["torch._dynamo"] if trains else []  # imported by torch's optimizers
+        return OPTIMIZER_MODULES if trains else []
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import ConfigError, Phase, RunConfig
 from cs_systems.core.rows import ForecastRow, MemoryRow, PreflightRow, Results
 from cs_systems.core.units import human
 from cs_systems.record import Environment, RunRecord, make_key
 from cs_systems.runtime import channel, fork_client, profiled, scheduler
-from cs_systems.runtime.channel import CellRecord, ChannelError, Message, Ready, Visit, Warming, run_request
+from cs_systems.runtime.channel import (
+    OPTIMIZER_MODULES,
+    CellRecord,
+    ChannelError,
+    Message,
+    Ready,
+    Visit,
+    Warming,
+    run_request,
+)
 from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.runtime.processes import (
@@ -264,6 +273,8 @@ class Supervisor:
                         on_visit(current, reply)
                     else:
                         record = _checked(reply)
+                        if record.measurement and Phase.OPTIMIZER in record.measurement.phase_names():
+                            fork_client.preload(OPTIMIZER_MODULES)  # for the next worker, also of the user's own code
                         waiting.remove(current)
                         self._unmark()
                         yield record

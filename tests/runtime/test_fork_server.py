@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(bool(fork_client.unavailable()), reason=str(fork
 REPORTS = """
 import gc, os, random, resource, signal, sys, threading, warnings
 import torch
+def trains(config, device): return torch.nn.Linear(4, 4), torch.ones(2, 4)
 def handlers():
     return {n.name: str(signal.getsignal(n)).split(" at ")[0] for n in signal.valid_signals() if hasattr(n, "name")}
 class Reports:
@@ -82,6 +83,7 @@ def test_forked_worker_equals_a_new_process(
     monkeypatch.setattr("cs_systems.runtime.processes.fork_guardian", none)
     started = report(workload, world_size=world_size)
     assert forked.pop("pid") != started.pop("pid")
+    del forked["compiler"], started["compiler"]  # a server has imported it if an earlier cell had an optimizer
     assert forked == started
     assert str(tmp_path) in forked["directory"]
     assert forked["cuda"] == "False"
@@ -105,7 +107,12 @@ def test_one_server_serves_all_sweeps_until_something_inherited_changes_or_it_di
     (pid,) = filter(is_running, server_pids())
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not is_running(pid))
-    assert report(workload)["environment"] == second["environment"], "a killed server is replaced"
+    replaced = report(workload)
+    assert replaced["environment"] == second["environment"], "a killed server is replaced"
+    assert replaced["compiler"] == "False"
+    (trained,) = sweep([RunConfig(workload=f"{workload.removesuffix('Reports')}trains", device="cpu", steps=1)])
+    assert trained.status == "ok", trained.reason
+    assert report(workload)["compiler"] == "True", "what an optimizer imports is imported once for later workers"
 
 
 def test_changes_of_what_a_process_inherits_are_found(tmp_path: Path) -> None:
