@@ -152,8 +152,9 @@ def test_columns_leave_in_the_order_of_their_importance(build: Build) -> None:
     record = build(train_config("small"), 0.1, 1e12, 10**9)
     order = ["loss", "model", "spread", "optimizer", "tokens/s", "peak", "MFU"]
     hidden = []
+    made = tables([record])
     for width in range(120, 20, -1):
-        text = render([record], width=width).replace("\n", " ")
+        text = FORMATS["terminal"](made, width, False).replace("\n", " ")
         line = text.partition("hidden columns: ")[2].partition("; widen")[0]
         hidden.append([name.partition(" (")[0] for name in line.split(", ")] if line else [])
     assert all(names == order[: len(names)] for names in hidden)
