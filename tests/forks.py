@@ -66,6 +66,7 @@ def own_fork_server() -> Iterator[None]:
     The one before is kept for the tests that follow: a server takes seconds to start.
     """
     kept, fork_client._server = fork_client._server, None
+    fork_client._modules.clear()  # which earlier cells would have it import
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cs_systems.runtime import fork_client
 from cs_systems.runtime.fork_client import NoServer, server_pids
 from cs_systems.runtime.guardian import descendants
 from cs_systems.runtime.lifetime import is_running
+from tests.forks import own_fork_server
 from tests.runtime.test_survival import wait_for
 
 pytestmark = pytest.mark.skipif(bool(fork_client.unavailable()), reason=str(fork_client.unavailable()))
@@ -48,6 +50,13 @@ class Reports:
         )
         return {name: str(value) for name, value in found.items()} | {"pid": os.getpid()}
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def new_server() -> Iterator[None]:
+    """Begin with a server that has imported nothing for earlier cells."""
+    with own_fork_server():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +92,6 @@ def test_forked_worker_equals_a_new_process(
     monkeypatch.setattr("cs_systems.runtime.processes.fork_guardian", none)
     started = report(workload, world_size=world_size)
     assert forked.pop("pid") != started.pop("pid")
-    del forked["compiler"], started["compiler"]  # a server has imported it if an earlier cell had an optimizer
     assert forked == started
     assert str(tmp_path) in forked["directory"]
     assert forked["cuda"] == "False"
