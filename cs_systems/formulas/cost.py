@@ -314,9 +314,10 @@ def computed_scores(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int
     offset = shape.key_length - shape.seq if shape.align == "lower_right" else 0
     visited = 0
     for first in range(0, shape.seq, block_q):
-        last = min(first + block_q, shape.seq) - 1 + offset
-        start = 0 if shape.window is None else max(0, first + offset - shape.window + 1) // block_k
-        visited += max(0, min(columns, last // block_k + 1) - start)
+        last_key = min(min(first + block_q, shape.seq) - 1 + offset, shape.key_length - 1)
+        first_key = 0 if shape.window is None else max(0, first + offset - shape.window + 1)
+        if first_key <= last_key:
+            visited += last_key // block_k - first_key // block_k + 1
     return visited * block_q * block_k
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cs_systems.config import PRESETS, AttentionShape, Mode, ModelConfig, Precision, preset
@@ -82,6 +82,7 @@ def test_model_flops_are_six_per_weight_and_token_plus_attention() -> None:
     st.sampled_from(["upper_left", "lower_right"]),
     st.sampled_from([None, 1, 5, 40]),
 )
+@example(seq=2, seq_k=1, block_q=1, block_k=3, causal=True, align="upper_left", window=1)  # the last sees no key
 def test_computed_scores_count_tiles_with_visible_keys(
     seq: int, seq_k: int, block_q: int | None, block_k: int | None, causal: bool, align: str, window: int | None
 ) -> None:
