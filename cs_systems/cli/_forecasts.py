@@ -11,7 +11,7 @@ from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.rows import ForecastRow
 from cs_systems.core.units import human
-from cs_systems.formulas.memory.fit import CONTEXT_BYTES, Change, largest, with_context
+from cs_systems.formulas.memory.fit import CONTEXT_BYTES, MOST, Change, largest, with_context
 from cs_systems.record import RunRecord
 
 Forecast = Callable[[RunConfig], ForecastRow]
@@ -51,16 +51,19 @@ def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast, measure
 
     found, reads = [], set(first["reads"])
     if "batch_size" in reads:
-        found.append(_size("batch", most(lambda n: replace(config, batch_size=n), config.batch_size)))
+        found.append(size("batch", most(lambda n: replace(config, batch_size=n), config.batch_size)))
     if reads & _CONTEXT_FIELDS:
-        found.append(_size("context", most(lambda n: with_context(config, n), config.tokens_per_sequence)))
+        found.append(size("context", most(lambda n: with_context(config, n), config.tokens_per_sequence)))
     unread = "the factory reads neither config.batch_size nor config.tokens_per_sequence, so no size can be searched"
     say(f"  largest that fits: {', or '.join(found)}" if found else f"  {unread}")
     for line in (error_of(config), *first["caveats"]):
         say(f"  {line}")
 
 
-def _size(name: str, largest: int) -> str:
+def size(name: str, largest: int) -> str:
+    """Return the largest batch or context that fits; the search for it ends at MOST."""
+    if largest >= MOST:
+        return f"{name} {largest:,} or more"
     return f"{name} {largest:,}" if largest else f"no {name}"
 
 
@@ -81,7 +84,7 @@ def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measu
         return int(intercept + slope * n) + CONTEXT_BYTES
 
     _print_verdict(config, needed(config.batch_size), device_bytes)
-    say(f"  largest that fits: {_size('batch', largest(needed, device_bytes, config.batch_size))}")
+    say(f"  largest that fits: {size('batch', largest(needed, device_bytes, config.batch_size))}")
     measured = ", ".join(f"{human(peak, 'bytes')} at batch {n}" for n, peak in zip(sizes, peaks, strict=True))
     say(f"  extrapolated from measured peaks, because {reason.partition(';')[0]}: {measured}")
     say(f"  error: a straight line through the measured peaks is at most {error:.1%} off; further away it may be more")

@@ -170,7 +170,7 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
         verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
         say(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
         largest = {"batch": fit.largest_batch, "context": fit.largest_context}
-        sizes = [f"{name} {size:,}" if size else f"no {name}" for name, size in largest.items()]
+        sizes = [_forecasts.size(name, most) for name, most in largest.items()]
         print(
             f"  largest that fits: {', or '.join(sizes) if any(largest.values()) else 'neither batch 1 nor context 1'}"
         )

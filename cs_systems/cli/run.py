@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ class Run:
     ] = ("none",)
     snapshot: Annotated[bool, flag("the same as memory in --with")] = False
     stop: Annotated[bool, flag("end the script after the last recorded step, with exit status 0")] = False
-    name: Annotated[MaybeText, optional("TEXT", "name of the loop in tables", "the name of the script")] = None
+    name: Annotated[MaybeText, optional("TEXT", "name of the loop in tables", "the script and its arguments")] = None
     out: Annotated[MaybePath, optional("DIR", "folder of the records", "runs/NAME")] = None
     record_host: RecordHost = False
 
@@ -62,10 +63,14 @@ def run(args: Run) -> int:
     if not words or words == ["-m"]:
         raise ConfigError("no script is given; write cs-systems run -- train.py its arguments")
     if words[0] != "-m" and not Path(words[0]).is_file():
-        raise ConfigError(f"script {words[0]!r} does not exist; correct the path")
+        what = "is a folder; name its file" if Path(words[0]).is_dir() else "does not exist; correct the path"
+        raise ConfigError(f"script {words[0]!r} {what}")
     first, last = _steps(args.steps)
-    name = args.name or (words[1] if words[0] == "-m" else Path(words[0]).stem)
-    out = args.out or Path("runs") / name
+    script, *arguments = words[1:] if words[0] == "-m" else [Path(words[0]).stem, *words[1:]]
+    # Runs with other arguments are other cells: they are no repeats of each other.
+    title = "".join(c if c.isprintable() and c != ":" else "_" for c in shlex.join([script, *arguments]))
+    name = args.name or title
+    out = args.out or Path("runs") / script
     profile, snapshot = _profilers(args)
     options: dict[str, Any] = {"name": name, "out": str(out), "warmup": first, "steps": last - first}
     options |= {"profile": profile, "snapshot": snapshot, "stop": args.stop}
@@ -150,5 +155,7 @@ def _with_report(record: RunRecord, out: Path, report: Path) -> RunRecord:
 def _steps(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
     if not found or not 1 <= int(found[1]) < int(found[2]):
-        raise ConfigError(f"--steps is {text!r}; give two numbers of steps, such as 10:20, the first at least 1")
+        raise ConfigError(
+            f"--steps is {text!r}; give two numbers of steps, such as 10:20: at least 1, and a larger one"
+        )
     return int(found[1]), int(found[2])

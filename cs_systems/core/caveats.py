@@ -47,6 +47,7 @@ REMEDIES = {
     "shared-gpu": "stop the other processes, or choose another GPU with --device cuda:N",
     "no-forward": "pass the module that the loop calls: the one that DDP or torch.compile returned",
     "below-nsys": "record without nsys for times to compare",
+    "mixed-steps": "name the iteration: Recorder(...), and with recorder.step(): around the body of the loop",
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",

@@ -14,7 +14,8 @@ FEWEST = 3  # samples that show a spread
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find a spread or a drift of the timed steps; at best, every step is as fast as the fastest."""
-    durations = evidence.measurement.durations_s("step") if evidence.measurement else []
+    measurement = None if evidence.has_mixed_steps else evidence.measurement
+    durations = measurement.durations_s("step") if measurement else []
     if evidence.step_s is None or len(durations) < FEWEST or not (reasons := unstable(durations)):
         return None
     row: Row = {"steps": len(durations), "fastest_s": min(durations), "slowest_s": max(durations)}

@@ -1,7 +1,8 @@
 """Recorder of a script that was not edited: the steps are those of its optimizer, and its models are found.
 
 Nothing happens before the first backward pass, which shows that there is a loop, and on which device. A step ends where
-the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. In a
+the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. Where
+that one steps several times for a step of another, as a GAN's critic may, a caveat says that the steps differ. In a
 script without an optimizer, which updates its parameters itself, a step ends with a backward pass. A model is a module
 with parameters that no other module calls.
 """
@@ -12,6 +13,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,10 +22,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.record import RunRecord
 from cs_systems.recorder import hooks
 from cs_systems.recorder.phases import FORWARD, OTHER, Tracker
-from cs_systems.recorder.recorder import Recorder
+from cs_systems.recorder.recorder import Recorder, Stage
 
 
 class ScriptRecorder(Recorder):
@@ -39,6 +42,9 @@ class ScriptRecorder(Recorder):
         self._name, self._stop, self._waits_for_nsys, self._options = name, stop, waits_for_nsys, options
         self._first: weakref.ref[Optimizer] | None = None
         self._latest: weakref.ref[Optimizer] | None = None  # the one that stepped last, until a GradScaler returns
+        # optimizer → steps found before its latest one
+        self._stepped_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._most_between = 1  # steps found between two of another optimizer's
         self._found, self._finding = 0, ExitStack()
         self.records = []
         self._state = "new"
@@ -98,6 +104,8 @@ class ScriptRecorder(Recorder):
             known = self._subject.optimizers
             if all(optimizer is not each for each in known):
                 known.append(optimizer)  # type: ignore[attr-defined]
+            before, self._stepped_at[optimizer] = self._stepped_at.get(optimizer, self._found), self._found
+            self._most_between = max(self._most_between, self._found - before)
         self._latest = weakref.ref(optimizer)
         if self._first is not None and self._first() is optimizer:
             self._iterated()
@@ -130,6 +138,14 @@ class ScriptRecorder(Recorder):
         if self._state != "new" and self._tracker is not None:
             self._tracker.call_before_next()
         super().close(error)
+
+    def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
+        record = super()._record(stage, ended, error)
+        if record.status != "ok" or self._most_between == 1:
+            return record
+        what = f"one optimizer steps up to {self._most_between} times for a step of another, and each is a step here"
+        kept = (caveat for caveat in record.warnings if caveat.code != "unstable")  # the kinds of steps differ
+        return replace(record, warnings=(*kept, Caveat("mixed-steps", what, REMEDIES["mixed-steps"])))
 
     def _without_report(self, record: RunRecord) -> RunRecord:
         return record if self._waits_for_nsys else super()._without_report(record)

@@ -10,6 +10,7 @@ from torch import nn
 
 from cs_systems.config import ConfigError, Mode, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.shapes import PRESETS
 from cs_systems.core.validation import option, settings
 from cs_systems.machine.device import Device
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
@@ -79,6 +80,9 @@ class ForeignWorkload:
         for name in config.model.changed():
             if f"model.{name}" not in used:
                 yield f"model.{name}"
+        preset = PRESETS.get(config.model.name, default.model)
+        if config.model.context_length != preset.context_length and not used & {"seq_len", "model.context_length"}:
+            yield "model.context_length"
         sizes = {name for name in used if name.startswith("model.")} - {"model.vocab_size", "model.context_length"}
         if config.model.name != default.model.name and not sizes:
             yield "model.name"

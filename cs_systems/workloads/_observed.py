@@ -9,6 +9,7 @@ from cs_systems.config import AttentionShape, ModelConfig, RunConfig
 from cs_systems.core.collectives import CollectiveShape
 
 _READ = "_read"
+_LENGTHS = ("context_length", "seq_length", "sequence_length", "max_length", "block_size")  # names that others use
 
 
 class _Observed:
@@ -21,6 +22,10 @@ class _Observed:
             if _READ in own:  # absent while a copy is being made
                 own[_READ].add(f"{own['_prefix']}{name}")
         return value
+
+    def __getattr__(self, name: str) -> Any:
+        near = "; the length of a sequence is config.tokens_per_sequence" if name in _LENGTHS else ""
+        raise AttributeError(f"the configuration has no field {name!r}{near}", name=name, obj=self)
 
 
 class _ObservedModel(_Observed, ModelConfig):

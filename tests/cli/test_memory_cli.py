@@ -111,6 +111,8 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
     output = capsys.readouterr().out
     assert "largest that fits: neither batch 1 nor context 1" in output
     assert "change first: no combination is enough; shard the model over several devices" in output
+    assert main(["memory", "--size", "tiny", "--fits", "8TiB"]) == 0
+    assert "largest that fits: batch 1,048,576 or more, or context" in capsys.readouterr().out, "the search ends there"
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,7 @@ def test_remedies_of_a_loop_and_of_a_trace_have_no_options_of_other_commands() -
         for shown in (replace(evidence, config=LOOP), replace(evidence, config=None, measurement=None)):
             for found in apply_rules(shown) or []:
                 assert not re.search("--(?!steps|with)", found.remedy), found
+    assert apply_rules(replace(PLANTED["unstable-times"][0], config=LOOP, tables={}, has_mixed_steps=True)) == []
     (unstable,) = apply_rules(replace(PLANTED["unstable-times"][0], config=LOOP, tables={})) or []
     assert "cs-systems run --steps 20:70, or Recorder(warmup=20, steps=50)" in unstable.sentence
     assert without_options("use it (torch.f; --size tiny), or leave (--it)") == "use it (torch.f), or leave"

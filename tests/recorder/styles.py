@@ -29,20 +29,25 @@ def batches(count: int = STEPS, workers: int = 0) -> DataLoader[tuple[Tensor, ..
     return DataLoader(data, batch_size=3, shuffle=True, num_workers=workers)
 
 
-def gan() -> Iterable[nn.Module]:
+def gan(critic_steps: int = 1) -> Iterable[nn.Module]:
     """Two models and two optimizers: the critic sees a real and a false batch, then the generator learns."""
     generator, critic = two_layers(4), two_layers(1)
     of_critic, of_generator = (torch.optim.Adam(model.parameters()) for model in (critic, generator))
     for real, _ in batches():
-        of_critic.zero_grad()
-        F.softplus(-critic(real)).mean().backward()
-        false = generator(torch.randn(3, 4))
-        F.softplus(critic(false.detach())).mean().backward()
-        of_critic.step()
+        for _ in range(critic_steps):
+            of_critic.zero_grad()
+            F.softplus(-critic(real)).mean().backward()
+            false = generator(torch.randn(3, 4))
+            F.softplus(critic(false.detach())).mean().backward()
+            of_critic.step()
         of_generator.zero_grad()
         F.softplus(-critic(false)).mean().backward()
         of_generator.step()
     return generator, critic
+
+
+def three_critic_steps() -> Iterable[nn.Module]:
+    return gan(3)
 
 
 def reinforcement() -> Iterable[nn.Module]:
@@ -141,7 +146,16 @@ def no_optimizer() -> Iterable[nn.Module]:
 
 STYLES: dict[str, Callable[[], Iterable[nn.Module]]] = {
     each.__name__: each
-    for each in (gan, reinforcement, accumulation, closure, several_optimizers, scaler, no_optimizer)
+    for each in (
+        gan,
+        three_critic_steps,
+        reinforcement,
+        accumulation,
+        closure,
+        several_optimizers,
+        scaler,
+        no_optimizer,
+    )
 }
 
 

@@ -43,11 +43,11 @@ def test_module_keeps_its_output_and_exit_status(tmp_path: Path) -> None:
     done, record = both(["-m", "tests.recorder.script", "5", "compiled gan"], tmp_path)
     assert done.returncode == 5
     assert done.stdout.startswith("__main__ ['5', 'compiled gan'] False ")
-    assert record.config["workload"] == "loop tests.recorder.script"
+    assert record.config["workload"] == "loop tests.recorder.script 5 'compiled gan'", "other arguments, other cell"
     assert phases(record) >= PHASES
     assert record.results["ran"][0]["optimizer"] == "AdamW + SGD"
     assert "recompiled" not in [c.code for c in record.warnings]
-    assert "loop tests.recorder.script on" in done.stderr
+    assert "loop tests.recorder.script 5 'compiled gan' on" in done.stderr
     assert f"report:  cs-systems report {tmp_path}" in done.stderr
 
 
@@ -88,7 +88,7 @@ def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> 
     assert {"forward", "backward", "optimizer"} <= {row["range"] for row in profiled.results["ranges"]}
     assert (tmp_path / profiled.artifacts["nsys"]).is_file()
     assert not list(tmp_path.glob(".nsys-*"))
-    assert done.stderr.count("loop script on") == 2
+    assert done.stderr.count("loop script 5 x on") == 2
     assert "under nsys" in done.stderr
 
 
@@ -97,7 +97,7 @@ def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> No
     assert done.returncode == 1
     assert "_script.py" not in done.stderr
     assert "ValueError: bad batch" in done.stderr
-    assert record.config["workload"] == "loop script"
+    assert record.config["workload"] == "loop script 0 fails"
     assert phases(record) >= PHASES
     assert record.results["ran"][0]["optimizer"] == "AdamW"
 
@@ -148,10 +148,11 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
     [
         ([], "no script is given; write cs-systems run -- train.py its arguments"),
         (["--", "none.py"], "script 'none.py' does not exist; correct the path"),
+        (["--", "/tmp"], "script '/tmp' is a folder; name its file"),
         (["--with", "perf", "--", SCRIPT], "unknown --with 'perf': known: none, kineto, nsys, memory"),
         (["--with", "kineto", "nsys", "--", SCRIPT], "--with has kineto and nsys, which cannot trace one process"),
         (["--out", SCRIPT, "--", SCRIPT], "it is a file; choose another --out"),
-        (["--steps", "9:3", "--", SCRIPT], "--steps is '9:3'; give two numbers of steps, such as 10:20"),
+        (["--steps", "9:3", "--", SCRIPT], "such as 10:20: at least 1, and a larger one"),
     ],
 )
 def test_bad_words_are_refused(words: list[str], said: str) -> None:

@@ -46,6 +46,19 @@ def test_every_step_is_found_and_the_result_is_the_same(style: str, tmp_path: Pa
         assert ran["models"] == "Sequential"
 
 
+def test_caveat_says_that_optimizers_step_at_different_rates(tmp_path: Path) -> None:
+    recorder = ScriptRecorder("gan", out=tmp_path, warmup=0, steps=100, profile="none")
+    digest("three_critic_steps")
+    recorder.close()
+    (record,) = recorder.records
+    assert record.measurement is not None
+    assert len(record.measurement.samples) == 3 * STEPS
+    (caveat,) = (caveat for caveat in record.warnings if caveat.code == "mixed-steps")
+    assert caveat.message == "one optimizer steps up to 3 times for a step of another, and each is a step here"
+    assert "with recorder.step():" in caveat.remedy
+    assert "unstable" not in {each.code for each in record.warnings}
+
+
 def test_script_without_an_optimizer_has_a_step_for_each_backward_pass(tmp_path: Path) -> None:
     run = ["-m", "cs_systems", "run", "--steps", "2:100", "--out", str(tmp_path), "--", styles.__file__, "no_optimizer"]
     done = subprocess.run([sys.executable, *run], input="typed", capture_output=True, text=True, check=True)

@@ -43,7 +43,7 @@ def parent_of(pid: int) -> int | None:
 def no_leftover_process() -> Iterator[None]:
     before = leftover()
     yield
-    wait_for(lambda: leftover() <= before, seconds=5)
+    wait_for(lambda: leftover() <= before)
 
 
 DEATHS = {

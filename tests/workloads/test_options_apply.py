@@ -43,6 +43,10 @@ def step(): pass
 def reads_batch(config, device):
     size = config.batch_size
     return lambda: size
+def reads_length(config, device):
+    length = config.tokens_per_sequence
+    return lambda: length
+def reads_misnamed_length(config, device): return lambda: config.context_length
 def reads_in_step(config, device): return lambda: config.attention
 def reads_width(config, device): return nn.Linear(config.model.d_model, 2), torch.ones(2, config.model.d_model)
 class Workload:
@@ -80,6 +84,7 @@ def measure(tmp_path: Path) -> Measure:
         ("module", {"batch_size": 8}, "--batch-size"),
         ("module", {"model": preset("xl")}, "--size"),
         ("module", {"model": replace(preset("small"), d_ff=64)}, "--d-ff"),
+        ("module", {"model": replace(preset("small"), context_length=128)}, "--context-length"),
         ("step", {"compile": "default"}, "--compile"),
         ("step", {"precision": "bf16"}, "--precision"),
         ("Workload", {"strategy": "torch_ddp"}, "--strategy"),
@@ -104,6 +109,7 @@ def test_option_without_effect_makes_the_cell_unavailable(
     [
         ("module", {"precision": "bf16", "mode": "forward", "optimizer": "default", "keep_graph": True}),
         ("reads_batch", {"batch_size": 8}),
+        ("reads_length", {"model": replace(preset("small"), context_length=128)}),
         ("reads_in_step", {"attention": "sdpa_flash"}),
         ("reads_width", {"model": preset("tiny")}),
         ("step", {"seed": 3}),
@@ -112,6 +118,11 @@ def test_option_without_effect_makes_the_cell_unavailable(
 def test_option_with_an_effect_is_measured(measure: Measure, name: str, fields: dict[str, Any]) -> None:
     record = measure(name, **fields)
     assert (record.status, record.reason) == ("ok", None)
+
+
+def test_field_of_another_name_is_an_error_with_the_right_one(measure: Measure) -> None:
+    reason = measure("reads_misnamed_length").reason or ""
+    assert "no field 'context_length'; the length of a sequence is config.tokens_per_sequence" in reason
 
 
 def test_only_used_fields_are_columns(measure: Measure) -> None:

@@ -175,6 +175,27 @@ def test_own_model_is_compared_on_the_same_batch_and_dropout(precision: Precisio
         assert row["reference"] == "float32"
 
 
+class Shifted(nn.Module):
+    """Softmax of shifted scores: the shift's gradient is 0, and what is computed of it is roundoff."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.shift = nn.Linear(8, 4), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.scores(x) + self.shift).softmax(-1)
+
+
+def test_parameter_without_influence_is_not_the_worst() -> None:
+    config = RunConfig(workload="live own", precision=Precision.BF16, profiler="precision_error", device="cpu")
+    with holding(config.workload, lambda config, device: (Shifted(), torch.randn(16, 8), lambda y: y.square().sum())):
+        made = build(config, resolve("cpu"))
+        run_parts(made)
+    (row,) = made.tables()["precision_error"]  # type: ignore[attr-defined]
+    assert str(row["worst_parameter"]).startswith("scores")
+    assert 0 < row["worst_parameter_error"] < 0.1
+
+
 @pytest.mark.parametrize(
     ("made", "fields", "reason"),
     [

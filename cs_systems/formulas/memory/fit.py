@@ -29,7 +29,7 @@ DECLARED = {
 }
 HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE, Precision.FP8)
 _STRAIGHT = 8  # values that a straight line needs at most
-_MOST = 1 << 20  # upper limit of the search, for sequences of a batch and tokens of a context
+MOST = 1 << 20  # upper limit of the search, for sequences of a batch and tokens of a context
 
 
 def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
@@ -146,7 +146,7 @@ def largest(needed: Callable[[int], int], device_bytes: int, start: int = 1) -> 
         known[n] = needed(n)
         return known[n] <= device_bytes
 
-    low, high, n = 0, _MOST + 1, start
+    low, high, n = 0, MOST + 1, start
     while high - low > 1:
         low, high = (n, high) if fits(n) else (low, n)
         n = _next(known, low, high, device_bytes)
