@@ -26,7 +26,7 @@ from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES, Block, 
 from cs_systems.instrument import convolutions
 
 BUILT = "built"
-PARAMETERS, GRADIENTS, OPTIMIZER_STATE = "parameters", "gradients", "optimizer_state"
+PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE = "parameters", "buffers", "gradients", "optimizer_state"
 BATCH, ACTIVATIONS, WORKSPACE = "batch", "activations", "workspace"
 # Category of what a phase allocates, until its tensors are known to be parameters, gradients or optimizer state.
 _MADE_IN = {BUILT: BATCH, Phase.INPUT: BATCH, Phase.FORWARD: ACTIVATIONS, Phase.LOSS: ACTIVATIONS}
@@ -137,7 +137,8 @@ class StorageTracker(TorchDispatchMode):
 
     def built(self, model: nn.Module, inputs: Iterable[Any]) -> None:
         """Count a model and the inputs that exist before the first step; name its gradients from now on."""
-        self.name([*model.parameters(), *model.buffers()], PARAMETERS)
+        self.name(model.parameters(), PARAMETERS)
+        self.name(model.buffers(), BUFFERS)
         self.name(inputs, BATCH)
         for parameter in model.parameters():
             if parameter.requires_grad:
