@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -65,6 +66,8 @@ def run(args: Run) -> int:
     if words[0] != "-m" and not Path(words[0]).is_file():
         what = "is a folder; name its file" if Path(words[0]).is_dir() else "does not exist; correct the path"
         raise ConfigError(f"script {words[0]!r} {what}")
+    if words[0] == "-m" and PathFinder.find_spec(package := words[1].partition(".")[0], ["", *sys.path]) is None:
+        raise ConfigError(f"no module is named {package!r}; correct its name, or start in the folder that holds it")
     first, last = _steps(args.steps)
     script, *arguments = words[1:] if words[0] == "-m" else [Path(words[0]).stem, *words[1:]]
     # Runs with other arguments are other cells: they are no repeats of each other.

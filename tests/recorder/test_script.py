@@ -148,6 +148,7 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
     [
         ([], "no script is given; write cs-systems run -- train.py its arguments"),
         (["--", "none.py"], "script 'none.py' does not exist; correct the path"),
+        (["--", "-m", "nopackage.train"], "no module is named 'nopackage'; correct its name, or start in the folder"),
         (["--", "/tmp"], "script '/tmp' is a folder; name its file"),
         (["--with", "perf", "--", SCRIPT], "unknown --with 'perf': known: none, kineto, nsys, memory"),
         (["--with", "kineto", "nsys", "--", SCRIPT], "--with has kineto and nsys, which cannot trace one process"),
