@@ -203,6 +203,19 @@ def test_bar_ends_at_its_label_where_medians_of_phases_exceed_the_step(build: Bu
     label = axes.texts[0].get_text()
     assert label == f"{max(ends):.0f} ms"
     assert axes.texts[0].get_position()[0] > max(ends)
+    assert "bar: median of the step, phases scaled to fill it" in axes.get_xlabel()
+
+
+def test_legend_of_many_short_phases_is_not_cut(build: Build) -> None:
+    """A script's own phases have short names: all of them in one row are wider than the figure."""
+    record = build(RunConfig(), 0.1, 1e12, 10**9)
+    assert record.measurement is not None
+    names = ("input", "forward", "loss", "backward", "clip", "optimizer", "zero_grad", "other")
+    samples = [replace(s, phases_s=dict.fromkeys(names, s.wall_s / 8)) for s in record.measurement.samples]
+    record = replace(record, measurement=replace(record.measurement, samples=tuple(samples)))
+    drawn = plot.figure([record], "phases")
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == [*names]
+    assert problems(drawn) == []
 
 
 def test_log_axes_have_plain_numbers(train_records: list[RunRecord], attention_records: list[RunRecord]) -> None:

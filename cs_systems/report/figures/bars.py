@@ -28,7 +28,7 @@ LEAST_LABELLED = 6  # percent: smallest segment of a bar with room for its numbe
 def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     """Draw step time by phase: a stacked bar per cell with p10 to p90, or the reason that the cell failed.
 
-    A bar is as long as the median of the step, and is divided as the medians of its phases are: medians do not add up.
+    A bar is as long as the median of the step. Medians do not add up, so those of the phases are scaled to fill it.
     """
     apart = varying(data)[0]
     cells, hidden = _shown(in_order(data.drop_duplicates("record")))
@@ -59,7 +59,8 @@ def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     axes.set_yticks(range(len(cells)), labels(cells, apart))
     axes.set_xlim(0, reach * 1.16)
     more = f"; {hidden} more cells are in the table" if hidden else ""
-    axes.set_xlabel(f"{unit.label} (bar: median of the step, by phase; line: p10 to p90{more})", loc="right")
+    bar = "bar: median of the step, phases scaled to fill it"
+    axes.set_xlabel(f"{unit.label} ({bar}; line: p10 to p90{more})", loc="right")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.grid(axis="x")
     return with_legend(drawn, axes)

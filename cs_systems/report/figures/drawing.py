@@ -25,8 +25,6 @@ MOST_CURVES = len(COLORS)
 
 WIDTH = 8  # inches, the width of a README
 
-LEGEND_WIDTH = 120  # characters
-
 LEGEND_ROW = 0.19  # inches
 
 DASHES: tuple[dict[str, Any], ...] = ({}, {"linestyle": "--", "markerfacecolor": palette.PAGE.light})
@@ -103,11 +101,14 @@ def beside(text: Any) -> None:
 
 
 def with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:
-    """Place the legend below, in rows, because beside the figure it would take its width."""
+    """Place the legend below, because beside the figure it would take its width; in as few rows as fit the width."""
     handles, labels = axes.get_legend_handles_labels()
     if along and labels:
-        columns = max(1, min(len(labels), LEGEND_WIDTH // (max(map(len, labels)) + 6)))
-        drawn.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=9)
-        rows = -(-len(labels) // columns)
+        for rows in range(1, len(labels) + 1):
+            columns = -(-len(labels) // rows)
+            legend = drawn.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=9)
+            if legend.get_window_extent().x1 <= drawn.bbox.x1 or columns == 1:
+                break
+            legend.remove()
         drawn.set_figheight(drawn.get_figheight() + LEGEND_ROW * max(0, rows - 2))
     return drawn
