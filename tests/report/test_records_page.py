@@ -3,10 +3,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 from cs_systems.config import Mode, RunConfig, preset
 from cs_systems.record import Origin, RunRecord
 from cs_systems.report.pages import records as html
+from scripts.benchmarks._browser import Tab
 from tests.report.browser import Page, browse, looks, opened
 from tests.report.conftest import Build, attention_config
 
@@ -116,6 +118,33 @@ def test_page_fits_width_of_phone(page: str, tmp_path: Path) -> None:
     seen = browse(tmp_path, page, PROBE, width=390)
     assert seen["room"] == 390
     assert seen["width"] <= 390
+
+
+@pytest.mark.parametrize("view", [{}, {"dark": True}], ids=["light", "dark"])
+@pytest.mark.parametrize("box", ["#results-0", "figure svg"])
+def test_edge_with_more_behind_it_has_a_shadow(page: str, tmp_path: Path, box: str, view: dict[str, bool]) -> None:
+    """At 400 px a table and a figure are wider than the page: a shadow shows on which side there is more."""
+    with opened(tmp_path, page, width=400, **view) as tab:
+        tab.evaluate(f"window.box = document.querySelector('{box}').closest('.scroll'); box.scrollIntoView()")
+        assert tab.evaluate("box.scrollWidth > box.clientWidth")
+        for scrolled, shadows in ((0, (False, True)), (0.5, (True, True)), (1, (True, False))):
+            tab.evaluate(
+                f"box.style.background = ''; box.scrollLeft = {scrolled} * (box.scrollWidth - box.clientWidth)"
+            )
+            seen = edges(tab, tmp_path)
+            tab.evaluate("box.style.background = 'none'")
+            plain = edges(tab, tmp_path)
+            assert tuple(a != b for a, b in zip(seen, plain, strict=True)) == shadows
+
+
+def edges(tab: Tab, folder: Path) -> tuple[bytes, bytes]:
+    """Return the pixels of the first and of the last column of `box`."""
+    tab.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    sides = "(({left, top, right, bottom}) => [left, top, right, bottom].map(Math.round))(box.getBoundingClientRect())"
+    left, top, right, bottom = tab.evaluate(sides)
+    tab.screenshot(folder / "seen.png")
+    pixels = imread(folder / "seen.png")[top + 1 : bottom - 1]
+    return pixels[:, left].tobytes(), pixels[:, right - 1].tobytes()
 
 
 def test_page_is_legible_in_light_dark_phone_print_and_forced_colours(page: str, tmp_path: Path) -> None:
