@@ -118,7 +118,10 @@ def print_profile(record: RunRecord, folder: Path) -> None:
     for row in results.get("overhead", ()):
         say(overhead(record, row))
     if "coverage" not in results:  # a caveat of the record gives the reason
-        for of_host in (n for n in ("ranges", "operators") if n in results):
+        of_hosts = [n for n in ("ranges", "operators") if n in results]
+        if of_hosts and (steps := len(record.measurement.timed) if record.measurement else 0) > 1:
+            print(f"The tables are means over all {steps} steps")
+        for of_host in of_hosts:
             print(table_text(CAPTIONS[of_host], as_tables(results)[of_host][:TOP], SHOWN[of_host], []))
         _print_artifacts(record, folder)
         return
@@ -151,5 +154,5 @@ def overhead(record: RunRecord, row: OverheadRow) -> str:
     cell, recorded = describe(record.run_config), human(row["recorded_s"], "s")
     before_s, ratio = row["not_recorded_s"], row["recorded_to_not_recorded"]
     if before_s is None or ratio is None:
-        return f"{cell}: {recorded} per step while profiled; the overhead is unknown with fewer than 3 warm-up steps"
-    return f"{cell}: {recorded} per step while profiled, {human(before_s, 's')} before: {ratio - 1:+.1%}"
+        return f"{cell}: median step {recorded} while profiled; the overhead is unknown with fewer than 3 warm-up steps"
+    return f"{cell}: median step {recorded} while profiled, {human(before_s, 's')} before: {ratio - 1:+.1%}"

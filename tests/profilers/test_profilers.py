@@ -111,7 +111,7 @@ def test_trace_without_kernels_is_kept_with_host_times(
         (row["phase"], row["range"]) for row in records[1].results["ranges"]
     }
     print_profile(records[1], Path("runs"))
-    assert "ranges by CPU time, per step" in capsys.readouterr().out
+    assert f"The tables are means over all {TINY.steps} steps\nranges by CPU time, per step" in capsys.readouterr().out
 
 
 def test_profiled_times_are_not_compared(records: list[RunRecord]) -> None:

@@ -50,7 +50,7 @@ def test_nsys_and_kineto_give_the_same_tables(trace: Path, tmp_path: Path) -> No
     assert found.warnings == ()
     assert found.artifacts == {"page": tmp_path / "cell.page.html"}
     page = found.artifacts["page"].read_text(encoding="utf-8")
-    assert "A step took 2.20 s while profiled and 1.10 s before." in page
+    assert "The median step took 2.20 s while profiled and 1.10 s before." in page
     assert f"<h1>{describe(CONFIG)}</h1>" in page
     operators = {"operators"} if trace.name.startswith("kineto") else set()  # nsys records none
     assert set(results) == {*TABLES, *operators, "coverage", "overhead", "notes"}
@@ -84,7 +84,7 @@ def test_record_with_tables_round_trips_json_and_prints(
     full = replace(record(), results=record().results | results, artifacts=files)
     print_profile(RunRecord.from_dict(json.loads(full.to_json())), tmp_path)
     shown = capsys.readouterr().out
-    assert "under nsys: 2.20 s per step while profiled, 1.10 s before: +100.0%" in shown
+    assert "under nsys: median step 2.20 s while profiled, 1.10 s before: +100.0%" in shown
     for text in ("phases by kernel family", "kernels by time", "inside attention", "GPU idle time by cause", "TFLOP/s"):
         assert text in shown
     assert "belongs to a phase" in shown
@@ -106,7 +106,7 @@ def test_overhead_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr("cs_systems.cli._memory_text.terminal_width", lambda: 80)
     print_profile(replace(record(), results={"overhead": overhead(record())}), Path("runs"))
     lines = capsys.readouterr().out.splitlines()
-    assert "2.20 s per step while profiled, 1.10 s before" in " ".join(" ".join(lines).split())
+    assert "median step 2.20 s while profiled, 1.10 s before" in " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= 80
 
 
