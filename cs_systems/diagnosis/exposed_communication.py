@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cs_systems.config import Phase
 from cs_systems.core.rows import Row
+from cs_systems.core.units import human
 from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
 
@@ -18,20 +19,25 @@ OVERLAPPING = {
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the exposed time of the worst rank or device; without a trace, what is left after backward."""
+    """Find the exposed time of the worst rank or device; without a trace, what is left after backward.
+
+    A profiler lengthens the exposed time with the step, so that its share of the traced step is applied to the step
+    without a profiler; the sentence has both.
+    """
     step_s = evidence.step_s
     if step_s is None:
         return None
     rows: list[Row] = list(evidence.tables.get("overlap", ()))
     if rows:
         worst = max(rows, key=_share)
-        share = _share(worst)
+        share, of = _share(worst), _traced(worst)
     else:
         left_s = evidence.phase_s(Phase.SYNCHRONIZE) or 0.0
         worst, share = {"phase": Phase.SYNCHRONIZE.value, "median_s": left_s}, min(1.0, left_s / step_s)
+        of = "step"
     if not share:
         return None
-    cause = f"{share:.0%} of the step is communication without computation beside it"
+    cause = f"{share:.0%} of the {of} is communication without computation beside it"
     return Diagnosis(cause, _remedy(evidence), step_s, step_s * (1 - share), evidence=(worst,))
 
 
@@ -51,6 +57,13 @@ def _share(row: Row) -> float:
     if row.get("share") is not None:
         return float(row["share"])
     return float(row["exposed_s"] / row["step_s"]) if row.get("step_s") else 0.0
+
+
+def _traced(row: Row) -> str:
+    """Return the name of the step that `_share` is of, with the times where the row has both."""
+    if not row.get("step_s"):
+        return "traced step"
+    return f"traced step ({human(row['exposed_s'], 's')} of {human(row['step_s'], 's')})"
 
 
 RULE = Rule(find)

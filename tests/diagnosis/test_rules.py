@@ -114,12 +114,12 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
     "exposed-communication": (
         with_tables(overlap=[{"device": 0, "exposed_s": 0.02, "share": 0.2}]),
         0.08,
-        "20% of the step is communication without computation beside it",
+        "20% of the traced step is communication without computation beside it",
     ),
     "exposed-communication, of a rank": (
         timed(tables={"overlap": [{"rank": r, "exposed_s": 0.05 * r, "step_s": 0.2} for r in (0, 1)]}),
         0.075,
-        "25% of the step is communication",
+        "25% of the traced step (50.0 ms of 200 ms) is communication",
     ),
     "data-input": (
         with_tables(
