@@ -61,28 +61,26 @@ STAGES = CELL | {"component": "component", "built_bytes": "built", "forward_byte
 SPREAD = ("p10_s", "p90_s")  # dropped on a narrow terminal; cs-systems report shows it too
 EXCESS = {"by_difference_s", "of_step", "difference_s"}  # time beyond the baseline
 PERCENT = ("efficiency", "of_step", "hidden", "off")
-NOTES = {
-    "steps": ["efficiency: tokens/s over that of the same number of independent ranks"],
-    "communication": [
-        "longer: step time minus that of one rank alone; exposed, hidden: communication without and with simultaneous "
-        "computation, from a trace of the straggler"
-    ],
-    "skew": [
-        "transfer: time of the collectives after all ranks have joined; waiting: time until then, of the rank that "
-        "waits longest",
-        "both are sums over all collectives, some of which run at the same time; means of the recorded steps",
-    ],
-    "differences": [
-        "longer = exposed communication + slowdown of computation by communication + additional idle time + effect of "
-        "the profiler"
-    ],
-    "volumes": ["sent: bytes that a rank sends in a step, counted by the strategy; formula: by ring algorithms"],
-    "stages": [
-        "of the rank with the most bytes; off: largest deviation from the formula; allocated: total of the device's "
-        "allocator"
-    ],
+LEGENDS = {  # column → its explanation, shown below a table with that column
+    "efficiency": "efficiency: tokens/s over that of the same number of independent ranks",
+    "by_difference_s": "longer: step time minus that of one rank alone",
+    "in_trace_s": "exposed: communication without simultaneous computation, from a trace of the straggler",
+    "hidden_s": "hidden: communication with simultaneous computation, from the same trace",
+    "transfer_s": "transfer: time of the collectives after all ranks have joined",
+    "waiting_s": "waiting: time until all ranks have joined, of the rank that waits longest",
+    "difference_s": "longer = exposed communication + slowdown of computation by communication + additional idle time "
+    "+ effect of the profiler",
+    "sent_bytes": "sent: bytes that a rank sends in a step, counted by the strategy",
+    "formula_sent_bytes": "formula: bytes that a rank sends by ring algorithms",
+    "off": "off: largest deviation from the formula",
 }
-
+NOTES = {
+    "skew": [
+        "times are sums over all collectives, some of which run at the same time; means of the recorded steps",
+    ],
+    "stages": ["of the rank with the most bytes"],
+}
+ALLOCATED = "allocated: total of the device's allocator"
 BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
 
 UNKNOWN = "–"
@@ -268,9 +266,7 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
             ("stages", "memory of a rank after each stage of its first step", parallel.stages(own), STAGES),
         ]
         written += [
-            _table(
-                rows, caption, NOTES[key] + _implausible_efficiency(rows) + _of_a_cpu(key, own), titles, format, width
-            )
+            _table(rows, caption, [*NOTES.get(key, ()), *_notes_of(rows), *_of_a_cpu(key, own)], titles, format, width)
             for key, caption, rows, titles in tables
             if any(row[name] is not None for row in rows for name in titles if name not in CELL)
         ]
@@ -286,9 +282,10 @@ def _without_excess(rows: Sequence[Row], disturbed: Sequence[Row]) -> list[Row]:
     return [{**row, **(dict.fromkeys(EXCESS & row.keys()) if _cell(row) in disturbed else {})} for row in rows]
 
 
-def _implausible_efficiency(rows: Sequence[Row]) -> list[str]:
-    """Return a note on implausible efficiency: N ranks cannot do more than N times the work of one."""
-    return [DISTURBED] if any((row.get("efficiency") or 0) > MOST_EFFICIENT for row in rows) else []
+def _notes_of(rows: Sequence[Row]) -> list[str]:
+    """Return notes on implausible efficiency (N ranks cannot do more than N times the work of one) and on `allocated`."""
+    notes = [DISTURBED] if any((row.get("efficiency") or 0) > MOST_EFFICIENT for row in rows) else []
+    return notes + [ALLOCATED] * any(row.get("component") == "allocated" for row in rows)
 
 
 def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:
@@ -310,7 +307,7 @@ def _table(
     alike = [name for name in names if name.endswith("_bytes")] if "component" in names else []
     headings = {name: titles[name] for name in names}
     color = width is not None
-    return render_rows(shown, format, caption, notes, headings, width, color=color, alike=alike, optional=SPREAD)
+    return render_rows(shown, format, caption, notes, headings, width, color, alike, SPREAD, legends=LEGENDS)
 
 
 def _percent(name: str, value: Any) -> Any:

@@ -138,6 +138,16 @@ def test_tables_have_captions_and_fit_80_columns(run: Any) -> None:
     assert max(map(len, output.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("kept", ["none", "none overlap rank_memory"])
+def test_columns_are_explained_only_below_a_table_that_has_them(records: list[RunRecord], kept: str) -> None:
+    chosen = [r for r in records if r.config["profiler"] in kept.split()]
+    tables = parallel_command.texts(chosen, "terminal", None)
+    explanation = re.compile(r"^([a-z]+)(?::| =) .*", re.MULTILINE)
+    assert any(map(explanation.findall, tables))
+    for table in tables:
+        assert {*explanation.findall(table)} <= {*re.findall("[a-z]+", explanation.sub("", table))}, table
+
+
 @pytest.mark.parametrize(("alone_s", "noted"), [(0.1, False), (0.21, True)])
 def test_efficiency_over_100_percent_is_noted(records: list[RunRecord], alone_s: float, noted: bool) -> None:
     def taking(record: RunRecord, wall_s: float) -> RunRecord:

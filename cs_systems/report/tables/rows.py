@@ -31,15 +31,17 @@ def render_rows(
     optional: Sequence[str] = (),
     own_units: Sequence[str] = (),
     short: Mapping[str, Mapping[Any, str]] | None = None,
+    legends: Mapping[str, str] | None = None,
 ) -> str:
     """Return the rows as one table with the columns of the first row.
 
     titles: column → heading, where names are not enough, shown unchanged. alike: columns to compare with each other,
     which share a unit. optional: columns that a narrow terminal may drop, in this order. own_units: columns in which
     each cell has its own unit. short: column → value → the shorter text that is shown; a page keeps the whole one.
+    legends: column → its explanation, which is shown below the table where the column is shown.
     """
     write = FORMATS[one_of("format", format, FORMATS)]
-    table = table_of(rows, caption, notes, titles, alike, own_units, short)
+    table = table_of(rows, caption, notes, titles, alike, own_units, short, legends)
     return write([replace(table, optional=tuple(optional), remedy="use --format csv")], width, color)
 
 
@@ -51,6 +53,7 @@ def table_of(
     alike: Sequence[str] = (),
     own_units: Sequence[str] = (),
     short: Mapping[str, Mapping[Any, str]] | None = None,
+    legends: Mapping[str, str] | None = None,
 ) -> Table:
     """Return plain rows as a Table, which every format takes."""
     names = list(rows[0]) if rows else []
@@ -60,6 +63,7 @@ def table_of(
         for name in names
     )
     columns = tuple(_with_own_units(column) if column.name in own_units else column for column in columns)
+    columns = tuple(replace(column, legend=(legends or {}).get(column.name, "")) for column in columns)
     if short:
         columns = tuple(_with_short_cells(column, short.get(column.name, {})) for column in columns)
     return Table(caption, columns, tuple(notes), ("ok",) * len(rows))
