@@ -283,7 +283,7 @@ def _without_excess(rows: Sequence[Row], disturbed: Sequence[Row]) -> list[Row]:
 
 
 def _notes_of(rows: Sequence[Row]) -> list[str]:
-    """Return notes on implausible efficiency (N ranks cannot do more than N times the work of one) and on `allocated`."""
+    """Return notes on `allocated`, and on an efficiency over 100%: N ranks cannot do more than N times the work."""
     notes = [DISTURBED] if any((row.get("efficiency") or 0) > MOST_EFFICIENT for row in rows) else []
     return notes + [ALLOCATED] * any(row.get("component") == "allocated" for row in rows)
 

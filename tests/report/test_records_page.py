@@ -166,10 +166,25 @@ def test_profiled_records_have_own_section_and_are_not_in_headline(build: Build)
     page = html.render([build(RunConfig(profiler="nsys"), 0.001, 1e12, 10**9), clean])
     assert "<h2>train_step</h2>" in page
     assert "<h2>train_step under nsys</h2>" in page
-    (fact,) = re.findall(r"<dt>highest tokens/s</dt><dd>([\d,]+)", page)
+    assert "<h1>train_step on NVIDIA H200</h1>" in page
+    (fact,) = re.findall(r"<dt>tokens/s</dt><dd>([\d,]+)", page)
     assert int(fact.replace(",", "")) == pytest.approx(4 * 512 / 0.02, rel=0.05)
     alone = html.render([build(RunConfig(profiler="nsys"), 0.001, 1e12, 10**9)])
-    assert "highest tokens/s" not in alone, "a profiled step is no timing"
+    assert "tokens/s</dt>" not in alone, "a profiled step is no timing"
+    assert "<h1>train_step under nsys on NVIDIA H200</h1>" in alone
+
+
+def test_headline_has_no_highest_value_where_only_one_cell_has_one(build: Build) -> None:
+    """PyTorch counts FLOPs in one process only, so that no strategy has a rate to compare with that of `single`."""
+    records = [
+        build(RunConfig(strategy="ddp_flat", world_size=2), 0.02, 1e12, 10**9),
+        build(RunConfig(), 0.03, 1e12, 1),
+    ]
+    without = [{**row, "model_flops": None} for row in records[0].results["cost"]]
+    page = html.render([replace(records[0], results={**records[0].results, "cost": without}), records[1]])
+    assert "<dt>highest tokens/s</dt>" in page
+    assert "model FLOP/s</dt>" not in page
+    assert "<dt>highest model FLOP/s</dt>" in html.render(records)
 
 
 def test_headline_names_its_cell_and_takes_whole_steps_of_the_largest_model(build: Build) -> None:
@@ -179,7 +194,7 @@ def test_headline_names_its_cell_and_takes_whole_steps_of_the_largest_model(buil
         for mode in (Mode.FORWARD, Mode.TRAIN_STEP)
     ]
     page = html.render(records)
-    (fact,) = re.findall(r"<dt>highest tokens/s of medium</dt><dd>([^<]+)</dd>", page)
+    (fact,) = re.findall(r"<dt>tokens/s of medium</dt><dd>([^<]+)</dd>", page)
     count, _, cell = fact.partition(" · ")
     assert cell.split(" · ")[0] == "medium"
     assert int(count.replace(",", "")) == pytest.approx(4 * 512 / 0.1, rel=0.05)

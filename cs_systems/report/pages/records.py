@@ -65,7 +65,7 @@ def render(records: Sequence[RunRecord]) -> str:
     known = origins.of(records)
     configs = {r.key: r.config for r in records}
     values = {
-        "title": f"{' and '.join(kinds)} on {_machines(records)}",
+        "title": f"{_subject(records)} on {_machines(records)}",
         "diagnoses": sentences(diagnose(records)),
         "facts": _headline(records),
         "workloads": [_workload(number, name, chosen) for number, (name, chosen) in enumerate(kinds.items())],
@@ -75,6 +75,16 @@ def render(records: Sequence[RunRecord]) -> str:
         "most_configs": MOST_CONFIGS,
     }
     return _templates.render("records.html.jinja", values)
+
+
+def _subject(records: Iterable[RunRecord]) -> str:
+    """Return each workload once; with its profilers if it was only measured under them."""
+    profilers: dict[str, dict[str, None]] = {}
+    for r in records:
+        profilers.setdefault(r.config["workload"], {})[r.config.get("profiler", CLEAN)] = None
+    return " and ".join(
+        name if CLEAN in under else f"{name} under {' and '.join(under)}" for name, under in profilers.items()
+    )
 
 
 def _machines(records: Iterable[RunRecord]) -> str:
@@ -118,7 +128,10 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
         if column == "tokens_per_s" and several:
             title += f" of {of_largest['size'].iloc[0]}"  # others may have more
         among = of_largest if column == "tokens_per_s" else steps
+        if steps[column].count() == 1 < len(steps):
+            continue  # a single value is no highest one
         if ranked := among.dropna(subset=[column]).sort_values(column).to_dict("records"):
+            title = title if len(ranked) > 1 else title.removeprefix("highest ")
             value, cell = units.human(float(ranked[-1][column]), column), str(ranked[-1]["cell"])
             yield title, f"{value} · {cell}" if cell else value
 
