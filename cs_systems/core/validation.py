@@ -104,10 +104,13 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
 
 
 def nearest(value: str, known: Iterable[str]) -> list[str]:
-    """Return up to three names that are spelled like `value`; if there are none, names that contain it."""
+    """Return up to three names: those that begin with `value`, then those spelled like it; else those with it inside."""
     known = list(known)
-    containing = [name for name in known if len(value) > 2 and value in name]
-    return difflib.get_close_matches(value, known, n=3, cutoff=0.5) or containing[:3]
+    is_word = len(value) > 2
+    beginning = [name for name in known if is_word and name.startswith(value)]
+    alike = difflib.get_close_matches(value, known, n=3, cutoff=0.5)
+    containing = [name for name in known if is_word and value in name]
+    return [*dict.fromkeys([*beginning, *alike])][:3] or containing[:3]
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -19,6 +19,7 @@ TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, st
 MALFORMED = {
     "tmie": "unknown command 'tmie': did you mean time? known: time, attention, ",
     "time --size smal": "unknown size 'smal': did you mean small? known: tiny, small, medium, ",
+    "parallel --strategy ddp": "unknown parallel strategy 'ddp': did you mean ddp_bucketed or ddp_flat or ddp_naive? ",
     "time --attention sdpa_flsh": "unknown attention backend 'sdpa_flsh': did you mean sdpa_flash",
     "time --attention nowhere.py:f": "file 'nowhere.py' (from 'nowhere.py:f') does not exist; correct the path",
     "time --workload no.where:f": "module 'no.where' (from 'no.where:f') was not found; set PYTHONPATH to its folder",
