@@ -12,7 +12,7 @@ Times under a profiler show shares and causes; to know how long a step takes, us
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -48,6 +48,7 @@ from cs_systems.traces.range_names import PHASES, SPLITS
 if TYPE_CHECKING:
     from cs_systems.diagnosis import Diagnosis
     from cs_systems.traces.profile import Profile
+    from cs_systems.traces.tables import Costs
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,7 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
         made = {n: rows for n, rows in made.items() if has_something(n, rows) or (n in may_be_empty and not rows)}
         if not profile.trace.kernels:
             made = {n: rows for n, rows in made.items() if n in TABLES or n in operator_table.TABLES}
+    filled = "" if not args.table or all(made.values()) else _filled_tables(profile, functions)
     said = set[str]()  # what a note says of the whole profile stands under the first table alone
     for name, rows in made.items():
         if name in module_tables.TABLES:
@@ -211,6 +213,8 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
             remarks = notes(name, profile, rows)
         if name == "layers" and (reason := module_tables.why_nothing(profile)):
             remarks.append(reason)
+        if not rows and args.table:
+            remarks.append(filled)
         remarks = [remark for remark in remarks if remark not in said]
         said.update(remarks)
         if not rows and not remarks and not args.table:
@@ -227,6 +231,15 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
         parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows[:top], (SHOWN | modules.SHOWN)[name], remarks))
     found = None if args.table else _diagnoses(profile, made)
     return document_text(args.format, _heading(source, profile), parts, args.output, found)
+
+
+def _filled_tables(profile: Profile, functions: Mapping[str, Callable[[Profile, Costs], Sequence[Row]]]) -> str:
+    """Return the names of the tables with rows, and the reason for empty ones if the trace has no kernels."""
+    from cs_systems.traces.tables import NO_COSTS
+
+    filled = [name for name, function in functions.items() if has_something(name, function(profile, NO_COSTS))]
+    reason = "" if profile.trace.kernels else "the trace has no kernels; "
+    return f"{reason}tables with data: {', '.join(filled) or 'none'}"
 
 
 def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:

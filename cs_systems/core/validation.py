@@ -104,7 +104,7 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
 
 
 def nearest(value: str, known: Iterable[str]) -> list[str]:
-    """Return up to three names: those that begin with `value`, then those spelled like it; else those with it inside."""
+    """Return up to three names: those that begin with `value`, then those spelled like it; if none, those with it."""
     known = list(known)
     is_word = len(value) > 2
     beginning = [name for name in known if is_word and name.startswith(value)]

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from cs_systems.cli import main
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN
@@ -144,6 +146,21 @@ def test_tables_of_step_without_modules_fit_80_columns(capsys: pytest.CaptureFix
     assert "parts of a transformer block, sum over all blocks, per step\nno data\n100.0% of the kernel time" in shown
     assert "Optimizer.ze…mW.zero_grad" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80  # the first line holds the path
+
+
+def test_empty_table_names_those_with_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cpu.json"
+    with profile(activities=[ProfilerActivity.CPU]) as trace, record_function("outer"):
+        (torch.ones(8, 8) @ torch.ones(8, 8)).sum()
+    trace.export_chrome_trace(str(path))
+    assert analyze(path, "--table", "range_tree", "kernels") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("no data\n") == 2
+    assert shown.count("the trace has no kernels; tables with data: ranges, operators\n") == 1
+    assert analyze(path, "--table", "ranges", "operators") == 0
+    shown = capsys.readouterr().out
+    assert "outer" in shown
+    assert "no data" not in shown
 
 
 def test_note_is_printed_once_and_top_cuts_layers(nsys_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

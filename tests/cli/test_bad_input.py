@@ -19,7 +19,6 @@ TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, st
 MALFORMED = {
     "tmie": "unknown command 'tmie': did you mean time? known: time, attention, ",
     "time --size smal": "unknown size 'smal': did you mean small? known: tiny, small, medium, ",
-    "parallel --strategy ddp": "unknown parallel strategy 'ddp': did you mean ddp_bucketed or ddp_flat or ddp_naive? ",
     "time --attention sdpa_flsh": "unknown attention backend 'sdpa_flsh': did you mean sdpa_flash",
     "time --attention nowhere.py:f": "file 'nowhere.py' (from 'nowhere.py:f') does not exist; correct the path",
     "time --workload no.where:f": "module 'no.where' (from 'no.where:f') was not found; set PYTHONPATH to its folder",
@@ -57,7 +56,7 @@ MALFORMED = {
     "time --memory-limit 0B": "the size must be positive, got '0B'; use a form such as 8GiB, 24GB or 512B",
     "attention --d-head 0": "--d-head is 0; it must be at least 1",
     "attention --batch-size 0 --context-length 8": "--batch is 0; it must be at least 1",
-    "parallel --strategy ddp": "unknown parallel strategy 'ddp': did you mean ",
+    "parallel --strategy ddp": "unknown parallel strategy 'ddp': did you mean ddp_bucketed or ddp_flat or ddp_naive? ",
     "parallel --strategy ddp_flat+zero1_flat": "cannot be combined: ddp_flat and zero1_flat both divide the batch",
     "parallel --strategy zero1": "zero1 alone does not average gradients over the ranks; use ddp_bucketed+zero1",
     "parallel --world-size 0": "--world-size is 0; it must be at least 1",
