@@ -200,6 +200,15 @@ def test_headline_names_its_cell_and_takes_whole_steps_of_the_largest_model(buil
     assert int(count.replace(",", "")) == pytest.approx(4 * 512 / 0.1, rel=0.05)
 
 
+def test_headline_of_a_users_own_model_has_the_highest_throughput(build: Build) -> None:
+    """A model of the user's has no size, by which the cells of the largest model are chosen."""
+    records = [build(RunConfig(batch_size=n), 0.02 * n, 1e12, 10**9) for n in (1, 2)]
+    own = [replace(r, config={**r.config, "workload": "mine.py:model"}) for r in records]
+    ran = [{**own[0].results["ran"][0], "tokens": 2048}]
+    page = html.render([replace(r, results={**r.results, "ran": ran}) for r in own])
+    assert re.search(r"<dt>highest tokens/s</dt><dd>[\d,]+ · batch 1</dd>", page)
+
+
 def test_headline_names_a_cell_among_those_of_its_own_workload(build: Build) -> None:
     """Cells of another workload differ in every field, which says nothing about the best cell."""
     strategies = ("ddp_flat", "ddp_naive")

@@ -115,7 +115,8 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     if steps.empty:
         return
     steps = _with_cells(in_order(steps))
-    of_largest = steps[steps["size"] == steps["size"].iloc[-1]] if steps["workload"].nunique() == 1 else steps
+    has_sizes = steps["workload"].nunique() == 1 and steps["size"].notna().all()  # a model of the user's has none
+    of_largest = steps[steps["size"] == steps["size"].iloc[-1]] if has_sizes else steps
     best = {
         "highest model FLOP/s": "model_flops_per_s",
         "highest MFU": "mfu",
