@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.core.printable import plain
 from cs_systems.report import palette
 
 if TYPE_CHECKING:
@@ -100,14 +103,30 @@ def beside(text: Any) -> None:
     text.set_bbox({"facecolor": palette.PAGE.light, "edgecolor": "none", "boxstyle": "round,pad=0.15", "alpha": 0.85})
 
 
+@contextmanager
+def texts_from_outside() -> Iterator[None]:
+    """Silence warnings about texts that no font or page has room for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # matplotlib draws a box instead
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # for labels longer than the page
+        yield
+
+
+def plain_lines(text: str) -> str:
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:
     """Place the legend below, because beside the figure it would take its width; in as few rows as fit the width."""
     handles, labels = axes.get_legend_handles_labels()
+    labels = [plain_lines(label) for label in labels]
     if along and labels:
         for rows in range(1, len(labels) + 1):
             columns = -(-len(labels) // rows)
             legend = drawn.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=9)
-            if legend.get_window_extent().x1 <= drawn.bbox.x1 or columns == 1:
+            with texts_from_outside():
+                fits = legend.get_window_extent().x1 <= drawn.bbox.x1
+            if fits or columns == 1:
                 break
             legend.remove()
         drawn.set_figheight(drawn.get_figheight() + LEGEND_ROW * max(0, rows - 2))

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import io
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError, one_of
-from cs_systems.core.printable import plain
 from cs_systems.record import RunRecord
 from cs_systems.report import palette
-from cs_systems.report.figures.drawing import GREY, INK, wrap_labels
+from cs_systems.report.figures.drawing import GREY, INK, plain_lines, texts_from_outside, wrap_labels
 from cs_systems.report.figures.kinds import KINDS
 from cs_systems.report.figures.labels import subject
 from cs_systems.report.figures.legible import problems
@@ -125,7 +122,7 @@ def illegible(drawn: Figure) -> list[str]:
     """Return the texts of a written figure that are cut or overlap, as in `legible.problems`; draws it once more."""
     import matplotlib
 
-    with matplotlib.rc_context(STYLE), _drawing():
+    with matplotlib.rc_context(STYLE), texts_from_outside():
         return problems(drawn)
 
 
@@ -156,23 +153,14 @@ def _bytes(drawn: Figure, ending: str, background: str) -> bytes:
     from matplotlib.text import Text
 
     for text in drawn.findobj(Text):
-        text.set_text("\n".join(map(plain, text.get_text().split("\n"))))
+        text.set_text(plain_lines(text.get_text()))
     undated: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     out = io.BytesIO()
-    with matplotlib.rc_context(STYLE), _drawing():
+    with matplotlib.rc_context(STYLE), texts_from_outside():
         drawn.savefig(
             out, format=ending, dpi=DPI, facecolor=background, metadata=undated.get(ending, {"CreationDate": None})
         )
     return out.getvalue()
-
-
-@contextmanager
-def _drawing() -> Iterator[None]:
-    """Silence warnings about texts from outside that no font or page has room for."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # matplotlib draws a box instead
-        warnings.filterwarnings("ignore", "constrained_layout not applied")  # for labels longer than the page
-        yield
 
 
 def _of_one_workload(records: Sequence[RunRecord]) -> list[RunRecord]:
