@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
-# By module: what a module has set up for its tests is set up once.
-PYTEST_ARGS ?= -n 2 --dist loadscope
+# By module: what a module has set up for its tests is set up once. Many tests wait for processes: three share two cores.
+PYTEST_ARGS ?= -n 3 --dist loadscope
 # Containers often forbid bytecode. Without it each process compiles the package again, and each run rewrites all tests.
 export PYTHONDONTWRITEBYTECODE :=
 
