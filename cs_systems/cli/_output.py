@@ -145,6 +145,11 @@ def told_apart(a: Path, b: Path) -> tuple[str, str]:
     return a.name, b.name
 
 
+def compared(a: Path, b: Path) -> str:
+    """Return the title of a comparison of b with a, by the ends of the paths that differ."""
+    return " compared with ".join(reversed(told_apart(a, b)))
+
+
 def pictures_of(records: Sequence[RunRecord], kind: str) -> list[Picture]:
     """Return the figure of this kind for a page, if the records can fill it."""
     from cs_systems.report.figures import plot

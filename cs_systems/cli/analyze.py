@@ -32,7 +32,7 @@ from cs_systems.cli._options import (
     optional,
     refuse,
 )
-from cs_systems.cli._output import Format, Open, check_outputs, deliver, joined, page_asked, told_apart
+from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import refuse_other
@@ -159,7 +159,7 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
             view(profiles[0]), shown, title, _diagnoses(profiles[0], shown), recorded(sources[0], profiles[0])
         )
     if compares:
-        title = " compared with ".join(reversed(told_apart(sources[0].path, sources[1].path)))
+        title = compared(sources[0].path, sources[1].path)
         return joined(_comparison(args, tables, sources, profiles), args.format, title)
     return "\n".join(_analysis(args, tables, sources[0], profiles[0]))
 

@@ -18,7 +18,7 @@ from tyro.conf import Positional, arg
 
 from cs_systems.cli import _output
 from cs_systems.cli._options import MaybePath, Names, one_name, optional
-from cs_systems.cli._output import Open, check_outputs, deliver, joined, page_asked, terminal_width, told_apart
+from cs_systems.cli._output import Open, check_outputs, compared, deliver, joined, page_asked, terminal_width
 from cs_systems.config import ConfigError, describe, one_of
 from cs_systems.core.file_types import command_for
 from cs_systems.core.printable import command_line, visible
@@ -117,9 +117,7 @@ def run(args: Compare) -> int:
         )
     if args.format not in ("csv", "github"):
         texts += [_profiles(args, *pair) for pair in pairs]
-    text = joined(
-        texts, args.format, " compared with ".join(reversed(told_apart(args.a, args.b))), pictures, others=[*a, *b]
-    )
+    text = joined(texts, args.format, compared(args.a, args.b), pictures, others=[*a, *b])
     deliver(text, args.format, args.output, args.open)
     return _status(found, args.fail_on)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths, given, optional, refuse
-from cs_systems.cli._output import Format, Open, check_outputs, deliver, joined, page_asked, told_apart
+from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
 from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.core.file_types import command_for, refuse_other
@@ -107,8 +107,7 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
         refuse(["size"], "a comparison of two snapshots does not name tensors")
     if compares:
         texts = _comparison(args, tables, sources, [_read(source, args.device) for source in sources])
-        a, b = told_apart(sources[0].path, sources[1].path)
-        return joined(texts, args.format, f"Memory of {b} compared with {a}")
+        return joined(texts, args.format, f"Memory of {compared(sources[0].path, sources[1].path)}")
     found = _read_all(sources[0]) if args.device is None else [_read(sources[0], args.device)]
     if len(found) > 1 and args.format in ("html", "csv"):
         numbers = " or ".join(str(one.replay.snapshot.device) for one in found)

@@ -80,10 +80,13 @@ class Timeline:
         if self._names and self._names[-1] == name:
             return
         self._names.append(name)
-        self.end()
+        self._mark()
 
     def end(self) -> None:
-        """Mark the end of the step."""
+        """End the step; the device may be behind."""
+        self._mark()
+
+    def _mark(self) -> None:
         device, now = self._clocks.device, self._clocks.host()
         self._host.append(now)
         self._marks.append(device.mark() if device.is_cuda else now)
