@@ -22,7 +22,6 @@ from cs_systems.kernels.layout import padded_d_head, takes_layout
 from cs_systems.kernels.prepared import PreparedPass, empty_rows
 
 DTYPES = ("float16", "bfloat16")
-LARGEST_D_HEAD = 128
 INPUTS = ("q", "k", "v")
 NOT_DETERMINISTIC = (
     "the gradient of q is not deterministic, and torch.use_deterministic_algorithms is on; use flash_triton, whose "
@@ -42,20 +41,22 @@ class HopperKernels:
         repeatable: where torch requires deterministic algorithms, `prepare` and `backward` receive as many int32 as the
             problem's `turns`, and sum each number of dq in one order. Without it a backward is rejected there.
         padded_queries: returns, for a padded d_head, the number that the problem's `padded_q` is a multiple of.
+        largest_d_head: the largest head size.
     """
 
     name: str
     problem: Callable[[], Any]
     missing: Callable[[], str | None]
     padded_queries: Callable[[int], int]
+    largest_d_head: int
     repeatable: bool = False
 
     def unavailable(self, call: AttentionCall) -> str | None:
         """Return the reason that this call is not supported, with the remedy, or None."""
         if reason := wrong_dtype(call, DTYPES):
             return reason
-        if call.d_head % 8 or not 8 <= call.d_head <= LARGEST_D_HEAD:
-            return f"d_head {call.d_head} is not a multiple of 8 from 8 to {LARGEST_D_HEAD}; use flash_triton"
+        if call.d_head % 8 or not 8 <= call.d_head <= self.largest_d_head:
+            return f"d_head {call.d_head} is not a multiple of 8 from 8 to {self.largest_d_head}; use flash_triton"
         if call.heads_q % call.heads_kv:
             return f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads; choose a multiple"
         needs_determinism = torch.are_deterministic_algorithms_enabled() and not self.repeatable
@@ -93,7 +94,8 @@ class HopperKernels:
         """Return forward's tiles, the padded head size, and backward's padded queries."""
         depth = padded_d_head(call.d_head)
         padded = self.padded_queries(depth)
-        return AttentionAlgorithm(64, 128, depth, backward_matmuls=5, dq_accumulator_bytes=4, padded_queries=padded)
+        keys = 128 if depth <= 128 else 80
+        return AttentionAlgorithm(64, keys, depth, backward_matmuls=5, dq_accumulator_bytes=4, padded_queries=padded)
 
     def alert_not_deterministic(self) -> None:
         """Raise RuntimeError where only deterministic algorithms are allowed, or warn, as torch's own operators do."""

@@ -50,5 +50,5 @@ def describe() -> str | None:
 
 
 # The lambda looks up _wrong_triton at each call, because the installed packages can change.
-KERNELS = HopperKernels("flash_gluon", _problem, lambda: _wrong_triton(), _padded_queries)
+KERNELS = HopperKernels("flash_gluon", _problem, lambda: _wrong_triton(), _padded_queries, largest_d_head=128)
 BACKEND = backend_of(KERNELS, describe)

@@ -15,7 +15,7 @@ def padded_rows(seq_q: int, multiple: int = PADDING) -> int:
 
 
 def padded_d_head(d_head: int) -> int:
-    return 64 if d_head <= 64 else 128
+    return 64 if d_head <= 64 else 128 if d_head <= 128 else 256
 
 
 def takes_layout(tensor: Tensor) -> bool:

@@ -16,6 +16,7 @@ from tests.attention.conftest import Case, available, relative_error, results
 
 HOPPER = AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)
 IGNORE_TRACING_WARNING = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+LARGEST_D_HEAD = {"flash_cuda": 256, "flash_gluon": 128}
 MODULES = {"flash_cuda": flash_cuda, "flash_gluon": flash_gluon}
 
 
@@ -51,14 +52,19 @@ def test_modules_lists_every_hopper_backend() -> None:
     ("call", "text"),
     [
         (AttentionCall("cuda", "float32", 64, 8, 8, 1, 1), "float32 is not supported on cuda; use float16 or bfloat16"),
-        (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "d_head 20 is not a multiple of 8 from 8 to 128; use"),
-        (AttentionCall("cuda", "bfloat16", 136, 8, 8, 1, 1), "d_head 136 is not a multiple of 8 from 8 to 128; use"),
+        (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "d_head 20 is not a multiple of 8 from 8 to {largest};"),
+        (AttentionCall("cuda", "bfloat16", 264, 8, 8, 1, 1), "d_head 264 is not a multiple of 8 from 8 to {largest};"),
         (AttentionCall("cuda", "bfloat16", 64, 8, 8, 3, 2), "3 query heads are not a multiple of 2 key heads"),
         (AttentionCall("cpu", "bfloat16", 64, 8, 8, 1, 1), "a Hopper GPU is required; use flash_torch on the CPU"),
     ],
 )
-def test_unsupported_call_has_reason(call: AttentionCall, text: str, backend: AttentionBackend) -> None:
-    assert text in (backend.unavailable(call) or "")
+def test_unsupported_call_has_reason(call: AttentionCall, text: str, name: str, backend: AttentionBackend) -> None:
+    assert text.format(largest=LARGEST_D_HEAD[name]) in (backend.unavailable(call) or "")
+
+
+@pytest.mark.usefixtures("hopper")
+def test_largest_d_head_is_available(name: str, backend: AttentionBackend) -> None:
+    assert backend.unavailable(replace(HOPPER, d_head=LARGEST_D_HEAD[name])) is None
 
 
 @pytest.mark.usefixtures("hopper")
@@ -185,11 +191,18 @@ def available_backend(backend: AttentionBackend) -> AttentionBackend:
         Case(500, 300, d_head=128, heads_q=4, heads_kv=1, causal=True, align="lower_right", layout="transposed"),
         Case(130, d_head=96, scale=-0.3, causal=True, layout="packed", grad="expanded"),
         Case(130, d_head=8, scale=0.0),
+        Case(1024, d_head=256, causal=True),
+        Case(777, d_head=256),
+        Case(300, 500, d_head=192, heads_q=6, heads_kv=2, causal=True, align="lower_right"),
+        Case(500, 300, d_head=256, heads_q=4, heads_kv=1, causal=True, align="lower_right", layout="transposed"),
+        Case(130, d_head=136, scale=-0.3, causal=True, layout="packed", grad="expanded"),
+        Case(1, 40, d_head=256),
     ],
 )
 def test_results_match_naive_for_tiles_lengths_and_layouts(
     case: Case, dtype: str, available_backend: AttentionBackend
 ) -> None:
+    available(available_backend, case.call("cuda", dtype))
     inputs = case.inputs("cuda", dtype)
     got = results(available_backend, inputs, case, backward=True)
     ref = results(naive.BACKEND, tuple(x.double() for x in inputs), case, backward=True)
@@ -199,7 +212,7 @@ def test_results_match_naive_for_tiles_lengths_and_layouts(
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("d_head", [64, 128])
+@pytest.mark.parametrize("d_head", [64, 128, 256])
 @pytest.mark.parametrize("causal", [False, True])
 def test_flash_cuda_gradients_are_bit_identical_under_deterministic_algorithms(d_head: int, causal: bool) -> None:
     available(flash_cuda.BACKEND, HOPPER)

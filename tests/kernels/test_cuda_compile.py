@@ -22,7 +22,8 @@ pytestmark = [
     pytest.mark.skipif(_missing() is not None, reason=_missing() or ""),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton: pip install triton"),
 ]
-MAX_FORWARD_SPILLS = 6
+DEPTHS = (64, 128, 256)
+MAX_FORWARD_SPILLS = 7
 """Limit of local loads and stores; values needed only between tiles take this many, and more would be in the loop."""
 
 
@@ -49,7 +50,7 @@ def opcodes_of(*launches: hopper.Launch) -> Counter[str]:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("depth", DEPTHS)
 def test_forward_does_not_spill_in_its_loop(depth: int, causal: bool) -> None:
     opcodes = opcodes_of(problem(depth, causal).forward(tensor(depth), rows()))
     assert opcodes["STL"] + opcodes["LDL"] <= MAX_FORWARD_SPILLS
@@ -60,12 +61,12 @@ def test_forward_does_not_spill_in_its_loop(depth: int, causal: bool) -> None:
 BACKWARDS = [*((causal, 0, tail, 0) for causal in (0, 1) for tail in (0, 1)), (0, 1, 1, 0), (1, 1, 1, 0), (1, 1, 1, 1)]
 
 
-MAX_BACKWARD_SPILLS = {64: 0, 128: 16}
+MAX_BACKWARD_SPILLS = {64: 0, 128: 16, 256: 0}
 """Limit by d_head. Loading statistics later avoids the spills at 128, but was 3 to 4% slower on an H200."""
 
 
 @pytest.mark.parametrize(("causal", "deterministic", "tail", "fp16"), BACKWARDS)
-@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("depth", DEPTHS)
 def test_backward_spills_at_most_known_number(
     depth: int, causal: int, deterministic: int, tail: int, fp16: int
 ) -> None:
@@ -75,10 +76,10 @@ def test_backward_spills_at_most_known_number(
     assert opcodes["STL"] + opcodes["LDL"] <= MAX_BACKWARD_SPILLS[depth]
     # If ptxas cannot track a product in flight, it waits for each of its instructions.
     assert opcodes["WARPGROUP"] < opcodes["HGMMA"]
-    assert min(opcodes[name] for name in ("HGMMA", "UTMALDG", "UBLKRED")) > 0
+    assert min(opcodes[name] for name in ("HGMMA", "UTMALDG", "REDG" if depth == 256 else "UBLKRED")) > 0
 
 
-@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize("depth", DEPTHS)
 def test_kernels_around_backward_do_not_spill(depth: int) -> None:
     call = problem(depth)
     prepare = call.prepare(call.q, rows(), call.q, rows(), rows(), rows())

@@ -6,31 +6,12 @@
 // where each warpgroup reads that of both and computes half of the tile's dq = ds k; the copy engine adds dq to global
 // memory in fp32.
 //
-// d_head 64: tiles of 128 queries, computed in halves (a and b) of 64 queries x 64 keys per warpgroup, with 32
-// registers per thread. Work of the tensor cores and of a warp at the same time, products in the order of their issue:
-//
-//   tensor cores  | dp a, s b   | dv a | dk a, dp b, dq of the tile before | dv b      | dk b | s a of the next tile
-//   this warp     | exp2 of s a | ds a | exp2 of s b                       | ds b, out | dq out
-//
-// Products are therefore always queued while a warp computes, and a warpgroup needs the other's ds only half a tile
-// later.
-//
-// d_head 128: tiles of 80 queries, 40 registers per thread. Products of 64 queries with both operands in shared memory
-// read it during all of their time, products of 80 queries during nine tenths. 80 rows of dq are not a multiple of 64,
-// so dq is computed transposed, and ds has the queries as rows. No registers are left for products during ds:
-//
-//   tensor cores  | s   | dp          |          | dv, dq of the tile before | dk     | s of the next tile
-//   this warp     |     | exp2 of s   | ds, p    | ds out                    | dq out |
-//
-// While one warpgroup waits, the other computes.
+// The work of a tile differs by d_head, in backward_64.cuh, backward_128.cuh and backward_256.cuh, with the registers, of
+// 240 a thread, and the shared memory that it takes. At d_head 256 a block owns 64 keys and its warpgroups divide the work
+// otherwise.
 //
 // Loads from shared memory take hundreds of cycles while products read it, so the rows' statistics are loaded one step
 // ahead, several loads together.
-//
-// Registers, of 240. d_head 64: dk and dv 32 each, s 2 x 32, dp 32, p and ds 16 together, v 16, statistics 16; dq
-// reuses those of s a. d_head 128: dk and dv 64 each, s 40, dp 40, statistics 12; p, ds and dq reuse those of s and dp.
-// Shared memory in KiB, per tile: k, v, q, do 16 each at d_head 64; 32, 32, 20, 20 at 128; ds two tiles; dq 32 or 40.
-// In total 192 or 224.
 //
 // A tile's dq is summed in the order in which blocks arrive or, if DETERMINISTIC, in the order of their keys: a warp
 // waits for its turn, which the previous block passes on one tile later. Blocks of earlier keys start earlier, so there
@@ -101,7 +82,8 @@ struct Consumer {
   float* const dq;
   u32* const turns;
   const int w, warp;        // number of the warpgroup, and of the warp in it
-  const u32 row_chunk;      // of this lane in a block of 128 keys, for stmatrix and ldmatrix
+  const int first;          // this warpgroup's first key of the block
+  const u32 row_chunk;      // of this lane in a block of KEYS keys, for stmatrix and ldmatrix
   const u32 column;         // bytes to this thread's first statistics
   const int steps;
   int i = 0, tile;
@@ -110,8 +92,8 @@ struct Consumer {
 
   DEVICE Consumer(u32 shared, const Sizes& z, float* dq, u32* turns)
       : z(z), at(owned(z)), shared(shared), dq(dq), turns(turns), w(uniform(threadIdx.x / 128) - 1),
-        warp(uniform(threadIdx.x / 32 % 4)),
-        row_chunk(swizzled(w * 64 + warp * 16 + lane_id() % 16, lane_id() / 16)), column(lane_id() % 4 * 16),
+        warp(uniform(threadIdx.x / 32 % 4)), first(KEYS == 64 ? 0 : w * 64),
+        row_chunk(swizzled(first + warp * 16 + lane_id() % 16, lane_id() / 16)), column(lane_id() % 4 * 16),
         steps(z.group * (z.row_tiles - at.first_tile)), tile(at.first_tile),
         place(((at.batch * z.heads + at.head_kv * z.group) * z.row_tiles - 1) * 8 + w * 4 + warp) {}
 
@@ -132,11 +114,35 @@ struct Consumer {
   DEVICE void wait_for_ds(int i) const { named_sync(1 + 2 * w + i % 2, 256); }
 
   DEVICE void hide_part(float (&s)[PART / 2], int half) const {
-    const int key = at.first_key + w * 64, query = tile * BLOCK_M + half * PART + z.offset;
+    const int key = at.first_key + first, query = tile * BLOCK_M + half * PART + z.offset;
     if ((CAUSAL && key + 63 > query) || (TAIL && key + 63 >= z.seq_k))
       hide(s, key + warp * 16 + lane_id() / 4, query + lane_id() % 4 * 2, z.seq_k);
   }
 
+#if D == 256
+  // Let the next block add to the same place once this warp's additions are in global memory.
+  DEVICE void pass_on() {
+    __threadfence();
+    __syncwarp();
+    if (lane_id() == 0 && added >= 0) add_release(turns + added, 1);
+  }
+  // Add this warp's 16 x 128 elements of dq to contiguous global memory, in the order in which the threads hold them:
+  // four of a thread, the 32 threads, then the threads' next four.
+  DEVICE void add_dq(const float (&x)[THREAD_DQ]) {
+    if (DETERMINISTIC) {
+      pass_on();
+      if (lane_id() == 0) {
+        while (load_acquire(turns + place) != at.first_key / KEYS) {
+        }
+      }
+      __syncwarp();
+      added = place;
+    }
+    float* to = dq + (long long)place * WARP_DQ + lane_id() * 4;
+#pragma unroll
+    for (int j = 0; j < THREAD_DQ / 4; j++) add_float4(to + j * 128, x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+  }
+#else
   // Let the next block add to the same place once this warp's addition is in global memory.
   DEVICE void pass_on() {
     if (lane_id() == 0 && added >= 0) {
@@ -148,7 +154,7 @@ struct Consumer {
   // Add this warp's 16 x PART elements of dq to contiguous global memory, in the order in which the threads hold them:
   // four of a thread, the 32 threads, then the threads' next four. Stores then have no bank conflicts and need no
   // barrier between warps.
-  DEVICE void add_dq(const float (&x)[PART / 2]) {
+  DEVICE void add_dq(const float (&x)[THREAD_DQ]) {
     if (DETERMINISTIC)
       pass_on();
     else if (lane_id() == 0)
@@ -170,165 +176,19 @@ struct Consumer {
       bulk_commit();
     }
   }
-  // Add dq of the previous tile and advance to the next.
-  DEVICE void end_tile(const float (&before)[PART / 2]) {
-    if (i > 0) add_dq(before);
+#endif
+  // Advance to the next tile.
+  DEVICE void advance() {
     place += tile == at.first_tile ? 8 * (at.first_tile + 1) : 8;
     i++;
     if (++tile == z.row_tiles) tile = at.first_tile;
   }
-};
-
-#if D == 64
-// If p and ds share registers, all statistics can be loaded ahead of their use; otherwise only those of the first
-// half's ds. On one H200, sharing is up to 11% faster for causal attention; not sharing is 2 to 5% faster without a
-// mask.
-constexpr bool SHARE = CAUSAL;
-
-struct Work {
-  float dk[32], dv[32], dp[32];
-  u32 p[16], ds[16], values[16];
-};
-
-// Compute one tile up to the issue of its last product. In flight at the beginning: dv b and dk b of the previous tile,
-// s a, dp a; at the end: dq (in sa), dv b, dk b.
-DEVICE void work(Consumer& c, Work& r, float (&sa)[32], float (&sb)[32]) {
-  const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128), all_keys = describe(c.shared + K_AT);
-  const u64 q_a = describe(c.q(c.i)), do_a = describe(c.dout(c.i)), q_b = q_a + (8192 >> 4), do_b = do_a + (8192 >> 4);
-  Statistics statistics;
-  u32(&ds)[16] = SHARE ? r.p : r.ds;
-  c.wait(DO_FULL, c.i);
-  issue_scores(r.dp, r.values, do_a);
-  issue_scores(sb, keys, q_b);
-  if (SHARE) statistics.load(c.lse(0));
-  mma_wait<2>();
-  hold(sa);
-  if (c.i > 0) c.give_back(c.i - 1);
-  if (!SHARE) statistics.load(c.lse(0));
-  c.hide_part(sa, 0);
-  weigh(sa, statistics, c.z.scale_log2);
-  to_operand(r.p, sa);
-  statistics.load(c.delta(0));
-  issue_sum(r.dv, r.p, do_a);
-  mma_wait<2>();
-  hold(r.dp);
-  differentiate(sa, r.dp, statistics);
-  if (SHARE) mma_wait<0>(), hold(r.p);
-  to_operand(ds, r.dp);
-  if (SHARE) statistics.load(c.lse(1));
-  if (c.i > 0) c.wait_for_ds(c.i - 1);
-  store_operand(c.ds(c.i, 0) + c.row_chunk, ds);
-  issue_sum(r.dk, ds, q_a);
-  issue_scores(r.dp, r.values, do_b);
-  issue_dq(sa, describe(c.ds(c.i - 1, c.w)), all_keys);
-  mma_wait<3>();
-  hold(sb);
-  if (!SHARE) statistics.load(c.lse(1));
-  c.hide_part(sb, 1);
-  weigh(sb, statistics, c.z.scale_log2);
-  if (SHARE) mma_wait<2>(), hold(r.p);
-  to_operand(r.p, sb);
-  if (SHARE) statistics.load(c.delta(1));
-  issue_sum(r.dv, r.p, do_b);
-  mma_wait<2>();
-  hold(r.dp);
-  if (!SHARE) statistics.load(c.delta(1));
-  differentiate(sb, r.dp, statistics);
-  if (SHARE) mma_wait<0>(), hold(r.p);
-  to_operand(ds, r.dp);
-  store_operand(c.ds(c.i, 1) + c.row_chunk, ds);
-  issue_sum(r.dk, ds, q_b);
-}
-DEVICE void consume(Consumer& c, float (&dk)[32], float (&dv)[32]) {
-  const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128);
-  Work r;
-  float sa[32], sb[32];
-#pragma unroll
-  for (int i = 0; i < 32; i++) r.dk[i] = r.dv[i] = 0;
-  hold(r.dk);  // the zeros must be written before any product begins
-  hold(r.dv);
-  barrier_wait(c.shared + K_FULL, 0);
-  c.wait(Q_FULL, 0);
-  issue_scores(sa, keys, describe(c.q(0)));
-  barrier_wait(c.shared + V_FULL, 0);
-  load_operand(r.values, c.shared + V_AT + c.row_chunk);
-  while (true) {
-    work(c, r, sa, sb);
-    mma_wait<2>();
-    hold(sa);
-    c.ds_written(c.i);
-    c.end_tile(sa);
-    if (c.i == c.steps) break;
-    c.wait(Q_FULL, c.i);
-    issue_scores(sa, keys, describe(c.q(c.i)));
+  // Add dq of the previous tile and advance to the next.
+  DEVICE void end_tile(const float (&before)[THREAD_DQ]) {
+    if (i > 0) add_dq(before);
+    advance();
   }
-  c.wait_for_ds(c.i - 1);
-  issue_dq(sa, describe(c.ds(c.i - 1, c.w)), describe(c.shared + K_AT));
-  mma_wait<0>();
-  hold(sa);
-  c.add_dq(sa);
-  hold(r.dk);
-  hold(r.dv);
-#pragma unroll
-  for (int i = 0; i < 32; i++) dk[i] = r.dk[i], dv[i] = r.dv[i];
-}
-#else
-DEVICE void consume(Consumer& c, float (&dk)[64], float (&dv)[64]) {
-  const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128), values = keys + (KEY_TILE >> 4);
-  const u64 columns = describe(c.shared + K_AT + c.w * KEY_BLOCK);
-  const u32 lane = lane_id();
-  const u32 query_chunk = c.w * QUERY_BLOCK + swizzled(lane / 16 * 8 + lane % 8, c.warp * 2 + lane / 8 % 2);
-  float s[PART / 2], dp[PART / 2];
-  u32 p[PART / 4], ds[PART / 4];
-  Statistics statistics;
-#pragma unroll
-  for (int i = 0; i < 64; i++) dk[i] = dv[i] = 0;
-  hold(dk);  // the zeros must be written before any product begins
-  hold(dv);
-  barrier_wait(c.shared + K_FULL, 0);
-  c.wait(Q_FULL, 0);
-  issue_scores(s, keys, describe(c.q(0), QUERY_BLOCK));
-  barrier_wait(c.shared + V_FULL, 0);
-  while (true) {  // s is in flight
-    const u64 queries = describe(c.q(c.i), QUERY_BLOCK), gradients = describe(c.dout(c.i), QUERY_BLOCK);
-    c.wait(DO_FULL, c.i);
-    issue_scores(dp, values, gradients);
-    statistics.load(c.lse(0));
-    mma_wait<1>();
-    hold(s);
-    c.hide_part(s, 0);
-    weigh(s, statistics, c.z.scale_log2);
-    statistics.load(c.delta(0));
-    mma_wait<0>();
-    hold(dp);
-    differentiate(s, dp, statistics);
-    to_operand(p, s);
-    to_operand(ds, dp);
-    issue_sum(dv, p, gradients);
-    if (c.i > 0) c.wait_for_ds(c.i - 1);
-    issue_dq(dp, describe(c.ds(c.i - 1, 0)), columns);
-    store_transposed(c.ds(c.i, 0) + query_chunk, ds);
-    issue_sum(dk, ds, queries);
-    mma_wait<1>();
-    hold(dp);
-    c.ds_written(c.i);
-    if (c.i + 1 == c.steps) break;  // before the next product: ptxas must see no product with an unused result
-    c.end_tile(dp);
-    c.wait(Q_FULL, c.i);
-    mma_wait<0>();
-    c.give_back(c.i - 1);
-    issue_scores(s, keys, describe(c.q(c.i), QUERY_BLOCK));
-  }
-  c.end_tile(dp);
-  c.wait_for_ds(c.i - 1);
-  issue_dq(dp, describe(c.ds(c.i - 1, 0)), columns);
-  mma_wait<0>();
-  hold(dp);
-  hold(dk);
-  hold(dv);
-  c.add_dq(dp);
-}
-#endif
+};
 
 // Write this warp's 16 keys times `scale`, through 2 KiB of shared memory for each 64 columns.
 DEVICE void write(const TensorMap& to, const u32 (&buffers)[COLUMN_BLOCKS], const float (&sum)[D / 2], float scale,
@@ -345,15 +205,41 @@ DEVICE void write(const TensorMap& to, const u32 (&buffers)[COLUMN_BLOCKS], cons
   if (lane_id() == 0) {
 #pragma unroll
     for (int b = 0; b < COLUMN_BLOCKS; b++)
-      tma_store(to, buffers[b], b * 64, c.at.first_key + c.w * 64 + c.warp * 16, c.at.head_kv, c.at.batch);
+      tma_store(to, buffers[b], b * 64, c.at.first_key + c.first + c.warp * 16, c.at.head_kv, c.at.batch);
     bulk_commit();
   }
 }
 
+#if D != 256
+// Write both sums of this warp's keys.
+DEVICE void write_keys(Consumer& c, const TensorMap& dk_map, const TensorMap& dv_map, const float (&dk)[D / 2],
+                       const float (&dv)[D / 2]) {
+  named_sync(5 + c.w, 128);  // all warps of the warpgroup must have read the values
+  u32 in_values[COLUMN_BLOCKS], in_dq[COLUMN_BLOCKS];
+#pragma unroll
+  for (int b = 0; b < COLUMN_BLOCKS; b++) {
+    in_values[b] = c.shared + V_AT + b * KEY_BLOCK + (c.w * 64 + c.warp * 16) * 128;
+    in_dq[b] = c.dq_buffer() + b * 2048;
+  }
+  write(dv_map, in_values, dv, 1, c);
+  if (lane_id() == 0) bulk_wait_read<1>();  // dq must have left its buffer
+  __syncwarp();
+  write(dk_map, in_dq, dk, c.z.scale, c);
+}
+#endif
+
+#if D == 64
+#include "backward_64.cuh"
+#elif D == 128
+#include "backward_128.cuh"
+#else
+#include "backward_256.cuh"
+#endif
+
 // Compute dk and dv, and add dq / scale in fp32 to zeros. q, k, v, dout, dk, dv: maps of (batch, heads, seq, d_head)
-// with boxes of 64 columns and BLOCK_M, 128, 128, BLOCK_M, 16, 16 rows. lse (base 2, +∞ where nothing is seen), delta =
+// with boxes of 64 columns and BLOCK_M, KEYS, KEYS, BLOCK_M, 16, 16 rows. lse (base 2, +∞ where nothing is seen), delta =
 // Σ o · do: padded_q a head, as `prepare` ordered them. Query i sees key j if not CAUSAL or j <= i + offset. TAIL:
-// seq_k is no multiple of 128. turns, zeros for each WARP_DQ numbers of dq: if DETERMINISTIC.
+// seq_k is no multiple of KEYS. turns, zeros for each WARP_DQ numbers of dq: if DETERMINISTIC.
 extern "C" __global__ void __launch_bounds__(384, 1)
     backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk_map,
@@ -384,19 +270,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   registers_more<240>();
   grid_wait();  // the previous kernel writes zeros to dq
   Consumer c(shared, z, dq, turns);
-  float dk[D / 2], dv[D / 2];
-  consume(c, dk, dv);
-  named_sync(5 + c.w, 128);  // all warps of the warpgroup must have read the values
-  u32 in_values[COLUMN_BLOCKS], in_dq[COLUMN_BLOCKS];
-#pragma unroll
-  for (int b = 0; b < COLUMN_BLOCKS; b++) {
-    in_values[b] = shared + V_AT + b * KEY_BLOCK + (c.w * 64 + c.warp * 16) * 128;
-    in_dq[b] = c.dq_buffer() + b * 2048;
-  }
-  write(dv_map, in_values, dv, 1, c);
-  if (lane_id() == 0) bulk_wait_read<1>();  // dq must have left its buffer
-  __syncwarp();
-  write(dk_map, in_dq, dk, z.scale, c);
+  consume(c, dk_map, dv_map);
   if (lane_id() == 0) bulk_wait_read<0>();
   if (DETERMINISTIC) c.pass_on();
 }

@@ -5,17 +5,19 @@
 
 constexpr int BLOCK_M = QUERIES;  // queries of a tile
 constexpr int PARTS = BLOCK_M / PART;  // a product takes PART queries
-constexpr int KEYS = 128;
 constexpr int STAGES = 2;
 constexpr int COLUMN_BLOCKS = D / 64;
 constexpr u32 KEY_BLOCK = KEYS * 128, QUERY_BLOCK = BLOCK_M * 128;  // bytes of 64 columns
 constexpr u32 KEY_TILE = COLUMN_BLOCKS * KEY_BLOCK, QUERY_TILE = COLUMN_BLOCKS * QUERY_BLOCK;
 constexpr u32 DS_TILE = BLOCK_M * KEYS * 2;
 constexpr int WARP_DQ = BLOCK_M * D / 8;  // elements of a tile's dq that a warp adds
+constexpr int THREAD_DQ = WARP_DQ / 32;
 
-// Places in shared memory, in bytes from its beginning. Each stage has a full barrier.
+// Places in shared memory, in bytes from its beginning. Each stage has a full barrier. D = 256 has no room for dq: its
+// warps add dq from registers. Instead its warpgroups exchange two tiles of p, as large as ds.
 constexpr u32 K_AT = 0, V_AT = K_AT + KEY_TILE, Q_AT = V_AT + KEY_TILE, DO_AT = Q_AT + STAGES * QUERY_TILE,
-              DS_AT = DO_AT + STAGES * QUERY_TILE, DQ_AT = DS_AT + 2 * DS_TILE, LSE_AT = DQ_AT + 8 * WARP_DQ * 4,
+              DS_AT = DO_AT + STAGES * QUERY_TILE, DQ_AT = DS_AT + 2 * DS_TILE, P_AT = DQ_AT,
+              LSE_AT = DQ_AT + (D == 256 ? 2 * DS_TILE : 8 * WARP_DQ * 4),
               DELTA_AT = LSE_AT + STAGES * BLOCK_M * 4, BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
 constexpr u32 K_FULL = BARRIERS_AT, V_FULL = K_FULL + 8, Q_FULL = V_FULL + 8, DO_FULL = Q_FULL + 8 * STAGES,
               EMPTY = DO_FULL + 8 * STAGES;
@@ -50,13 +52,13 @@ DEVICE void issue_sum(float (&sum)[D / 2], const u32 (&a)[PART / 4], u64 b) {
   mma_commit();
 }
 // Compute a warpgroup's share of dq, over all keys. d_head 64: ds k of 64 queries, with the keys as rows of ds. 128:
-// (ds k)ᵀ of 64 columns of k, with the queries as rows of ds.
-DEVICE void issue_dq(float (&dq)[PART / 2], u64 ds, u64 keys) {
+// (ds k)ᵀ of 64 columns of k, with the queries as rows of ds. 256: ds k of 128 columns of k, with the keys as rows of ds.
+DEVICE void issue_dq(float (&dq)[THREAD_DQ], u64 ds, u64 keys) {
   forget(dq);
   mma_fence();
 #pragma unroll
   for (int k = 0; k < KEYS / 16; k++) {
-    if (D == 64)
+    if (D != 128)
       mma<1, 1>(dq, ds + k * 128, keys + k * 128, k > 0);
     else
       mma<1, 0>(dq, keys + k * 128, ds + k / 4 * (QUERY_BLOCK >> 4) + k % 4 * 2, k > 0);

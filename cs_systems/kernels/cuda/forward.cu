@@ -11,7 +11,8 @@
 //     wait for o; rescale it if m changed; pack p(j-1)
 //
 // Registers per thread: o D/2, s KEYS/2, p KEYS/4, which is 128 of 160 at D = 64 with 192 queries and 128 keys. Shared
-// memory: q and o CONSUMERS · 64 · D · 2 bytes each, a stage of k or v KEYS · D · 2.
+// memory: q and o CONSUMERS · 64 · D · 2 bytes each, a stage of k or v KEYS · D · 2. O_IN_Q: o takes the place of q, so
+// that larger stages fit; the next queries are loaded once o has been stored.
 //
 // m is the maximum over the first tile and the tiles with a mask. The other tiles skip the maximum, because any m near
 // it gives the same result. If a sum of weights leaves the safe range, or no key was visible before, the warp
@@ -316,9 +317,14 @@ struct Consumer {
       in_turn = !all ? 0 : CAUSAL ? least(open_tiles(tile.row, sizes), first) : j + 1;
     }
     for (; j >= 0; j--) go_on<false>(j * KEYS, PING_PONG && j < in_turn);
-    if (!Q_IN_REGISTERS) release(at.q_empty(w));
+    if (!Q_IN_REGISTERS && !O_IN_Q) release(at.q_empty(w));
     end();
+    if (O_IN_Q) named_sync(1 + CONSUMERS + w, WARPGROUP);  // all warps have read q
     write(map, lse, tile);
+    if (O_IN_Q) {
+      if (lane == 0) bulk_wait_read<0>();
+      release(at.q_empty(w));
+    }
   }
 };
 

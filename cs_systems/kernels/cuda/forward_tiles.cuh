@@ -26,8 +26,8 @@ struct Tile {
 struct Shared {
   u32 base;
   DEVICE u32 q(int w) const { return base + w * Q_BYTES; }
-  DEVICE u32 o(int w) const { return base + (CONSUMERS + w) * Q_BYTES; }
-  DEVICE u32 k(int stage) const { return base + 2 * CONSUMERS * Q_BYTES + stage * KV_BYTES; }
+  DEVICE u32 o(int w) const { return O_IN_Q ? q(w) : q(CONSUMERS + w); }
+  DEVICE u32 k(int stage) const { return q((O_IN_Q ? 1 : 2) * CONSUMERS) + stage * KV_BYTES; }
   DEVICE u32 v(int stage) const { return k(K_STAGES + stage); }
   DEVICE u32 q_full(int w) const { return v(V_STAGES) + 8 * w; }
   DEVICE u32 q_empty(int w) const { return q_full(CONSUMERS + w); }
@@ -118,14 +118,15 @@ DEVICE void produce(const TensorMap& q, const TensorMap& k, const TensorMap& v, 
     const Tile tile = located(number, sizes);
     const int kv_head = tile.head / sizes.group;
     const int tiles = seen_tiles(tile.row + CONSUMERS * ROWS - 1, sizes);
-    load_q(q, at, 0, round, number, tile);  // the first warpgroup can begin once these and the keys have arrived
+    // The first warpgroup can begin once its queries and the keys have arrived; what is free first is loaded first.
+    if (!O_IN_Q) load_q(q, at, 0, round, number, tile);
     for (int j = tiles - 1; j >= 0; j--) {
       barrier_wait(at.k_empty(k_place.stage), k_place.phase ^ 1);
       barrier_expect(at.k_full(k_place.stage), KV_BYTES);
       load(k, at.k(k_place.stage), at.k_full(k_place.stage), KEYS, j * KEYS, kv_head, tile.batch);
       k_place.advance();
       if (j == tiles - 1)
-        for (int w = 1; w < CONSUMERS; w++) load_q(q, at, w, round, number, tile);
+        for (int w = O_IN_Q ? 0 : 1; w < CONSUMERS; w++) load_q(q, at, w, round, number, tile);
       barrier_wait(at.v_empty(v_place.stage), v_place.phase ^ 1);
       barrier_expect(at.v_full(v_place.stage), KV_BYTES);
       load(v, at.v(v_place.stage), at.v_full(v_place.stage), KEYS, j * KEYS, kv_head, tile.batch);

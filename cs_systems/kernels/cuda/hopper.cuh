@@ -48,6 +48,16 @@ DEVICE u32 pack(float low, float high) {
   asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   return y;
 }
+// Return the lower and the higher of two elements.
+#if FP16
+DEVICE float2 unpack(u32 x) {
+  float2 y;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(y.x), "=f"(y.y) : "r"(x));
+  return y;
+}
+#else
+DEVICE float2 unpack(u32 x) { return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000)}; }
+#endif
 
 // ---- mbarriers: `at` is a shared address of 8 bytes; a new barrier counts as completed with parity 1 ----
 
@@ -167,6 +177,9 @@ DEVICE u32 swizzled(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)
 DEVICE void store_float4(u32 at, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
+DEVICE void store_uint4(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 DEVICE uint4 load_uint4(u32 at) {
   uint4 x;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at));
@@ -178,7 +191,7 @@ DEVICE uint4 load_uint4(u32 at) {
 // Return the descriptor of an operand that begins at a block's row (a multiple of 8). Additions to a descriptor are in
 // units of 16 bytes. A step of 16 along the summed dimension k adds 2 if the block's rows are m or n (k is contiguous,
 // trans 0), and reaches the next block after four steps; it adds 128 if the rows are k (m or n is contiguous, trans 1).
-// block_bytes: distance from 64 columns to the next 64, needed with trans 1 if n is 128.
+// block_bytes: distance from 64 columns to the next 64, needed with trans 1 if n is larger.
 DEVICE u64 describe(u32 address, u32 block_bytes = 16) {
   constexpr u64 eight_rows = 1024 >> 4, swizzle_128 = 1;
   return (u64)((address & 0x3ffff) >> 4) | (u64)(block_bytes >> 4) << 16 | eight_rows << 32 | swizzle_128 << 62;
@@ -218,6 +231,9 @@ DEVICE void forget(float (&d)[N]) {
 #define WGMMA_SUM_32 WGMMA_8(0), WGMMA_8(8), WGMMA_8(16), WGMMA_8(24)
 #define WGMMA_SUM_40 WGMMA_SUM_32, WGMMA_8(32)
 #define WGMMA_SUM_64 WGMMA_SUM_32, WGMMA_8(32), WGMMA_8(40), WGMMA_8(48), WGMMA_8(56)
+#define WGMMA_SUM_128                                                                                        \
+  WGMMA_SUM_64, WGMMA_8(64), WGMMA_8(72), WGMMA_8(80), WGMMA_8(88), WGMMA_8(96), WGMMA_8(104), WGMMA_8(112), \
+      WGMMA_8(120)
 #define WGMMA_LIST_32                                                                              \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
   "%26,%27,%28,%29,%30,%31"
@@ -225,6 +241,11 @@ DEVICE void forget(float (&d)[N]) {
 #define WGMMA_LIST_64                                                                            \
   WGMMA_LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,"  \
   "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_LIST_128                                                              \
+  WGMMA_LIST_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79," \
+  "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"                \
+  "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"    \
+  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define WGMMA(N, ADD) \
   "{ .reg .pred p; setp.ne.b32 p, %" ADD ", 0; wgmma.mma_async.sync.aligned.m64n" N "k16.f32." ELEMENT "." ELEMENT " {"
 
@@ -263,10 +284,21 @@ DEVICE void mma(float (&d)[64], const u32 (&a)[N], int first, u64 b, int add) {
                : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
                  "n"(TRANS_B));
 }
+template <int TRANS_B, int N>
+DEVICE void mma(float (&d)[128], const u32 (&a)[N], int first, u64 b, int add) {
+  asm volatile(WGMMA("256", "133") WGMMA_LIST_128 "}, {%128, %129, %130, %131}, %132, p, 1, 1, %134; }"
+               : WGMMA_SUM_128
+               : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
+                 "n"(TRANS_B));
+}
 
 // ---- sums in global memory, and their order ----
 // Order the copy engine's and the threads' accesses to global memory.
 DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Add four numbers to global memory, each by itself, at a multiple of 16 bytes.
+DEVICE void add_float4(float* to, float a, float b, float c, float d) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
 DEVICE u32 load_acquire(const u32* at) {
   u32 x;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");

@@ -15,27 +15,31 @@ from cs_systems.kernels.cuda.launch_forward import ForwardOptions, forward
 from cs_systems.kernels.driver import Address
 from cs_systems.kernels.layout import heads_together, padded_d_head, padded_rows
 
-KEYS = 128
-L2_BYTES = {64: 40 << 20, 128: 20 << 20}  # for the queries of causal heads that are processed together
+L2_BYTES = {64: 40 << 20, 128: 20 << 20, 256: 20 << 20}  # for the queries of causal heads that are processed together
 
 
 @dataclass(frozen=True)
 class BackwardTile:
     """Tile sizes of backward_tiles.cuh.
 
-    queries: per tile. part: of a product, and of a block of the kernels around it.
+    queries: per tile. keys: of a block. part: queries of a product, and of a block of the kernels around it.
     """
 
     queries: int
+    keys: int
     part: int
     shared_bytes: int
 
     @property
     def macros(self) -> Macros:
-        return ("QUERIES", self.queries), ("PART", self.part), ("SHARED_BYTES", self.shared_bytes)
+        return ("QUERIES", self.queries), ("KEYS", self.keys), ("PART", self.part), ("SHARED_BYTES", self.shared_bytes)
 
 
-BACKWARD_TILES = {64: BackwardTile(128, 64, 195 << 10), 128: BackwardTile(80, 80, 226 << 10)}
+BACKWARD_TILES = {
+    64: BackwardTile(128, 128, 64, 195 << 10),
+    128: BackwardTile(80, 128, 80, 226 << 10),
+    256: BackwardTile(64, 64, 64, 226 << 10),
+}
 """Padded d_head → the tiles of its backward."""
 
 
@@ -130,7 +134,7 @@ class Problem:
         """
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]
-        depth, rows = padded_d_head(d_head), self._tile.queries
+        depth, rows, keys = padded_d_head(d_head), self._tile.queries, self._tile.keys
         sizes = Sizes(
             seq_k=seq_k,
             heads=heads,
@@ -145,16 +149,16 @@ class Problem:
         )
         maps = (
             tensor_map("q", self.q, rows),
-            tensor_map("k", self.k, KEYS),
-            tensor_map("v", self.v, KEYS),
+            tensor_map("k", self.k, keys),
+            tensor_map("v", self.v, keys),
             tensor_map("do", do, rows),
             tensor_map("dk", dk, 16),
             tensor_map("dv", dv, 16),
         )
         parameters = (*maps, *map(Address, ("lse_log2", "delta", "summed")), optional("turns", turns), sizes)
-        flags = {"CAUSAL": self.causal, "TAIL": seq_k % KEYS != 0, "DETERMINISTIC": turns is not None}
+        flags = {"CAUSAL": self.causal, "TAIL": seq_k % keys != 0, "DETERMINISTIC": turns is not None}
         macros = tuple((name, int(flag)) for name, flag in flags.items())
-        blocks, shared_bytes = batch * heads_kv * -(-seq_k // KEYS), self._tile.shared_bytes
+        blocks, shared_bytes = batch * heads_kv * -(-seq_k // keys), self._tile.shared_bytes
         return self._launch("backward", "backward", blocks, 384, shared_bytes, parameters, macros, overlaps=True)
 
     def _launch(

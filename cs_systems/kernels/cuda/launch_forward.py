@@ -24,7 +24,8 @@ L2_FOR_KEYS_BYTES = 32 << 20
 class ForwardOptions:
     """Options of forward.cu.
 
-    consumers: warpgroups of 64 queries. keys: per tile. *_stages: tiles in flight.
+    consumers: warpgroups of 64 queries. keys: per tile. *_stages: tiles in flight. o_in_q: o takes the place of q in
+    shared memory.
     """
 
     consumers: int
@@ -33,9 +34,10 @@ class ForwardOptions:
     v_stages: int
     ping_pong: bool = False
     q_in_registers: bool = False
+    o_in_q: bool = False
 
     def shared_bytes(self, depth: int) -> int:
-        tiles = 2 * self.consumers * ROWS + (self.k_stages + self.v_stages) * self.keys
+        tiles = (1 if self.o_in_q else 2) * self.consumers * ROWS + (self.k_stages + self.v_stages) * self.keys
         barriers = 3 * self.consumers + 2 * self.k_stages + 2 * self.v_stages
         return 1024 + tiles * depth * 2 + 8 * barriers  # 1024: the tiles are aligned to it
 
@@ -51,12 +53,14 @@ class ForwardOptions:
             ("FP16", int(fp16)),
             ("PING_PONG", int(self.ping_pong)),
             ("Q_IN_REGISTERS", int(self.q_in_registers)),
+            ("O_IN_Q", int(self.o_in_q)),
         )
 
 
 OPTIONS = {
     64: ForwardOptions(3, 128, 3, 3, ping_pong=True),
     128: ForwardOptions(2, 128, 3, 2, q_in_registers=True),
+    256: ForwardOptions(2, 80, 2, 2, o_in_q=True),
 }
 """Padded d_head → its fastest options on one H200."""
 

@@ -13,16 +13,6 @@ struct Rows {
   float scale;
 };
 
-#if FP16
-DEVICE float2 unpack(u32 x) {
-  float2 y;
-  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(y.x), "=f"(y.y) : "r"(x));
-  return y;
-}
-#else
-DEVICE float2 unpack(u32 x) { return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000)}; }
-#endif
-
 DEVICE float dot(uint4 a, uint4 b) {
   const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
   float sum = 0;
@@ -82,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Compute dq = scale · summed; a block of 128 threads takes PART rows x 64 columns. `summed` has the order in which the
-// backward's warps add: 16 rows each for d_head 64; for 128, transposed, 16 columns each.
+// backward's warps add: 16 rows each for d_head 64; for 128, transposed, 16 columns each; for 256, 16 rows x 128 columns.
 extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u16* dq, Strides of_dq, Rows z) {
   __shared__ __align__(1024) unsigned char memory[PART * 128];
   constexpr int COLUMNS = D / 64;
@@ -90,7 +80,10 @@ extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u1
   const int batch_head = index / blocks, batch = batch_head / z.heads, head = batch_head % z.heads;
   const int first_column = blockIdx.x % COLUMNS * 64;
   const int warp = threadIdx.x / 32, lane = lane_id();
-  const float4* from = reinterpret_cast<const float4*>(summed + ((long long)blockIdx.x * 4 + warp) * WARP_DQ);
+  constexpr int SHARED_COLUMNS = D == 256 ? 2 : 1;  // blocks of 64 columns that a warp of the backward adds at once
+  const long long of_warp = (long long)(blockIdx.x / SHARED_COLUMNS) * 4 + warp;
+  const float4* from = reinterpret_cast<const float4*>(
+      summed + of_warp * WARP_DQ + blockIdx.x % SHARED_COLUMNS * (WARP_DQ / SHARED_COLUMNS));
   float4 x[PART / 8];
   grid_wait();
 #pragma unroll
@@ -105,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u1
       a[2 * i] = pack(y.x * z.scale, y.y * z.scale);
       a[2 * i + 1] = pack(y.z * z.scale, y.w * z.scale);
     }
-    if (D == 64)
+    if (D != 128)
       store_matrix(shared + warp * 2048 + swizzled(lane % 16, 2 * k + lane / 16), a[0], a[1], a[2], a[3]);
     else
       store_matrix_transposed(shared + swizzled(16 * k + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2),
