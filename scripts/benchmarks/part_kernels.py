@@ -3,11 +3,12 @@
     python3 scripts/benchmarks/part_kernels.py --out runs/part_kernels
 
 Question: at which share of the memory's rate does each kernel run, and is it faster than what torch.compile makes of
-the plain module? Method: forward and backward through autograd, in bfloat16, at batch 4. A sample is a row of calls on
-different tensors, so that the L2 cache holds none of them, with the launches hidden. The implementations are compiled
-first and then measured in rounds, one after the other. Bytes are those that the function needs at least: each input
-read once, each output written once. Output: a page with medians and the middle 80%, and with --out also table.md and
-rows.json there; --page writes the page again from the rows. What cannot run says why. It takes about half a minute.
+the plain module, or torch itself where the compiled step leaves the module alone? Method: forward and backward through
+autograd, in bfloat16, at batch 4. A sample is a row of calls on different tensors, so that the L2 cache holds none of
+them, with the launches hidden. The implementations are compiled first and then measured in rounds, one after the other.
+Bytes are those that the function needs at least: each input read once, each output written once. Output: a page with
+medians and the middle 80%, and with --out also table.md and rows.json there; --page writes the page again from the
+rows. What cannot run says why. It takes about half a minute.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -29,7 +30,7 @@ from cs_systems.machine.device import Device, resolve
 from cs_systems.model import RMSNorm, RotaryEmbedding
 from cs_systems.report.tables.rows import render_rows
 from cs_systems.runtime.timing import measure
-from cs_systems.training.parts import fused_rmsnorm, fused_rotary, fused_swiglu
+from cs_systems.training.parts import fused_embedding_gradient, fused_rmsnorm, fused_rotary, fused_swiglu
 from cs_systems.workloads import CallableWorkload
 
 BATCH, EPS = 4, 1e-5
@@ -37,6 +38,7 @@ ROUNDS, SAMPLES, WARMUP = 4, 5, 2
 SAMPLE_BYTES = 512 << 20  # that the calls of a sample move at least: ten times the L2 cache
 MOST_CALLS = 32
 PASSES = ("forward", "backward")
+PEERS = {"compiled": "the compiled plain modules", "eager": "torch's own for the embedding", "liger": "Liger's"}
 
 Function = Callable[..., Any]
 
@@ -52,6 +54,8 @@ class Case:
         liger: model → the same by Liger's; raises ImportError without it. None: Liger has no such kernel.
         moved: pass → elements moved for each token and unit of `width`.
         width: field of the model, d_model or d_ff.
+        of_vocabulary: pass → elements moved for each row of the vocabulary and unit of `width`.
+        has_eager: measure the plain function also as torch runs it, which the step does outside of its blocks.
     """
 
     shapes: Callable[[ModelConfig, int], list[tuple[int, ...]]]
@@ -60,6 +64,13 @@ class Case:
     liger: Callable[[ModelConfig], Function] | None
     moved: dict[str, int]
     width: str = "d_model"
+    of_vocabulary: dict[str, int] = field(default_factory=dict)
+    has_eager: bool = False
+
+    def bytes_of(self, kind: str, model: ModelConfig, tokens: int) -> int:
+        """Return the bytes in bfloat16 that a pass needs at least."""
+        elements = self.moved[kind] * BATCH * tokens + self.of_vocabulary.get(kind, 0) * model.vocab_size
+        return 2 * elements * int(getattr(model, self.width))
 
 
 def gated(gate: Tensor, value: Tensor) -> Tensor:
@@ -109,6 +120,29 @@ def liger_add_norm(model: ModelConfig) -> Function:
     return lambda x, added, weight: LigerFusedAddRMSNormFunction.apply(x, added, weight, EPS, 0.0, "llama", False)[::-1]
 
 
+def token_ids(model: ModelConfig) -> Tensor:
+    """Return the same random token ids for every implementation."""
+    random, shape = torch.Generator().manual_seed(0), (BATCH, model.context_length)
+    return torch.randint(model.vocab_size, shape, generator=random, device="cpu").to(torch.get_default_device())
+
+
+def plain_embedding(model: ModelConfig) -> Function:
+    ids = token_ids(model)
+    return lambda table: nn.functional.embedding(ids, table)
+
+
+def our_embedding(model: ModelConfig) -> Function:
+    ids = token_ids(model)
+    return lambda table: fused_embedding_gradient.Lookup.apply(ids, table)
+
+
+def liger_embedding(model: ModelConfig) -> Function:
+    from liger_kernel.ops.experimental.embedding import LigerEmbeddingFunction
+
+    ids = token_ids(model)
+    return lambda table: LigerEmbeddingFunction.apply(table, ids)
+
+
 CASES = {
     "swiglu": Case(
         lambda m, s: [(BATCH, s, m.d_ff)] * 2, lambda m: gated, lambda m: fused_swiglu.Gated.apply, liger_gated,
@@ -131,6 +165,10 @@ CASES = {
     "rotation": Case(
         lambda m, s: [(BATCH, s, m.num_heads, m.d_head)] * 2, plain_rotation, our_rotation, None,
         {"forward": 4, "backward": 4},
+    ),
+    "embedding": Case(
+        lambda m, s: [(m.vocab_size, m.d_model)], plain_embedding, our_embedding, liger_embedding,
+        {"forward": 2, "backward": 1}, of_vocabulary={"backward": 1}, has_eager=True,
     ),
 }  # fmt: skip
 
@@ -172,6 +210,8 @@ def passes_of(function: Function, shapes: Sequence[tuple[int, ...]], count: int,
 def implementations(case: Case, model: ModelConfig) -> Iterator[tuple[str, Callable[[], Function]]]:
     yield "ours", lambda: case.ours(model)
     yield "compiled", lambda: torch.compile(case.plain(model), dynamic=False)
+    if case.has_eager:
+        yield "eager", lambda: case.plain(model)
     if (liger := case.liger) is not None:
         yield "liger", lambda: liger(model)
 
@@ -181,7 +221,7 @@ def rows_of(name: str, model: ModelConfig, tokens: int, device: Device) -> list[
     torch._dynamo.reset()
     case = CASES[name]
     shapes = case.shapes(model, tokens)
-    moved = {kind: 2 * n * BATCH * tokens * getattr(model, case.width) for kind, n in case.moved.items()}
+    moved = {kind: case.bytes_of(kind, model, tokens) for kind in PASSES}
     count = max(2, min(MOST_CALLS, -(-SAMPLE_BYTES // moved["forward"])))
     head = {"case": name, "size": model.name, "context": tokens}
     rows, found = [], {}
@@ -226,7 +266,7 @@ def page(rows: Sequence[dict[str, Any]], machine: str) -> str:
     )
     answers = [
         f"Beside {name} our kernels are {_speed_ups(medians, peer)}."
-        for peer, name in {"compiled": "the compiled plain modules", "liger": "Liger's"}.items()
+        for peer, name in PEERS.items()
         if any(implementation == peer for _, implementation in medians)
     ]
     return "\n\n".join(

@@ -69,7 +69,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "cs_systems/training/master_adamw.py",
         "cs_systems/kernels/adamw.py",
         "cs_systems/kernels/cross_entropy.py",
-        *(f"cs_systems/kernels/triton/{name}.py" for name in ("quantize", "rms_norm", "rotary", "rows", "swiglu")),
+        *(
+            f"cs_systems/kernels/triton/{name}.py"
+            for name in ("embedding", "quantize", "rms_norm", "rotary", "rows", "swiglu")
+        ),
         "cs_systems/training/fp8.py",
         "cs_systems/training/triton_operators.py",
         "cs_systems/workloads/_graph.py",

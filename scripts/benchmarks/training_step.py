@@ -47,11 +47,13 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "fused_swiglu": {},
     "fused_rmsnorm": {},
     "fused_rotary": {},
+    "fused_embedding_gradient": {},
     "bf16 state": {"optimizer": "adamw_bf16_state"},
     "fp8_linear": {},
 }
 INEXACT = ("bf16 state", "fp8_linear")
-FAST = tuple(name for name in SWITCHES if name not in INEXACT)
+UNDECIDED = ("fused_embedding_gradient",)  # in no recipe yet, so in no row of the others
+FAST = tuple(name for name in SWITCHES if name not in (*INEXACT, *UNDECIDED))
 NEEDS = {"update_in_backward": "master", "bf16 state": "master"}
 # Bytes of a token, layer and unit of width in bfloat16: width, moved by Inductor's kernels, moved by the part's.
 POINTWISE = {
@@ -75,7 +77,8 @@ def variants() -> dict[str, dict[str, Any]]:
     """Return the options of each row by its name."""
     found = {"eager": {"attention": "sdpa_flash"}, "compiled": switched()}
     found |= {f"alone: {name}": switched(name) for name in SWITCHES if name not in NEEDS}
-    found |= {f"up to: {name}": switched(*[*SWITCHES][: n + 1]) for n, name in enumerate(SWITCHES)}
+    for n, name in enumerate(SWITCHES):
+        found[f"up to: {name}"] = switched(*(s for s in [*SWITCHES][:n] if s not in UNDECIDED), name)
     for left_out in FAST:
         found[f"without: {left_out}"] = switched(*(n for n in FAST if left_out not in (n, NEEDS.get(n))))
     return found | {"fast": switched(*FAST), "fast in fp8": switched(*FAST, "fp8_linear")}
@@ -86,6 +89,10 @@ GROUPS = {
     "cumulative": ["compiled", *(name for name in VARIANTS if name.startswith("up to"))],
     "each": [name for name in VARIANTS if name.startswith(("alone", "without"))],
     "fused kernels": ["up to: update_in_backward", *(f"{how}: {n}" for how in ("up to", "without") for n in POINTWISE)],
+    "embedding": [
+        *("compiled", "alone: fused_embedding_gradient"),
+        *("up to: fused_rotary", "up to: fused_embedding_gradient"),
+    ],
 }
 # name → the mode of torch.compile, and whether Liger's kernels replace the modules and the loss
 PEERS: dict[str, tuple[str | None, bool]] = {
@@ -225,6 +232,7 @@ def predicted(name: str, config: RunConfig, rates: tuple[float, float]) -> float
     master: autocast reads and writes 6 bytes for each cast weight and 6 for its gradient, AdamW 28 instead of 26. Loss:
     28 bytes for each logit (casts, log-softmax and its backward) instead of 8. Update in backward: all of the update,
     which is a limit. Fused kernels: POINTWISE, at the rate of Inductor's kernels and at the one expected of ours.
+    Embedding gradient: torch's kernels read and write the table again for each token, 4 bytes an element.
     """
     switch = name.partition(": ")[2]
     if switch in POINTWISE:
@@ -237,6 +245,7 @@ def predicted(name: str, config: RunConfig, rates: tuple[float, float]) -> float
         "master": 14 * parameters,
         "fused_cross_entropy": 20 * logits,
         "update_in_backward": 26 * parameters,
+        "fused_embedding_gradient": 4 * config.batch_size * config.tokens_per_sequence * config.model.d_model,
         "bf16 state": 8 * parameters,
     }.get(switch)
     return None if moved is None else moved / rates[1]

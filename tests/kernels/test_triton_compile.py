@@ -34,9 +34,10 @@ SIZES = {
 }
 KERNELS = ("forward", "dq", "dkdv")
 CASES = [(c, dtype, d, kernel) for c, sizes in SIZES.items() for dtype, d in sizes for kernel in KERNELS]
-KNOWN_SPILLS = {
+KNOWN_SPILLS: dict[tuple[Any, ...], int] = {
     (90, "bfloat16", 256, "dkdv"): 10,  # 2 × 64 × 256 accumulators on 256 threads take half of the registers
     (100, "bfloat16", 64, "forward"): 6,  # triton 3.6 limits it to 128 registers; 3.7 does not spill
+    (100, "part add norm backward 0"): 5,  # of triton 3.7; 3.6 is not tried
 }
 """Limits of local-memory instructions, the larger of triton 3.6 and 3.7. Kernels not listed may have none."""
 LONG_TIMEOUT = pytest.mark.timeout(300)  # a kernel takes a second or two, or ten on a busy machine
@@ -46,11 +47,10 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
     """Return the resources of every size and of the parts, and on Hopper of the other masks and of few keys."""
     found = {
         f"{dtype} {d_head} {name}": resources(capability, launch)
-        for dtype, d_head in SIZES[capability]
+        for dtype, d_head in SIZES.get(capability, ())
         for name, launch in launches(capability, dtype, d_head, 4096, 4096).items()
     }
-    if capability in (80, 90):
-        found |= {f"part {name}": resources(capability, launch) for name, launch in part_launches(capability).items()}
+    found |= {f"part {name}": resources(capability, launch) for name, launch in part_launches(capability).items()}
     if capability != 90:
         return found
     found |= {
@@ -66,7 +66,7 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
 
 def part_launches(capability: int) -> dict[str, Any]:
     """Return the launches of the step's parts, at 2.7B: d_model 2560, d_ff 10240, d_head 80."""
-    from cs_systems.kernels.triton import quantize, rms_norm, rotary, swiglu
+    from cs_systems.kernels.triton import embedding, quantize, rms_norm, rotary, swiglu
 
     rms_norm.multiprocessors = lambda device: 132  # a GPU that is not present
 
@@ -77,7 +77,7 @@ def part_launches(capability: int) -> dict[str, Any]:
     gate, value = tensor(4, 2048, 2 * 10240).chunk(2, dim=-1)
     wide = tensor(4, 2048, 10240)
     q, k, v = tensor(4, 2048, 3 * 2560).unflatten(-1, (3, 32, 80)).permute(2, 0, 3, 1, 4).unbind(0)
-    table = tensor(2048, 40, dtype=torch.float32)
+    table, tokens = tensor(2048, 40, dtype=torch.float32), tensor(2048, dtype=torch.int64)
     passes = {
         "swiglu": swiglu.forward(0, gate, value, wide)[0],
         "swiglu backward": swiglu.backward(0, gate, value, wide, gate, value)[0],
@@ -86,6 +86,7 @@ def part_launches(capability: int) -> dict[str, Any]:
         "norm backward": rms_norm.backward(0, x, weight, scale, x, x, weight)[0],
         "add norm backward": rms_norm.add_backward(0, x, weight, scale, x, x, x, weight)[0],
         "rotation": rotary.rotate(0, q, k, table, table, q, k, False)[0],
+        "embedding backward": embedding.gradient(0, x[0], tokens, tensor(10_000, 2560), 10_000)[0],
         "rotation backward": rotary.rotate_and_copy(0, q, k, v, table, table, q, k, v, True)[0],
     }
     if capability >= 89:  # the first with fp8
@@ -181,12 +182,12 @@ def test_kernel_with_other_mask_does_not_spill(mask: str, kernel: str) -> None:
 
 
 @LONG_TIMEOUT
-@pytest.mark.parametrize("capability", [80, 90])
-def test_kernels_of_parts_fit_multiprocessor_without_spills(capability: int) -> None:
+@pytest.mark.parametrize("capability", [80, 90, 100, 120])
+def test_kernels_of_parts_fit_multiprocessor_without_new_spills(capability: int) -> None:
     found = {name: of for name, of in compiled(capability).items() if name.startswith("part ")}
-    assert len(found) == (10 if capability < 89 else 11)  # backward of a norm has two
+    assert len(found) == (14 if capability < 89 else 15)  # backward of a norm has two, of the embedding four
     for name, resources in found.items():
-        assert resources["spills"] == 0, name
+        assert resources["spills"] <= KNOWN_SPILLS.get((capability, name), 0), name
         assert resources["registers"] * 32 * resources["num_warps"] <= 65_536 // 2, name
         assert resources["shared_bytes"] <= 64 << 10, name
         assert resources["prepared_bytes"] == resources["parameter_bytes"], name

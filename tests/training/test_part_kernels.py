@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cs_systems.config import RunConfig, preset
 from cs_systems.model import BasicTransformerLM, RMSNorm, RotaryEmbedding, TransformerBlock
 from cs_systems.training import fp8, parts
-from cs_systems.training.parts import fused_rmsnorm, fused_rotary, fused_swiglu
+from cs_systems.training.parts import fused_embedding_gradient, fused_rmsnorm, fused_rotary, fused_swiglu
 from cs_systems.training.triton_operators import has_rows
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -66,6 +66,12 @@ def plain_product(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return rope(q), rope(k), v
 
 
+def ids_of(table: Tensor) -> Tensor:
+    """Return token ids (n, 2) for a table, some of them repeated and some rows never named."""
+    rows = table.shape[0]
+    return (torch.arange(rows // 3 * 2, device=table.device) ** 2 % max(1, rows)).view(-1, 2)
+
+
 CASES = {
     "gated": Case(
         lambda b, s, w: [(b, s, w)] * 2, fused_swiglu.Gated.apply, lambda a, b: nn.functional.silu(a) * b
@@ -93,6 +99,11 @@ CASES = {
         lambda b, s, w: [(b, s, 5), (3 * 4 * w, 5)],
         lambda x, weight: fused_rotary.rotated_product(x, weight, rope=rope_of(weight.t()[:, ::3], 2), heads=2),
         plain_product,
+    ),
+    "embedding": Case(
+        lambda b, s, w: [(3 * b * s, w)],
+        lambda table: fused_embedding_gradient.Lookup.apply(ids_of(table), table),
+        lambda table: nn.functional.embedding(ids_of(table), table),
     ),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("name", CASES)
@@ -191,6 +202,116 @@ def test_rotation_in_place_and_into_other_tensors_do_not_share_launches(device: 
         torch.testing.assert_close(a, b)
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of a text: `count` of a vocabulary of `rows`, of which a share is the token `frequent`."""
+
+    rows: int
+    count: int
+    share: float = 0.0
+    frequent: int = 0
+
+    def on(self, device: str) -> Tensor:
+        random = torch.Generator().manual_seed(0)
+        ids = torch.randint(self.rows, (self.count,), generator=random)
+        return ids.where(torch.rand(self.count, generator=random) >= self.share, self.frequent).to(device)
+
+
+TEXTS = {
+    "one token": Tokens(7, 1),
+    "no token": Tokens(7, 0),
+    "whole pieces": Tokens(32, 128, 1.0, frequent=31),
+    "part of a piece": Tokens(33, 63, 1.0, frequent=32),
+    "one token everywhere": Tokens(40, 300, 1.0, frequent=39),
+    "a frequent token": Tokens(100, 300, 0.6, frequent=64),
+    "a vocabulary of one": Tokens(1, 70),
+    "several ranges of rows": Tokens(600, 700, 0.5, frequent=256),
+    "more tokens than one scan": Tokens(90, 2100),
+}
+
+
+def embedding_gradient(ids: Tensor, d_out: Tensor, rows: int) -> Tensor:
+    table = torch.zeros(rows, d_out.shape[-1], dtype=d_out.dtype, device=d_out.device, requires_grad=True)
+    (found,) = torch.autograd.grad(fused_embedding_gradient.Lookup.apply(ids, table), table, d_out)
+    return found
+
+
+def exact_sums(ids: Tensor, d_out: Tensor, rows: int) -> Tensor:
+    """Return the gradient of a table in float64."""
+    width = d_out.shape[-1]
+    zeros = torch.zeros(rows, width, dtype=torch.float64, device=d_out.device)
+    return zeros.index_add_(0, ids.flatten().long(), d_out.double().reshape(-1, width))
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_embedding_gradient_of_any_text_is_the_sum_of_each_row(text: Tokens, dtype: torch.dtype, device: str) -> None:
+    ids = text.on(device).to(dtype)
+    d_out = torch.randn(text.count, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
+    found, exact = embedding_gradient(ids, d_out, text.rows), exact_sums(ids, d_out, text.rows)
+    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
+    absent = torch.ones(text.rows, dtype=torch.bool).index_fill_(0, ids.cpu().long(), False)
+    assert not found[absent.to(device)].any()
+
+
+@DEVICES
+def test_embedding_gradient_takes_any_layout(device: str) -> None:
+    ids = torch.randint(9, (4, 6), generator=torch.Generator().manual_seed(0)).to(device)
+    d_out = torch.randn(4, 6, 20, device=device)
+    expected = exact_sums(ids, d_out, 9).float()
+    spread, turned = torch.stack((d_out, d_out), -1)[..., 0], d_out.transpose(0, 1).contiguous().transpose(0, 1)
+    for each in (spread, turned, nn.functional.pad(d_out, (0, 3))[..., :20]):
+        torch.testing.assert_close(embedding_gradient(ids, each, 9), expected)
+    torch.testing.assert_close(embedding_gradient(ids.t(), d_out.transpose(0, 1), 9), expected)
+    same = d_out[0, 0].expand(4, 6, 20)
+    torch.testing.assert_close(embedding_gradient(ids, same, 9), exact_sums(ids, same, 9).float())
+    torch.testing.assert_close(
+        embedding_gradient(ids[0, 0], d_out[0, 0], 9), exact_sums(ids[:1, 0], same[0, :1], 9).float()
+    )
+
+
+@DEVICES
+def test_tables_of_several_sizes_with_equal_gradients_do_not_share_launches(device: str) -> None:
+    ids, d_out = torch.arange(6, device=device), torch.randn(6, 8, device=device)
+    for rows in (6, 40, 7):
+        torch.testing.assert_close(embedding_gradient(ids, d_out, rows), exact_sums(ids, d_out, rows).float())
+
+
+@DEVICES
+def test_sum_of_a_frequent_token_is_not_rounded_between_additions(device: str) -> None:
+    """A sum in bfloat16 would end at 256, to which 1 adds nothing."""
+    found = embedding_gradient(torch.full((300,), 2, device=device), torch.ones(300, 8, device=device).bfloat16(), 4)
+    assert found.dtype is torch.bfloat16
+    assert found[2].tolist() == [300.0] * 8
+
+
+@DEVICES
+def test_embedding_gradient_under_autocast_has_the_dtype_of_the_table(device: str) -> None:
+    table = torch.ones(5, 8, device=device, requires_grad=True)
+    with torch.autocast(device, torch.bfloat16):
+        rows = fused_embedding_gradient.Lookup.apply(torch.tensor([1, 1, 3], device=device), table)
+        (rows @ torch.ones(8, 8, device=device)).float().sum().backward()
+    assert table.grad is not None
+    assert table.grad.dtype is torch.float32
+    assert table.grad[:, 0].tolist() == [0, 16, 0, 8, 0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(
+    ("rows", "count", "width"), [(10_000, 8192, 768), (128_256, 16_384, 256), (10_007, 2049, 2560)]
+)
+def test_embedding_gradient_of_large_tables_is_exact_and_the_same_from_run_to_run(
+    rows: int, count: int, width: int, share: float
+) -> None:
+    ids = Tokens(rows, count, share, frequent=rows - 1).on("cuda")
+    d_out = torch.randn(count, width, device="cuda")
+    found = embedding_gradient(ids, d_out, rows)
+    assert_near([found], [exact_sums(ids, d_out, rows)], TOLERANCE[torch.float32])
+    assert torch.equal(found, embedding_gradient(ids, d_out, rows))
+
+
 @pytest.mark.gpu
 @EACH
 @pytest.mark.parametrize("width", [1280, 2560])
@@ -221,9 +342,29 @@ def test_compiled_block_is_one_graph_with_the_same_results() -> None:
         torch.testing.assert_close(a, b)
 
 
+@INTERPRETED
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the same
+def test_compiled_model_is_one_graph_with_the_same_gradient_of_the_embedding() -> None:
+    def gradients(compiled: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        lm = BasicTransformerLM(replace(preset("tiny"), num_layers=1), "sdpa_math")
+        parts.apply(parts.chosen(["fused_embedding_gradient"]).values(), lm)
+        run = torch.compile(lm, backend="aot_eager", fullgraph=True) if compiled else lm
+        run(torch.tensor([[3, 5, 3]])).square().sum().backward()
+        return [p.grad for p in lm.parameters() if p.grad is not None]
+
+    for a, b in zip(gradients(compiled=True), gradients(compiled=False), strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda: fused_embedding_gradient._gradient(torch.ones(2, 3), torch.zeros(3, dtype=torch.int64), 4),
+            r"d_out \(2, 3\) and tokens \(3,\) need \(tokens, D\) and \(tokens,\)",
+        ),
         (
             lambda: fused_swiglu.Gated.apply(torch.ones(2, 3), torch.ones(2, 4)),
             r"gate \(2, 3\) and value \(2, 4\) need",
@@ -263,7 +404,9 @@ def test_rows_at_one_distance_are_recognised() -> None:
 
 
 @COMPILED
-@pytest.mark.parametrize("part", [fused_swiglu.PART, fused_rmsnorm.PART, fused_rotary.PART])
+@pytest.mark.parametrize(
+    "part", [m.PART for m in (fused_embedding_gradient, fused_swiglu, fused_rmsnorm, fused_rotary)]
+)
 def test_part_without_a_gpu_is_unavailable_with_the_remedy(part: parts.Part) -> None:
     pytest.importorskip("triton", reason="triton is not installed: pip install triton")
     assert part.unavailable(RunConfig(model=preset("tiny"), device="cpu")) == (

@@ -33,7 +33,7 @@ from cs_systems.workloads import Unavailable
 from cs_systems.workloads.train_step import TrainStep
 
 NAMES = [name for name in plugins.names(parts.PACKAGE) if name != "fp8_linear"]  # not the plain function
-TRITON = ("fused_rmsnorm", "fused_rotary", "fused_swiglu")
+TRITON = ("fused_embedding_gradient", "fused_rmsnorm", "fused_rotary", "fused_swiglu")
 SETS = (*((name,) for name in NAMES), (*TRITON, "joined_projections"))
 SHAPES = ((2, 7), (1, 1))  # (batch, tokens), also odd and single ones
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -148,7 +148,8 @@ def test_parts_replace_the_modules_that_other_parts_made_in_any_order(order: tup
 
     found = classes((*order, "joined_projections"))
     assert found == classes(("joined_projections", *order))
-    assert {"FusedJoinedSwiGLU", "RotatingJoinedAttention", "FusedBlock"} <= {cls.__name__ for cls in found}
+    replacing = {"FusedEmbedding", "FusedJoinedSwiGLU", "RotatingJoinedAttention", "FusedBlock"}
+    assert replacing <= {cls.__name__ for cls in found}
 
 
 @pytest.mark.parametrize("rows", [2, 3, 100])
@@ -191,8 +192,9 @@ WIDE = replace(preset("tiny"), d_model=16400, num_heads=2)
 MASTER: dict[str, Any] = {"precision": Precision.BF16_PURE, "optimizer": "adamw_master"}
 
 
-def test_update_in_backward_trains_as_an_update_after_it() -> None:
-    after, inside = step(**MASTER), step(**MASTER, parts=("update_in_backward",))
+@pytest.mark.parametrize("others", [on_cpu(()), on_cpu(("fused_embedding_gradient",))])
+def test_update_in_backward_trains_as_an_update_after_it(others: tuple[str, ...]) -> None:
+    after, inside = step(**MASTER, parts=others), step(**MASTER, parts=(*others, "update_in_backward"))
     assert trained(after) == trained(inside)
     assert all(torch.equal(a, b) for a, b in zip(after.model.parameters(), inside.model.parameters(), strict=True))
     assert all(p.grad is None for p in inside.model.parameters())

@@ -21,7 +21,7 @@ pytestmark = [
 
 MASTER: dict[str, Any] = {"precision": "bf16-pure", "optimizer": "adamw_master"}
 PARTS = ("joined_projections", "fused_cross_entropy")
-FUSED = ("fused_rmsnorm", "fused_rotary", "fused_swiglu")
+FUSED = ("fused_embedding_gradient", "fused_rmsnorm", "fused_rotary", "fused_swiglu")
 STEPS = _graph.EAGER_STEPS + 3
 
 
