@@ -61,8 +61,8 @@ def test_forward_does_not_spill_in_its_loop(depth: int, causal: bool) -> None:
 BACKWARDS = [*((causal, 0, tail, 0) for causal in (0, 1) for tail in (0, 1)), (0, 1, 1, 0), (1, 1, 1, 0), (1, 1, 1, 1)]
 
 
-MAX_BACKWARD_SPILLS = {64: 0, 128: 16, 256: 0}
-"""Limit by d_head. Loading statistics later avoids the spills at 128, but was 3 to 4% slower on an H200."""
+MAX_BACKWARD_SPILLS = {64: 0, 128: 16, 256: 8}
+"""Limit by d_head: at 256 only the deterministic variant spills. Loading statistics later avoids the spills at 128, but was 3 to 4% slower on an H200."""
 
 
 @pytest.mark.parametrize(("causal", "deterministic", "tail", "fp16"), BACKWARDS)

@@ -6,9 +6,9 @@
 // where each warpgroup reads that of both and computes half of the tile's dq = ds k; the copy engine adds dq to global
 // memory in fp32.
 //
-// The work of a tile differs by d_head, in backward_64.cuh, backward_128.cuh and backward_256.cuh, with the registers, of
-// 240 a thread, and the shared memory that it takes. At d_head 256 a block owns 64 keys and its warpgroups divide the work
-// otherwise.
+// The work of a tile differs by d_head, in backward_64.cuh, backward_128.cuh and backward_256.cuh, with the registers,
+// of 240 a thread, and the shared memory that it takes. At d_head 256 a block owns 64 keys and its warpgroups divide
+// the work otherwise.
 //
 // Loads from shared memory take hundreds of cycles while products read it, so the rows' statistics are loaded one step
 // ahead, several loads together.
@@ -126,21 +126,30 @@ struct Consumer {
     __syncwarp();
     if (lane_id() == 0 && added >= 0) add_release(turns + added, 1);
   }
-  // Add this warp's 16 x 128 elements of dq to contiguous global memory, in the order in which the threads hold them:
-  // four of a thread, the 32 threads, then the threads' next four.
-  DEVICE void add_dq(const float (&x)[THREAD_DQ]) {
-    if (DETERMINISTIC) {
-      pass_on();
-      if (lane_id() == 0) {
-        while (load_acquire(turns + place) != at.first_key / KEYS) {
-        }
+  // If DETERMINISTIC, wait until this warp may add.
+  DEVICE void take_turn() {
+    if (!DETERMINISTIC) return;
+    pass_on();
+    if (lane_id() == 0) {
+      while (load_acquire(turns + place) != at.first_key / KEYS) {
       }
-      __syncwarp();
-      added = place;
     }
+    __syncwarp();
+    added = place;
+  }
+  // Add 64 of this warp's 128 columns of dq to contiguous global memory, in the order in which the threads hold them:
+  // four of a thread, the 32 threads, then the threads' next four.
+  template <int HALF>
+  DEVICE void add_half(const float (&x)[THREAD_DQ]) {
     float* to = dq + (long long)place * WARP_DQ + lane_id() * 4;
 #pragma unroll
-    for (int j = 0; j < THREAD_DQ / 4; j++) add_float4(to + j * 128, x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+    for (int j = HALF * 8; j < HALF * 8 + 8; j++)
+      add_float4(to + j * 128, x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+  }
+  DEVICE void add_dq(const float (&x)[THREAD_DQ]) {
+    take_turn();
+    add_half<0>(x);
+    add_half<1>(x);
   }
 #else
   // Let the next block add to the same place once this warp's addition is in global memory.
@@ -237,14 +246,14 @@ DEVICE void write_keys(Consumer& c, const TensorMap& dk_map, const TensorMap& dv
 #endif
 
 // Compute dk and dv, and add dq / scale in fp32 to zeros. q, k, v, dout, dk, dv: maps of (batch, heads, seq, d_head)
-// with boxes of 64 columns and BLOCK_M, KEYS, KEYS, BLOCK_M, 16, 16 rows. lse (base 2, +∞ where nothing is seen), delta =
-// Σ o · do: padded_q a head, as `prepare` ordered them. Query i sees key j if not CAUSAL or j <= i + offset. TAIL:
+// with boxes of 64 columns and BLOCK_M, KEYS, KEYS, BLOCK_M, 16, 16 rows. lse (base 2, +∞ where nothing is seen), delta
+// = Σ o · do: padded_q a head, as `prepare` ordered them. Query i sees key j if not CAUSAL or j <= i + offset. TAIL:
 // seq_k is no multiple of KEYS. turns, zeros for each WARP_DQ numbers of dq: if DETERMINISTIC.
 extern "C" __global__ void __launch_bounds__(384, 1)
     backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
-             const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk_map,
-             const __grid_constant__ TensorMap dv_map, const float* lse, const float* delta, float* dq,
-             u32* turns, const __grid_constant__ Sizes z) {
+             const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
+             const __grid_constant__ TensorMap dk_map, const __grid_constant__ TensorMap dv_map, const float* lse,
+             const float* delta, float* dq, u32* turns, const __grid_constant__ Sizes z) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   grid_launch_next();

@@ -1,6 +1,7 @@
-// The backward's work at d_head 128: tiles of 80 queries, 40 registers per thread. Products of 64 queries with both operands in shared memory
-// read it during all of their time, products of 80 queries during nine tenths. 80 rows of dq are not a multiple of 64,
-// so dq is computed transposed, and ds has the queries as rows. No registers are left for products during ds:
+// The backward's work at d_head 128: tiles of 80 queries, 40 registers per thread. Products of 64 queries with both
+// operands in shared memory read it during all of their time, products of 80 queries during nine tenths. 80 rows of dq
+// are not a multiple of 64, so dq is computed transposed, and ds has the queries as rows. No registers are left for
+// products during ds:
 //
 //   tensor cores  | s   | dp          |          | dv, dq of the tile before | dk     | s of the next tile
 //   this warp     |     | exp2 of s   | ds, p    | ds out                    | dq out |

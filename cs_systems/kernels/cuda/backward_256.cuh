@@ -3,16 +3,16 @@
 // hand: s and p the first, dp and ds the second, and 128 columns of dq both. Two tiles of p in bf16 or fp16 go from the
 // first to the second through shared memory, thread by thread, and ds goes from the second to both.
 //
-//   first:  tensor cores  | s of the next tile | dv | dq of the tile before
-//           this warp     | dq out             |    | (waits for ds)
-//   second: tensor cores  | dp of the next tile | dk | dq
-//           this warp     | dq out, p in        |    |
+//   first:   tensor cores | s                       |                  | dv, dq of the tile before |
+//            this warp    | rest of dq out          | exp2 of s, p out |                           | half of dq out
+//   second:  tensor cores | dp                      |                  | dk, dq                    |
+//            this warp    | rest of dq out, wait: p | ds, ds out       |                           | half of dq out
 //
-// While one warpgroup works, the products of the other run. No room is left for dq in shared memory: the warps add it to
+// While one warpgroup works, the products of the other run. Shared memory has no room for dq, so the warps add it to
 // global memory from their registers.
 //
-// Registers: dv or dk 128, dq 64, s or dp 32; p or ds 16. Shared memory in KiB: k, v, a stage of q, do 32 each, ds and p
-// two tiles of 8 each; in total 224.
+// Registers: dv or dk 128, dq 64, s or dp 32; p or ds 16. Shared memory in KiB: k, v, a stage of q, do 32 each, ds and
+// p two tiles of 8 each; in total 224.
 #pragma once
 
 enum Named { P_WRITTEN = 1, DS_WRITTEN = 3, DS_READ = 5, DS_COMPLETE = 7 };  // named barriers; the first three in pairs
@@ -46,7 +46,8 @@ DEVICE void sum_values(Consumer& c, const TensorMap& dv_map) {
     weigh(s, lse, c.z.scale_log2);
     to_operand(p, s);
 #pragma unroll
-    for (int j = 0; j < 4; j++) store_uint4(weights_at(c, c.i) + j * 2048, p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]);
+    for (int j = 0; j < 4; j++)
+      store_uint4(weights_at(c, c.i) + j * 2048, p[4 * j], p[4 * j + 1], p[4 * j + 2], p[4 * j + 3]);
     named_arrive(P_WRITTEN + c.i % 2, 256);
     c.wait(DO_FULL, c.i);
     issue_sum(dv, p, describe(c.dout(c.i), QUERY_BLOCK));
@@ -59,9 +60,11 @@ DEVICE void sum_values(Consumer& c, const TensorMap& dv_map) {
     mma_wait<0>();
     hold(dq);
     if (c.i > 0) named_arrive(DS_READ + (c.i - 1) % 2, 256);
-    c.end_tile(dq);
-    c.wait(Q_FULL, c.i);
-    issue_scores(s, keys, describe(c.q(c.i)));
+    if (c.i > 0) c.take_turn(), c.add_half<0>(dq);
+    c.wait(Q_FULL, c.i + 1);
+    issue_scores(s, keys, describe(c.q(c.i + 1)));  // there are registers for s once half of dq is out
+    if (c.i > 0) c.add_half<1>(dq);
+    c.advance();
   }
   mma_wait<0>();
   hold(dq);
@@ -130,9 +133,11 @@ DEVICE void sum_keys(Consumer& c, const TensorMap& dk_map) {
     mma_wait<0>();
     hold(dq);
     c.advance();
-    c.add_dq(dq);
+    c.take_turn();
+    c.add_half<0>(dq);
     c.wait(DO_FULL, c.i);
     issue_scores(dp, values, describe(c.dout(c.i)));
+    c.add_half<1>(dq);
   }
   mma_wait<0>();
   hold(dq);

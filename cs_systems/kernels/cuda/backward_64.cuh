@@ -1,5 +1,6 @@
-// The backward's work at d_head 64: tiles of 128 queries, computed in halves (a and b) of 64 queries x 64 keys per warpgroup, with 32
-// registers per thread. Work of the tensor cores and of a warp at the same time, products in the order of their issue:
+// The backward's work at d_head 64: tiles of 128 queries, computed in halves (a and b) of 64 queries x 64 keys per
+// warpgroup, with 32 registers per thread. Work of the tensor cores and of a warp at the same time, products in the
+// order of their issue:
 //
 //   tensor cores  | dp a, s b   | dv a | dk a, dp b, dq of the tile before | dv b      | dk b | s a of the next tile
 //   this warp     | exp2 of s a | ds a | exp2 of s b                       | ds b, out | dq out

@@ -52,7 +52,8 @@ DEVICE void issue_sum(float (&sum)[D / 2], const u32 (&a)[PART / 4], u64 b) {
   mma_commit();
 }
 // Compute a warpgroup's share of dq, over all keys. d_head 64: ds k of 64 queries, with the keys as rows of ds. 128:
-// (ds k)ᵀ of 64 columns of k, with the queries as rows of ds. 256: ds k of 128 columns of k, with the keys as rows of ds.
+// (ds k)ᵀ of 64 columns of k, with the queries as rows of ds. 256: ds k of 128 columns of k, with the keys as rows of
+// ds.
 DEVICE void issue_dq(float (&dq)[THREAD_DQ], u64 ds, u64 keys) {
   forget(dq);
   mma_fence();

@@ -72,7 +72,8 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Compute dq = scale · summed; a block of 128 threads takes PART rows x 64 columns. `summed` has the order in which the
-// backward's warps add: 16 rows each for d_head 64; for 128, transposed, 16 columns each; for 256, 16 rows x 128 columns.
+// backward's warps add: 16 rows each for d_head 64; for 128, transposed, 16 columns each; for 256, 16 rows x 128
+// columns.
 extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u16* dq, Strides of_dq, Rows z) {
   __shared__ __align__(1024) unsigned char memory[PART * 128];
   constexpr int COLUMNS = D / 64;
