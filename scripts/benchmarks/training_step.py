@@ -17,7 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -94,13 +94,6 @@ GROUPS = {
         *("up to: fused_rotary", "up to: fused_embedding_gradient"),
     ],
 }
-# name → the mode of torch.compile, and whether Liger's kernels replace the modules and the loss
-PEERS: dict[str, tuple[str | None, bool]] = {
-    "llama compiled": ("default", False),
-    "llama cudagraphs": ("reduce-overhead", False),
-    "llama liger": (None, True),
-    "llama liger compiled": ("default", True),
-}
 
 
 class LlamaStep:
@@ -167,6 +160,35 @@ def liger(model: nn.Module) -> Iterator[None]:
     finally:
         for name, original in kept.items():
             setattr(modeling_llama, name, original)
+
+
+@contextmanager
+def torchao_fp8(model: nn.Module) -> Iterator[None]:
+    """Give a Llama torchao's linear layers in fp8, one scale per tensor, but for lm_head; undo its patch of Inductor.
+
+    The layers keep their parameters, and the patch is for what is compiled after it.
+    """
+    from torch._inductor.codegen.triton import TritonOverrides
+    from torchao.float8 import _inductor_patch, convert_to_float8_training
+
+    kept = {name: vars(TritonOverrides)[name] for name in ("minimum", "maximum")}
+    try:
+        convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")
+        yield
+    finally:
+        for name, original in kept.items():
+            setattr(TritonOverrides, name, original)
+        _inductor_patch._PATCHED = False
+
+
+# name → the mode of torch.compile, and what another library changes; both take effect at the first step
+PEERS: dict[str, tuple[str | None, Callable[[nn.Module], AbstractContextManager[None]]]] = {
+    "llama compiled": ("default", nullcontext),
+    "llama cudagraphs": ("reduce-overhead", nullcontext),
+    "llama liger": (None, liger),
+    "llama liger compiled": ("default", liger),
+    "llama torchao fp8": ("default", torchao_fp8),
+}
 
 
 def main() -> int:
@@ -270,13 +292,12 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
     flops = step_flops(base)
     floor_s = flops / rates[0] + 28 * cost.parameter_count(base.model) / rates[1]
     row: dict[str, Any] = {"variant": name, "floor_s": floor_s, "predicted_s": predicted(name, base, rates)}
-    kernels = ExitStack()
+    library = ExitStack()
     try:
         if name in PEERS:
-            mode, has_liger = PEERS[name]
+            mode, changed = PEERS[name]
             workload: Any = LlamaStep(base, device, mode)
-            if has_liger:
-                kernels.enter_context(liger(workload.model))
+            library.enter_context(changed(workload.model))
         else:
             config = replace(base, warmup=6, steps=steps, **VARIANTS[name])
             row["config"] = config.to_dict()
@@ -296,7 +317,7 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
     finally:
-        kernels.close()
+        library.close()
     workload = None
     gc.collect()
     return row
