@@ -79,6 +79,7 @@ PAIRS = {
 
 @pytest.mark.parametrize(("peer", "name"), [(peer, name) for peer, names in PAIRS.items() for name in names])
 @DEVICES
+@pytest.mark.timeout(400)  # quack tries many configurations of a product
 @pytest.mark.filterwarnings("ignore")  # the libraries' own, when they are imported
 def test_installed_peer_passes(peer: str, name: str, device: str, script: Any) -> None:
     library = script.PEERS[peer]
