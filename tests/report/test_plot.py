@@ -3,6 +3,7 @@ from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -11,6 +12,7 @@ from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig,
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report import palette
 from cs_systems.report.figures import plot
+from cs_systems.report.figures.labels import labels
 from cs_systems.report.figures.legible import problems
 from cs_systems.report.figures.warmup import causes
 from tests.report.conftest import Build, attention_config, failed
@@ -56,6 +58,17 @@ def test_figure_omits_profiled_records_when_clean_ones_exist(build: Build) -> No
     records = [build(c, 0.01 * c.batch_size, 1e12, 10**9) for c in configs]
     (axes,) = plot.figure(records, "phases").axes
     assert len(axes.get_yticklabels()) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"), [([80, None], "Int64"), ([80.0, None], "float64"), ([80, None], "object")]
+)
+def test_label_leaves_out_what_a_cell_does_not_have(size: float, dtype: str) -> None:
+    """A cell that could not run has no size that its kernel computes."""
+    data = pd.DataFrame({"attention": ["a", "b"], "executed_d_head": pd.Series([size, None], dtype=dtype)})
+    first, second = labels(data, ["attention", "executed_d_head"])
+    assert first.startswith("a · padded d_head 80")
+    assert second == "b"
 
 
 def test_families_figure_shows_shares_of_kernel_time(build: Build) -> None:

@@ -24,17 +24,22 @@ COUNTED = {"world_size": "rank", "calls": "call"}
 
 
 def labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """Return labels like `small · ctx 256 · naive`; a legend omits labels that start with an underscore."""
-    columns = [[_label(name, value) for value in data[name]] for name in names]
+    """Return labels like `small · ctx 256 · naive`, without the values that a cell does not have.
+
+    A legend omits labels that start with an underscore.
+    """
+    known = data.notna()
+    columns = [
+        [_label(name, value) if is_known else "" for value, is_known in zip(data[name], known[name], strict=True)]
+        for name in names
+    ]
     parts = zip(*columns, strict=True) if names else [()] * len(data)
     joined = [" · ".join(filter(None, of_cell)) for of_cell in parts]
     return [f" {label}" if label.startswith("_") else label for label in joined]
 
 
 def _label(name: Any, value: Any) -> str:
-    """Return the value in words; "" for one that a cell does not have."""
-    if value is None or value != value:
-        return ""
+    """Return the value in words."""
     if name in COUNTED:
         return counted(int(value), COUNTED[name])
     if name == "bucket_size_mb":
