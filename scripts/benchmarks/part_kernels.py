@@ -29,6 +29,7 @@ import torch
 from _part_cases import BATCH, CASES, ELEMENT_BYTES, Case, Function
 from _part_peers import PEERS
 from torch import Tensor
+from torch._functorch import config as functorch
 
 from cs_systems.config import ModelConfig, preset
 from cs_systems.machine.device import Device, resolve
@@ -39,7 +40,7 @@ from cs_systems.workloads import CallableWorkload
 ROUNDS, SAMPLES, WARMUP = 4, 5, 2
 SAMPLE_BYTES = 512 << 20  # that the calls of a sample move at least: ten times the L2 cache
 MOST_CALLS = 32
-PASSES = ("forward", "backward", "both")
+PASSES = {"forward": "in forward", "backward": "in backward", "both": "in both together"}
 
 
 class WrongResult(Exception):
@@ -132,6 +133,8 @@ def implementations(name: str, model: ModelConfig) -> Iterator[tuple[str, Callab
             yield label, partial(peer.functions[name], model)
 
 
+# The calls of a backward keep the graph, which torch.compile refuses once it has reused the graph's buffers.
+@functorch.patch(donated_buffer=False)
 def rows_of(name: str, model: ModelConfig, device: Device) -> list[dict[str, Any]]:
     """Return a row for each implementation and pass of a case, measured in rounds."""
     torch._dynamo.reset()
@@ -219,7 +222,8 @@ def _speed_ups(medians: Mapping[tuple[tuple[str, str, int, str], str], float], p
     for (cell, implementation), seconds in medians.items():
         if implementation == "ours" and (cell, peer) in medians:
             ratios[cell[-1]].append(medians[cell, peer] / seconds)
-    return ", and ".join(f"{min(r):.2f} to {max(r):.2f} times as fast in {kind}" for kind, r in ratios.items() if r)
+    spans = {kind: [*dict.fromkeys((f"{min(r):.2f}", f"{max(r):.2f}"))] for kind, r in ratios.items() if r}
+    return ", and ".join(f"{' to '.join(span)} times as fast {PASSES[kind]}" for kind, span in spans.items())
 
 
 def main() -> None:
@@ -228,7 +232,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["2.7B", "large", "small"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 512])
     parser.add_argument("--budget-s", type=float, default=50.0, help="start no case after this time (%(default)s s)")
-    parser.add_argument("--out", type=Path, help="folder for table.md and rows.json")
+    parser.add_argument("--out", type=Path, help="folder for table.md and rows.json; goes on with what is there")
     parser.add_argument("--page", type=Path, metavar="DIR", help="measure nothing; write table.md from DIR/rows.json")
     args = parser.parse_args()
     if args.page:
@@ -237,24 +241,25 @@ def main() -> None:
         return
     device, began = resolve("cuda"), time.monotonic()
     machine = f"{device.name}, torch {torch.__version__}"
-    rows: list[dict[str, Any]] = []
-    for tokens in args.contexts:
-        for size in args.sizes:
-            for name in args.cases:
-                if time.monotonic() - began > args.budget_s:
-                    head = {"case": name, "size": size, "context": tokens, "implementation": "all"}
-                    rows.append(head | {"reason": "left out, the time is spent"})
-                    continue
-                rows += rows_of(name, preset(size, context_length=tokens), device)
-                device.release_memory()
-                print(f"{name}, {size}, {tokens}: measured after {time.monotonic() - began:.1f} s", flush=True)
     versions = {peer.package: peer.version() for peer in PEERS.values()}
-    text = page(rows, machine, versions)
-    print(text)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "rows.json").write_text(json.dumps({"machine": machine, "peers": versions, "rows": rows}, indent=1))
-        (args.out / "table.md").write_text(text)
+    kept = args.out / "rows.json" if args.out else None
+    rows: list[dict[str, Any]] = json.loads(kept.read_text())["rows"] if kept and kept.exists() else []
+    done = {(r["case"], r["size"], r["context"]) for r in rows}
+    for cell in [(name, size, tokens) for tokens in args.contexts for size in args.sizes for name in args.cases]:
+        name, size, tokens = cell
+        if cell in done:
+            continue
+        if time.monotonic() - began > args.budget_s:
+            print(f"{name}, {size}, {tokens}: left out, the time is spent", flush=True)
+            continue
+        rows += rows_of(name, preset(size, context_length=tokens), device)
+        device.release_memory()
+        print(f"{name}, {size}, {tokens}: measured after {time.monotonic() - began:.1f} s", flush=True)
+        if kept:  # after each case: a run that is stopped keeps what it has measured
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps({"machine": machine, "peers": versions, "rows": rows}, indent=1))
+            kept.with_name("table.md").write_text(page(rows, machine, versions))
+    print(page(rows, machine, versions))
 
 
 if __name__ == "__main__":

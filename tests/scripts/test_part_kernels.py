@@ -130,7 +130,7 @@ def test_wrong_peer_is_reported_and_not_measured(script: Any, monkeypatch: pytes
     assert "other, linear and loss, tiny: WrongResult: output 1 is off by" in text
     assert "a CPU, torch 1.2, bf16" in text
     assert "Beside the compiled plain modules our kernels are" in text
-    assert "times as fast in both." in text
+    assert "times as fast in both together." in text
 
 
 def test_peer_that_is_not_installed_is_a_note(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,3 +155,21 @@ def test_product_has_flops_and_other_functions_have_bytes(script: Any, monkeypat
     )
     embedding = {"forward": 2 * tokens * width, "backward": (tokens + MODEL.vocab_size) * width}
     assert script.CASES["embedding"].work(MODEL) == ("bytes", embedding)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)  # torch.compile
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_compiled_function_is_compared_and_then_called_again_and_again(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiled backward may reuse the graph's buffers, and then cannot run twice."""
+    monkeypatch.setattr(script, "SAMPLE_BYTES", 1)
+    monkeypatch.setattr(script, "implementations", lambda name, model: [("compiled", lambda: compiled(name, model))])
+
+    def compiled(name: str, model: ModelConfig) -> Any:
+        return torch.compile(script.CASES[name].plain(model), dynamic=False)
+
+    with torch.compiler.set_stance("default"):
+        rows = script.rows_of("norm", MODEL, resolve("cpu"))
+    assert [(row["pass"], row.get("reason")) for row in rows] == [("forward", None), ("backward", None)]
