@@ -34,7 +34,10 @@ class Recipe:
         return chosen
 
 
-FAST_PARTS = ("fused_cross_entropy", "fused_rmsnorm", "fused_rotary", "fused_swiglu", "joined_projections")
+FAST_PARTS = (
+    *("fused_cross_entropy", "fused_embedding_gradient", "fused_rmsnorm", "fused_rotary", "fused_swiglu"),
+    "joined_projections",
+)
 
 RECIPES = {
     "eager": Recipe("autocast and torch's FlashAttention-2", {"precision": "bf16", "attention": "sdpa_flash"}),
