@@ -42,6 +42,7 @@ class HopperKernels:
             problem's `turns`, and sum each number of dq in one order. Without it a backward is rejected there.
         padded_queries: returns, for a padded d_head, the number that the problem's `padded_q` is a multiple of.
         largest_d_head: the largest head size.
+        computed_d_head: returns the head size that the products take.
     """
 
     name: str
@@ -49,6 +50,7 @@ class HopperKernels:
     missing: Callable[[], str | None]
     padded_queries: Callable[[int], int]
     largest_d_head: int
+    computed_d_head: Callable[[int], int] = padded_d_head
     repeatable: bool = False
 
     def unavailable(self, call: AttentionCall) -> str | None:
@@ -91,11 +93,12 @@ class HopperKernels:
             raise ValueError(f"{self.name}: {reason}")
 
     def algorithm(self, call: AttentionCall) -> AttentionAlgorithm:
-        """Return forward's tiles, the padded head size, and backward's padded queries."""
+        """Return forward's tiles, the head sizes of the products and of dq's buffer, and backward's padded queries."""
         depth = padded_d_head(call.d_head)
-        padded = self.padded_queries(depth)
-        keys = 128 if depth <= 128 else 80
-        return AttentionAlgorithm(64, keys, depth, backward_matmuls=5, dq_accumulator_bytes=4, padded_queries=padded)
+        return AttentionAlgorithm(
+            64, 128 if depth <= 128 else 80, self.computed_d_head(call.d_head), backward_matmuls=5,
+            dq_accumulator_bytes=4, dq_accumulator_d_head=depth, padded_queries=self.padded_queries(depth),
+        )  # fmt: skip
 
     def alert_not_deterministic(self) -> None:
         """Raise RuntimeError where only deterministic algorithms are allowed, or warn, as torch's own operators do."""

@@ -1,7 +1,7 @@
 """FlashAttention-3's method on Hopper, in CUDA C++: TMA, wgmma, warp specialization, explicit placement of every wait.
 
-Supports fp16 and bf16; d_head a multiple of 8 up to 256 (computed as 64, 128 or 256); any lengths, also seq_q ≠ seq_k;
-both alignments; grouped heads. Tensors whose strides TMA cannot read are copied.
+Supports fp16 and bf16; d_head a multiple of 8 up to 256 (computed as 64, 80, 96, 128 or 256); any lengths, also seq_q ≠
+seq_k; both alignments; grouped heads. Tensors whose strides TMA cannot read are copied.
 
 The gradient of q is accumulated in float32 in the order in which the blocks of keys finish, so its last bits may differ
 from run to run. Under `torch.use_deterministic_algorithms` the blocks take turns in the order of the keys, and the
@@ -18,6 +18,7 @@ from typing import Any
 
 from cs_systems.attention._hopper import HopperKernels, backend_of
 from cs_systems.kernels.cuda.driver import INSTALL
+from cs_systems.kernels.layout import computed_d_head
 
 
 def _problem() -> Any:
@@ -45,6 +46,12 @@ def describe() -> str | None:
 
 # The lambda looks up _missing at each call, because the installed packages can change.
 KERNELS = HopperKernels(
-    "flash_cuda", _problem, lambda: _missing(), _padded_queries, largest_d_head=256, repeatable=True
+    "flash_cuda",
+    _problem,
+    lambda: _missing(),
+    _padded_queries,
+    largest_d_head=256,
+    computed_d_head=computed_d_head,
+    repeatable=True,
 )
 BACKEND = backend_of(KERNELS, describe)

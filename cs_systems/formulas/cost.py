@@ -39,7 +39,8 @@ class AttentionAlgorithm:
     autocast_score_matrices: the same under CUDA's autocast, which widens a softmax that is a separate operation to fp32
         (one such matrix counts as two); None: unchanged, as for an implementation that is one operation to autocast.
     dq_accumulator_bytes: bytes per element of a buffer in which backward accumulates the query's gradient (4 if it is
-        fp32, as in FlashAttention-2); 0: no such buffer. Its heads are padded to `d_head`.
+        fp32, as in FlashAttention-2); 0: no such buffer.
+    dq_accumulator_d_head: the head size in that buffer; None: `d_head`.
     padded_queries: backward rounds the number of queries up to a multiple of this, in that buffer and in its per-query
         values.
     copies_by_head: backward copies the output and its gradient if the query is stored as (batch, heads, seq, d_head),
@@ -56,6 +57,7 @@ class AttentionAlgorithm:
     score_matrices: tuple[float, float, float] = (0, 0, 0)
     autocast_score_matrices: tuple[float, float, float] | None = None
     dq_accumulator_bytes: int = 0
+    dq_accumulator_d_head: int | None = None
     padded_queries: int = 1
     copies_by_head: bool = False
     output_by_position: bool = False
@@ -67,7 +69,8 @@ class AttentionAlgorithm:
 
     def dq_accumulator(self, batch_heads: int, length: int, d_head: int) -> int:
         """Return the bytes of the buffer in which backward accumulates the query's gradient."""
-        return self.padded_rows(batch_heads, length) * (self.d_head or d_head) * self.dq_accumulator_bytes
+        held = self.dq_accumulator_d_head or self.d_head or d_head
+        return self.padded_rows(batch_heads, length) * held * self.dq_accumulator_bytes
 
 
 # Forward holds scores and weights and keeps the weights; backward holds the weights and the gradients of both. Autocast

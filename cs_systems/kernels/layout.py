@@ -18,6 +18,14 @@ def padded_d_head(d_head: int) -> int:
     return 64 if d_head <= 64 else 128 if d_head <= 128 else 256
 
 
+def computed_d_head(d_head: int) -> int:
+    """Return how many columns the products of flash_cuda take, of the `padded_d_head` that it holds.
+
+    Its product for dq takes all of them.
+    """
+    return next((width for width in (80, 96) if 64 < d_head <= width), padded_d_head(d_head))
+
+
 def takes_layout(tensor: Tensor) -> bool:
     """Return True if TMA can read the tensor: unit stride innermost, the others positive multiples of 16 bytes."""
     aligned = all(

@@ -1,6 +1,6 @@
 """Time of the toolkit's attention beside its peers, call for call.
 
-Method: six shapes, causal and not, bf16; forward and backward through each backend's public function and autograd, each
+Method: ten shapes, causal and not, bf16; forward and backward through each backend's public function and autograd, each
 phase by device events with the launches hidden and the L2 cache cleared before each step; the backends of a shape one
 after the other, in one process. --lengths instead: 16,384 tokens and a width of 2048, from 32 sequences of 512 to one.
 Output: records.jsonl in --out, and a markdown table: milliseconds of forward, backward, and both, medians; then in how
@@ -27,7 +27,10 @@ from cs_systems.report.tables.rows import render_rows
 from cs_systems.runtime.sweep import sweep
 
 BACKENDS = ["flash_cuda", "flash_gluon", "flash_attn", "sdpa_cudnn", "sdpa_flash"]
-ROWS = ["4,16,1024,64", "4,16,4096,64", "1,16,16384,64", "4,16,4096,128", "2,16,8192,128", "1,32,16384,128"]
+ROWS = [
+    *("4,16,1024,64", "4,16,4096,64", "1,16,16384,64", "4,32,2048,80", "4,16,4096,128", "2,16,8192,128"),
+    *("1,32,16384,128", "4,8,1024,256", "4,8,4096,256", "1,8,16384,256"),
+]
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = [f"{TOKENS // n},{WIDTH // d},{n},{d}" for d in (64, 128) for n in (512, 1024, 2048, 4096, 8192, 16384)]
 PHASES = ("forward", "backward", "step")

@@ -191,6 +191,8 @@ def available_backend(backend: AttentionBackend) -> AttentionBackend:
         Case(500, 300, d_head=128, heads_q=4, heads_kv=1, causal=True, align="lower_right", layout="transposed"),
         Case(130, d_head=96, scale=-0.3, causal=True, layout="packed", grad="expanded"),
         Case(130, d_head=8, scale=0.0),
+        Case(1024, d_head=80, causal=True),
+        Case(300, 500, d_head=72, heads_q=4, heads_kv=2),
         Case(1024, d_head=256, causal=True),
         Case(777, d_head=256),
         Case(300, 500, d_head=192, heads_q=6, heads_kv=2, causal=True, align="lower_right"),
@@ -212,7 +214,7 @@ def test_results_match_naive_for_tiles_lengths_and_layouts(
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("d_head", [64, 128, 256])
+@pytest.mark.parametrize("d_head", [64, 80, 128, 256])
 @pytest.mark.parametrize("causal", [False, True])
 def test_flash_cuda_gradients_are_bit_identical_under_deterministic_algorithms(d_head: int, causal: bool) -> None:
     available(flash_cuda.BACKEND, HOPPER)

@@ -127,7 +127,7 @@ def test_step_workspace_pads_query_gradient_to_whole_tiles() -> None:
     algorithm = plugins.get("attention", "flash_cuda").algorithm(AttentionCall("cuda", "bfloat16", 80, 100, 100, 2, 2))
     padded, exact = (
         step_memory(config, declared).moments["backward: attention of block 1"]["workspace"]
-        for declared in (algorithm, replace(algorithm, d_head=None, padded_queries=1))
+        for declared in (algorithm, replace(algorithm, d_head=None, dq_accumulator_d_head=None, padded_queries=1))
     )
     assert padded - exact == 3 * 2 * (160 * 128 - 100 * 80) * 4
 

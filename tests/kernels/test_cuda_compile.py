@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(_missing() is not None, reason=_missing() or ""),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton: pip install triton"),
 ]
-DEPTHS = (64, 128, 256)
+DEPTHS = (64, 80, 96, 128, 256)
 MAX_FORWARD_SPILLS = 7
 """Limit of local loads and stores; values needed only between tiles take this many, and more would be in the loop."""
 
@@ -61,8 +61,10 @@ def test_forward_does_not_spill_in_its_loop(depth: int, causal: bool) -> None:
 BACKWARDS = [*((causal, 0, tail, 0) for causal in (0, 1) for tail in (0, 1)), (0, 1, 1, 0), (1, 1, 1, 0), (1, 1, 1, 1)]
 
 
-MAX_BACKWARD_SPILLS = {64: 0, 128: 16, 256: 8}
-"""Limit by d_head: at 256 only the deterministic variant spills. Loading statistics later avoids the spills at 128, but was 3 to 4% slower on an H200."""
+MAX_BACKWARD_SPILLS = {64: 0, 80: 0, 96: 0, 128: 16, 256: 8}
+"""Limit by d_head: at 256 only the deterministic variant spills.
+
+Loading statistics later avoids the spills at 128, but was 3 to 4% slower on an H200."""
 
 
 @pytest.mark.parametrize(("causal", "deterministic", "tail", "fp16"), BACKWARDS)

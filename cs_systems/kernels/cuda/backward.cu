@@ -164,6 +164,7 @@ struct Consumer {
   // four of a thread, the 32 threads, then the threads' next four. Stores then have no bank conflicts and need no
   // barrier between warps.
   DEVICE void add_dq(const float (&x)[THREAD_DQ]) {
+    if (WIDTH < D && w * 64 + warp * 16 >= WIDTH) return;  // D is 128, and this warp's 16 columns are padding
     if (DETERMINISTIC)
       pass_on();
     else if (lane_id() == 0)
@@ -200,13 +201,16 @@ struct Consumer {
 };
 
 // Write this warp's 16 keys times `scale`, through 2 KiB of shared memory for each 64 columns.
-DEVICE void write(const TensorMap& to, const u32 (&buffers)[COLUMN_BLOCKS], const float (&sum)[D / 2], float scale,
+DEVICE void write(const TensorMap& to, const u32 (&buffers)[COLUMN_BLOCKS], const float (&sum)[WIDTH / 2], float scale,
                   const Consumer& c) {
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; b++) {
     u32 a[16];
 #pragma unroll
-    for (int i = 0; i < 16; i++) a[i] = pack(sum[32 * b + 2 * i] * scale, sum[32 * b + 2 * i + 1] * scale);
+    for (int i = 0; i < 16; i++) {
+      const int x = 32 * b + 2 * i;
+      a[i] = x < WIDTH / 2 ? pack(sum[x] * scale, sum[x + 1] * scale) : 0;
+    }
     store_operand(buffers[b] + swizzled(lane_id() % 16, lane_id() / 16), a);
   }
   fence_shared_async();
@@ -221,8 +225,8 @@ DEVICE void write(const TensorMap& to, const u32 (&buffers)[COLUMN_BLOCKS], cons
 
 #if D != 256
 // Write both sums of this warp's keys.
-DEVICE void write_keys(Consumer& c, const TensorMap& dk_map, const TensorMap& dv_map, const float (&dk)[D / 2],
-                       const float (&dv)[D / 2]) {
+DEVICE void write_keys(Consumer& c, const TensorMap& dk_map, const TensorMap& dv_map, const float (&dk)[WIDTH / 2],
+                       const float (&dv)[WIDTH / 2]) {
   named_sync(5 + c.w, 128);  // all warps of the warpgroup must have read the values
   u32 in_values[COLUMN_BLOCKS], in_dq[COLUMN_BLOCKS];
 #pragma unroll

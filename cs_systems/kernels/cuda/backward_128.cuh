@@ -17,11 +17,11 @@ DEVICE void consume(Consumer& c, const TensorMap& dk_map, const TensorMap& dv_ma
   const u64 columns = describe(c.shared + K_AT + c.w * KEY_BLOCK);
   const u32 lane = lane_id();
   const u32 query_chunk = c.w * QUERY_BLOCK + swizzled(lane / 16 * 8 + lane % 8, c.warp * 2 + lane / 8 % 2);
-  float dk[64], dv[64], s[PART / 2], dp[PART / 2];
+  float dk[WIDTH / 2], dv[WIDTH / 2], s[PART / 2], dp[PART / 2];
   u32 p[PART / 4], ds[PART / 4];
   Statistics statistics;
 #pragma unroll
-  for (int i = 0; i < 64; i++) dk[i] = dv[i] = 0;
+  for (int i = 0; i < WIDTH / 2; i++) dk[i] = dv[i] = 0;
   hold(dk);  // the zeros must be written before any product begins
   hold(dv);
   barrier_wait(c.shared + K_FULL, 0);

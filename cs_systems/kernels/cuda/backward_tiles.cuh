@@ -6,7 +6,7 @@
 constexpr int BLOCK_M = QUERIES;  // queries of a tile
 constexpr int PARTS = BLOCK_M / PART;  // a product takes PART queries
 constexpr int STAGES = 2;
-constexpr int COLUMN_BLOCKS = D / 64;
+constexpr int COLUMN_BLOCKS = D / 64;  // of 64 columns; the products, but for dq, take WIDTH of their D columns
 constexpr u32 KEY_BLOCK = KEYS * 128, QUERY_BLOCK = BLOCK_M * 128;  // bytes of 64 columns
 constexpr u32 KEY_TILE = COLUMN_BLOCKS * KEY_BLOCK, QUERY_TILE = COLUMN_BLOCKS * QUERY_BLOCK;
 constexpr u32 DS_TILE = BLOCK_M * KEYS * 2;
@@ -30,7 +30,7 @@ DEVICE void issue_scores(float (&s)[PART / 2], u64 keys, u64 queries) {
   forget(s);
   mma_fence();
 #pragma unroll
-  for (int k = 0; k < D / 16; k++)
+  for (int k = 0; k < WIDTH / 16; k++)
     mma<0, 0>(s, keys + k / 4 * (KEY_BLOCK >> 4) + k % 4 * 2, queries + k / 4 * (QUERY_BLOCK >> 4) + k % 4 * 2, k > 0);
   mma_commit();
 }
@@ -45,7 +45,7 @@ DEVICE void issue_scores(float (&s)[32], const u32 (&keys)[16], u64 queries) {
 }
 #endif
 // Compute sum += aᵀ b over PART queries: a in registers, b by descriptor.
-DEVICE void issue_sum(float (&sum)[D / 2], const u32 (&a)[PART / 4], u64 b) {
+DEVICE void issue_sum(float (&sum)[WIDTH / 2], const u32 (&a)[PART / 4], u64 b) {
   mma_fence();
 #pragma unroll
   for (int k = 0; k < PART / 16; k++) mma<1>(sum, a, 4 * k, b + k * 128, 1);

@@ -10,7 +10,7 @@
 //     wait for s(j-1); p(j-1) = exp2(scale s(j-1) - m), while o is still being computed
 //     wait for o; rescale it if m changed; pack p(j-1)
 //
-// Registers per thread: o D/2, s KEYS/2, p KEYS/4, which is 128 of 160 at D = 64 with 192 queries and 128 keys. Shared
+// Registers per thread: o WIDTH/2, s KEYS/2, p KEYS/4, which is 128 of 160 at D = 64 with 192 queries and 128 keys. Shared
 // memory: q and o CONSUMERS · 64 · D · 2 bytes each, a stage of k or v KEYS · D · 2. O_IN_Q: o takes the place of q, so
 // that larger stages fit; the next queries are loaded once o has been stored.
 //
@@ -46,15 +46,15 @@ struct Consumer {
   Place<K_STAGES> k_place;
   Place<V_STAGES> v_place;
   int limit[2];     // first hidden key of this thread's two rows, minus the thread's first column
-  float o[D / 2], s[KEYS / 2], m[2], l[2];  // l is the sum over this thread's columns only
-  u32 p[KEYS / 4], q[Q_IN_REGISTERS ? D / 4 : 4];
+  float o[WIDTH / 2], s[KEYS / 2], m[2], l[2];  // l is the sum over this thread's columns only
+  u32 p[KEYS / 4], q[Q_IN_REGISTERS ? WIDTH / 4 : 4];
 
   DEVICE Consumer(const Sizes& sizes, Shared at, int w) : sizes(sizes), at(at), w(w), q_described(describe(at.q(w))) {}
 
   DEVICE void issue_scores() {
     const u64 k = describe(at.k(k_place.stage));
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
+    for (int i = 0; i < WIDTH / 16; i++) {
       const u64 k_step = k + i / 4 * (KEYS * 128 >> 4) + i % 4 * 2;
 #if Q_IN_REGISTERS
       mma<0>(s, q, 4 * i, k_step, i > 0);
@@ -127,13 +127,13 @@ struct Consumer {
     const u32 lane = lane_id();
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) s[i] = 0;
-#pragma unroll(Q_IN_REGISTERS ? D / 32 : 1)
-    for (int c = 0; c < D / 32; c++) {  // each turn covers 32 columns, two steps of 16
+#pragma unroll(Q_IN_REGISTERS ? (WIDTH + 31) / 32 : 1)
+    for (int c = 0; c < (WIDTH + 31) / 32; c++) {  // each turn covers 32 columns, two steps of 16
       u32 a[2][4], b[4];
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         if (Q_IN_REGISTERS)
-          for (int r = 0; r < 4; r++) a[i][r] = q[8 * c + 4 * i + r];
+          for (int r = 0; r < 4; r++) a[i][r] = 2 * c + i < WIDTH / 16 ? q[8 * c + 4 * i + r] : 0;
         else
           load_queries(a[i], 2 * c + i);
       }
@@ -150,7 +150,7 @@ struct Consumer {
 
   DEVICE void rescale(const float (&kept)[2]) {
 #pragma unroll
-    for (int i = 0; i < D / 2; i++) o[i] *= kept[i / 2 % 2];
+    for (int i = 0; i < WIDTH / 2; i++) o[i] *= kept[i / 2 % 2];
   }
 
   DEVICE void pack_weights() {
@@ -162,7 +162,7 @@ struct Consumer {
   DEVICE void begin(int first_key) {
     if (Q_IN_REGISTERS) {
 #pragma unroll
-      for (int i = 0; i < D / 16; i++) load_queries(q + 4 * i, i);
+      for (int i = 0; i < WIDTH / 16; i++) load_queries(q + 4 * i, i);
       release(at.q_empty(w));
     }
     barrier_wait(at.k_full(k_place.stage), k_place.phase);
@@ -179,7 +179,7 @@ struct Consumer {
     softmax<MASK_FIRST>(kept);
     pack_weights();
 #pragma unroll
-    for (int i = 0; i < D / 2; i++) o[i] = 0;
+    for (int i = 0; i < WIDTH / 2; i++) o[i] = 0;
   }
 
   // Compute the scores of the tile that begins at `first_key` and, at the same time, the output of the previous tile.
@@ -277,7 +277,7 @@ struct Consumer {
     if (lane == 0) bulk_wait_read<0>();  // the copy of the previous tile has left the buffer
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) {
+    for (int i = 0; i < WIDTH / 16; i++) {
       const float* x = o + 8 * i;
       const u32 to = at.o(w) + i / 4 * (ROWS * 128) + swizzled(warp * 16 + lane % 16, i % 4 * 2 + lane / 16);
       store_matrix(to, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));

@@ -6,7 +6,7 @@
 
 constexpr int ROWS = 64;  // rows of a warpgroup: the m of wgmma
 constexpr int WARPGROUP = 128;
-constexpr int BLOCKS = D / 64;  // blocks of 64 columns
+constexpr int BLOCKS = D / 64;  // blocks of 64 columns; the products take WIDTH of their D columns
 constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
 
 struct Sizes {

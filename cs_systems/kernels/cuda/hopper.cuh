@@ -230,6 +230,7 @@ DEVICE void forget(float (&d)[N]) {
       "+f"(d[i + 7])
 #define WGMMA_SUM_32 WGMMA_8(0), WGMMA_8(8), WGMMA_8(16), WGMMA_8(24)
 #define WGMMA_SUM_40 WGMMA_SUM_32, WGMMA_8(32)
+#define WGMMA_SUM_48 WGMMA_SUM_32, WGMMA_8(32), WGMMA_8(40)
 #define WGMMA_SUM_64 WGMMA_SUM_32, WGMMA_8(32), WGMMA_8(40), WGMMA_8(48), WGMMA_8(56)
 #define WGMMA_SUM_128                                                                                        \
   WGMMA_SUM_64, WGMMA_8(64), WGMMA_8(72), WGMMA_8(80), WGMMA_8(88), WGMMA_8(96), WGMMA_8(104), WGMMA_8(112), \
@@ -238,6 +239,7 @@ DEVICE void forget(float (&d)[N]) {
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
   "%26,%27,%28,%29,%30,%31"
 #define WGMMA_LIST_40 WGMMA_LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define WGMMA_LIST_48 WGMMA_LIST_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define WGMMA_LIST_64                                                                            \
   WGMMA_LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,"  \
   "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
@@ -274,6 +276,20 @@ template <int TRANS_B, int N>
 DEVICE void mma(float (&d)[32], const u32 (&a)[N], int first, u64 b, int add) {
   asm volatile(WGMMA("64", "37") WGMMA_LIST_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"
                : WGMMA_SUM_32
+               : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
+                 "n"(TRANS_B));
+}
+template <int TRANS_B, int N>
+DEVICE void mma(float (&d)[40], const u32 (&a)[N], int first, u64 b, int add) {
+  asm volatile(WGMMA("80", "45") WGMMA_LIST_40 "}, {%40, %41, %42, %43}, %44, p, 1, 1, %46; }"
+               : WGMMA_SUM_40
+               : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
+                 "n"(TRANS_B));
+}
+template <int TRANS_B, int N>
+DEVICE void mma(float (&d)[48], const u32 (&a)[N], int first, u64 b, int add) {
+  asm volatile(WGMMA("96", "53") WGMMA_LIST_48 "}, {%48, %49, %50, %51}, %52, p, 1, 1, %54; }"
+               : WGMMA_SUM_48
                : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
                  "n"(TRANS_B));
 }

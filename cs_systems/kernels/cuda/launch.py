@@ -13,7 +13,7 @@ from torch import Tensor
 from cs_systems.kernels.cuda.driver import Launch, Macros, tensor_map
 from cs_systems.kernels.cuda.launch_forward import ForwardOptions, forward
 from cs_systems.kernels.driver import Address
-from cs_systems.kernels.layout import heads_together, padded_d_head, padded_rows
+from cs_systems.kernels.layout import computed_d_head, heads_together, padded_d_head, padded_rows
 
 L2_BYTES = {64: 40 << 20, 128: 20 << 20, 256: 20 << 20}  # for the queries of causal heads that are processed together
 
@@ -165,7 +165,9 @@ class Problem:
         self, source: str, kernel: str, blocks: int, threads: int, shared_bytes: int, parameters: tuple[Any, ...],
         macros: Macros = (), overlaps: bool = False,
     ) -> Launch:  # fmt: skip
-        common = (("D", padded_d_head(self.q.shape[-1])), ("FP16", int(self.q.dtype == torch.float16)))
+        d_head = self.q.shape[-1]
+        columns = (("D", padded_d_head(d_head)), ("WIDTH", computed_d_head(d_head)))
+        common = (*columns, ("FP16", int(self.q.dtype == torch.float16)))
         macros = (*common, *self._tile.macros, *macros)
         return Launch(source, kernel, macros, blocks, threads, shared_bytes, parameters, overlaps)
 

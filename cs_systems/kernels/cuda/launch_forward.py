@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cs_systems.kernels.cuda.driver import Launch, Macros, tensor_map
 from cs_systems.kernels.driver import Address, Counter
-from cs_systems.kernels.layout import padded_d_head
+from cs_systems.kernels.layout import computed_d_head, padded_d_head
 
 ROWS = 64
 """Queries that one warpgroup computes."""
@@ -41,9 +41,10 @@ class ForwardOptions:
         barriers = 3 * self.consumers + 2 * self.k_stages + 2 * self.v_stages
         return 1024 + tiles * depth * 2 + 8 * barriers  # 1024: the tiles are aligned to it
 
-    def macros(self, depth: int, causal: bool, seq_k: int, fp16: bool) -> Macros:
+    def macros(self, d_head: int, causal: bool, seq_k: int, fp16: bool) -> Macros:
         return (
-            ("D", depth),
+            ("D", padded_d_head(d_head)),
+            ("WIDTH", computed_d_head(d_head)),
             ("CONSUMERS", self.consumers),
             ("KEYS", self.keys),
             ("K_STAGES", self.k_stages),
@@ -119,7 +120,7 @@ def forward(
     return Launch(
         "forward",
         "attend_forward",
-        options.macros(depth, causal, seq_k, q.dtype == torch.float16),
+        options.macros(d_head, causal, seq_k, q.dtype == torch.float16),
         min(batch * heads * row_tiles, multiprocessors),
         (options.consumers + 1) * WARPGROUP,
         options.shared_bytes(depth),

@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const long long padded = (long long)batch_head * z.padded_q + block * PART;
   float4* zeros = reinterpret_cast<float4*>(dq + padded * D);
 #pragma unroll
-  for (int i = threadIdx.x; i < PART * D / 4; i += 256) zeros[i] = float4{0, 0, 0, 0};
+  for (int i = threadIdx.x; i < PART * WIDTH / 4; i += 256) zeros[i] = float4{0, 0, 0, 0};
   if (turns && threadIdx.x < PART * D / WARP_DQ) turns[padded * D / WARP_DQ + threadIdx.x] = 0;
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
@@ -88,7 +88,10 @@ extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u1
   float4 x[PART / 8];
   grid_wait();
 #pragma unroll
-  for (int j = 0; j < PART / 8; j++) x[j] = from[j * 32 + lane];
+  for (int j = 0; j < PART / 8; j++) {
+    const bool padding = WIDTH < D && first_column + warp * 16 >= WIDTH;
+    x[j] = padding ? float4{0, 0, 0, 0} : from[j * 32 + lane];
+  }
   const u32 shared = shared_address(memory);
 #pragma unroll
   for (int k = 0; k < PART / 16; k++) {
