@@ -60,9 +60,7 @@ def test_figure_omits_profiled_records_when_clean_ones_exist(build: Build) -> No
     assert len(axes.get_yticklabels()) == 2
 
 
-@pytest.mark.parametrize(
-    ("values", "dtype"), [([80, None], "Int64"), ([80.0, None], "float64"), ([80, None], "object")]
-)
+@pytest.mark.parametrize(("size", "dtype"), [(80, "Int64"), (80.0, "float64"), (80, "object")])
 def test_label_leaves_out_what_a_cell_does_not_have(size: float, dtype: str) -> None:
     """A cell that could not run has no size that its kernel computes."""
     data = pd.DataFrame({"attention": ["a", "b"], "executed_d_head": pd.Series([size, None], dtype=dtype)})
