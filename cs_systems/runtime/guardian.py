@@ -53,10 +53,11 @@ class Guardian:
         wakeup_read, wakeup_write = os.pipe()
         os.set_blocking(wakeup_write, False)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        # Handlers that do nothing, and not SIG_IGN, which the workers would inherit. SIGTERM is the kernel's, when the
-        # supervisor's thread ends.
+        # Handlers that do nothing, and not SIG_IGN, which the workers would inherit; what nohup or a shell made ignored
+        # they do inherit. SIGTERM is the kernel's, when the supervisor's thread ends.
         for number in HANDLED:
-            signal.signal(number, lambda *_: None)
+            if number in (signal.SIGCHLD, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         try:
