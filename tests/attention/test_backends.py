@@ -135,6 +135,7 @@ def test_attention_ranges_are_annotated(name: str) -> None:
     assert ranges.opened == ["scores", "softmax", "value"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch warns while it traces
 @pytest.mark.parametrize("name", ["naive", "compiled", "sdpa_math", "sdpa_flash", "flex", "flash_torch"])
 def test_compiled_model_traces_backend_into_one_graph(name: str) -> None:

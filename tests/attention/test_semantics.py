@@ -85,6 +85,7 @@ def test_output_and_gradients_match_float64(name: str, case: str, device: str, d
     check(name, CASES[case], device, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # torch.compile takes 20 s when nothing is cached
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch calls it
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])

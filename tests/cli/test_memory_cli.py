@@ -171,6 +171,7 @@ def test_invalid_options_are_refused(words: list[str], message: str, capsys: pyt
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_compiled_model_has_no_predicted_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--mode", "forward-backward", "--compile", "aot_eager", "--context-length", "8", "--residuals"]
     assert main([*TINY, *words, "--steps", "1", "--out", str(tmp_path)]) == 0

@@ -19,7 +19,10 @@ from tests.families.models import FAMILIES
 from tests.instrument.test_hooks import Journal
 
 # PyTorch's own warning, raised while its compiler looks at the input of a graph.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning"),
+]
 
 
 @pytest.fixture(autouse=True)

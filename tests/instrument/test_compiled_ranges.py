@@ -24,7 +24,8 @@ from cs_systems.model import BasicTransformerLM
 from cs_systems.traces.range_names import meaning
 from tests.instrument.test_hooks import Journal, holds, layer, train_step
 
-pytestmark = pytest.mark.timeout(300)  # the compiler takes 20 s, or minutes on a busy machine
+# The compiler takes 20 s, or minutes on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 CONFIG = replace(PRESETS["tiny"], num_layers=2)
 MARK = re.compile(r" *mark\(.*\)|from cs_systems\.instrument\.annotate import .*|call = closing_marks\(call\)")
 SERIAL = re.compile(r"# AOT ID: .*")  # counts the compilations of this process

@@ -276,7 +276,7 @@ def test_raising_backward_closes_ranges_in_their_thread(device: str) -> None:
     assert [e for e in journal.events[before:] if e == "block 1"] == ["block 1"] * 2
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_listener_does_not_recompile_the_model(compiled: bool) -> None:
     from torch._dynamo.utils import counters
 

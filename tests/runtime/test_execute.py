@@ -224,6 +224,7 @@ def test_cuda_cell_without_cuda_is_unavailable() -> None:
     assert f"no CUDA: {why}; run with --device cpu" in (record.reason or "")
 
 
+@pytest.mark.slow
 def test_recompiling_in_a_timed_step_is_a_caveat() -> None:
     record = run(replace(TINY, compile="aot_eager", warmup=0, steps=3))
     assert "recompiled" in [w.code for w in record.warnings]
@@ -252,6 +253,7 @@ def factory(config, device):
 """
 
 
+@pytest.mark.slow
 def test_graph_breaks_of_a_compiled_cell_are_recorded(tmp_path: Path) -> None:
     (file := tmp_path / "broken.py").write_text(BROKEN)
     cell = replace(OWN, workload=f"{file}:factory", warmup=2)

@@ -110,6 +110,7 @@ def test_recomputation_counts_in_hardware_flops_only() -> None:
     assert again["forward"] == plain["forward"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["every:2", "selective:attention", "selective:products:2", "nested:2:1"])
 def test_compiled_checkpointed_gradients_match_plain_gradients(form: str) -> None:
     torch._dynamo.reset()

@@ -209,6 +209,7 @@ def test_checkpointed_gradients_are_bit_identical(change: dict[str, str]) -> Non
 
 
 # torch's compiler instantiates the autograd Function and causes torch's own warning.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_step_gives_same_gradients() -> None:
     plain, compiled = gradients(TINY), gradients(replace(TINY, compile="aot_eager"))
@@ -284,6 +285,7 @@ def test_part_computes_the_layers_of_blocks_in_fp8(names: tuple[str, ...]) -> No
     assert replace(config, parts=(*names, "fp8_linear")).computes_in is Precision.FP8
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, in dynamo
 @pytest.mark.parametrize("names", [(), ("joined_projections",)], ids=str)
 def test_compiled_block_in_fp8_is_one_graph_with_the_same_gradients(names: tuple[str, ...]) -> None:

@@ -212,6 +212,7 @@ def test_update_in_backward_does_not_keep_the_model_alive() -> None:
     assert weight() is None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, in dynamo
 def test_block_scope_compiles_the_same_step() -> None:
     plain = step(parts=("joined_projections",))
@@ -219,6 +220,7 @@ def test_block_scope_compiles_the_same_step() -> None:
     torch.testing.assert_close(trained(plain), trained(compiled))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, in dynamo
 @pytest.mark.filterwarnings("ignore:Detected that context_fn is passed")
 @pytest.mark.parametrize("checkpoint", ["every:1", "selective:products:1"])
@@ -228,6 +230,7 @@ def test_block_scope_compiles_checkpointed_blocks(checkpoint: str) -> None:
     torch.testing.assert_close(trained(plain), trained(compiled))
 
 
+@pytest.mark.slow
 def test_parts_and_compiled_blocks_train_ranks_as_the_plain_step_does() -> None:
     plain = RunConfig(model=preset("tiny"), batch_size=1, seq_len=16, device="cpu", world_size=2, strategy="fsdp")
     for_ranks = tuple(name for name in NAMES if part(name).on_ranks and name not in TRITON)
