@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
-import tempfile
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.nsys_lock import alone_with_nsys
 
 pytest_plugins = ["tests.recorded"]
 
@@ -42,15 +41,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def alone_with_nsys(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run tests marked nsys one at a time: simultaneous nsys sessions lose their connections."""
+def locked_nsys(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run tests marked nsys one at a time."""
     if request.node.get_closest_marker("nsys") is None:
         yield
         return
     if reason := _nsys_problem():
         pytest.skip(f"no nsys that works: {reason}")
-    with (Path(tempfile.gettempdir()) / "cs_systems-nsys.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone_with_nsys():
         yield
 
 

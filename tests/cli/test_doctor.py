@@ -15,6 +15,7 @@ from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
 from cs_systems.profilers import ncu, nsys
 from cs_systems.record import Row
 from tests.forks import own_fork_server
+from tests.nsys_lock import alone_with_nsys
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
     from contextlib import redirect_stdout
     from io import StringIO
 
-    with redirect_stdout(StringIO()) as shown:
+    with alone_with_nsys(), redirect_stdout(StringIO()) as shown:
         assert main(["doctor", "--json"]) == 0
     return {row["check"]: row for row in json.loads(shown.getvalue())}
 

@@ -4,12 +4,14 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from cs_systems.cli import COMMANDS, _dispatch, main
 from cs_systems.config import one_of
+from tests.nsys_lock import alone_with_nsys
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import docs_commands as docs
@@ -31,6 +33,10 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """Return `docs.run` that runs cs-systems in this process, unless the command needs a shell."""
 
     def run(command: str, folder: Path, environment: dict[str, str]) -> str:
+        with alone_with_nsys() if "doctor" in command else nullcontext():
+            return run_alone(command, folder, environment)
+
+    def run_alone(command: str, folder: Path, environment: dict[str, str]) -> str:
         program, *words = shlex.split(command)
         if program != "cs-systems" or {*command} & {*"|&;<>$"}:
             return docs.run(command, folder, environment)

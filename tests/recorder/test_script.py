@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -67,7 +66,7 @@ def test_script_is_profiled_and_stopped(tmp_path: Path) -> None:
     assert snapshot.reason is None or snapshot.reason.startswith("a memory snapshot requires a CUDA device")
 
 
-@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
+@pytest.mark.nsys
 def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> None:
     pytest.importorskip("nvtx")
     options = ["--steps", "1:3", "--with", "nsys", "--record-host", "--out", str(tmp_path)]
