@@ -27,24 +27,34 @@ def packed(data: Any) -> Any:
         return {name: packed(value) for name, value in data.items()}
     if not isinstance(data, (list, tuple)):
         return data
-    if len(data) >= LEAST and all(value is None or type(value) is int for value in data):
+    if len(data) >= LEAST and {*map(type, data)} <= {int, type(None)}:
         return _column(data)
     return [packed(value) for value in data]
 
 
 def _column(values: Sequence[int | None]) -> dict[str, Any]:
-    numbers, last = [], 0
-    for value in values:
-        last = last if value is None else value
-        numbers.append(last)
-    column = np.array(numbers, np.int64)
-    ways = {"numbers": _bytes(column), "differences": _bytes(np.diff(column, prepend=0))}
-    name = min(ways, key=lambda way: len(ways[way]))
-    return {name: base64.b64encode(ways[name]).decode(), "none": [i for i, v in enumerate(values) if v is None]}
+    absent = [index for index, value in enumerate(values) if value is None]
+    column = np.array([0 if value is None else value for value in values] if absent else values, np.int64)
+    if absent:  # the number before stands for one that is None
+        last = np.arange(len(values))
+        last[absent] = 0
+        column = column[np.maximum.accumulate(last)]
+    ways = {"numbers": _unsigned(column), "differences": _unsigned(np.diff(column, prepend=0))}
+    name = min(ways, key=lambda way: _size(ways[way]))
+    return {name: base64.b64encode(_bytes(ways[name])).decode(), "none": absent}
 
 
-def _bytes(column: NDArray[np.int64]) -> bytes:
-    unsigned = ((column << 1) ^ (column >> 63)).astype(np.uint64)
+def _unsigned(column: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the numbers with the sign in the lowest bit."""
+    return ((column << 1) ^ (column >> 63)).astype(np.uint64)
+
+
+def _size(unsigned: NDArray[np.uint64]) -> int:
+    """Return the length of `_bytes`."""
+    return len(unsigned) + sum(int(np.count_nonzero(unsigned >> (7 * group))) for group in _GROUPS[1:])
+
+
+def _bytes(unsigned: NDArray[np.uint64]) -> bytes:
     groups = unsigned[:, None] >> (7 * _GROUPS)
     used = (groups > 0) | (_GROUPS == 0)
     more = np.zeros_like(used)
