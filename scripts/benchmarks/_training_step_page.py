@@ -131,12 +131,10 @@ def report(step: Rows, fused: Rows, fused_added: Rows, embedding: Rows, switches
 def answer(step: Rows) -> str:
     """Return the sentences that open the page."""
 
-    def row_of(variant: str, size: str, context: int) -> dict[str, Any] | None:
-        row = step.get((size, context, variant))
-        return step.get((size, context, WITHOUT_EMBEDDING)) if row is None and variant == ALL else row
-
     def times(variant: str, size: str, context: int) -> float | None:
-        row = row_of(variant, size, context)
+        row = step.get((size, context, variant))
+        if row is None and variant == ALL:
+            row = step.get((size, context, WITHOUT_EMBEDDING))
         peer = min(r["wall_s"] for (s, c, v), r in step.items() if (s, c) == (size, context) and v in IN_BF16)
         return row and peer / row["wall_s"]
 

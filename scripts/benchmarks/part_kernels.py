@@ -21,6 +21,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -245,9 +246,8 @@ def main() -> None:
     kept = args.out / "rows.json" if args.out else None
     rows: list[dict[str, Any]] = json.loads(kept.read_text())["rows"] if kept and kept.exists() else []
     done = {(r["case"], r["size"], r["context"]) for r in rows}
-    for cell in [(name, size, tokens) for tokens in args.contexts for size in args.sizes for name in args.cases]:
-        name, size, tokens = cell
-        if cell in done:
+    for tokens, size, name in product(args.contexts, args.sizes, args.cases):
+        if (name, size, tokens) in done:
             continue
         if time.monotonic() - began > args.budget_s:
             print(f"{name}, {size}, {tokens}: left out, the time is spent", flush=True)

@@ -76,8 +76,7 @@ def variants() -> dict[str, dict[str, Any]]:
     """Return the options of each row by its name."""
     found = {"eager": {"attention": "sdpa_flash"}, "compiled": switched()}
     found |= {f"alone: {name}": switched(name) for name in SWITCHES if name not in NEEDS}
-    for n, name in enumerate(SWITCHES):
-        found[f"up to: {name}"] = switched(*[*SWITCHES][:n], name)
+    found |= {f"up to: {name}": switched(*[*SWITCHES][: n + 1]) for n, name in enumerate(SWITCHES)}
     for left_out in FAST:
         found[f"without: {left_out}"] = switched(*(n for n in FAST if left_out not in (n, NEEDS.get(n))))
     return found | {"fast": switched(*FAST), "fast in fp8": switched(*FAST, "fp8_linear")}

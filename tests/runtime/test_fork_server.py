@@ -77,19 +77,21 @@ def ran(record: RunRecord) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in ("seconds", "sha256")}
 
 
-@pytest.mark.parametrize(("world_size", "hang_up"), [(1, signal.SIG_DFL), (1, signal.SIG_IGN), (2, signal.SIG_DFL)])
+@pytest.fixture
+def hang_up(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set what the starting process does with SIGHUP; nohup makes it ignored."""
+    before = signal.signal(signal.SIGHUP, request.param)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.parametrize(
+    ("world_size", "hang_up"),
+    [(1, signal.SIG_DFL), (1, signal.SIG_IGN), (2, signal.SIG_DFL)],
+    indirect=["hang_up"],
+)
 def test_forked_worker_equals_a_new_process(
-    world_size: int, hang_up: signal.Handlers, workload: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """hang_up: what the starting process does with SIGHUP; nohup makes it ignored."""
-    before = signal.signal(signal.SIGHUP, hang_up)
-    try:
-        check_forked_worker_equals_a_new_process(world_size, workload, monkeypatch, tmp_path)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def check_forked_worker_equals_a_new_process(
     world_size: int, workload: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     report(workload)  # the server runs, in another directory

@@ -251,62 +251,35 @@ DEVICE void forget(float (&d)[N]) {
 #define WGMMA(N, ADD) \
   "{ .reg .pred p; setp.ne.b32 p, %" ADD ", 0; wgmma.mma_async.sync.aligned.m64n" N "k16.f32." ELEMENT "." ELEMENT " {"
 
-// Compute d (64 x 64, 64 x 80 or 64 x 128) = a b, or d += a b if `add`, over 16 of k: a and b by descriptor, trans as
-// in `describe`. It is asynchronous: nothing may touch d before a wait for its group.
-template <int TRANS_A, int TRANS_B>
-DEVICE void mma(float (&d)[32], u64 a, u64 b, int add) {
-  asm volatile(WGMMA("64", "34") WGMMA_LIST_32 "}, %32, %33, p, 1, 1, %35, %36; }"
-               : WGMMA_SUM_32
-               : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));
-}
-template <int TRANS_A, int TRANS_B>
-DEVICE void mma(float (&d)[40], u64 a, u64 b, int add) {
-  asm volatile(WGMMA("80", "42") WGMMA_LIST_40 "}, %40, %41, p, 1, 1, %43, %44; }"
-               : WGMMA_SUM_40
-               : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));
-}
-template <int TRANS_A, int TRANS_B>
-DEVICE void mma(float (&d)[64], u64 a, u64 b, int add) {
-  asm volatile(WGMMA("128", "66") WGMMA_LIST_64 "}, %64, %65, p, 1, 1, %67, %68; }"
-               : WGMMA_SUM_64
-               : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));
-}
+// Compute d (64 x N, in N / 2 registers) = a b, or d += a b if `add`, over 16 of k: a and b by descriptor, trans as in
+// `describe`. It is asynchronous: nothing may touch d before a wait for its group. The macro's numbers are those of the
+// operands: d's COUNT, then a, b, add, and both trans.
+#define MMA(N, COUNT, B, ADD, TRANS_OF_A, TRANS_OF_B)                                                 \
+  template <int TRANS_A, int TRANS_B>                                                                 \
+  DEVICE void mma(float (&d)[COUNT], u64 a, u64 b, int add) {                                         \
+    asm volatile(WGMMA(#N, #ADD) WGMMA_LIST_##COUNT "}, %" #COUNT ", %" #B ", p, 1, 1, %" #TRANS_OF_A \
+                 ", %" #TRANS_OF_B "; }"                                                              \
+                 : WGMMA_SUM_##COUNT                                                                  \
+                 : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));                             \
+  }
+MMA(64, 32, 33, 34, 35, 36)
+MMA(80, 40, 41, 42, 43, 44)
+MMA(128, 64, 65, 66, 67, 68)
 // Compute the same with a in four registers, `a` from `first` on, which may not be written before the wait either.
-template <int TRANS_B, int N>
-DEVICE void mma(float (&d)[32], const u32 (&a)[N], int first, u64 b, int add) {
-  asm volatile(WGMMA("64", "37") WGMMA_LIST_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"
-               : WGMMA_SUM_32
-               : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
-                 "n"(TRANS_B));
-}
-template <int TRANS_B, int N>
-DEVICE void mma(float (&d)[40], const u32 (&a)[N], int first, u64 b, int add) {
-  asm volatile(WGMMA("80", "45") WGMMA_LIST_40 "}, {%40, %41, %42, %43}, %44, p, 1, 1, %46; }"
-               : WGMMA_SUM_40
-               : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
-                 "n"(TRANS_B));
-}
-template <int TRANS_B, int N>
-DEVICE void mma(float (&d)[48], const u32 (&a)[N], int first, u64 b, int add) {
-  asm volatile(WGMMA("96", "53") WGMMA_LIST_48 "}, {%48, %49, %50, %51}, %52, p, 1, 1, %54; }"
-               : WGMMA_SUM_48
-               : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
-                 "n"(TRANS_B));
-}
-template <int TRANS_B, int N>
-DEVICE void mma(float (&d)[64], const u32 (&a)[N], int first, u64 b, int add) {
-  asm volatile(WGMMA("128", "69") WGMMA_LIST_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }"
-               : WGMMA_SUM_64
-               : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
-                 "n"(TRANS_B));
-}
-template <int TRANS_B, int N>
-DEVICE void mma(float (&d)[128], const u32 (&a)[N], int first, u64 b, int add) {
-  asm volatile(WGMMA("256", "133") WGMMA_LIST_128 "}, {%128, %129, %130, %131}, %132, p, 1, 1, %134; }"
-               : WGMMA_SUM_128
-               : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
-                 "n"(TRANS_B));
-}
+#define MMA_FROM_REGISTERS(N, COUNT, A1, A2, A3, B, ADD, TRANS)                                              \
+  template <int TRANS_B, int SIZE>                                                                           \
+  DEVICE void mma(float (&d)[COUNT], const u32 (&a)[SIZE], int first, u64 b, int add) {                      \
+    asm volatile(WGMMA(#N, #ADD) WGMMA_LIST_##COUNT "}, {%" #COUNT ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B   \
+                 ", p, 1, 1, %" #TRANS "; }"                                                                 \
+                 : WGMMA_SUM_##COUNT                                                                         \
+                 : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add), \
+                   "n"(TRANS_B));                                                                            \
+  }
+MMA_FROM_REGISTERS(64, 32, 33, 34, 35, 36, 37, 38)
+MMA_FROM_REGISTERS(80, 40, 41, 42, 43, 44, 45, 46)
+MMA_FROM_REGISTERS(96, 48, 49, 50, 51, 52, 53, 54)
+MMA_FROM_REGISTERS(128, 64, 65, 66, 67, 68, 69, 70)
+MMA_FROM_REGISTERS(256, 128, 129, 130, 131, 132, 133, 134)
 
 // ---- sums in global memory, and their order ----
 // Order the copy engine's and the threads' accesses to global memory.
