@@ -412,3 +412,41 @@ def test_part_without_a_gpu_is_unavailable_with_the_remedy(part: parts.Part) -> 
     assert part.unavailable(RunConfig(model=preset("tiny"), device="cpu")) == (
         "Triton has no kernels for a CPU; drop it from --parts, or set TRITON_INTERPRET=1 (slow)"
     )
+
+
+@DEVICES
+@DTYPES
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 1), (3, 7), (5, 1000), (1, 16384), (2, 16385)])
+def test_gradient_of_cross_entropy_replaces_the_logits(
+    rows: int, vocabulary: int, dtype: torch.dtype, device: str
+) -> None:
+    from cs_systems.kernels.cross_entropy import gradient_in_place
+
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(rows, vocabulary, generator=random).mul(5).to(device, dtype)
+    targets = torch.randint(vocabulary, (rows,), generator=random).to(device)
+    wide = logits.double().requires_grad_()
+    exact = nn.functional.cross_entropy(wide, targets, reduction="none")
+    (exact.sum() / 4).backward()
+    losses = torch.empty(rows, device=device)
+    gradient_in_place(logits, targets, losses, 0.25)
+    single = max(TOLERANCE[dtype], TOLERANCE[torch.float32])  # it computes in float32 at most
+    assert wide.grad is not None
+    assert_near([losses, logits], [exact.detach(), wide.grad], single)
+
+
+@DEVICES
+@DTYPES
+@pytest.mark.parametrize("factor", [1.0, -3.0])
+@pytest.mark.parametrize("programs", [1, 1000])
+def test_multiplication_in_place(
+    programs: int, factor: float, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cs_systems.kernels import cross_entropy
+
+    monkeypatch.setattr(cross_entropy, "SCALING_PROGRAMS", programs)
+    for count in (0, 1, 5000):
+        x = (torch.arange(count, device=device) % 50).to(dtype)  # exact products: the interpreter cuts bfloat16 off
+        expected = x * factor
+        cross_entropy.multiply_in_place(x, torch.tensor(factor, device=device))
+        assert torch.equal(x, expected)

@@ -172,6 +172,15 @@ def test_cross_entropy_in_chunks_is_that_of_one_chunk(rows: int, monkeypatch: py
         torch.testing.assert_close(chunked, one)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_second_backward_of_the_fused_loss_is_refused(device: str) -> None:
+    h, w = (torch.ones(n, 2, device=device, requires_grad=True) for n in (10, 37))
+    loss = fused_cross_entropy.head_loss(h, w, torch.arange(10, device=device))
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def step(**options: Any) -> TrainStep:
     config = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", **options)
     return TrainStep(config, resolve("cpu"))

@@ -3,7 +3,7 @@
 The rows are taken in chunks. Forward computes a chunk's logits, its loss, and at once the gradients of its hidden
 states and its share of the weight's gradient, so the logits of one chunk are all that exists. Backward multiplies by
 the gradient of the loss (Hsu et al. 2024, "Liger Kernel", section 3). On a GPU one Triton kernel turns the logits into
-their gradient in place.
+their gradient in place, and another multiplies in place, unless the gradient of the loss is 1, as it mostly is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from cs_systems.training.parts import Part
 
@@ -22,7 +23,8 @@ CHUNK_BYTES = 512 << 20
 class LinearCrossEntropy(torch.autograd.Function):
     """Mean cross-entropy of hidden weightᵀ: `apply(hidden (N, D), weight (V, D), targets (N,))` → float32 scalar.
 
-    The loss is computed in float32 from logits in the dtype of `hidden`, or in float64 for float64.
+    The loss is computed in float32 from logits in the dtype of `hidden`, or in float64 for float64. Backward runs once:
+    it multiplies the gradients that forward computed where they lie, and a second one raises torch's RuntimeError.
     """
 
     @staticmethod
@@ -49,10 +51,12 @@ class LinearCrossEntropy(torch.autograd.Function):
         return losses.mean()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         of_hidden, of_weight = ctx.saved_tensors
-        factor = gradients[0]
-        return of_hidden * factor.to(of_hidden.dtype), of_weight * factor.to(of_weight.dtype), None
+        for x in (of_hidden, of_weight):
+            _multiply_in_place(x, gradients[0])
+        return of_hidden, of_weight, None
 
 
 def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -72,6 +76,16 @@ def _gradient_in_place(logits: Tensor, targets: Tensor, losses: Tensor, scale: f
     gradient = (wide - log_sum).exp_()
     gradient.scatter_add_(-1, targets[:, None], gradient.new_full((len(targets), 1), -1.0))
     logits.copy_(gradient.mul_(scale))
+
+
+def _multiply_in_place(x: Tensor, factor: Tensor) -> None:
+    if x.is_cuda:
+        from cs_systems.kernels.cross_entropy import multiply_in_place
+
+        multiply_in_place(x, factor)
+        torch.autograd.graph.increment_version(x)  # torch does not see the kernel's writes
+    else:
+        x.mul_(factor)
 
 
 def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
