@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training_step import FAST, NEEDS, PEERS, POINTWISE, SWITCHES
+from training_step import BY_CUBLASLT, FAST, NEEDS, PEERS, POINTWISE, SWITCHES
 
 Rows = Mapping[tuple[str, int, str], dict[str, Any]]
 """(size, context, variant) → row, of one run a cell."""
@@ -27,6 +27,7 @@ NAMES = {
     BEFORE: "fast without the fused kernels",
     WITHOUT_EMBEDDING: "fast without the embedding's kernel",
     ALL: "fast",
+    BY_CUBLASLT: "fast, products by cublasLt",
     STATE: "fast, moments in bf16",
     LOW: "fast, linear layers in fp8",
     LOWEST: "fast, both",
@@ -46,7 +47,7 @@ INTRODUCTION = (
     "*Floor*: model FLOPs at the measured rate of a large bf16 product plus 28 "
     "bytes for each parameter at the measured rate of a copy; a step in fp8 can pass it. *MFU*: of 989 TFLOP/s, "
     "bf16's, for all. *Fast* has the update in backward at every size, which the recipe has from 2 billion parameters "
-    "on. For medium, large at 512 and small at 2048 the rows are from before the kernel for the embedding's gradient. "
+    "on. For medium at 512 the rows are from before the kernels of the embedding's gradient and of the loss. "
     "*Host*: time to submit the step; where it is near the step, the GPU waits for launches. *Gain*: over the row "
     "above, ms. *Predicted*: from the bytes that a switch no longer moves; for the update in backward the whole "
     "update, which is a limit; for a fused kernel its bytes at an expected 4.0 TB/s against those of Inductor's "
@@ -59,15 +60,15 @@ EQUALITY = (
     "Not measured: 8B on two GPUs."
 )
 REMARKS = (
-    "- Fused kernels: 6% of the step at 2.7B and 2048, 4 to 11% elsewhere; each alone is in "
+    "- Fused kernels: 5% of the step at 2.7B and 2048, 4 to 11% elsewhere; each alone is in "
     "[part_kernels](../part_kernels/table.md). SwiGLU gains only on a joined product, whose gradients Inductor "
     "concatenates. At 2.7B and 2048 the rotation gains 9 ms where 1.4 were predicted: with joined projections it also "
     "writes the gradients of q, k and v into one tensor.",
     "- With the fused kernels joined projections gain 2% at 2.7B (311.6 against 318.5 ms); without them they lose.",
-    "- fp8: 1.33 times as fast as fast at 2.7B and 2048, 1.17 times at 512 and for large at 2048. It is slower than "
-    "fast for small, and for medium at 512, whose products are too small to pay for the quantization. Llama with "
-    "torchao's fp8 (tensor-wise; the last layer in bf16, as here) takes 1.24 times our time for 2.7B at 2048, and 1.70 "
-    "times at 512. Our kernel ran alone at 3.4 of 4.3 TB/s; at 2.3 "
+    "- fp8: 1.34 times as fast as fast at 2.7B and 2048, 1.15 times at 512, 1.17 times for large at 2048. It is slower "
+    "than fast for small and medium at 512 and gains 1% for large at 512 and small at 2048, whose products are too "
+    "small to pay for the quantization. Llama with torchao's fp8 (tensor-wise; the last layer in bf16, as here) takes "
+    "1.25 times our time for 2.7B at 2048, and 1.47 times at 512. Our kernel ran alone at 3.4 of 4.3 TB/s; at 2.3 "
     "when it divided instead of multiplying by the inverse, with which the step of 2.7B took 243 ms.",
     "- Liger's kernels make this Llama slower than torch.compile does, at every size measured: each launch costs the "
     "host, and its backward of the norm runs at 1.3 TB/s where ours runs at 3.5 ([part_kernels]"
@@ -75,7 +76,11 @@ REMARKS = (
     "`addmm` of fp32 and bf16.",
     "- Master weights gain more than predicted: parameters in bf16 also keep the residual stream in bf16, where "
     "autocast keeps it in fp32.",
-    "- Fused cross-entropy: no time at a vocabulary of 10,000 (the logits are 1 to 2% of the bytes); up to 0.4 GiB.",
+    "- Fused cross-entropy: up to 0.4 GiB, and no time at a vocabulary of 10,000 (the logits are 1 to 2% of the bytes) "
+    "when these rows were measured. Since then its kernel reads each row of logits once, 40 µs in place of 93 for "
+    "2,048 rows, and backward multiplies in place: fast takes 4.91 ms in place of 4.97 for small at 512, in two runs.",
+    "- cublasLt in place of cuBLAS (`torch.backends.cuda.preferred_blas_library`): no gain, the medians differ by 0.7% "
+    "at most, within the spread.",
     "- The update inside backward: nothing for small and large, whose update is 1 and 6 ms; 1 to 2% for 2.7B, of the "
     "25% that the update takes: the products leave the other kernel few free multiprocessors.",
     "- At context 2048 the products of 2.7B alone took 222 of 312 ms (770 TFLOP/s, their ceiling), the update 22 ms, "
@@ -83,8 +88,8 @@ REMARKS = (
     "to 10 ms less were predicted, and the step takes 308 ms in place of 316, in two runs.",
     "- The gradient of the embedding gains 0.08 ms for small at 512, where 0.07 were predicted, and less than the "
     "spread elsewhere. Alone it takes a third to a sixth of torch's time, and its sums have one order.",
-    "- Llama's time at 512 depends on the host: large took 50 ms in the run of the table and 83 in another, beside "
-    "29.4 ms of fast.",
+    "- Llama's time at 512 depends on the host: large took 54 ms in the run of the table, and 50 and 83 in others, "
+    "beside 29.3 ms of fast.",
 )
 
 

@@ -52,6 +52,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "fp8_linear": {},
 }
 INEXACT = ("bf16 state", "fp8_linear")
+BY_CUBLASLT = "fast by cublasLt"  # torch's products by another library of NVIDIA
 FAST = tuple(name for name in SWITCHES if name not in INEXACT)
 NEEDS = {"update_in_backward": "master", "bf16 state": "master"}
 # Bytes of a token, layer and unit of width in bfloat16: width, moved by Inductor's kernels, moved by the part's.
@@ -79,7 +80,8 @@ def variants() -> dict[str, dict[str, Any]]:
     found |= {f"up to: {name}": switched(*[*SWITCHES][: n + 1]) for n, name in enumerate(SWITCHES)}
     for left_out in FAST:
         found[f"without: {left_out}"] = switched(*(n for n in FAST if left_out not in (n, NEEDS.get(n))))
-    return found | {"fast": switched(*FAST), "fast in fp8": switched(*FAST, "fp8_linear")}
+    found |= {"fast": switched(*FAST), BY_CUBLASLT: switched(*FAST)}
+    return found | {"fast in fp8": switched(*FAST, "fp8_linear")}
 
 
 VARIANTS = variants()
@@ -143,6 +145,17 @@ class LlamaStep:
 
     def describe(self) -> dict[str, Any]:
         return {}
+
+
+@contextmanager
+def products_by(library: str) -> Iterator[None]:
+    """Let torch compute its matrix products by a library, cublas or cublaslt."""
+    kept = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(library)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(kept)
 
 
 @contextmanager
@@ -292,6 +305,7 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
     row: dict[str, Any] = {"variant": name, "floor_s": floor_s, "predicted_s": predicted(name, base, rates)}
     library = ExitStack()
     try:
+        library.enter_context(products_by("cublaslt" if name == BY_CUBLASLT else "cublas"))
         if name in PEERS:
             mode, changed = PEERS[name]
             workload: Any = LlamaStep(base, device, mode)

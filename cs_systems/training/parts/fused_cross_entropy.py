@@ -3,7 +3,8 @@
 The rows are taken in chunks. Forward computes a chunk's logits, its loss, and at once the gradients of its hidden
 states and its share of the weight's gradient, so the logits of one chunk are all that exists. Backward multiplies by
 the gradient of the loss (Hsu et al. 2024, "Liger Kernel", section 3). On a GPU one Triton kernel turns the logits into
-their gradient in place, and another multiplies in place, unless the gradient of the loss is 1, as it mostly is.
+their gradient in place, and another multiplies in place, unless the gradient of the loss is 1, as it mostly is: 138 and
+10 µs for 8,192 tokens, 10,000 words and D = 768 on one H200, beside 560 of the three products (profiles/part_kernels).
 """
 
 from __future__ import annotations
