@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from training_step import BY_CUBLASLT, FAST, NEEDS, PEERS, POINTWISE, SWITCHES
+
+from cs_systems.report.figures import plot
+from cs_systems.report.figures.drawing import COLORS, one_panel
 
 Rows = Mapping[tuple[str, int, str], dict[str, Any]]
 """(size, context, variant) → row, of one run a cell."""
@@ -98,7 +102,7 @@ def write(folder: Path) -> None:
     names = ("h200", "fused_kernels", "fused_kernels_2.7B", "embedding", "switches")
     step, *others = (read(folder / f"{name}.json") for name in names)
     (folder / "table.md").write_text(report(step, *others))
-    drawing(step).savefig(folder / "figure.svg")
+    plot.write(partial(drawing, step), folder / "figure.svg")
 
 
 def read(file: Path) -> Rows:
@@ -237,8 +241,6 @@ def changed(row: Mapping[str, Any] | None, beside: Mapping[str, Any]) -> str:
 
 def drawing(step: Rows) -> Any:
     """Return the figure: step time of each variant as a multiple of the floor."""
-    from cs_systems.report.figures.drawing import COLORS, one_panel
-
     drawn, axes = one_panel(4.2)
     names: Sequence[str] = [name for name in NAMES if any(variant == name for _, _, variant in step)]
     for (size, context), color in zip(CELLS, COLORS, strict=False):

@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from cs_systems.config import RunConfig, preset
 from cs_systems.core.recipes import RECIPES
 from cs_systems.formulas.cost import parameter_count
 from cs_systems.machine.device import Device, resolve
+from cs_systems.report.figures import plot
 from cs_systems.report.figures.drawing import COLORS, one_panel
 from cs_systems.workloads.training_curve import TrainingCurve
 
@@ -55,7 +57,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     found = {"device": device.name, "between_recipes": of_recipes, "between_seeds": of_seeds, "rows": rows}
     (args.out / "curves.json").write_text(json.dumps(found))
-    drawing(rows).savefig(args.out / "curves.svg")
+    plot.write(partial(drawing, rows), args.out / "curves.svg")
     return 0
 
 
