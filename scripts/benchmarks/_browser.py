@@ -118,10 +118,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             tab.call(f"{domain}.enable")
         tab.call("Performance.enable", timeDomain="threadTicks")
-        tab.emulate(**emulated)
-        tab.call("Page.navigate", url=file.absolute().as_uri() + fragment)
-        while not any(e["method"] == "Page.loadEventFired" for e in tab.events()):
-            self.receive()
+        tab.load(file, fragment=fragment, **emulated)
         return tab
 
 
@@ -129,13 +126,25 @@ class Tab:
     """Tab with one page; a context manager that closes it."""
 
     def __init__(self, browser: Browser, target: str, session: str) -> None:
-        self.browser, self.target, self.session = browser, target, session
+        self.browser, self.target, self.session, self.loads = browser, target, session, 0
 
     def __enter__(self) -> Tab:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self.browser.call("Target.closeTarget", targetId=self.target)
+        self._forget()
+
+    def load(self, file: Path, *, fragment: str = "", **emulated: Any) -> None:
+        """Load the file, also in place of an earlier page, whose events are forgotten."""
+        self.emulate(**emulated)
+        self._forget()
+        self.loads += 1  # a part of the address: one that differs in its fragment alone would not be loaded
+        self.call("Page.navigate", url=f"{file.absolute().as_uri()}?{self.loads}{fragment}")
+        while not any(e["method"] == "Page.loadEventFired" for e in self.events()):
+            self.browser.receive()
+
+    def _forget(self) -> None:
         self.browser.events = [e for e in self.browser.events if e.get("sessionId") != self.session]
 
     def call(self, method: str, **parameters: Any) -> Any:

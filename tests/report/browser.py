@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,15 +89,26 @@ def browser() -> Browser:
     return made
 
 
+@cache
+def shared_tab() -> Tab:
+    """Return the tab that all tests of a process share: a new one starts a process of the browser."""
+    return browser().open(Path(os.devnull))
+
+
 @contextmanager
 def opened(folder: Path, text: str, fragment: str = "", **emulated: Any) -> Iterator[Tab]:
-    """Open a page in a new tab; at the end it must have logged nothing and requested nothing but itself."""
+    """Open a page; at the end it must have logged nothing and requested nothing but itself."""
     file = folder / "page.html"
     file.write_text(text, encoding="utf-8")
-    with browser().open(file, fragment=fragment, **emulated) as tab:
+    tab = shared_tab()
+    try:
+        tab.load(file, fragment=fragment, **emulated)
         yield tab
         problems = tab.problems()
         assert not problems, problems
+    except BaseException:
+        shared_tab.cache_clear()  # the page may still be busy
+        raise
 
 
 def browse(folder: Path, text: str, probe: str, fragment: str = "", **emulated: Any) -> Any:

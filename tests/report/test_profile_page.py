@@ -30,8 +30,8 @@ DATA = Path(__file__).parents[1] / "data"
 EVIL = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\"><!-- {} & gemm"
 # `find` moves the pointer over a chart until the tooltip begins with a text.
 POINTER += """function find(canvas, begin, has = "") {
-  for (let y = 33; y < canvas.clientHeight; y += 6) {
-    for (let x = 2; x < canvas.clientWidth; x += 2) {
+  for (let y = 33; y < canvas.clientHeight; y += 9) { // half a row
+    for (let x = 2; x < canvas.clientWidth; x += 4) { // a box is found from three pixels beside it
       event(canvas, "pointermove", x, y);
       const lines = tipLines();
       if (lines && lines[0].startsWith(begin) && lines.some((line) => line.includes(has))) return { x, y, lines };
@@ -178,7 +178,7 @@ def test_page_counts_kernels_of_cuda_graphs(nsys_path: Path, tmp_path: Path) -> 
     assert re.search(r"\d+ kernels of this step ran in CUDA graphs, from \d+ launch", text)
 
 
-def test_overlapping_ranges_share_two_rows(nsys_path: Path, tmp_path: Path) -> None:
+def test_overlapping_ranges_share_two_rows(nsys_path: Path, page: str, tmp_path: Path) -> None:
     """Each range begins before the previous one ends; one row for each would give 100 rows."""
     start = "(SELECT start FROM NVTX_EVENTS WHERE text = 'backward' ORDER BY start LIMIT 1 OFFSET 1)"
     thread = "(SELECT max(globalTid) + 1 FROM NVTX_EVENTS WHERE text = 'backward')"
@@ -190,11 +190,10 @@ def test_overlapping_ranges_share_two_rows(nsys_path: Path, tmp_path: Path) -> N
         )
         for n in range(100)
     ]
-    plain = page_of(profile_of(nsys_path))
-    page = page_of(changed(nsys_path, tmp_path / "loads.sqlite", *loads))
-    probe = POINTER + "answer({ height: line.clientHeight, load: find(line, 'load') });"
-    before, after = (browse(tmp_path, text, probe) for text in (plain, page))
-    assert after["height"] - before["height"] == 22 + 2 * 18  # a title and two rows
+    loaded = page_of(changed(nsys_path, tmp_path / "loads.sqlite", *loads))
+    before = browse(tmp_path, page, POINTER + "answer(line.clientHeight);")
+    after = browse(tmp_path, loaded, POINTER + "answer({ height: line.clientHeight, load: find(line, 'load') });")
+    assert after["height"] - before == 22 + 2 * 18  # a title and two rows
     assert after["load"]["lines"][0] == "load"
 
 

@@ -25,10 +25,11 @@ class MemoryChart extends Chart {
     this.height = this.canvas.clientHeight;
     const g = this.begin();
     this.moments = this.momentsOf(width);
-    this.drawStacks(g, width);
+    this.runs = columnRuns(this.moments);
+    this.drawStacks(g);
     this.drawAxis(g, width);
     const amounts = this.drawBytes(g, width);
-    this.drawBands(g, width);
+    this.drawBands(g);
     const labels = [this.drawPeak(g, width), this.drawReserved(g, width), ...amounts].filter(Boolean); // the first has its choice
     this.drawCursor(g, width);
     drawLabels(g, labels, width);
@@ -48,19 +49,17 @@ class MemoryChart extends Chart {
     }
     return found;
   }
-  drawStacks(g, width) {
+  drawStacks(g) {
     const count = categories.length;
     for (let c = 0; c < count; c++) {
       g.fillStyle = palette.css[slug(categories[c])];
       if (alone !== null && alone !== c) continue;
-      for (let x = 0; x < width; x++) {
-        const moment = this.moments[x];
-        if (moment < 0) continue;
+      for (const { moment, x, wide } of this.runs) {
         const own = levels.by[moment * count + c];
         if (own <= 0) continue;
         const bottom = this.place(this.below(moment, c));
         const height = (own / this.highest) * (this.height - TOP - BOTTOM);
-        g.fillRect(x, bottom - height, 1, height);
+        g.fillRect(x, bottom - height, wide, height);
       }
     }
   }
@@ -86,7 +85,7 @@ class MemoryChart extends Chart {
     return labels;
   }
   // Draw lines between allocations if few are in view, and shade the pinned one, the one under the pointer and those found.
-  drawBands(g, width) {
+  drawBands(g) {
     const { start, end, bytes: given, category, size } = allocations, seen = [];
     for (let i = 0; i < size && seen.length <= MOST_BANDS; i++) if (start[i] < this.to && end[i] > this.from) seen.push(i);
     const lines = seen.length <= MOST_BANDS, shaded = new Map(found.hits.slice(0, MOST_BANDS).map((i) => [i, 0.3]));
@@ -95,24 +94,22 @@ class MemoryChart extends Chart {
     if (!lines && !shaded.size) return;
     const kinds = new Set([...shaded.keys()].map((i) => category[i])), scale = (this.height - TOP - BOTTOM) / this.highest;
     const of = lines ? seen : Array.from({ length: size }, (_, i) => i).filter((i) => kinds.has(category[i]) && start[i] < this.to && end[i] > this.from);
-    for (let x = 0; x < width; x++) {
-      const moment = this.moments[x];
-      if (moment < 0) continue;
+    for (const { moment, x, wide } of this.runs) {
       const t = levels.at[moment], heights = {};
       for (const i of of) {
         if (start[i] > t || end[i] <= t || (alone !== null && category[i] !== alone)) continue;
         const c = category[i], below = (heights[c] ??= this.below(moment, c));
         heights[c] += given[i];
         const top = this.place(below + given[i]), height = given[i] * scale, opacity = shaded.get(i);
-        if (lines && height >= 3) this.fill(g, palette.over[slug(categories[c])], 0.25, x, Math.round(top), 1);
-        if (opacity) this.fill(g, palette.css.ink, opacity, x, top, Math.max(height, 1));
+        if (lines && height >= 3) this.fill(g, palette.over[slug(categories[c])], 0.25, x, Math.round(top), wide, 1);
+        if (opacity) this.fill(g, palette.css.ink, opacity, x, top, wide, Math.max(height, 1));
       }
     }
   }
-  fill(g, color, opacity, x, top, height) {
+  fill(g, color, opacity, x, top, width, height) {
     g.fillStyle = color;
     g.globalAlpha = opacity;
-    g.fillRect(x, top, 1, height);
+    g.fillRect(x, top, width, height);
     g.globalAlpha = 1;
   }
   // Draw the reserved memory as a dashed line, and return its label: at the right below the line, or beside the peak's.
@@ -140,7 +137,7 @@ class MemoryChart extends Chart {
   drawCursor(g, width) {
     if (this.cursor === null) return;
     const x = this.xAt(this.cursor);
-    if (x >= 0 && x <= width) this.fill(g, palette.css.accent, 1, x, TOP, this.height);
+    if (x >= 0 && x <= width) this.fill(g, palette.css.accent, 1, x, TOP, 1, this.height);
   }
   // Draw a line at the peak, and return its label; null where the peak is not in sight.
   drawPeak(g, width) {
@@ -185,6 +182,17 @@ class MemoryChart extends Chart {
     const top = this.stackAt(Math.min(Math.max(peak.at_ns, this.from), this.to)).at(-1);
     return top === undefined ? null : { row: this.item, i: top };
   }
+}
+
+// Return the runs of columns that show the same moment, which are drawn as one; none where nothing is allocated yet.
+function columnRuns(moments) {
+  const runs = [];
+  moments.forEach((moment, x) => {
+    const last = runs.at(-1);
+    if (moment >= 0 && last?.moment === moment && last.x + last.wide === x) last.wide++;
+    else if (moment >= 0) runs.push({ moment, x, wide: 1 });
+  });
+  return runs;
 }
 
 // Draw each label, { text, places(room) }, at the first of its places that is inside the chart and free; else not at all.
