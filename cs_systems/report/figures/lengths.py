@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TICKS_WIDTH = 70  # characters of tick labels side by side that fit the width of a figure
+# Columns that curves are drawn from.
+DRAWN = ("median_s", "p10_s", "p90_s", "model_flops_per_s", "peak_allocated_bytes", "predicted_peak_bytes")
 Draw = Callable[["Axes", list[float], "pd.DataFrame", dict[str, Any]], None]
 
 
@@ -118,8 +120,8 @@ def _curves(
         if len(modes) > 1:
             axes.set_title(mode, fontsize=10)
         for label, style in styles.items():
-            points = rows[(rows["mode"] == mode) & (rows["curve"] == label)].groupby(along)
-            middle = points.median(numeric_only=True).astype(float).sort_index(key=lambda index: index.map(places))
+            points = rows[(rows["mode"] == mode) & (rows["curve"] == label)].groupby(along)[[*DRAWN]]
+            middle = points.median().astype(float).sort_index(key=lambda index: index.map(places))
             draw(axes, [places[x] for x in middle.index], middle, style)
         for (label, height), dashes in zip(ceilings.items(), cycle(("--", "-.", ":"))):
             axes.axhline(height, color=INK, linewidth=1.2, linestyle=dashes, label=label)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +75,6 @@ def _holds(records: Sequence[RunRecord], table: str | None) -> bool:
 
 def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool = True) -> Figure:
     """Draw one figure; without `kind` the most informative. Raises ConfigError if the records cannot fill it."""
-    import matplotlib
-
     if kind is not None:
         one_of("figure", kind, KINDS)
     chosen = _of_one_workload(records)
@@ -85,7 +84,14 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
         raise ConfigError("no data for a figure in these records; choose records with timings, peaks or profile tables")
     if kind is not None and kind not in fitting:
         raise ConfigError(f"these records have no data for the figure {kind!r}; choose {' or '.join(fitting)}")
-    drawing = KINDS[kind or fitting[0]]
+    return _drawn(chosen, data, kind or fitting[0], titled)
+
+
+def _drawn(chosen: Sequence[RunRecord], data: pd.DataFrame, kind: str, titled: bool) -> Figure:
+    """Draw a kind that the records of one workload can fill; data: their frame."""
+    import matplotlib
+
+    drawing = KINDS[kind]
     with matplotlib.rc_context(STYLE):
         drawn = drawing.draw(chosen, data)
         if titled:
@@ -132,6 +138,16 @@ def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
     Its ids begin with `prefix`, so that several figures can stand in one page.
     """
     return drawn_svg(lambda: figure(records, kind, titled=False), kind, prefix)
+
+
+def svgs(records: Sequence[RunRecord], prefix: str = "") -> dict[str, str]:
+    """Return the figure of each of `kinds(records)`, as `svg` does."""
+    chosen = _of_one_workload(records)
+    data = frame(chosen)
+    return {
+        kind: drawn_svg(partial(_drawn, chosen, data, kind, titled=False), kind, prefix)
+        for kind in _fitting(chosen, data)
+    }
 
 
 def drawn_svg(draw: Callable[[], Figure], kind: str, prefix: str = "") -> str:

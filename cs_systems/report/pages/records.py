@@ -161,8 +161,8 @@ def _workload(number: int, name: str, records: Sequence[RunRecord]) -> _Workload
         caveats=counted_caveats(records),
         failures=_failures(records),
         figures=[
-            (KINDS[kind].title, Markup(plot.svg(records, kind, f"w{number}-")))  # matplotlib escapes its texts
-            for kind in plot.kinds(records)
+            (KINDS[kind].title, Markup(drawn))  # matplotlib escapes its texts
+            for kind, drawn in plot.svgs(records, f"w{number}-").items()
         ],
     )
 
