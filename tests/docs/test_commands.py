@@ -1,5 +1,6 @@
 """The commands that docs/ and README show: those that a CPU can run are run, and the others name options that exist."""
 
+import runpy
 import shlex
 import sys
 import tempfile
@@ -30,23 +31,32 @@ Run = Callable[[str, Path, dict[str, str]], str]
 
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return `docs.run` that runs cs-systems in this process, unless the command needs a shell."""
+    """Return `docs.run` that runs cs-systems and Python's files in this process, the rest of a pipe in a shell."""
 
     def run(command: str, folder: Path, environment: dict[str, str]) -> str:
         with alone_with_nsys() if "doctor" in command else nullcontext():
             return run_alone(command, folder, environment)
 
     def run_alone(command: str, folder: Path, environment: dict[str, str]) -> str:
-        program, *words = shlex.split(command)
-        if program != "cs-systems" or {*command} & {*"|&;<>$"}:
+        own, _, filters = command.partition(" | ")
+        program, *words = shlex.split(own)
+        if program not in ("cs-systems", "python") or {*own} & {*"|&;<>$"}:
             return docs.run(command, folder, environment)
+        status = 0
         with monkeypatch.context() as patch:
             patch.chdir(folder)
             for name in ("COLUMNS", "NO_COLOR", "CUDA_VISIBLE_DEVICES"):
                 patch.setenv(name, environment[name])
-            status = main(words)
+            if program == "python":
+                patch.setattr(sys, "argv", words)
+                runpy.run_path(words[0], run_name="__main__")
+            else:
+                status = main(words)
         out, err = capsys.readouterr()
         assert status == 0, f"{command}\n{err}"
+        if filters:
+            (folder / ".printed").write_text(out)
+            return docs.run(f"< .printed {filters}", folder, environment)
         return out if out.strip() else err
 
     return run
