@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -43,9 +43,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
-        self.at_most = 0  # live bytes when last counted, plus all bytes made since
+        self.storages: dict[int, int] = {}  # address → bytes
+        self.now = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -53,16 +52,14 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self.storages:
-                    self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-                    self.at_most += storage.nbytes()
-        if self.at_most > self.peak:
-            self.peak = max(self.peak, self.now())
+                    self.storages[storage._cdata] = storage.nbytes()
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self.freed, storage._cdata).atexit = False
+        self.peak = max(self.peak, self.now)
         return out
 
-    def now(self) -> int:
-        self.storages = {key: held for key, held in self.storages.items() if not held[0].expired()}
-        self.at_most = sum(size for _, size in self.storages.values())
-        return self.at_most
+    def freed(self, key: int) -> None:
+        self.now -= self.storages.pop(key)
 
 
 def measured_step(
@@ -150,13 +147,13 @@ def test_predicted_phase_memory_matches_live_bytes(mode: Mode, checkpoint: str, 
     )
     with LiveBytes() as live:
         workload = TrainStep(config, Device(torch.device("cpu")))
-        found = [(live.now(), live.now())]
+        found = [(live.now, live.now)]
         for _ in range(2):
             workload.prepare()
             for _, run in workload.step():
                 live.peak = 0
                 run()
-                found.append((live.now(), live.peak))
+                found.append((live.now, live.peak))
     for phase, (alive, peak) in zip(phase_memory(config, FULL_MATRIX), found, strict=True):
         assert phase.allocated_bytes == pytest.approx(alive, rel=0.03), (phase.step, phase.phase)
         assert phase.peak_bytes == pytest.approx(peak, rel=0.03), (phase.step, phase.phase)

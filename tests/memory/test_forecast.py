@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from bisect import bisect_right
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,7 +260,7 @@ def test_largest_that_fits_is_found_in_few_tries(limit: int, start: int) -> None
         return max(3 * n + 2, 5 * n - 400)
 
     found = largest(needed, limit, start)
-    assert found == max((n for n in range(10**6) if max(3 * n + 2, 5 * n - 400) <= limit), default=0)
+    assert found == max(0, bisect_right(range(10**6), limit, key=lambda n: max(3 * n + 2, 5 * n - 400)) - 1)
     assert len(tried) <= 12
 
 

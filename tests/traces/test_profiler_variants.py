@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from cs_systems.config import ConfigError
 from cs_systems.traces.operator_table import operators
 from cs_systems.traces.profile import profile
 from cs_systems.traces.read import read
-from tests.forks import torchrun
+from tests.forks import python, torchrun
 
 RECORDED = 2  # steps
 # Everything in one process: starting torch takes longer than all the recordings.
@@ -89,7 +87,8 @@ dist.destroy_process_group()
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("variants")
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True)
+    (program := folder / "program.py").write_text(PROGRAM)
+    done = python(str(program), str(folder))
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
