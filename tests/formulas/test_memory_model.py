@@ -50,13 +50,16 @@ class LiveBytes(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.storages:
-                    self.storages[storage._cdata] = storage.nbytes()
-                    self.now += storage.nbytes()
-                    weakref.finalize(storage, self.freed, storage._cdata).atexit = False
+                self.add(tensor)
         self.peak = max(self.peak, self.now)
         return out
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.storages:
+            self.storages[storage._cdata] = storage.nbytes()
+            self.now += storage.nbytes()
+            weakref.finalize(storage, self.freed, storage._cdata).atexit = False
 
     def freed(self, key: int) -> None:
         self.now -= self.storages.pop(key)
@@ -66,9 +69,11 @@ def measured_step(
     config: RunConfig, attention: Callable[..., Tensor], loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy
 ) -> int:
     """Return the peak of one step; a train-step is the second one, when the optimizer has state."""
+    model = BasicTransformerLM(config.model, attention)
+    apply_checkpointing(model, config.checkpoint)
     with LiveBytes() as live:
-        model = BasicTransformerLM(config.model, attention)
-        apply_checkpointing(model, config.checkpoint)
+        for tensor in (*model.parameters(), *model.buffers()):
+            live.add(tensor)
         tokens = torch.zeros(config.batch_size, config.tokens_per_sequence, dtype=torch.int64)
         targets = tokens.clone()
         if config.precision is Precision.BF16_PURE:
