@@ -17,23 +17,23 @@ def sequential(x: Tensor, at: Collection[int] = ()) -> dict[int, Tensor]:
 
     Returns the sums of the first n rows, for each n of `at` and for all rows.
     """
-    total, found = torch.zeros_like(x[0]), {}
+    total, found, wanted = torch.zeros_like(x[0]), {}, {*at, len(x)}
     for n, row in enumerate(x.unbind(0), 1):
         total = total + row
-        if n in at or n == len(x):
+        if n in wanted:
             found[n] = total
     return found
 
 
 def kahan(x: Tensor, at: Collection[int] = ()) -> dict[int, Tensor]:
     """Add the rows as `sequential` does, with compensation for the rounding errors (Kahan 1965)."""
-    total, lost, found = torch.zeros_like(x[0]), torch.zeros_like(x[0]), {}
+    total, lost, found, wanted = torch.zeros_like(x[0]), torch.zeros_like(x[0]), {}, {*at, len(x)}
     for n, row in enumerate(x.unbind(0), 1):
         corrected = row - lost
         after = total + corrected
         lost = (after - total) - corrected
         total = after
-        if n in at or n == len(x):
+        if n in wanted:
             found[n] = total
     return found
 

@@ -82,8 +82,9 @@ def repeated(precision: Precision, device: torch.device) -> list[AccumulationRow
     for name, accumulator, addend, widened in variants(precision):
         total = torch.zeros((), dtype=DTYPES[accumulator], device=device)
         term = torch.tensor(VALUE, dtype=DTYPES[addend], device=device)
+        term = term.float() if widened else term
         for n in range(1, max(COUNTS) + 1):
-            total += term.float() if widened else term
+            total += term
             if n in COUNTS:
                 exact = n * VALUE
                 rows.append(
