@@ -214,6 +214,7 @@ class Supervisor:
         self, configs: Sequence[RunConfig], repeat: int, interleave: bool, skip_oom: bool, on_visit: OnVisit
     ) -> Iterator[RunRecord]:
         """Measure the cells and yield each record as soon as it is done."""
+        fork_client.preload(run_request(configs, repeat).modules)  # else a first worker imports them too
         if skip_oom and configs:
             rows = self.preflight(configs)
             yield from (

@@ -161,25 +161,29 @@ def _segment(**changed: Any) -> bytes:
     return pickle.dumps({"segments": [{"address": 4096, "total_size": 512, "blocks": []} | changed]})
 
 
-_SHARED_BLOCKS = [{"size": 512, "state": "inactive"}] * 200_000
-PICKLE_BOMBS = {
-    "a memo of 2³⁰ entries": b"\x80\x04Nr\xff\xff\xff\x3f.",
-    "bytes of 2⁴⁰": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.",
-    "a text of 3 GiB": b"\x80\x04\x8d" + struct.pack("<Q", 3 << 30) + b"x.",
-    "a frame of 2⁴⁰": b"\x80\x04\x95" + struct.pack("<Q", 1 << 40) + b"x.",
-    "a number of 2³¹ bytes": b"\x80\x04\x8b" + struct.pack("<i", (1 << 31) - 1) + b"x.",
-    "many sets": b"\x80\x04(" + b"\x8f" * 4_000_000 + b"t.",
-    "deep lists": b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".",
-    "an endless address": _segment(address=endless_list()),
-    "an endless text": _segment(segment_type=endless_list()),
-    "an endless state": _segment(blocks=[{"size": 512, "state": endless_list()}]),
-    "an endless persistent id": pickle.dumps(endless_list())[:-1] + b"Q.",
-    "blocks of many segments": pickle.dumps(
-        {"segments": [{"address": n, "total_size": 512, "blocks": _SHARED_BLOCKS} for n in range(20_000)]}
-    ),
-    "an event many times": pickle.dumps({"device_traces": [[{"action": "alloc", "addr": 1, "size": 1}] * 1_000_000]}),
-    "zipped lists": gzip.compress(b"\x80\x04]" + b"](" * (1 << 25)),
-}
+def pickle_bombs() -> dict[str, bytes]:
+    """Return small pickles that ask for much memory or time, by name."""
+    shared_blocks = [{"size": 512, "state": "inactive"}] * 200_000
+    return {
+        "a memo of 2³⁰ entries": b"\x80\x04Nr\xff\xff\xff\x3f.",
+        "bytes of 2⁴⁰": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.",
+        "a text of 3 GiB": b"\x80\x04\x8d" + struct.pack("<Q", 3 << 30) + b"x.",
+        "a frame of 2⁴⁰": b"\x80\x04\x95" + struct.pack("<Q", 1 << 40) + b"x.",
+        "a number of 2³¹ bytes": b"\x80\x04\x8b" + struct.pack("<i", (1 << 31) - 1) + b"x.",
+        "many sets": b"\x80\x04(" + b"\x8f" * 4_000_000 + b"t.",
+        "deep lists": b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".",
+        "an endless address": _segment(address=endless_list()),
+        "an endless text": _segment(segment_type=endless_list()),
+        "an endless state": _segment(blocks=[{"size": 512, "state": endless_list()}]),
+        "an endless persistent id": pickle.dumps(endless_list())[:-1] + b"Q.",
+        "blocks of many segments": pickle.dumps(
+            {"segments": [{"address": n, "total_size": 512, "blocks": shared_blocks} for n in range(20_000)]}
+        ),
+        "an event many times": pickle.dumps(
+            {"device_traces": [[{"action": "alloc", "addr": 1, "size": 1}] * 1_000_000]}
+        ),
+        "zipped lists": gzip.compress(b"\x80\x04]" + b"](" * (1 << 25)),
+    }
 
 
 def _events(text: str, times: int) -> Iterator[bytes]:

@@ -72,8 +72,9 @@ def test_planted_call_runs_with_plain_pickle(opcode: str, tmp_path: Path, monkey
 
 
 def test_pickle_bombs_are_refused(tmp_path: Path) -> None:
-    found = results("snapshot", write_pickles(tmp_path, files.PICKLE_BOMBS), tmp_path)
-    assert len(found) == len(files.PICKLE_BOMBS)
+    paths = write_pickles(tmp_path, files.pickle_bombs())
+    found = results("snapshot", paths, tmp_path)
+    assert len(found) == len(paths)
     for path, status, message in found:
         assert status == 2, path
         assert message.startswith(f"cs-systems: {path} "), message

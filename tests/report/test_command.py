@@ -46,18 +46,11 @@ def test_report_applies_columns_phase_and_pivot(folder: Path, capsys: pytest.Cap
     assert "sdpa_flash" in capsys.readouterr().out
 
 
-def test_report_writes_page_and_figure(folder: Path) -> None:
-    page, figure = folder / "report.html", folder / "figure.svg"
+def test_report_writes_page_and_figure_into_new_folders(folder: Path) -> None:
+    page, figure = folder / "new" / "pages" / "report.html", folder / "drawn" / "figure.svg"
     assert main(["report", str(folder), "--format", "html", "--output", str(page), "--figure", str(figure)]) == 0
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "<svg" in figure.read_text(encoding="utf-8")
-
-
-def test_report_creates_folders_of_output_files(folder: Path) -> None:
-    page, figure = folder / "new" / "pages" / "report.html", folder / "drawn" / "figure.svg"
-    assert main(["report", str(folder), "--format", "html", "--output", str(page), "--figure", str(figure)]) == 0
-    assert page.is_file()
-    assert figure.is_file()
 
 
 @pytest.mark.parametrize("option", ["--output", "--figure"])
@@ -97,8 +90,12 @@ def test_phase_is_checked_also_without_timed_cells(
 
 
 def test_page_is_not_printed_into_a_terminal(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    train_records: list[RunRecord],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    append_record(folder := tmp_path, train_records[0])
     main_end, terminal = os.openpty()
     try:
         with os.fdopen(terminal, "w") as stream, monkeypatch.context() as patch:

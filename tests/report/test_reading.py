@@ -20,13 +20,21 @@ from tests.report.conftest import failed, ok, train_config
 LARGE = 258_000_000_000_000_000_000_000_000  # bytes
 
 
+@pytest.fixture(scope="module")
+def beyond_64_bits() -> list[RunRecord]:
+    refused = failed(train_config("tiny", context=10**12), "oom", "out of memory", LARGE)
+    return [refused, ok(train_config("tiny"), 0.01, 1e9, 10**6)]
+
+
 @pytest.mark.parametrize("format", FORMATS)
-def test_prediction_beyond_64_bits_is_shown(format: str) -> None:
-    records = [failed(train_config("tiny", context=10**12), "oom", "out of memory", LARGE)]
-    records.append(ok(train_config("tiny"), 0.01, 1e9, 10**6))
-    assert "oom" in render(records, format)
-    columns = render(records, format, columns=["size", "predicted_peak_bytes"])
+def test_prediction_beyond_64_bits_is_in_every_format(format: str, beyond_64_bits: list[RunRecord]) -> None:
+    assert "oom" in render(beyond_64_bits, format)
+    columns = render(beyond_64_bits, format, columns=["size", "predicted_peak_bytes"])
     assert "2.58e+26" in columns if format == "csv" else "e+" in columns
+
+
+def test_prediction_beyond_64_bits_is_in_page_and_figure(beyond_64_bits: list[RunRecord]) -> None:
+    records = beyond_64_bits
     assert "oom: predicted 2.40e+17 GiB" in tables(records)[0].columns[-1].cells
     assert "2.40e+17 GiB" in html.render(records)
     assert plot.svg(records, plot.kinds(records)[0])
