@@ -145,7 +145,8 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
                 prog=f"cs-systems {command}",
                 description=_wrapped(module.__doc__ or ""),
                 args=words,
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+                # Every option has its help: tyro need not read and tokenize the command's source for comments.
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
             )
     except SystemExit as stop:
         if stop.code:
