@@ -37,19 +37,21 @@ def counting() -> Iterator[Work]:
     global _now
     work, before, tracer = Work(), _now, sys.gettrace()
 
-    def on_event(frame: FrameType, event: str, argument: object) -> Any:
+    def on_call(frame: FrameType, event: str, argument: object) -> Any:
         if frame.f_code.co_filename == __file__:
             return None
-        if event == "call":
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif event == "opcode":
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return on_event
+
+    def on_event(frame: FrameType, event: str, argument: object) -> Any:  # called for each bytecode, so it does little
+        if event == "opcode":
             work.bytecodes += 1
         return on_event
 
     _now = work
     # Python 3.12 sends opcode events only to tracers that are set after a frame has requested them.
     sys._getframe().f_trace_opcodes = True
-    sys.settrace(on_event)
+    sys.settrace(on_call)
     try:
         yield work
     finally:
