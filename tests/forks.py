@@ -6,6 +6,7 @@ Use them where a test is not about the start of Python: each start would import 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -14,10 +15,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cs_systems.runtime import fork_client
 
@@ -29,27 +31,47 @@ def server() -> Any:
     return context
 
 
-def python(*words: str, timeout_s: float = 55.0) -> subprocess.CompletedProcess[str]:
+def python(
+    *words: str, timeout_s: float = 55.0, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Do what `subprocess.run([sys.executable, *words], capture_output=True, text=True)` does.
 
     Args:
-        words: a script or `-m` and a module, then its arguments.
+        words: a script, `-m` and a module, or `-c` and a program, then its arguments.
         timeout_s: the time after which the program and all that it started are killed.
+        environment: its variables; by default those of this process.
 
     Raises subprocess.TimeoutExpired.
     """
+    with started(*words, environment=environment) as wait:
+        return wait(timeout_s)
+
+
+@contextmanager
+def started(
+    *words: str, environment: Mapping[str, str] | None = None, namespace: str | None = None
+) -> Iterator[Callable[[float], subprocess.CompletedProcess[str]]]:
+    """Start a program as `python` does, and yield a function that waits for it; at the end it is killed.
+
+    namespace: the name of the network namespace that it runs in.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder) / name for name in ("out", "err"))
-        process = server().Process(target=_program, args=(words, dict(os.environ), str(out), str(err)))
-        process.start()
-        try:
+        variables = dict(os.environ if environment is None else environment)
+        process = server().Process(target=_program, args=(words, variables, namespace, str(out), str(err)))
+
+        def wait(timeout_s: float) -> subprocess.CompletedProcess[str]:
             process.join(timeout_s)
             if process.exitcode is None:
                 raise subprocess.TimeoutExpired(words, timeout_s, out.read_text(), err.read_text())
+            return subprocess.CompletedProcess(words, process.exitcode, out.read_text(), err.read_text())
+
+        process.start()
+        try:
+            yield wait
         finally:
             _kill_group(process.pid)
             process.join()
-        return subprocess.CompletedProcess(words, process.exitcode, out.read_text(), err.read_text())
 
 
 def torchrun(*words: str, timeout_s: float = 55.0) -> subprocess.CompletedProcess[str]:
@@ -79,34 +101,73 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _program(words: tuple[str, ...], environment: Mapping[str, str], *streams: str) -> None:
-    """Become a program with this environment and these files for its output."""
+def _program(words: tuple[str, ...], variables: Mapping[str, str], namespace: str | None, *streams: str) -> None:
+    """Become a program with these variables, in this network namespace and with these files for its output."""
     os.setsid()
     for number, name in enumerate(streams, 1):
         with Path(name).open("wb") as file:
             os.dup2(file.fileno(), number)
+    if namespace is not None:
+        with Path("/run/netns", namespace).open() as entered:
+            if ctypes.CDLL(None, use_errno=True).setns(entered.fileno(), 0):
+                raise OSError(ctypes.get_errno(), "setns")
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(variables)
     gc.enable()
     run(words)
+
+
+class _ReplacedError(BaseException):
+    """Program that replaces the one that runs, where `os.execv` would start Python and import torch."""
+
+
+def _replace(executable: str, command: Sequence[str]) -> NoReturn:
+    assert executable == sys.executable
+    raise _ReplacedError(*command[1:])
 
 
 def run(words: tuple[str, ...]) -> None:
     """Run a script or module as Python does: with default signals, and the functions that it registers for its exit."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # torchrun handles them, and its ranks inherit that
         signal.signal(number, signal.SIG_DFL)
+    os.execv = _replace
+    folders = [*sys.path]
+    try:
+        while words:
+            try:
+                sys.path[:] = folders
+                _run(words)
+                words = ()
+            except _ReplacedError as by:
+                words = by.args
+    except Exception as error:
+        sys.excepthook(type(error), error.with_traceback(_of_program(error)), error.__traceback__)
+        raise SystemExit(1) from None
+    finally:
+        atexit._run_exitfuncs()
+
+
+def _run(words: tuple[str, ...]) -> None:
     if words[0] == "-m":
         sys.argv = [*words[1:]]
         sys.path.insert(0, str(Path.cwd()))
-        program = lambda: runpy.run_module(words[1], run_name="__main__", alter_sys=True)  # noqa: E731
+        sys.modules.pop(words[1], None)  # imported for a program that this one replaces
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = [*words]
         sys.path.insert(0, str(Path(words[0]).parent))
-        program = lambda: runpy.run_path(words[0], run_name="__main__")  # noqa: E731
-    try:
-        program()
-    finally:
-        atexit._run_exitfuncs()
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _of_program(error: Exception) -> types.TracebackType | None:
+    """Return the traceback without the frames that Python itself would not have."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
 
 
 if __name__ == "__main__":

@@ -103,6 +103,19 @@ def closure() -> Iterable[nn.Module]:
     return [model]
 
 
+def compiled() -> Iterable[nn.Module]:
+    """Compiled model; its gradients are clipped."""
+    model = two_layers()
+    called = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for inputs, labels in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(called(inputs), labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return [model]
+
+
 def several_optimizers() -> Iterable[nn.Module]:
     """One model whose two parts have an optimizer each; the second steps in every other iteration only."""
     body, head = nn.Linear(4, 8), nn.Linear(8, 2)
@@ -152,6 +165,7 @@ STYLES: dict[str, Callable[[], Iterable[nn.Module]]] = {
         reinforcement,
         accumulation,
         closure,
+        compiled,
         several_optimizers,
         scaler,
         no_optimizer,
@@ -167,4 +181,4 @@ def digest(style: str) -> str:
 
 
 if __name__ == "__main__":
-    print(sys.stdin.read(), digest(sys.argv[1]))
+    print(digest(sys.argv[1]))

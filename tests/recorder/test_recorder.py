@@ -27,6 +27,7 @@ from cs_systems.recorder import hooks
 from cs_systems.report.pages.records import render as render_page
 from cs_systems.report.reading import some_records
 from cs_systems.report.tables.records import render
+from tests import forks
 from tests.recorder.loops import CLEAN, batches, loader, loss_of, net, train
 
 
@@ -343,7 +344,7 @@ def test_recorder_that_is_never_left_writes_its_record_at_exit(tmp_path: Path) -
         print("the output")
         raise SystemExit(3)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    done = forks.python("-c", textwrap.dedent(program))
     assert (done.returncode, done.stdout, done.stderr) == (3, "the output\n", "")
     (record,) = read_records(tmp_path)[0]
     assert record.measurement is not None

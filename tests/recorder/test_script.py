@@ -6,22 +6,31 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from cs_systems.cli import main
 from cs_systems.core.printable import command_line
 from cs_systems.record import RunRecord, read_records
+from tests import forks
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
 
 
-def both(words: list[str], out: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], RunRecord]:
+def started(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words from its very start, which imports torch."""
+    return subprocess.run([sys.executable, *words], input="typed", capture_output=True, text=True)
+
+
+def both(
+    python: Callable[..., subprocess.CompletedProcess[str]], words: list[str], out: Path
+) -> tuple[subprocess.CompletedProcess[str], RunRecord]:
     """Run a script alone and recorded, and return the recorded one if nothing else differs."""
-    run = ["-m", "cs_systems", "run", "--steps", "3:8", "--out", str(out), *options, "--"]
-    alone, recorded = (
-        subprocess.run([sys.executable, *before, *words], capture_output=True, text=True) for before in ([], run)
-    )
+    run = ["-m", "cs_systems", "run", "--steps", "3:8", "--out", str(out), "--"]
+    alone, recorded = (python(*before, *words) for before in ([], run))
     assert (recorded.returncode, recorded.stdout) == (alone.returncode, alone.stdout), recorded.stderr
     assert recorded.stderr.startswith(alone.stderr)
     record = read_records(out)[0][0]
@@ -38,15 +47,14 @@ PHASES = {"input", "forward", "loss", "backward", "clip", "optimizer", "zero_gra
 
 
 def test_module_keeps_its_output_and_exit_status(tmp_path: Path) -> None:
-    """A module run by its name; the tests below run the same script by its path."""
-    done, record = both(["-m", "tests.recorder.script", "5", "compiled gan"], tmp_path)
+    """A module run by its name, in new processes; the tests below run the same script by its path."""
+    done, record = both(started, ["-m", "tests.recorder.script", "5", "a gan"], tmp_path)
     assert done.returncode == 5
-    assert done.stdout.startswith("__main__ ['5', 'compiled gan'] False ")
-    assert record.config["workload"] == "loop tests.recorder.script 5 'compiled gan'", "other arguments, other cell"
+    assert done.stdout.startswith("__main__ ['5', 'a gan'] False typed ")
+    assert record.config["workload"] == "loop tests.recorder.script 5 'a gan'", "other arguments, other cell"
     assert phases(record) >= PHASES
     assert record.results["ran"][0]["optimizer"] == "AdamW + SGD"
-    assert "recompiled" not in [c.code for c in record.warnings]
-    assert "loop tests.recorder.script 5 'compiled gan' on" in done.stderr
+    assert "loop tests.recorder.script 5 'a gan' on" in done.stderr
     assert f"report:  cs-systems report {tmp_path}" in done.stderr
 
 
@@ -57,8 +65,7 @@ def phases(record: RunRecord) -> set[str]:
 
 def test_script_is_profiled_and_stopped(tmp_path: Path) -> None:
     options = ["--steps", "1:3", "--with", "kineto", "memory", "--stop", "--out", str(tmp_path)]
-    run = ["-m", "cs_systems", "run", *options, "--", SCRIPT, "5", "x"]
-    done = subprocess.run([sys.executable, *run], capture_output=True, text=True)
+    done = forks.python("-m", "cs_systems", "run", *options, "--", SCRIPT, "5", "x")
     assert (done.returncode, done.stdout) == (0, "")  # the script alone prints its results, and ends with status 5
     timed, profiled, snapshot = read_records(tmp_path)[0]
     assert "few-samples" not in [c.code for c in timed.warnings if "were timed" in c.message]
@@ -71,10 +78,10 @@ def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> 
     pytest.importorskip("nvtx")
     options = ["--steps", "1:3", "--with", "nsys", "--record-host", "--out", str(tmp_path)]
     run = ["-m", "cs_systems", "run", *options, "--", SCRIPT, "5", "x"]
-    done = subprocess.run([sys.executable, *run], capture_output=True, text=True)
+    done = started(*run)
     assert done.returncode == 5, done.stderr
     (line,) = done.stdout.splitlines()  # none of nsys's messages
-    assert line.startswith("__main__ ['5', 'x'] False ")
+    assert line.startswith("__main__ ['5', 'x'] False typed ")
     timed, profiled = read_records(tmp_path)[0]
     assert "below-nsys" in [c.code for c in timed.warnings]
     assert profiled.status == "ok"
@@ -92,7 +99,7 @@ def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> 
 
 
 def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> None:
-    done, record = both([SCRIPT, "0", "fails"], tmp_path)
+    done, record = both(forks.python, [SCRIPT, "0", "fails"], tmp_path)
     assert done.returncode == 1
     assert "_script.py" not in done.stderr
     assert "ValueError: bad batch" in done.stderr
@@ -103,9 +110,8 @@ def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> No
 
 @pytest.mark.timeout(120)
 def test_ranks_of_torchrun_write_one_record(tmp_path: Path) -> None:
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "cs_systems", "run"]
-    words = [*launch, "--steps", "3:8", "--out", str(tmp_path), "--", SCRIPT, "0", "torchrun"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    options = ["--steps", "3:8", "--out", str(tmp_path)]
+    done = forks.torchrun("-m", "cs_systems", "run", *options, "--", SCRIPT, "0", "torchrun", timeout_s=110)
     assert done.returncode == 0, done.stderr
     (record,) = read_records(tmp_path)[0]
     assert record.config["world_size"] == 2
@@ -119,23 +125,21 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
         port = probe.getsockname()[1]
     options = ["--steps", "1:3", "--with", "kineto", "--stop", "--out", str(tmp_path)]
     script = str(Path(__file__).with_name("slurm_script.py"))
-    job = {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    job["PYTHONPATH"] = str(Path(__file__).parents[2])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "cs_systems", "run", *options, "--", script],
-            env=os.environ | job | {"SLURM_PROCID": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    assert [output for output, _ in outputs] == ["", ""]  # the script would print the number of its last step
-    assert "loop slurm_script on" in outputs[0][1]
-    assert "cs-systems" not in outputs[1][1]
+    job = os.environ | {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with ExitStack() as ranks:
+        waits = [
+            ranks.enter_context(
+                forks.started(
+                    *("-m", "cs_systems", "run", *options, "--", script), environment=job | {"SLURM_PROCID": str(rank)}
+                )
+            )
+            for rank in range(2)
+        ]
+        done = [wait(110) for wait in waits]
+    assert [rank.returncode for rank in done] == [0, 0], done
+    assert [rank.stdout for rank in done] == ["", ""]  # the script would print the number of its last step
+    assert "loop slurm_script on" in done[0].stderr
+    assert "cs-systems" not in done[1].stderr
     timed, profiled = read_records(tmp_path)[0]
     assert timed.config["world_size"] == 2
     assert {row["rank"] for row in timed.results["ranks"]} == {0, 1}
@@ -155,17 +159,14 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
         (["--steps", "9:3", "--", SCRIPT], "such as 10:20: at least 1, and a larger one"),
     ],
 )
-def test_bad_words_are_refused(words: list[str], said: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "cs_systems", "run", *words], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert said in done.stderr
+def test_bad_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_script_without_training_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("print('done')")
-    done = subprocess.run(
-        [sys.executable, "-m", "cs_systems", "run", "--", str(script)], capture_output=True, text=True
-    )
+    done = forks.python("-m", "cs_systems", "run", "--", str(script))
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert "no record: the script ran no backward pass" in done.stderr

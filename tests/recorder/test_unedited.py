@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
@@ -13,6 +11,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from cs_systems.record import RunRecord, read_records
 from cs_systems.recorder.unedited import ScriptRecorder
+from tests import forks
 from tests.recorder import styles
 from tests.recorder.styles import STEPS, STYLES, digest
 
@@ -21,6 +20,7 @@ SEEN = {
     "reinforcement": {"forward", "loss", "backward", "optimizer", "other"},
     "accumulation": {"input", "forward", "loss", "backward", "clip", "optimizer", "other"},
     "closure": {"input", "forward", "loss", "backward", "optimizer", "zero_grad"},
+    "compiled": {"input", "forward", "loss", "backward", "clip", "optimizer", "zero_grad", "other"},
     "several_optimizers": {"input", "forward", "loss", "backward", "optimizer"},
     "scaler": {"input", "forward", "loss", "backward", "clip", "optimizer"},
 }
@@ -39,6 +39,7 @@ def test_every_step_is_found_and_the_result_is_the_same(style: str, tmp_path: Pa
     assert {name for name in record.measurement.phase_names() if sum(record.measurement.durations_s(name))} >= SEEN[
         style
     ]
+    assert "recompiled" not in [caveat.code for caveat in record.warnings]
     (ran,) = record.results["ran"]
     assert ran["optimizer"] == OPTIMIZERS.get(style, "AdamW")
     if style == "reinforcement":  # the environment is no part of the loss, but after the last forward pass
@@ -60,9 +61,10 @@ def test_caveat_says_that_optimizers_step_at_different_rates(tmp_path: Path) -> 
 
 
 def test_script_without_an_optimizer_has_a_step_for_each_backward_pass(tmp_path: Path) -> None:
-    run = ["-m", "cs_systems", "run", "--steps", "2:100", "--out", str(tmp_path), "--", styles.__file__, "no_optimizer"]
-    done = subprocess.run([sys.executable, *run], input="typed", capture_output=True, text=True, check=True)
-    assert done.stdout == f"typed {digest('no_optimizer')}\n"
+    """Run it in a process that no optimizer is left in."""
+    options = ["--steps", "2:100", "--out", str(tmp_path)]
+    done = forks.python("-m", "cs_systems", "run", *options, "--", styles.__file__, "no_optimizer")
+    assert done.stdout == f"{digest('no_optimizer')}\n", done.stderr
     assert len(samples(read_records(tmp_path)[0][0])) == STEPS
 
 
