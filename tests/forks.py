@@ -77,8 +77,12 @@ def started(
 def torchrun(*words: str, timeout_s: float = 55.0) -> subprocess.CompletedProcess[str]:
     """Run torchrun with two ranks on this machine, which are forks too. words: those of `python`."""
     ranks = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-    as_forks = ["--start-method", "fork", "--run-path", __file__]
-    return python("-m", "torch.distributed.run", *ranks, *as_forks, *words, timeout_s=timeout_s)
+    return python(*launcher(*ranks), *words, timeout_s=timeout_s)
+
+
+def launcher(*options: str) -> list[str]:
+    """Return the words of torchrun with these options, which precede those of its ranks; they are forks of it."""
+    return ["-m", "torch.distributed.run", *options, "--start-method", "fork", "--run-path", __file__]
 
 
 @contextmanager

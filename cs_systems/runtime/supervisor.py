@@ -146,7 +146,13 @@ class Supervisor:
         self._journal.unmark_running()
 
     def _ask(self, request: Message) -> Message:
-        """Send a request that measures nothing to a worker, and return its one reply."""
+        """Send a request that measures nothing to a worker, and return its one reply; a rank of torchrun answers it."""
+        if torchrun_rank() is not None:
+            from cs_systems.runtime import worker  # this process has torch already
+
+            replies: list[Message] = []
+            worker.answer(request, replies.append)
+            return replies[0]
         kind = self._kind if self._processes is not None and not self._kind.is_distributed else ONE_WORKER
         try:
             [answer] = self._ready(kind, stays_fresh=True).request(request, ANSWER_TIMEOUT_S)

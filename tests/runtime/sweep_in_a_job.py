@@ -13,6 +13,7 @@ from pathlib import Path
 from cs_systems import sweep
 from cs_systems.config import RunConfig
 from cs_systems.runtime import ranks
+from cs_systems.runtime.fork_client import server_pids
 
 WORKLOADS = Path(__file__).parent / "workloads_that_die.py"
 TINY = RunConfig(device="cpu", warmup=0, steps=3)
@@ -27,3 +28,4 @@ for record in sweep(
     out=folder,
 ):
     print(record.run_config.seed, record.status)
+assert not server_pids(), "rank 0 describes the machine itself, without a worker"

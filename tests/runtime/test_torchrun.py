@@ -6,8 +6,8 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +32,17 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Network:
-    """Network of two nodes: the prefix of each node's commands, its address, and the first node's rendezvous port."""
+    """Network of two nodes.
 
-    prefixes: list[list[str]]
+    Attributes:
+        namespaces: the network namespace of each node; None: that of this process.
+        interfaces: the variables that name each node's network interface.
+        addresses: of each node.
+        port: of the first node's rendezvous.
+    """
+
+    namespaces: Sequence[str | None]
+    interfaces: list[dict[str, str]]
     addresses: list[str]
     port: int
 
@@ -58,8 +66,8 @@ def linked_namespaces(names: list[str], links: list[str]) -> Network | None:
                 ip("-n", names[i], "link", "set", link, "up")
     except subprocess.CalledProcessError:  # root in a container may lack the permission
         return None
-    prefixes = [["ip", "netns", "exec", names[i], "env", f"GLOO_SOCKET_IFNAME={links[i]}"] for i in (0, 1)]
-    return Network(prefixes, ["10.77.0.1", "10.77.0.2"], 29400)
+    interfaces = [{"GLOO_SOCKET_IFNAME": link} for link in links]
+    return Network(names, interfaces, ["10.77.0.1", "10.77.0.2"], 29400)
 
 
 @pytest.fixture
@@ -67,7 +75,7 @@ def network() -> Iterator[Network]:
     """Yield two nodes without a common loopback device, or this machine twice if that is impossible."""
     names, links = [f"cs-{os.getpid()}-{i}" for i in (0, 1)], [f"cs{os.getpid()}v{i}" for i in (0, 1)]
     try:
-        yield linked_namespaces(names, links) or Network([[], []], ["127.0.0.1"] * 2, free_port())
+        yield linked_namespaces(names, links) or Network([None] * 2, [{}, {}], ["127.0.0.1"] * 2, free_port())
     finally:
         for name in names if shutil.which("ip") else ():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
@@ -78,15 +86,19 @@ def test_two_nodes_are_one_job(tmp_path: Path, network: Network) -> None:
     rendezvous = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "test"]
     cells = ["--collective", "all_reduce", "--size", "1KiB", "--world-size", "2", "1", "3", "--calls", "1"]
     command = ["-m", "cs_systems", "comm", *cells, "--warmup", "0", "--steps", "3", "--device", "cpu"]
-    nodes = []
-    for i, (prefix, address) in enumerate(zip(network.prefixes, network.addresses, strict=True)):
-        endpoint = f"{network.addresses[0]}:{network.port}"
-        at = ["--rdzv-endpoint", endpoint, "--rdzv-conf", f"is_host={1 - i}", "--local-addr", address]
-        launcher = [sys.executable, "-m", "torch.distributed.run", *rendezvous, *at]
-        node = [*prefix, *launcher, *command, "--out", str(tmp_path / str(i))]
-        nodes.append(subprocess.Popen(node, stdout=subprocess.PIPE, text=True))
-    outputs = [node.communicate(timeout=55)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0]
+    with ExitStack() as nodes:
+        waits = []
+        for i, address in enumerate(network.addresses):
+            endpoint = f"{network.addresses[0]}:{network.port}"
+            at = ["--rdzv-endpoint", endpoint, "--rdzv-conf", f"is_host={1 - i}", "--local-addr", address]
+            words = [*forks.launcher(*rendezvous, *at), *command, "--out", str(tmp_path / str(i))]
+            node = forks.started(
+                *words, environment=os.environ | network.interfaces[i], namespace=network.namespaces[i]
+            )
+            waits.append(nodes.enter_context(node))
+        done = [wait(50.0) for wait in waits]
+    outputs = [node.stdout for node in done]
+    assert [node.returncode for node in done] == [0, 0], done
     (written,) = tmp_path.iterdir()  # only rank 0 writes; it may be on either node
     assert sorted(map(bool, outputs)) == [False, True]
     by_ranks = {record.run_config.world_size: record for record in read_records(written)[0]}
