@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +15,9 @@ from cs_systems import sweep
 from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.frame import frame
+from cs_systems.runtime.guardian import descendants
 from tests.runtime.leftover import leftover
+from tests.runtime.test_survival import wait_for
 
 WORKLOADS = Path(__file__).with_name("disturbing_workloads.py")
 TINY = RunConfig(device="cpu", warmup=0, steps=2)
@@ -68,7 +73,7 @@ def test_disturbing_step_fails_no_other_cell(
         assert state(record) == state(first), name
     assert len(read_records(tmp_path / "run")[0]) == len(cells)
     assert len(frame(records)["record"].unique()) == len(cells), "every record can be reported"
-    assert leftover() == before
+    assert leftover(before) == {}
     file = tmp_path / "file"
     assert not file.exists() or file.read_bytes() == b"", "no message was written to the step's file"
 
@@ -130,7 +135,7 @@ def test_profiled_cell_with_leftover_thread_ends_soon(profiler: str, monkeypatch
     before = leftover()
     (record,) = sweep([cell("leaves_a_thread", profiler=profiler)])
     assert record.status == "ok", record.reason
-    assert leftover() == before
+    assert leftover(before) == {}
 
 
 def test_rank_that_prints_like_nccl_and_dies_is_named() -> None:
@@ -148,6 +153,20 @@ def test_error_that_mentions_a_lost_peer_names_its_rank() -> None:
     (record,) = sweep([cell("raises_lost_peer_error", world_size=2)])
     assert record.status == "error"
     assert (record.reason or "").startswith("rank 0 on cpu: RuntimeError: [gloo/transport/tcp/pair.cc:547]")
+
+
+def test_only_processes_of_the_sweep_count_as_left() -> None:
+    """A process that ran before, such as a browser, may start another one at any time."""
+    shell = ["sh", "-c", "read line; sleep 60 & wait"]
+    with subprocess.Popen(shell, stdin=subprocess.PIPE) as earlier, subprocess.Popen(["sleep", "60"]) as later:
+        assert earlier.stdin is not None
+        earlier.stdin.write(b"go\n")
+        earlier.stdin.flush()
+        wait_for(lambda: bool(descendants(earlier.pid)))
+        assert leftover({earlier.pid}) == {later.pid: "sleep 60 "}
+        assert len(leftover()) == 3
+        for pid in leftover():
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_ranks_on_one_machine_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

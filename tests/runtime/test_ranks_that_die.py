@@ -21,7 +21,7 @@ from cs_systems.runtime.fork_client import server_pids, unavailable
 from cs_systems.runtime.guardian import descendants
 from cs_systems.runtime.processes import START_TIMEOUT_S
 from cs_systems.runtime.sweep import Progress
-from tests.runtime.leftover import leftover
+from tests.runtime.leftover import nothing_left
 from tests.runtime.test_survival import WORKLOADS, cell, is_running, wait_for
 
 LIMIT_S = 30.0
@@ -41,9 +41,8 @@ def parent_of(pid: int) -> int | None:
 
 @pytest.fixture
 def no_leftover_process() -> Iterator[None]:
-    before = leftover()
-    yield
-    wait_for(lambda: leftover() <= before)
+    with nothing_left():
+        yield
 
 
 DEATHS = {

@@ -163,12 +163,14 @@ def test_broken_cuda_context_fails_only_its_cell() -> None:
     assert second.status == "ok"
 
 
-def test_interrupt_keeps_records_and_same_command_resumes(tmp_path: Path) -> None:
+def test_interrupt_keeps_records_and_same_command_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     gate, out = tmp_path / "gate", tmp_path / "out"
     gate.touch()
-    environment = os.environ | {"TEST_GATE": str(gate)}
     reset = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # background processes inherit an ignored SIGINT
-    process = subprocess.Popen(command(out), stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=reset)
+    process = subprocess.Popen(command(out), stderr=subprocess.PIPE, text=True, preexec_fn=reset)
     assert process.stderr is not None
     assert process.stderr.readline().startswith("[1/3] ")
     process.send_signal(signal.SIGINT)
@@ -182,11 +184,11 @@ def test_interrupt_keeps_records_and_same_command_resumes(tmp_path: Path) -> Non
     gate.unlink()
     with (out / "records.jsonl").open("a") as stream:
         stream.write('{"schema_version":1,"key":"cut in the mid')
-    resumed = subprocess.run(command(out), capture_output=True, text=True, env=environment, timeout=60)
-    assert resumed.returncode == 0
-    assert "records.jsonl:2 is incomplete (the run was interrupted while writing it); skipped" in resumed.stderr
-    assert "1 cell is already recorded" in resumed.stderr
-    assert [line[:5] for line in resumed.stderr.splitlines() if line.startswith("[")] == ["[2/3]", "[3/3]"]
+    assert main(command(out)[3:]) == 0
+    told = capfd.readouterr().err
+    assert "records.jsonl:2 is incomplete (the run was interrupted while writing it); skipped" in told
+    assert "1 cell is already recorded" in told
+    assert [line[:5] for line in told.splitlines() if line.startswith("[")] == ["[2/3]", "[3/3]"]
     records, complaints = read_records(out)
     assert [r.config["mode"] for r in records] == ["forward", "forward-backward", "train-step"]
     assert len(complaints) == 1
