@@ -24,6 +24,7 @@ from torch import Tensor
 from cs_systems.attention import AttentionBackend, AttentionCall, flash_triton, naive
 from cs_systems.attention.flash_triton import BACKEND, FlashAttentionTriton, attention
 from cs_systems.kernels.triton.configs import Tile, Tiles, padded_d_head, tiles_for
+from tests import forks
 from tests.attention.conftest import Case, relative_error, results
 
 HERE = Path(__file__).parent
@@ -287,7 +288,7 @@ def test_module_without_triton_imports_and_names_package_to_install() -> None:
         "from cs_systems.attention.flash_triton import BACKEND\n"
         "print(BACKEND.unavailable(AttentionCall('cuda', 'float32', 16, 8, 8, 1, 1)), BACKEND.describe())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = forks.python("-c", program)
     assert "pip install triton" in done.stdout, done.stderr
     assert done.stdout.strip().endswith("None")
 

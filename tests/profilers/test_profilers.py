@@ -21,6 +21,7 @@ from cs_systems.core import plugins
 from cs_systems.profilers import ProfileLost, Profiler
 from cs_systems.record import RunRecord, read_records
 from cs_systems.runtime import profiled as profiling
+from tests import forks
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=3)
 PHASES = ["forward", "loss", "backward", "optimizer"]
@@ -144,15 +145,14 @@ def test_unprofilable_request_is_refused_before_running(capsys: pytest.CaptureFi
 def test_show_command_output_measures_the_cell(precision: str, message: str, status: int, tmp_path: Path) -> None:
     """--show-command prints a command with one request as an argument, for use under the user's own profiler."""
     config = replace(TINY, profiler="kineto", precision=Precision(precision))
-    argv = profiling.command(config, tmp_path / "mine", on_cuda=False)
-    done = subprocess.run(argv, capture_output=True, text=True)
+    _, *words = profiling.command(config, tmp_path / "mine", on_cuda=False)
+    done = forks.python(*words)
     assert (done.stdout.startswith(message), done.returncode) == (True, status), done.stderr
     assert [file.name for file in tmp_path.iterdir()] == (["mine.trace.json.gz"] if status == 0 else [])
 
 
 def test_without_out_folder_tables_stay_and_files_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     record = cs_systems.run(replace(TINY, profiler="kineto", steps=1))
     assert (record.status, record.artifacts) == ("ok", {})
     assert list(tmp_path.rglob("*.trace.json.gz")) == []

@@ -17,6 +17,7 @@ from cs_systems.config import PRESETS, Mode, RunConfig
 from cs_systems.profilers.nsys import CAPTURE
 from cs_systems.runtime.channel import run_request, to_json
 from cs_systems.runtime.processes import worker_command
+from tests import forks
 
 SOURCE = Path(__file__).with_name("nvtx_injection.c")
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=2, profiler="nsys")
@@ -41,8 +42,8 @@ def ranges_of(config: RunConfig, library: Path, folder: Path) -> list[Span]:
     """Return each range that measuring the cell opened, in order; each is closed in its own thread."""
     log = folder / "nvtx.log"
     surroundings = os.environ | {"NVTX_INJECTION64_PATH": str(library), "NVTX_LOG": str(log)}
-    argv = worker_command(to_json(run_request([config], 0, folder / "cell")))
-    done = subprocess.run(argv, env=surroundings, capture_output=True, text=True)
+    _, *words = worker_command(to_json(run_request([config], 0, folder / "cell")))
+    done = forks.python(*words, environment=surroundings)
     assert done.stdout == "ok\n", done.stderr
     spans: list[Span] = []
     open_in: dict[str, list[str]] = {}
