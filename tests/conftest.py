@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -28,9 +29,25 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 gc.disable()
 
 
+_frozen_modules = 0
+
+
 def pytest_collection_finish() -> None:
-    gc.freeze()
+    _freeze()
     gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """Exclude what earlier tests have imported from garbage collection: with it, each takes 0.15 s."""
+    if len(sys.modules) > _frozen_modules + 100:
+        gc.collect()
+        _freeze()
+
+
+def _freeze() -> None:
+    global _frozen_modules
+    _frozen_modules = len(sys.modules)
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -88,7 +88,7 @@ def hang_up(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("hang_up")
 @pytest.mark.parametrize(
     ("world_size", "hang_up"),
-    [(1, signal.SIG_DFL), (1, signal.SIG_IGN), (2, signal.SIG_DFL)],
+    [(1, signal.SIG_IGN), (1, signal.SIG_DFL), (2, signal.SIG_DFL)],  # the last two share a server with the next test
     indirect=["hang_up"],
 )
 def test_forked_worker_equals_a_new_process(
@@ -232,7 +232,8 @@ process.wait()
 def test_server_asks_no_gpu_and_starts_no_thread() -> None:
     """Importing what workers need must not initialise CUDA, which no fork survives."""
     program = """
-import os
+import gc, os
+gc.disable()
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import torch
 def trap(name):
