@@ -15,6 +15,7 @@ from cs_systems.instrument.hooks import annotated
 from cs_systems.instrument.structure import named_modules
 from cs_systems.traces import module_tables
 from cs_systems.traces.modules import beside, read_beside, unpacked
+from cs_systems.traces.range_names import UNATTRIBUTED
 from cs_systems.traces.tables import layers, parts, phases
 from cs_systems.traces.timeline import results
 from tests.families.conftest import Made
@@ -65,7 +66,9 @@ def test_time_belongs_to_modules_and_adds_up(made: Made, tmp_path: Path) -> None
     times = {row["phase"]: row["time_s"] for row in phases(seen) if row["family"] == "all"}
     outside = [(f, p) for f, p in seen.groups if p.module is None and p.phase in times.keys() - {"loss"}]
     # Apart from the gradient of the loss, only the first gradient is made outside of modules.
-    assert {f.name for f, p in outside if p.layer != "loss"} <= {"aten::empty_strided", "aten::empty", "aten::fill_"}
+    first_gradient = {"aten::empty_strided", "aten::empty", "aten::fill_"}
+    assert {f.name for f, p in outside if p.layer != "loss"} <= first_gradient
+    assert {f.name for f, p in seen.groups if p.layer == UNATTRIBUTED} <= first_gradient
     for phase in ("forward", "backward"):
         assert rows[""][f"{phase}_s"] == pytest.approx(
             sum(t.time_s for (_, p), t in seen.groups.items() if p.module is not None and p.phase == phase)
@@ -77,7 +80,6 @@ def test_time_belongs_to_modules_and_adds_up(made: Made, tmp_path: Path) -> None
     assert len(made_blocks) == sum(made.family.stacks.values())
     assert all(row["time_s"] > 0 for row in made_blocks)
     in_layers = {row["layer"]: row["time_s"] for row in layers(seen)}
-    assert in_layers.get("unattributed", 0) < 0.05 * seen.time_s
     for row in made_blocks:
         assert in_layers[row["block"]] == pytest.approx(row["time_s"])
     assert {row["part"] for row in parts(seen)} >= ({"attention"} if "ffn" in made.family.parts.values() else set())
