@@ -116,7 +116,7 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     nsys, out = plugins.get("profilers", "nsys"), Path(options["out"])
     if reason := nsys.problem():
         raise ConfigError(reason)
-    probe = "import torch; raise SystemExit(not torch.cuda.is_available())"
+    probe = "import gc; gc.disable(); import torch; raise SystemExit(not torch.cuda.is_available())"
     on_cuda = subprocess.run([sys.executable, "-c", probe], stderr=subprocess.DEVNULL).returncode == 0
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix=".nsys-", dir=out) as folder:

@@ -151,11 +151,10 @@ def fork_guardian(
         if _server is not None and (not _server.is_mine or _server.inherited != inherited):
             _retire()
         request = {"plan": plan, "env": {**environment}, "cwd": str(Path.cwd()), "modules": sorted(_modules)}
+        _modules.clear()  # one that cannot be imported ends this server, but not the next one
         try:
             _server = _server or _Server(inherited, imports, timeout_s)
-            guardian = ForkedGuardian(_server.fork(request, descriptors))
-            _modules.clear()
-            return guardian
+            return ForkedGuardian(_server.fork(request, descriptors))
         except BaseException as error:
             _retire()  # an answer may still come
             if isinstance(error, (OSError, NoServer)):

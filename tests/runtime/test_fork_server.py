@@ -168,7 +168,9 @@ for change in (
 def test_worker_starts_without_a_server_that_cannot_start(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # another environment: another server
     monkeypatch.setattr("cs_systems.runtime.fork_client.SERVER", [sys.executable, "-c", "raise SystemExit(1)"])
+    fork_client.preload(["no_such_module"])
     assert report(workload)["pid"]
+    assert not fork_client._modules, "the next server imports nothing that may have ended this one"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, None])
