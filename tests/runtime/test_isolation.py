@@ -15,7 +15,6 @@ from cs_systems import sweep
 from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.frame import frame
-from cs_systems.runtime.guardian import descendants
 from tests.runtime.leftover import leftover
 from tests.runtime.test_survival import wait_for
 
@@ -157,16 +156,17 @@ def test_error_that_mentions_a_lost_peer_names_its_rank() -> None:
 
 def test_only_processes_of_the_sweep_count_as_left() -> None:
     """A process that ran before, such as a browser, may start another one at any time."""
-    shell = ["sh", "-c", "read line; sleep 60 & wait"]
+    before, shell = leftover(), ["sh", "-c", "read line; sleep 60 & wait"]
     with subprocess.Popen(shell, stdin=subprocess.PIPE) as earlier, subprocess.Popen(["sleep", "60"]) as later:
-        assert earlier.stdin is not None
-        earlier.stdin.write(b"go\n")
-        earlier.stdin.flush()
-        wait_for(lambda: bool(descendants(earlier.pid)))
-        assert leftover({earlier.pid}) == {later.pid: "sleep 60 "}
-        assert len(leftover()) == 3
-        for pid in leftover():
-            os.kill(pid, signal.SIGKILL)
+        try:
+            assert earlier.stdin is not None
+            earlier.stdin.write(b"go\n")
+            earlier.stdin.flush()
+            wait_for(lambda: len(leftover(before)) == 3)
+            assert leftover({*before, earlier.pid}) == {later.pid: "sleep 60 "}
+        finally:
+            for pid in leftover(before):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_ranks_on_one_machine_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
