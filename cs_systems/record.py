@@ -316,7 +316,7 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     """
     file = records_path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"there are no records at {file}; give the folder that a run printed as 'records:'")
+        raise FileNotFoundError(f"{path} has no records; give the folder of a run, or its file records.jsonl")
     refuse_other(file, "report")
     with file.open("rb") as stream:
         if stream.read(2).startswith(GZIP_MAGIC):

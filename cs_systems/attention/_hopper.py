@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
 from cs_systems.attention._autograd import applied, without_second_derivative
-from cs_systems.attention._mask import causal_offset
+from cs_systems.attention._mask import causal_offset, uneven_heads
 from cs_systems.attention._operators import operators
 from cs_systems.attention._refusals import check_one_device, no_cuda, wrong_dtype
 from cs_systems.formulas.cost import AttentionAlgorithm
@@ -55,17 +55,17 @@ class HopperKernels:
 
     def unavailable(self, call: AttentionCall) -> str | None:
         """Return the reason that this call is not supported, with the remedy, or None."""
+        if call.device != "cuda":
+            return "a Hopper GPU is required; use flash_torch on the CPU"
         if reason := wrong_dtype(call, DTYPES):
             return reason
         if call.d_head % 8 or not 8 <= call.d_head <= self.largest_d_head:
             return f"d_head {call.d_head} is not a multiple of 8 from 8 to {self.largest_d_head}; use flash_triton"
         if call.heads_q % call.heads_kv:
-            return f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads; choose a multiple"
+            return uneven_heads(call.heads_q, call.heads_kv)
         needs_determinism = torch.are_deterministic_algorithms_enabled() and not self.repeatable
         if call.needs_backward and needs_determinism and not torch.is_deterministic_algorithms_warn_only_enabled():
             return NOT_DETERMINISTIC
-        if call.device != "cuda":
-            return "a Hopper GPU is required; use flash_torch on the CPU"
         if reason := no_cuda():
             return reason
         capability = ".".join(map(str, torch.cuda.get_device_capability()))

@@ -52,6 +52,11 @@ def check_window(window: int | None, causal: bool) -> None:
         raise ConfigError(f"window must be a whole number from 1, got {window!r}")
 
 
+def uneven_heads(heads_q: int, heads_kv: int) -> str:
+    """Return the reason that the heads of q cannot share those of k, with the remedy."""
+    return f"q has {heads_q} heads and k has {heads_kv}; let q have 1, 2, 3, … times the heads of k"
+
+
 def repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Repeat the heads of k and v to match q: (batch, heads_kv, …) → (batch, heads, …).
 
@@ -59,7 +64,7 @@ def repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     without heads.
     """
     if q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads; choose a multiple")
+        raise ValueError(uneven_heads(q.shape[1], k.shape[1]))
     group = q.shape[1] // k.shape[1]
     return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._autograd import applied, without_second_derivative
-from cs_systems.attention._mask import causal_offset, check_window
+from cs_systems.attention._mask import causal_offset, check_window, uneven_heads
 from cs_systems.attention._operators import OPTIONS, operators
 from cs_systems.attention._refusals import check_one_device
 from cs_systems.core.shapes import ALIGNMENTS
@@ -335,7 +335,7 @@ def unavailable(call: AttentionCall) -> str | None:
     if not 1 <= call.d_head <= LARGEST_D_HEAD:
         return f"d_head {call.d_head} is not from 1 to {LARGEST_D_HEAD}; use naive or sdpa_math"
     if call.heads_q % call.heads_kv:
-        return f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads; choose a multiple"
+        return uneven_heads(call.heads_q, call.heads_kv)
     from cs_systems.kernels.triton.launch import INTERPRETED
 
     return _unavailable_interpreted(call) if INTERPRETED else _unavailable_compiled(call)

@@ -125,7 +125,11 @@ def _leave(records: list[Any], handover: str | None, out: str) -> None:
 def conclude(records: list[Any], out: str) -> None:
     """Print the table of the records to standard error."""
     if not records:
-        print("cs-systems: no record: the script ran no backward pass of torch in its main thread", file=sys.stderr)
+        print(
+            "cs-systems: nothing was recorded: the script ran no backward pass of torch in its main thread; run one "
+            "that trains there, or put a Recorder around its loop",
+            file=sys.stderr,
+        )
         return
     from cs_systems.cli._output import terminal_width
     from cs_systems.diagnosis import diagnose

@@ -100,8 +100,8 @@ def parse_sizes(text: str) -> list[int]:
     if not first or not rest[0] or len(rest) > 2 or not factor.isdecimal() or int(factor) < 2:
         raise ConfigError(f"{text!r} is not a range of sizes; use 1KiB:1GiB, or 1KiB:1GiB:2 to double each size")
     size, last = parse_bytes(first), parse_bytes(rest[0])
-    if not 0 < size <= last:
-        raise ConfigError(f"{text!r} is not a range of sizes; its first size must be above 0 and at most the last")
+    if size > last:
+        raise ConfigError(f"{text!r} starts above its end; give the smaller size first, as in 1KiB:1GiB")
     sizes = []
     while size <= last:
         sizes.append(size)

@@ -25,6 +25,7 @@ from cs_systems.cli._options import (
     Steps,
     Sweep,
     Workloads,
+    given,
     optional,
 )
 from cs_systems.cli._output import (
@@ -164,7 +165,7 @@ def cells(args: Parallel) -> list[RunConfig]:
         raise ConfigError(
             f"{stray[0]!r} is not a strategy; join options by colons, as in ddp_bucketed:comm_dtype=bf16:max_ctas=16"
         )
-    if {*args.strategy} == {"single"} and args.world_size != Parallel.world_size:
+    if {*args.strategy} == {"single"} and "world_size" in given(args):
         raise ConfigError("--strategy single trains on one rank only; add another strategy, or leave out --world-size")
     if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):
         raise ConfigError("--tp-degree requires --strategy fsdp+tp or ddp_*+tp; add one, or leave out --tp-degree")

@@ -185,7 +185,7 @@ def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
     missing = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if missing := [argument for argument in missing if argument not in own]:
         return f"{written} requires {missing[0]}; give it with --set {missing[0]}=VALUE"
-    return f"{written} cannot be called; write a factory (config, device), or a step"
+    return f"{written} is no factory or step; write a factory that takes (config, device), or a step without arguments"
 
 
 class _FirstCall(CallableWorkload):
@@ -254,5 +254,5 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
             batch = batch()
         else:
             written = f"{config.inputs}{plugins.signature(batch)}"
-            raise ConfigError(f"{written} cannot be called; write a function (config, device), or without arguments")
+            raise ConfigError(f"{written} gives no batch; write a function that takes (config, device), or no argument")
     return from_result((model, batch), config, device, read)

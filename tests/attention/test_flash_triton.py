@@ -267,7 +267,7 @@ def test_interpreter_refuses_bfloat16_and_cuda() -> None:
     [
         (AttentionCall("cpu", "float64", 16, 8, 8, 1, 1), "use float32, float16, bfloat16, or the backend flash_torch"),
         (AttentionCall("cpu", "float32", 257, 8, 8, 1, 1), "d_head 257 is not from 1 to 256; use naive"),
-        (AttentionCall("cpu", "float32", 16, 8, 8, 3, 2), "3 query heads are not a multiple of 2 key heads"),
+        (AttentionCall("cpu", "float32", 16, 8, 8, 3, 2), "q has 3 heads and k has 2; let q have 1, 2, 3"),
     ],
 )
 def test_unsupported_call_has_reason(call: AttentionCall, text: str) -> None:

@@ -54,8 +54,9 @@ def test_modules_lists_every_hopper_backend() -> None:
         (AttentionCall("cuda", "float32", 64, 8, 8, 1, 1), "float32 is not supported on cuda; use float16 or bfloat16"),
         (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "d_head 20 is not a multiple of 8 from 8 to {largest};"),
         (AttentionCall("cuda", "bfloat16", 264, 8, 8, 1, 1), "d_head 264 is not a multiple of 8 from 8 to {largest};"),
-        (AttentionCall("cuda", "bfloat16", 64, 8, 8, 3, 2), "3 query heads are not a multiple of 2 key heads"),
+        (AttentionCall("cuda", "bfloat16", 64, 8, 8, 3, 2), "q has 3 heads and k has 2; let q have 1, 2, 3"),
         (AttentionCall("cpu", "bfloat16", 64, 8, 8, 1, 1), "a Hopper GPU is required; use flash_torch on the CPU"),
+        (AttentionCall("cpu", "float32", 64, 8, 8, 1, 1), "a Hopper GPU is required; use flash_torch on the CPU"),
     ],
 )
 def test_unsupported_call_has_reason(call: AttentionCall, text: str, name: str, backend: AttentionBackend) -> None:

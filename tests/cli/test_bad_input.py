@@ -75,6 +75,7 @@ MALFORMED = {
     "parallel --with kineto": "unknown value of --with 'kineto': known: overlap, rank_memory",
     "parallel --figure streams.svg --with rank_memory": "--figure requires --with overlap; add overlap to --with",
     "parallel --strategy single --world-size 4": "--strategy single trains on one rank only; add another strategy, or",
+    "parallel --strategy single --world-size 2": "--strategy single trains on one rank only; add another strategy, or",
     "parallel --strategy fsdp+tp --size tiny --world-size 3 --tp-degree 2": "--tp-degree 2 does not divide 3 ranks; ",
     "parallel --strategy tp --size tiny --world-size 3": "--num-heads 4 is not divisible by 3 ranks; choose --tp-",
     "time --workload own.py": "'own.py' names a file without an object; write own.py:name",
@@ -96,7 +97,7 @@ MALFORMED = {
     "precision --output .": "cannot write .: Is a directory",
     "precision --dtypes --output .": "cannot write .: Is a directory",
     "time --out /dev/null/runs": "cannot write to /dev/null/runs: Not a directory; choose another --out",
-    "report nowhere": "there are no records at nowhere/records.jsonl; give the folder that a run printed as 'records:'",
+    "report nowhere": "nowhere has no records; give the folder of a run, or its file records.jsonl",
 }
 
 

@@ -61,7 +61,7 @@ def test_size_is_one_value_or_a_range(text: str, sizes: list[int]) -> None:
     [
         (("--size", "1KiB:2KiB:1"), "'1KiB:2KiB:1' is not a range of sizes; use 1KiB:1GiB, or 1KiB:1GiB:2 to double"),
         (("--size", "1KiB:"), "'1KiB:' is not a range of sizes; use 1KiB:1GiB"),
-        (("--size", "2KiB:1KiB"), "'2KiB:1KiB' is not a range of sizes; its first size must be above 0"),
+        (("--size", "2KiB:1KiB"), "'2KiB:1KiB' starts above its end; give the smaller size first"),
         (("--size", "many"), "'many' is not a size in bytes"),
         (("--size", "0B"), "the size must be positive, got '0B'; use a form such as 8GiB, 24GB or 512B"),
         (

@@ -222,7 +222,7 @@ def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pyte
         (["--dtypes", "--model", "nowhere:step"], "module 'nowhere' (from 'nowhere:step') was not found"),
         (
             ["--show", "no_such_folder"],
-            "there are no records at no_such_folder/records.jsonl; give the folder",
+            "no_such_folder has no records; give the folder",
         ),
         (
             ["--show", "profiles/attention_sample_run"],

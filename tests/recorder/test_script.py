@@ -169,4 +169,4 @@ def test_script_without_training_is_told_so(tmp_path: Path) -> None:
     script.write_text("print('done')")
     done = forks.python("-m", "cs_systems", "run", "--", str(script))
     assert (done.returncode, done.stdout) == (0, "done\n")
-    assert "no record: the script ran no backward pass" in done.stderr
+    assert "nothing was recorded: the script ran no backward pass" in done.stderr

@@ -355,7 +355,8 @@ def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: 
     [
         (
             "three",
-            "(config, device, more) cannot be called; write a factory (config, device), or a step",
+            "(config, device, more) is no factory or step; write a factory that takes (config, device), or a step "
+            "without arguments",
         ),
         ("nothing", f" returned an object of type int; return {FORMS}"),
         ("number", " is of type int; name a factory (config, device) or a step"),

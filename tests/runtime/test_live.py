@@ -278,7 +278,7 @@ REFUSED = {
     "run(workload=step, name='a:b')": "name is 'a:b'; give a short text without a colon",
     "run(workload=Net())": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
     "run(workload=object())": r"live object is of type object; name a factory \(config, device\) or a step",
-    "run(workload=lambda a: a)": r"live <lambda>\(a\) cannot be called; write a factory \(config, device\), or a step",
+    "run(workload=lambda a: a)": r"live <lambda>\(a\) is no factory or step; write a factory that takes \(config",
     "run(workload={'model': Net(), 'bach': X})": "no part 'bach'; did you mean batch or batches. its parts: model,",
     "run(RunConfig(), 3, steps=2)": "run: too many positional arguments; its arguments are config, model, inputs",
     "run(name='mine')": "name= requires a live object; leave it out",

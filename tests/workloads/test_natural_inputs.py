@@ -183,7 +183,7 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
     assert (record.status, record.reason) == ("ok", None)
     record = measure("model", inputs="{source}:sized_batch", batch_size=6)
     assert (record.status, record.reason) == ("ok", None)
-    assert "odd_batch(width) cannot be called; write a function (config, device), or without arguments" in (
+    assert "odd_batch(width) gives no batch; write a function that takes (config, device), or no argument" in (
         measure("model", inputs="{source}:odd_batch").reason or ""
     )
 
