@@ -170,10 +170,8 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
         verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
         say(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
         largest = {"batch": fit.largest_batch, "context": fit.largest_context}
-        sizes = [_forecasts.size(name, most) for name, most in largest.items()]
-        print(
-            f"  largest that fits: {', or '.join(sizes) if any(largest.values()) else 'neither batch 1 nor context 1'}"
-        )
+        sizes = ", or ".join(_forecasts.size(name, most) for name, most in largest.items())
+        say(f"  largest that fits: {sizes if any(largest.values()) else 'none; batch 1 or context 1 still needs more'}")
         if not fit.fits:
             first = " ".join(change.what for change in fit.first)
             say(f"  change first: {first or 'no combination is enough; shard the model over several devices'}")

@@ -76,7 +76,7 @@ class Diagnosis:
         scale = SCALES[f"_{self.unit}"]
         unit = best_unit(scale, [self.now])
         shown = [[significant(value / unit.factor, digits) for value in (self.now, self.at_best)] for digits in (2, 3)]
-        gain = next((f"; in sight: {now} → at best {best} {unit.label}" for now, best in shown if now != best), "")
+        gain = next((f"; at best {best} {unit.label} instead of {now}" for now, best in shown if now != best), "")
         where = f" ({self.cells})" if self.cells else ""
         return f"{self.cause}: {self.remedy}{gain}{where}"
 

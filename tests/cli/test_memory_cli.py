@@ -109,7 +109,7 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
     assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.8 GiB with the CUDA context, fits 80.0 GiB" in output
     assert main(["memory", "--size", "8B", "--fits", "24GiB"]) == 0
     output = capsys.readouterr().out
-    assert "largest that fits: neither batch 1 nor context 1" in output
+    assert "largest that fits: none; batch 1 or context 1 still needs more" in output
     assert "change first: no combination is enough; shard the model over several devices" in output
     assert main(["memory", "--size", "tiny", "--fits", "8TiB"]) == 0
     assert "largest that fits: batch 1,048,576 or more, or context" in capsys.readouterr().out, "the search ends there"

@@ -90,7 +90,7 @@ def test_backward_of_block_allocates_gradients_and_frees_saved_tensors() -> None
     model, config = BasicTransformerLM(MODEL, "naive"), RunConfig(model=MODEL, batch_size=4, seq_len=48, device="cpu")
     expected = gradients_of_a_block(config) - kept_by_a_block(config, FULL_MATRIX)
     tokens = torch.randint(500, (4, 48))
-    with LiveBytes() as live, backward_of_blocks(model, live.now) as rows:
+    with LiveBytes() as live, backward_of_blocks(model, lambda: live.now) as rows:
         for _ in range(2):
             cross_entropy(model(tokens), tokens).backward()
     assert [row["block"] for row in rows] == ["block 2", "block 1", "block 0"]
