@@ -13,11 +13,10 @@ torch.compile the two passes are custom operators, so a compiled model keeps one
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 from cs_systems.attention._hopper import HopperKernels, backend_of
-from cs_systems.kernels.cuda.driver import INSTALL
+from cs_systems.kernels.cuda import driver
 from cs_systems.kernels.layout import computed_d_head
 
 
@@ -33,22 +32,15 @@ def _padded_queries(d_head: int) -> int:
     return BACKWARD_TILES[d_head].queries
 
 
-def _missing() -> str | None:
-    # The parent of a namespace package comes first: find_spec raises for a submodule of an absent parent.
-    if any(find_spec(package) is None for package in ("cuda", "cuda.core", "cuda.bindings")):
-        return f"cuda-core, which compiles the kernels, is not installed; run {INSTALL}"
-    return None
-
-
 def describe() -> str | None:
-    return None if _missing() else "FlashAttention-3 in CUDA C++"
+    return None if driver.missing() else "FlashAttention-3 in CUDA C++"
 
 
-# The lambda looks up _missing at each call, because the installed packages can change.
+# The lambda looks up `missing` at each call, because the installed packages can change.
 KERNELS = HopperKernels(
     "flash_cuda",
     _problem,
-    lambda: _missing(),
+    lambda: driver.missing(),
     _padded_queries,
     largest_d_head=256,
     computed_d_head=computed_d_head,

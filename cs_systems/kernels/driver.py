@@ -88,14 +88,36 @@ class Counter:
     """
 
 
-Parameter = Address | TensorMap | Counter | Any
-"""Address, TensorMap, Counter, or a ctypes object: a constant."""
+@dataclass(frozen=True)
+class Struct:
+    """Parameter: a struct of addresses, tensor maps and constants, laid out as C++ does it, aligned to 64 bytes."""
+
+    members: tuple[Address | TensorMap | Any, ...]
+
+    def offsets(self) -> list[int]:
+        """Return the place of each member, in bytes, and last the size of the struct."""
+        found, end = list[int](), 0
+        for member in self.members:
+            alignment = 64 if isinstance(member, TensorMap) else 8 if isinstance(member, Address) else _alignment(member)
+            found.append(-(-end // alignment) * alignment)
+            end = found[-1] + parameter_bytes(member)
+        return [*found, -(-end // 64) * 64]
+
+
+Parameter = Address | TensorMap | Counter | Struct | Any
+"""Address, TensorMap, Counter, Struct, or a ctypes object: a constant."""
 
 
 def parameter_bytes(parameter: Parameter) -> int:
     if isinstance(parameter, TensorMap):
         return 128
+    if isinstance(parameter, Struct):
+        return parameter.offsets()[-1]
     return 8 if isinstance(parameter, Address | Counter) else ctypes.sizeof(parameter)
+
+
+def _alignment(constant: Any) -> int:
+    return ctypes.alignment(constant)
 
 
 @dataclass(frozen=True)
@@ -119,9 +141,12 @@ class CallSequence:
     def __init__(self, device: int, operands: Sequence[str], calls: Sequence[KernelCall]) -> None:
         """Prepare the calls. `run` receives the addresses in the order of `operands`."""
         self._device, self._lock = device, Lock()
+        self._kept: list[Any] = []
         self._addresses = (ctypes.c_uint64 * len(operands))()
         self._counter = ctypes.c_uint64()
         self._maps: list[tuple[int, MapsInMemory, Any, int]] = []
+        self._maps_in_structs: list[tuple[int, MapsInMemory, int]] = []
+        self._addresses_in_structs: list[tuple[int, ctypes.c_uint64]] = []
         counts = any(isinstance(parameter, Counter) for call in calls for parameter in call.parameters)
         self._counters = counters(device) if counts else None
         self._launches = [self._launch(call, list(operands)) for call in calls if all(call.grid)]
@@ -137,6 +162,11 @@ class CallSequence:
             for operand, maps, pointers, place in self._maps:
                 address = addresses[operand]
                 pointers[place] = maps.made.get(address) or maps.make(address)
+            for operand, maps, to in self._maps_in_structs:
+                address = addresses[operand]
+                ctypes.memmove(to, maps.made.get(address) or maps.make(address), 128)
+            for operand, at in self._addresses_in_structs:
+                at.value = addresses[operand]
             if self._counters is not None:
                 self._counter.value = self._counters.address(stream)
             for config, launch in self._launches:
@@ -157,6 +187,8 @@ class CallSequence:
                 self._maps.append((operands.index(parameter.operand), MapsInMemory(parameter), pointers, place))
             elif isinstance(parameter, Address):
                 pointers[place] = ctypes.addressof(self._addresses) + 8 * operands.index(parameter.operand)
+            elif isinstance(parameter, Struct):
+                pointers[place] = self._struct(parameter, operands)
             else:
                 pointers[place] = ctypes.addressof(self._counter if isinstance(parameter, Counter) else parameter)
         attributes = (_Attribute * 1)()
@@ -169,6 +201,24 @@ class CallSequence:
         )
         config.kept = (attributes, pointers, call.parameters)
         return config, launch
+
+
+    def _struct(self, struct: Struct, operands: list[str]) -> int:
+        """Lay out a struct in memory; return where. `run` fills in its addresses and maps."""
+        *offsets, size = struct.offsets()
+        raw = (ctypes.c_uint8 * (size + 64))()
+        self._kept.append(raw)
+        start = -ctypes.addressof(raw) % 64
+        for member, offset in zip(struct.members, offsets, strict=True):
+            if isinstance(member, TensorMap):
+                to = ctypes.addressof(raw) + start + offset
+                self._maps_in_structs.append((operands.index(member.operand), MapsInMemory(member), to))
+            elif isinstance(member, Address):
+                at = ctypes.c_uint64.from_buffer(raw, start + offset)
+                self._addresses_in_structs.append((operands.index(member.operand), at))
+            else:
+                ctypes.memmove(ctypes.addressof(raw) + start + offset, ctypes.addressof(member), ctypes.sizeof(member))
+        return ctypes.addressof(raw) + start
 
 
 class MapsInMemory:

@@ -63,17 +63,16 @@ class MasterAdamW(AdamW):
 
     def update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
         """Update some parameters of a group whose step is counted already."""
-        states = [self._state(p) for p in parameters]
+        tensors = [self.tensors_of(p) for p in parameters]
         gradients = [_aligned(p.grad) for p in parameters if p.grad is not None]
         if not parameters[0].is_cuda:
-            for number, (p, gradient, state) in enumerate(zip(parameters, gradients, states, strict=True)):
-                _update_with_torch(p, gradient, state, group, number)
+            for number, (p, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+                _update_with_torch(p, gradient, self.state[p], group, number)
             return
         from cs_systems.kernels.adamw import Hyperparameters, Tables
 
         key = tuple(map(id, parameters))
         if key not in self._tables:
-            tensors = [(p, *state.values()) for p, state in zip(parameters, states, strict=True)]
             self._tables[key] = Tables(tensors)
         beta1, beta2 = group["betas"]
         settings = Hyperparameters(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
@@ -89,13 +88,14 @@ class MasterAdamW(AdamW):
             self.state[p] = {name: value.to(p.device, copy=True) for name, value in saved.items()}
         self._tables.clear()
 
-    def _state(self, p: Tensor) -> dict[str, Tensor]:
+    def tensors_of(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return a parameter, its remainder, and its first and second moment, of which zeros are made at first."""
         state: dict[str, Tensor] = self.state[p]
         if not state:
             state["remainder"] = torch.zeros_like(p, dtype=torch.int16)
             state["exp_avg"] = torch.zeros_like(p, dtype=self.moments)
             state["exp_avg_sq"] = torch.zeros_like(p, dtype=self.moments)
-        return state
+        return p, state["remainder"], state["exp_avg"], state["exp_avg_sq"]
 
 
 def master_weight(p: Tensor, remainder: Tensor) -> Tensor:

@@ -142,25 +142,40 @@ class Training:
         self.scaler.update()
 
 
-def compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """Return a model or function compiled in this mode of `config.COMPILE_MODES`, or itself for "none"."""
-    return function if mode == "none" else torch.compile(function, **_compile_options(mode))
+def compiled(function: Callable[..., Any], mode: str, *, keeps_buffers: bool = False) -> Callable[..., Any]:
+    """Return a model or function compiled in this mode of `config.COMPILE_MODES`, or itself for "none".
+
+    keeps_buffers: whether a tensor that an operator received stays as it is until the operator lets it go, rather than
+    until its last use in the function.
+    """
+    return function if mode == "none" else torch.compile(function, **_compile_options(mode, keeps_buffers))
 
 
-def compile_blocks(blocks: Iterable[nn.Module], mode: str, *, with_hooks: bool = True) -> None:
+def compile_blocks(
+    blocks: Iterable[nn.Module], mode: str, *, with_hooks: bool = True, keeps_buffers: bool = False
+) -> None:
     """Compile each block in place; blocks of one class and shape share one compilation.
 
-    with_hooks: whether the blocks' hooks are compiled too. Those that wait for other ranks must stay outside.
+    Args:
+        blocks: to be compiled.
+        mode, keeps_buffers: as in `compiled`.
+        with_hooks: whether the blocks' hooks are compiled too. Those that wait for other ranks must stay outside.
     """
     for block in blocks:
         if with_hooks:
-            block.compile(**_compile_options(mode))
+            block.compile(**_compile_options(mode, keeps_buffers))
         else:
-            block.forward = compiled(block.forward, mode)
+            block.forward = compiled(block.forward, mode, keeps_buffers=keeps_buffers)
 
 
-def _compile_options(mode: str) -> dict[str, Any]:
-    return {"backend": "aot_eager"} if mode == "aot_eager" else {"mode": mode}
+def _compile_options(mode: str, keeps_buffers: bool) -> dict[str, Any]:
+    if mode == "aot_eager":
+        return {"backend": "aot_eager"}
+    if not keeps_buffers:
+        return {"mode": mode}
+    from torch._inductor import list_mode_options
+
+    return {"options": {**list_mode_options(mode), "allow_buffer_reuse": False, "inplace_buffers": False}}
 
 
 def _options(config: RunConfig) -> dict[str, Any]:

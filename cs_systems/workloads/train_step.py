@@ -73,9 +73,13 @@ class TrainStep(Training):
         if in_block:
             plan = segments(config.checkpoint, config.model.num_layers)
             checkpointing.checkpoint_forwards(model.layers, plan)
+        keeps = any(part.keeps_buffers for part in chosen)
         if config.compile_scope == "block":
-            compile_blocks(model.layers.children(), config.compile, with_hooks=not config.is_distributed)
-        self.run_model = compiled(self.wrapped, config.compile) if config.compile_scope == "model" else self.wrapped
+            with_hooks = not config.is_distributed
+            compile_blocks(model.layers.children(), config.compile, with_hooks=with_hooks, keeps_buffers=keeps)
+            self.run_model: Any = self.wrapped
+        else:
+            self.run_model = compiled(self.wrapped, config.compile, keeps_buffers=keeps)
         self.output: Tensor | None = None  # of run_model: the logits, or what head_loss takes
 
     @staticmethod

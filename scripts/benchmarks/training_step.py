@@ -48,13 +48,15 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "fused_rmsnorm": {},
     "fused_rotary": {},
     "fused_embedding_gradient": {},
+    "fused_weight_update": {},
     "bf16 state": {"optimizer": "adamw_bf16_state"},
     "fp8_linear": {},
 }
 INEXACT = ("bf16 state", "fp8_linear")
 BY_CUBLASLT = "fast by cublasLt"  # torch's products by another library of NVIDIA
 FAST = tuple(name for name in SWITCHES if name not in INEXACT)
-NEEDS = {"update_in_backward": "master", "bf16 state": "master"}
+NEEDS = {"update_in_backward": "master", "fused_weight_update": "master", "bf16 state": "master"}
+TAKES_THE_PLACE = {"fused_weight_update": "update_in_backward"}
 # Bytes of a token, layer and unit of width in bfloat16: width, moved by Inductor's kernels, moved by the part's.
 POINTWISE = {
     "fused_swiglu": ("d_ff", 18, 16),
@@ -66,6 +68,10 @@ INDUCTOR_RATE, KERNEL_RATE = 2.6e12, 4.0e12  # bytes/s: measured in the step of 
 
 def switched(*names: str) -> dict[str, Any]:
     """Return the options of the block-compiled step with some switches on."""
+    replaced = {TAKES_THE_PLACE[name] for name in names if name in TAKES_THE_PLACE}
+    if "fp8_linear" in names:  # both replace the linear layers
+        names, replaced = tuple(name for name in names if name not in TAKES_THE_PLACE), set()
+    names = tuple(name for name in names if name not in replaced)
     options = dict(BASE)
     for name in SWITCHES:
         if name in names:

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 import torch
 
-from cs_systems.attention.flash_cuda import _missing
+from cs_systems.kernels.cuda.driver import missing
 from cs_systems.kernels import driver
 from cs_systems.kernels.compile import parameter_bytes, read_machine_code
 from cs_systems.kernels.cuda import driver as hopper
@@ -19,7 +19,7 @@ from cs_systems.kernels.cuda.launch import Problem
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(_missing() is not None, reason=_missing() or ""),
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton: pip install triton"),
 ]
 DEPTHS = (64, 80, 96, 128, 256)

@@ -9,6 +9,7 @@ import ctypes
 import os
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ INSTALL = "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
 FOR_RACECHECK = "CS_SYSTEMS_FOR_RACECHECK"
 """Environment variable; if set, kernels are compiled so that compute-sanitizer's racecheck follows their barriers."""
 Macros = tuple[tuple[str, int], ...]
+
+
+def missing() -> str | None:
+    """Return the reason that no kernel can be compiled, with the remedy, or None."""
+    # The parent of a namespace package comes first: find_spec raises for a submodule of an absent parent.
+    if any(find_spec(package) is None for package in ("cuda", "cuda.core", "cuda.bindings")):
+        return f"cuda-core, which compiles the kernels, is not installed; run {INSTALL}"
+    return None
 
 
 def machine_code(source: str, macros: Macros) -> bytes:

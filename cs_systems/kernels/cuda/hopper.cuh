@@ -265,6 +265,7 @@ DEVICE void forget(float (&d)[N]) {
 MMA(64, 32, 33, 34, 35, 36)
 MMA(80, 40, 41, 42, 43, 44)
 MMA(128, 64, 65, 66, 67, 68)
+MMA(256, 128, 129, 130, 131, 132)
 // Compute the same with a in four registers, `a` from `first` on, which may not be written before the wait either.
 #define MMA_FROM_REGISTERS(N, COUNT, A1, A2, A3, B, ADD, TRANS)                                              \
   template <int TRANS_B, int SIZE>                                                                           \

@@ -52,6 +52,7 @@ class Part:
             cross-entropy; None for a part of the model.
         during_backward: `(model, optimizer) -> Update`, in place of the optimizer's step; None for other parts.
         unavailable: returns the reason that the part cannot run in a cell, with the remedy, or None.
+        keeps_buffers: whether it reads tensors of a compiled block after the block has run, which then must reuse none.
         on_ranks: whether it works under a strategy of several ranks.
         tolerance: dtype name → largest relative error of outputs and gradients against float64.
     """
@@ -63,6 +64,7 @@ class Part:
     head_loss: HeadLoss | None = None
     during_backward: Callable[[nn.Module, MasterAdamW], Update] | None = None
     unavailable: Callable[[RunConfig], str | None] = always_available
+    keeps_buffers: bool = False
     on_ranks: bool = False
     tolerance: Mapping[str, float] = field(
         default_factory=lambda: {"float64": 1e-10, "float32": 1e-5, "bfloat16": 2e-2}

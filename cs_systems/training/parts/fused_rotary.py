@@ -24,6 +24,7 @@ from cs_systems.core.checkpoint_plan import segments
 from cs_systems.model import SelfAttention
 from cs_systems.training import triton_operators
 from cs_systems.training.parts import Part
+from cs_systems.training.parts._deferred import Place, keep
 from cs_systems.training.parts.joined_projections import JoinedAttention
 from cs_systems.training.triton_operators import check_alike, check_one_device, operator, prepared
 
@@ -116,28 +117,41 @@ class Rotated(torch.autograd.Function):
 
 
 class RotatedProduct(torch.autograd.Function):
-    """Autograd function `apply(x, weight, cos, sin, heads)`: (B, S, D) → rotated q, rotated k and v, (B, H, S, K)."""
+    """Autograd function `apply(x, weight, cos, sin, heads, token, number)`.
+
+    Maps (B, S, D) to rotated q, rotated k and v, (B, H, S, K) each. With the token and the number of a Place, the
+    gradient of the weight is left to its update; without, they are None.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, weight, cos, sin)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, heads: int,
+        token: Tensor | None, number: Tensor | None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        ctx.save_for_backward(x, weight, cos, sin, number)
         return _split(_rotated_product(x, weight, cos, sin, heads), heads)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, cos, sin = ctx.saved_tensors
+        x, weight, cos, sin, number = ctx.saved_tensors
         joined = _gather(*gradients, cos, sin)
+        if number is not None:
+            return joined @ weight, None, None, None, None, keep(joined, x, number), None
         rows = joined.flatten(0, -2)
-        return joined @ weight, rows.t() @ x.flatten(0, -2), None, None, None
+        return joined @ weight, rows.t() @ x.flatten(0, -2), None, None, None, None, None
 
 
-def rotated_product(x: Tensor, weight: Tensor, *, rope: Any, heads: int) -> Any:
-    """Return rotated q, rotated k and v; under autocast, x and weight are cast as for a linear layer."""
+def rotated_product(x: Tensor, weight: Tensor, *, rope: Any, heads: int, place: Place | None = None) -> Any:
+    """Return rotated q, rotated k and v; under autocast, x and weight are cast as for a linear layer.
+
+    place: where the weight's gradient is left to its update; None: it is computed.
+    """
     device = x.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x, weight = x.to(dtype), weight.to(dtype)
-    return RotatedProduct.apply(x, weight, rope.cos, rope.sin, heads)
+    token, number = (place.token, place.number) if place else (None, None)
+    return RotatedProduct.apply(x, weight, rope.cos, rope.sin, heads, token, number)
 
 
 class RotatingAttention(SelfAttention):

@@ -23,21 +23,25 @@ from cs_systems.training.parts import Part
 class UpdateInBackward:
     """Hooks on the parameters of a model that update each group of them once the group's gradients exist.
 
-    Call `begin` before backward and `finish` after it, in place of the optimizer's `step`.
+    Call `begin` before backward and `finish` after it, in place of the optimizer's `step`. By default the groups are
+    the blocks, and each other parameter.
     """
 
-    def __init__(self, model: nn.Module, optimizer: MasterAdamW) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: MasterAdamW, groups_of_parameters: Iterable[list[Tensor]] | None = None
+    ) -> None:
         self.optimizer = optimizer
         self.settings: dict[Tensor, dict[str, Any]] = {p: g for g in optimizer.param_groups for p in g["params"]}
         first = next(iter(self.settings))
         self.stream = torch.cuda.Stream(first.device) if first.is_cuda else None
-        self.groups = [[p for p in group if p in self.settings] for group in groups(model)]
+        chosen = groups(model) if groups_of_parameters is None else groups_of_parameters
+        self.groups = [[p for p in group if p in self.settings] for group in chosen]
         self.missing = [len(group) for group in self.groups]
         # A hook that refers to its parameter would keep it alive: Python cannot collect a cycle through autograd.
         arrived = WeakMethod(self._arrived)
         for number, group in enumerate(self.groups):
             for p in group:
-                p.register_post_accumulate_grad_hook(partial(_call, arrived, number))
+                p.register_post_accumulate_grad_hook(partial(call, arrived, number))
 
     def begin(self) -> None:
         """Count the step."""
@@ -74,7 +78,8 @@ class UpdateInBackward:
             p.grad = None
 
 
-def _call(arrived: WeakMethod[Any], number: int, p: Tensor) -> None:
+def call(arrived: WeakMethod[Any], number: int, p: Tensor) -> None:
+    """Call a method as the hook of a tensor, unless its object is gone."""
     if method := arrived():
         method(number)
 

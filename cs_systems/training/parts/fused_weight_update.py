@@ -1,0 +1,223 @@
+"""Optimizer's update inside the products that make the gradients of the blocks' weights; no such gradient is stored.
+
+A layer's backward computes the gradient of its input and keeps that of its output. Once a block's backward is done, one
+CUDA kernel for Hopper multiplies output gradients and inputs of all its weights, and updates each tile of a weight from
+the sums on the chip (method: Lv et al. 2023, "Full Parameter Fine-tuning for Large Language Models with Limited
+Resources", section 3.1, taken into the product itself). The bytes of the update move while the tensor cores compute.
+
+Bytes for each element of a weight: 24, where a stored gradient costs 28; the gradient is rounded to bfloat16 on the
+chip, so that the result is that of an update after backward, but for the order of the sums. Small models leave the last
+wave of tiles half empty, so that several blocks share a launch. On a CPU torch computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+from weakref import WeakMethod
+
+import torch
+from torch import Tensor, nn
+
+from cs_systems.config import RunConfig
+from cs_systems.kernels.cuda.driver import missing
+from cs_systems.kernels.prepared import PreparedPass
+from cs_systems.machine.device import resolve
+from cs_systems.model import Linear
+from cs_systems.training.master_adamw import MasterAdamW
+from cs_systems.training.parts import Part, update_in_backward
+from cs_systems.training.parts._deferred import Place, linear
+from cs_systems.training.parts.joined_projections import JoinedLinear
+from cs_systems.training.parts.update_in_backward import UpdateInBackward
+from cs_systems.training.triton_operators import has_rows
+
+MOST_WEIGHTS = 16
+"""Weights of one launch: 300 bytes of parameters each, of the 4 KiB that every driver accepts."""
+MOST_BLOCKS = 4
+"""Blocks of one launch, whose inputs and gradients of outputs are kept until then."""
+
+class DeferringLinear(Linear):
+    """Linear whose weight is updated by the kernel: (..., in) → (..., out)."""
+
+    place: Place
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = linear(x, self.weight.detach(), place=self.place)
+        return y
+
+
+class DeferringJoinedLinear(JoinedLinear):
+    """JoinedLinear whose weight is updated by the kernel: (..., in) → the output of each layer, or all side by side."""
+
+    place: Place
+
+    def forward(self, x: Tensor, *, whole: bool = False, product: Any = linear) -> Any:
+        y = product(x, self.weight.detach(), place=self.place)
+        return y if whole else y.chunk(self.count, dim=-1)
+
+
+DEFERRING: dict[type[nn.Module], type[nn.Module]] = {Linear: DeferringLinear, JoinedLinear: DeferringJoinedLinear}
+
+
+@dataclass(frozen=True)
+class Product:
+    """What the gradient of a weight is made of: d_out (tokens, rows)ᵀ x (tokens, columns)."""
+
+    weight: Tensor
+    d_out: Tensor
+    x: Tensor
+
+
+class FusedWeightUpdate(UpdateInBackward):
+    """Updates the weights of the blocks' linear layers in their products, and the other parameters as UpdateInBackward.
+
+    It replaces these layers of the model. Call `begin` before backward and `finish` after it.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: MasterAdamW) -> None:
+        blocks: Any = model.layers
+        self.blocks = [_defer(block) for block in blocks]
+        weights = {id(layer.weight) for block in self.blocks for layer in block}
+        in_blocks = [p for p in blocks.parameters() if p.requires_grad and id(p) not in weights]
+        others = [group for group in update_in_backward.groups(model) if id(group[0]) not in map(id, blocks.parameters())]
+        super().__init__(model, optimizer, [in_blocks, *others])
+        self.together = blocks_together([layer.weight.shape for layer in self.blocks[0]], _multiprocessors(model))
+        self.missing_layers = [len(block) for block in self.blocks]
+        self.waiting: list[Product] = []
+        self.waiting_blocks = 0
+        self.uploaded: dict[int, tuple[tuple[float, ...], Tensor, Tensor]] = {}
+        arrived = WeakMethod(self._layer_arrived)
+        for number, block in enumerate(self.blocks):
+            for layer in block:
+                layer.place.token.register_post_accumulate_grad_hook(partial(update_in_backward.call, arrived, number))
+
+    def finish(self) -> None:
+        """Update what is left, and let the current stream wait for all updates."""
+        self._launch()
+        super().finish()
+
+    def _layer_arrived(self, number: int) -> None:
+        """Count a layer of a block whose backward is done, and update the block's weights if it was the last one."""
+        block = self.blocks[number]
+        self.missing_layers[number] -= 1
+        if self.missing_layers[number]:
+            return
+        self.missing_layers[number] = len(block)
+        for layer in block:
+            d_out, x = layer.place.taken()
+            self.waiting.append(Product(layer.weight, d_out, x))
+        self.waiting_blocks += 1
+        if self.waiting_blocks >= self.together:
+            self._launch()
+
+    @torch.no_grad()
+    def _launch(self) -> None:
+        products, self.waiting, self.waiting_blocks = self.waiting, [], 0
+        for group in self.optimizer.param_groups:
+            of_group = [p for p in products if self.settings[p.weight] is group]
+            for first in range(0, len(of_group), MOST_WEIGHTS):
+                self._update_together(of_group[first : first + MOST_WEIGHTS], group)
+
+    def _update_together(self, products: Sequence[Product], group: dict[str, Any]) -> None:
+        if not products[0].x.is_cuda:
+            for product in products:
+                product.weight.grad = product.d_out.T @ product.x
+                self.optimizer.update([product.weight], group)
+                product.weight.grad = None
+            return
+        tensors = [
+            tensor
+            for product in products
+            for tensor in (product.d_out, product.x, *self.optimizer.tensors_of(product.weight))
+        ]
+        _update(len(products)).run([*tensors, self._uploaded_settings(group), group["progress"]], ())
+
+    def _uploaded_settings(self, group: dict[str, Any]) -> Tensor:
+        """Return the settings of a group on the device; they are copied there when they have changed."""
+        beta1, beta2 = group["betas"]
+        values = (group["lr"], 1 - beta1, 1 - beta2, group["eps"], group["weight_decay"])
+        known, _, on_device = self.uploaded.get(id(group), (None, None, None))
+        if on_device is None or known != values:
+            pinned = torch.tensor(values, dtype=torch.float32).pin_memory()  # kept for a graph that repeats the copy
+            on_device = pinned.to(group["progress"].device, non_blocking=True)
+            self.uploaded[id(group)] = values, pinned, on_device
+        return on_device
+
+
+def _defer(block: nn.Module) -> list[Any]:
+    """Replace the linear layers of a block, and return them."""
+    layers: list[Any] = [module for module in block.modules() if type(module) in DEFERRING]
+    for layer in layers:
+        layer.__class__ = DEFERRING[type(layer)]
+        layer.place = Place.of(layer.weight)
+    return layers
+
+
+def blocks_together(shapes: Iterable[Sequence[int]], multiprocessors: int | None) -> int:
+    """Return how many blocks one launch should update, so that its last wave of tiles is full.
+
+    A launch of more blocks keeps more tensors, so that it must save at least 2% of the time of fewer. shapes: of the
+    weights of a block.
+    """
+    if multiprocessors is None:
+        return 1
+    from cs_systems.kernels.cuda.launch_update import tiles_of
+
+    shapes = list(shapes)
+    tiles, best = sum(tiles_of(*shape) for shape in shapes), 1
+    for blocks in range(2, min(MOST_BLOCKS, MOST_WEIGHTS // len(shapes)) + 1):
+        if _waves(blocks * tiles, multiprocessors) / blocks < 0.98 * _waves(best * tiles, multiprocessors) / best:
+            best = blocks
+    return best
+
+
+def _waves(tiles: int, multiprocessors: int) -> int:
+    return -(-tiles // multiprocessors)
+
+
+def _multiprocessors(model: nn.Module) -> int | None:
+    device = next(model.parameters()).device
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
+
+
+@cache
+def _update(weights: int) -> PreparedPass:
+    """Return the pass that updates so many weights."""
+    from cs_systems.kernels.cuda.launch_update import names, update_weights
+
+    def launches(device: int, *tensors: Tensor) -> Any:
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        return [update_weights(tensors, multiprocessors)], {}
+
+    return PreparedPass(names(weights), (), launches, _accepted, _check)
+
+
+def _accepted(x: Tensor) -> bool:
+    """Return True if the copy engine can read the rows of a tensor."""
+    return has_rows(x) and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+
+
+def _check(*tensors: Tensor) -> None:
+    for x in tensors[:-2]:
+        if x.ndim != 2 or x.shape[1] % 8:
+            raise ValueError(f"shape {tuple(x.shape)} needs two dimensions, the second a multiple of 8")
+
+
+def unavailable(config: RunConfig) -> str | None:
+    if reason := update_in_backward.unavailable(config):
+        return reason
+    if config.compile in ("reduce-overhead", "max-autotune"):
+        return f"--compile {config.compile} replays backward without its host code; use --compile default --graph step"
+    if "fp8_linear" in config.parts:
+        return "fp8_linear replaces the same layers; drop one of them from --parts"
+    device = resolve(config.device)
+    if not device.is_cuda or torch.cuda.get_device_capability(device.torch) != (9, 0):
+        return "a Hopper GPU is required; use update_in_backward"
+    if config.model.d_model % 8 or config.model.d_ff % 8:
+        return f"d_model {config.model.d_model} and d_ff {config.model.d_ff} must be multiples of 8; use update_in_backward"
+    return missing()
+
+
+PART = Part("update", during_backward=FusedWeightUpdate, unavailable=unavailable, keeps_buffers=True)
