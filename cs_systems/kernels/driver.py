@@ -98,7 +98,9 @@ class Struct:
         """Return the place of each member, in bytes, and last the size of the struct."""
         found, end = list[int](), 0
         for member in self.members:
-            alignment = 64 if isinstance(member, TensorMap) else 8 if isinstance(member, Address) else _alignment(member)
+            alignment = (
+                64 if isinstance(member, TensorMap) else 8 if isinstance(member, Address) else _alignment(member)
+            )
             found.append(-(-end // alignment) * alignment)
             end = found[-1] + parameter_bytes(member)
         return [*found, -(-end // 64) * 64]
@@ -201,7 +203,6 @@ class CallSequence:
         )
         config.kept = (attributes, pointers, call.parameters)
         return config, launch
-
 
     def _struct(self, struct: Struct, operands: list[str]) -> int:
         """Lay out a struct in memory; return where. `run` fills in its addresses and maps."""

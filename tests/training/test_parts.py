@@ -201,9 +201,11 @@ WIDE = replace(preset("tiny"), d_model=16400, num_heads=2)
 MASTER: dict[str, Any] = {"precision": Precision.BF16_PURE, "optimizer": "adamw_master"}
 
 
+@pytest.mark.parametrize("checkpoint", ["none", "every:1"])
 @pytest.mark.parametrize("others", [on_cpu(()), on_cpu(("fused_embedding_gradient",))])
-def test_update_in_backward_trains_as_an_update_after_it(others: tuple[str, ...]) -> None:
-    after, inside = step(**MASTER, parts=others), step(**MASTER, parts=(*others, "update_in_backward"))
+def test_update_in_backward_trains_as_an_update_after_it(others: tuple[str, ...], checkpoint: str) -> None:
+    options = {**MASTER, "checkpoint": checkpoint}
+    after, inside = step(**options, parts=others), step(**options, parts=(*others, "update_in_backward"))
     assert trained(after) == trained(inside)
     assert all(torch.equal(a, b) for a, b in zip(after.model.parameters(), inside.model.parameters(), strict=True))
     assert all(p.grad is None for p in inside.model.parameters())

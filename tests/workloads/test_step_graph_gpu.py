@@ -50,6 +50,7 @@ def trained(**options: Any) -> tuple[list[float], list[torch.Tensor]]:
         {**MASTER, "parts": (*FUSED, *PARTS)},
         {"precision": "bf16", "parts": FUSED, "compile": "default", "compile_scope": "block"},
         {**MASTER, "parts": (*FUSED, *PARTS), "compile": "default", "compile_scope": "block"},
+        {**MASTER, "parts": (*FUSED, *PARTS, "fused_weight_update"), "compile": "default", "compile_scope": "block"},
         {**MASTER, "parts": (*FUSED, *PARTS, "fp8_linear"), "compile": "default", "compile_scope": "block"},
         {**MASTER, "optimizer": "adamw_bf16_state", "compile": "default", "compile_scope": "block", "parts": PARTS},
     ],

@@ -91,16 +91,16 @@ DEVICE Tile located(int number, const Weights& all, u32 rank) {
 
 // ---- loading ----
 
-// Load a box into this block and, with CLUSTER = 2, into the same place of both blocks.
+// Load columns of x into this block and, with CLUSTER = 2, into the same place of both blocks. `column` counts by 64.
 DEVICE void load_for_cluster(u32 to, const TensorMap& map, u32 barrier, int column, int row) {
 #if CLUSTER == 2
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1, {%3, %4, %5, %5}], [%2], %6;"
-      ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(0), "h"((u16)3)
+      " [%0], [%1, {%4, %3, %5, %4}], [%2], %6;"
+      ::"r"(to), "l"(&map), "r"(barrier), "r"(row), "r"(0), "r"(column), "h"((u16)3)
       : "memory");
 #else
-  tma_load(to, map, barrier, column, row, 0, 0);
+  tma_load(to, map, barrier, 0, row, column, 0);
 #endif
 }
 
@@ -113,14 +113,9 @@ DEVICE void produce(const Weights& all, Shared at, int first, int step, u32 rank
       barrier_wait(at.empty(place.stage), place.phase ^ 1);
       const u32 full = at.full(place.stage);
       barrier_expect(full, STAGE_BYTES);
-#pragma unroll
-      for (int i = 0; i < ROWS / 64; i++)
-        tma_load(at.left(place.stage) + i * BOX_BYTES, d_out, full, tile.row + i * 64, token, 0, 0);
-#pragma unroll
-      for (int i = 0; i < COLUMNS / 64 / CLUSTER; i++) {
-        const int box = rank * (COLUMNS / 64 / CLUSTER) + i;
-        load_for_cluster(at.right(place.stage) + box * BOX_BYTES, x, full, tile.column + box * 64, token);
-      }
+      tma_load(at.left(place.stage), d_out, full, 0, token, tile.row / 64, 0);
+      const int part = rank * (COLUMNS / 64 / CLUSTER);
+      load_for_cluster(at.right(place.stage) + part * BOX_BYTES, x, full, tile.column / 64 + part, token);
       place.advance();
     }
   }

@@ -33,10 +33,13 @@ from cs_systems.training.parts.joined_projections import JoinedLinear
 from cs_systems.training.parts.update_in_backward import UpdateInBackward
 from cs_systems.training.triton_operators import has_rows
 
+BLOCK = 64
+"""Columns that the copy engine loads together: a width is a multiple of it."""
 MOST_WEIGHTS = 16
 """Weights of one launch: 300 bytes of parameters each, of the 4 KiB that every driver accepts."""
 MOST_BLOCKS = 4
 """Blocks of one launch, whose inputs and gradients of outputs are kept until then."""
+
 
 class DeferringLinear(Linear):
     """Linear whose weight is updated by the kernel: (..., in) → (..., out)."""
@@ -78,10 +81,12 @@ class FusedWeightUpdate(UpdateInBackward):
 
     def __init__(self, model: nn.Module, optimizer: MasterAdamW) -> None:
         blocks: Any = model.layers
-        self.blocks = [_defer(block) for block in blocks]
+        self.blocks = [_defer(block) for block in blocks.children()]
         weights = {id(layer.weight) for block in self.blocks for layer in block}
         in_blocks = [p for p in blocks.parameters() if p.requires_grad and id(p) not in weights]
-        others = [group for group in update_in_backward.groups(model) if id(group[0]) not in map(id, blocks.parameters())]
+        others = [
+            group for group in update_in_backward.groups(model) if id(group[0]) not in map(id, blocks.parameters())
+        ]
         super().__init__(model, optimizer, [in_blocks, *others])
         self.together = blocks_together([layer.weight.shape for layer in self.blocks[0]], _multiprocessors(model))
         self.missing_layers = [len(block) for block in self.blocks]
@@ -158,23 +163,19 @@ def _defer(block: nn.Module) -> list[Any]:
 def blocks_together(shapes: Iterable[Sequence[int]], multiprocessors: int | None) -> int:
     """Return how many blocks one launch should update, so that its last wave of tiles is full.
 
-    A launch of more blocks keeps more tensors, so that it must save at least 2% of the time of fewer. shapes: of the
+    A launch of more blocks keeps more tensors, so that it must save at least 3% of the waves of fewer. shapes: of the
     weights of a block.
     """
     if multiprocessors is None:
         return 1
-    from cs_systems.kernels.cuda.launch_update import tiles_of
+    from cs_systems.kernels.cuda.launch_update import waves
 
     shapes = list(shapes)
-    tiles, best = sum(tiles_of(*shape) for shape in shapes), 1
+    best, shortest = 1, float(waves(shapes, multiprocessors))
     for blocks in range(2, min(MOST_BLOCKS, MOST_WEIGHTS // len(shapes)) + 1):
-        if _waves(blocks * tiles, multiprocessors) / blocks < 0.98 * _waves(best * tiles, multiprocessors) / best:
-            best = blocks
+        if (each := waves(blocks * shapes, multiprocessors) / blocks) < 0.97 * shortest:
+            best, shortest = blocks, each
     return best
-
-
-def _waves(tiles: int, multiprocessors: int) -> int:
-    return -(-tiles // multiprocessors)
 
 
 def _multiprocessors(model: nn.Module) -> int | None:
@@ -201,8 +202,8 @@ def _accepted(x: Tensor) -> bool:
 
 def _check(*tensors: Tensor) -> None:
     for x in tensors[:-2]:
-        if x.ndim != 2 or x.shape[1] % 8:
-            raise ValueError(f"shape {tuple(x.shape)} needs two dimensions, the second a multiple of 8")
+        if x.ndim != 2 or x.shape[1] % BLOCK:
+            raise ValueError(f"shape {tuple(x.shape)} needs two dimensions, the second a multiple of {BLOCK}")
 
 
 def unavailable(config: RunConfig) -> str | None:
@@ -212,11 +213,12 @@ def unavailable(config: RunConfig) -> str | None:
         return f"--compile {config.compile} replays backward without its host code; use --compile default --graph step"
     if "fp8_linear" in config.parts:
         return "fp8_linear replaces the same layers; drop one of them from --parts"
+    if config.model.d_model % BLOCK or config.model.d_ff % BLOCK:
+        sizes = f"d_model {config.model.d_model} and d_ff {config.model.d_ff}"
+        return f"{sizes} must be multiples of {BLOCK}; use update_in_backward"
     device = resolve(config.device)
     if not device.is_cuda or torch.cuda.get_device_capability(device.torch) != (9, 0):
         return "a Hopper GPU is required; use update_in_backward"
-    if config.model.d_model % 8 or config.model.d_ff % 8:
-        return f"d_model {config.model.d_model} and d_ff {config.model.d_ff} must be multiples of 8; use update_in_backward"
     return missing()
 
 

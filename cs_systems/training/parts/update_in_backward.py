@@ -87,7 +87,7 @@ def call(arrived: WeakMethod[Any], number: int, p: Tensor) -> None:
 def groups(model: nn.Module) -> Iterable[list[Tensor]]:
     """Yield the trained parameters of each block, and each of the others alone."""
     blocks: Any = model.layers
-    for block in blocks:
+    for block in blocks.children():  # iteration may yield checkpoints instead
         yield [p for p in block.parameters() if p.requires_grad]
     for name, p in model.named_parameters():
         if not name.startswith("layers.") and p.requires_grad:
