@@ -90,20 +90,17 @@ class Counter:
 
 @dataclass(frozen=True)
 class Struct:
-    """Parameter: a struct of addresses, tensor maps and constants, laid out as C++ does it, aligned to 64 bytes."""
+    """Parameter: a struct of addresses, tensor maps and constants, laid out as C++ does it."""
 
     members: tuple[Address | TensorMap | Any, ...]
 
     def offsets(self) -> list[int]:
         """Return the place of each member, in bytes, and last the size of the struct."""
-        found, end = list[int](), 0
-        for member in self.members:
-            alignment = (
-                64 if isinstance(member, TensorMap) else 8 if isinstance(member, Address) else _alignment(member)
-            )
+        found, end, alignments = list[int](), 0, [*map(_alignment, self.members)]
+        for member, alignment in zip(self.members, alignments, strict=True):
             found.append(-(-end // alignment) * alignment)
             end = found[-1] + parameter_bytes(member)
-        return [*found, -(-end // 64) * 64]
+        return [*found, -(-end // max(alignments)) * max(alignments)]
 
 
 Parameter = Address | TensorMap | Counter | Struct | Any
@@ -118,8 +115,10 @@ def parameter_bytes(parameter: Parameter) -> int:
     return 8 if isinstance(parameter, Address | Counter) else ctypes.sizeof(parameter)
 
 
-def _alignment(constant: Any) -> int:
-    return ctypes.alignment(constant)
+def _alignment(member: Address | TensorMap | Any) -> int:
+    if isinstance(member, TensorMap):
+        return 64
+    return 8 if isinstance(member, Address) else ctypes.alignment(member)
 
 
 @dataclass(frozen=True)
