@@ -158,8 +158,9 @@ def compile_blocks(
 
     Args:
         blocks: to be compiled.
-        mode, keeps_buffers: as in `compiled`.
+        mode: as in `compiled`.
         with_hooks: whether the blocks' hooks are compiled too. Those that wait for other ranks must stay outside.
+        keeps_buffers: as in `compiled`.
     """
     for block in blocks:
         if with_hooks:

@@ -49,6 +49,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "fused_rotary": {},
     "fused_embedding_gradient": {},
     "fused_weight_update": {},
+    "fused_feed_forward": {},
     "bf16 state": {"optimizer": "adamw_bf16_state"},
     "fp8_linear": {},
 }
@@ -56,7 +57,7 @@ INEXACT = ("bf16 state", "fp8_linear")
 BY_CUBLASLT = "fast by cublasLt"  # torch's products by another library of NVIDIA
 FAST = tuple(name for name in SWITCHES if name not in INEXACT)
 NEEDS = {"update_in_backward": "master", "fused_weight_update": "master", "bf16 state": "master"}
-TAKES_THE_PLACE = {"fused_weight_update": "update_in_backward"}
+TAKES_THE_PLACE = {"fused_weight_update": "update_in_backward", "fused_feed_forward": "fused_swiglu"}
 # Bytes of a token, layer and unit of width in bfloat16: width, moved by Inductor's kernels, moved by the part's.
 POINTWISE = {
     "fused_swiglu": ("d_ff", 18, 16),

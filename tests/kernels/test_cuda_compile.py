@@ -11,10 +11,10 @@ from collections import Counter
 import pytest
 import torch
 
-from cs_systems.kernels.cuda.driver import missing
 from cs_systems.kernels import driver
 from cs_systems.kernels.compile import parameter_bytes, read_machine_code
 from cs_systems.kernels.cuda import driver as hopper
+from cs_systems.kernels.cuda.driver import missing
 from cs_systems.kernels.cuda.launch import Problem
 
 pytestmark = [

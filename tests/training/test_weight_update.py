@@ -44,7 +44,7 @@ COMPILED = {"compile": "default", "compile_scope": "block"}
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, in dynamo
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("others", [(), ("joined_projections",)], ids=str)
+@pytest.mark.parametrize("others", [(), ("joined_projections",), ("joined_projections", "fused_feed_forward")], ids=str)
 @pytest.mark.parametrize(
     "options",
     [

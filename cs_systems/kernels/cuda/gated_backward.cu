@@ -2,14 +2,15 @@
 // d_both (tokens, 2 F), whose columns are the gradients of gate and value in turns, as the columns of both. dh is left,
 // rounded to bfloat16, in shared memory (product.cuh), and never written to memory.
 //
-// Each finishing warp has every FINISHERS-th row of a tile; the copy engine loads its next AHEAD rows of both.
+// Each finishing warp has every FINISHERS-th pair of rows of a tile; the copy engine loads its next AHEAD pairs of both.
 #include "product.cuh"
 
+constexpr int RUN = 2;  // rows together: the latencies of one hide behind the other
 constexpr u32 ROW_BYTES = 2 * COLUMNS * 2;
 constexpr int PARTS = COLUMNS / 128;  // of a row: a lane has four columns of dh of every 128
 
-struct Shared : SharedMemory<FINISHERS * AHEAD * ROW_BYTES, FINISHERS * AHEAD> {
-  DEVICE u32 row(int warp, int slot) const { return extra() + (warp * AHEAD + slot) * ROW_BYTES; }
+struct Shared : SharedMemory<FINISHERS * AHEAD * RUN * ROW_BYTES, FINISHERS * AHEAD> {
+  DEVICE u32 row(int warp, int slot) const { return extra() + (warp * AHEAD + slot) * RUN * ROW_BYTES; }
   DEVICE u32 row_full(int warp, int slot) const { return extra_barrier(warp * AHEAD + slot); }
 };
 
@@ -28,38 +29,49 @@ KERNEL gated_backward(const __grid_constant__ Products products, const u16* both
                       const __grid_constant__ Sizes sizes) {
   extern __shared__ __align__(1024) char raw[];
   const Shared at{shared_address(raw)};
-  typedef Walk<AHEAD> Rows;
+  typedef Walk<AHEAD, RUN> Rows;
   run_block(products, at, [&](int warp, int first, int step, u32 rank) {
     const int lane = lane_id();
-    const auto place = [&](const Rows& row) {
-      return 2 * (static_cast<long long>(row.tile.row + row.row) * sizes.columns + row.tile.column);
+    const auto place = [&](const Rows& run) {
+      return 2 * (static_cast<long long>(run.tile.row + run.row) * sizes.columns + run.tile.column);
     };
+    const auto rows_of = [&](const Rows& run) { return least(sizes.tokens - run.tile.row - run.row, RUN); };
     finish_rows<AHEAD>(
         products, at, Rows(products, warp, first, rank), step, rank,
-        [&](const Rows& row) {
-          const u32 full = at.row_full(warp, row.slot);
-          if (row.tile.row + row.row >= sizes.tokens) return barrier_arrive(full);
-          const u32 bytes = least(sizes.columns - row.tile.column, COLUMNS) * 4;
-          barrier_expect(full, bytes);
-          bulk_load(at.row(warp, row.slot), both + place(row), bytes, full);
+        [&](const Rows& run) {
+          const u32 full = at.row_full(warp, run.slot), bytes = least(sizes.columns - run.tile.column, COLUMNS) * 4;
+          const int rows = rows_of(run);
+          if (rows <= 0) return barrier_arrive(full);
+          barrier_expect(full, rows * bytes);
+          const u16* from = both + place(run);
+#pragma unroll
+          for (int r = 0; r < RUN; r++)
+            if (r < rows) bulk_load(at.row(warp, run.slot) + r * ROW_BYTES, from + 2 * r * sizes.columns, bytes, full);
         },
-        [&](const Rows& row, u32 half) {
-          barrier_wait(at.row_full(warp, row.slot), row.phase);
-          if (row.tile.row + row.row >= sizes.tokens) return;
-          const u32 from = at.row(warp, row.slot) + 16 * lane, there = four_of_row(half, row.row % PRODUCT_ROWS);
-          uint4 x[PARTS];
-          uint2 g[PARTS];
+        [&](const Rows& run, u32 half) {
+          const u32 from = at.row(warp, run.slot) + 16 * lane, there = four_of_row(half, run.row % PRODUCT_ROWS);
+          uint4* to = reinterpret_cast<uint4*>(d_both + place(run)) + lane;
+          const int rows = rows_of(run), columns = sizes.columns - run.tile.column - 4 * lane;
+          uint4 x[RUN][PARTS];
+          uint2 g[RUN][PARTS];
+          barrier_wait(at.row_full(warp, run.slot), run.phase);
 #pragma unroll
-          for (int p = 0; p < PARTS; p++)
-            x[p] = load_uint4(from + 512 * p), g[p] = load_uint2(there + 2 * p * HALF_BLOCK_BYTES);
-          uint4* to = reinterpret_cast<uint4*>(d_both + place(row)) + lane;
+          for (int r = 0; r < RUN; r++)
 #pragma unroll
-          for (int p = 0; p < PARTS; p++) {
-            const float2 low = unpack(g[p].x), high = unpack(g[p].y);
-            const uint4 y = {gradients(x[p].x, low.x), gradients(x[p].y, low.y), gradients(x[p].z, high.x),
-                             gradients(x[p].w, high.y)};
-            if (row.tile.column + 128 * p + 4 * lane < sizes.columns) to[32 * p] = y;
-          }
+            for (int p = 0; p < PARTS; p++) {
+              x[r][p] = load_uint4(from + r * ROW_BYTES + 512 * p);
+              // The swizzle of a row differs from that of the row before, which is even, in the lowest bit.
+              g[r][p] = load_uint2((there ^ r << 4) + r * 128 + 2 * p * HALF_BLOCK_BYTES);
+            }
+#pragma unroll
+          for (int r = 0; r < RUN; r++)
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+              const float2 low = unpack(g[r][p].x), high = unpack(g[r][p].y);
+              const uint4 y = {gradients(x[r][p].x, low.x), gradients(x[r][p].y, low.y), gradients(x[r][p].z, high.x),
+                               gradients(x[r][p].w, high.y)};
+              if (r < rows && 128 * p < columns) to[(r * sizes.columns >> 2) + 32 * p] = y;
+            }
         });
   });
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from torch import Tensor
 
 from cs_systems.kernels.cuda.driver import Launch, tensor_map
@@ -17,7 +16,9 @@ from cs_systems.kernels.cuda.launch_product import (
 )
 from cs_systems.kernels.driver import Address
 
-FORWARD, BACKWARD = ProductOptions(), ProductOptions()
+FORWARD, BACKWARD = ProductOptions(), ProductOptions(ahead=3)
+RUN = 2
+"""Rows that gated_backward.cu loads and finishes together."""
 
 
 def gated_forward(
@@ -25,8 +26,8 @@ def gated_forward(
 ) -> Launch:
     """Return the launch that writes both = x wᵀ and h.
 
-    x is (tokens, D), whose rows may lie apart, w (2 F, D), both (tokens, 2 F), h (tokens, F): bfloat16, widths multiples
-    of 64.
+    x is (tokens, D), whose rows may lie apart, w (2 F, D), both (tokens, 2 F), h (tokens, F): bfloat16, of widths that
+    are multiples of 64.
     """
     left = summed_along_rows("x", x, ROWS)
     right = summed_along_rows("w", w, COLUMNS // options.cluster)
@@ -56,7 +57,7 @@ def gated_backward(
         Address("d_both"),
         Sizes(*shape),
     )
-    return _launch("gated_backward", options, True, 4 * COLUMNS, shape, multiprocessors, parameters)
+    return _launch("gated_backward", options, True, RUN * 4 * COLUMNS, shape, multiprocessors, parameters)
 
 
 def _launch(

@@ -55,7 +55,9 @@ class ProductOptions:
         """Return the tiles of products (rows, columns); those of a cluster count as one."""
         return sum(down * across for down, across in (self._tiles(*shape) for shape in shapes))
 
-    def products(self, left: Sequence[TensorMap], right: Sequence[TensorMap], shapes: Sequence[Sequence[int]], depth: int) -> Struct:
+    def products(
+        self, left: Sequence[TensorMap], right: Sequence[TensorMap], shapes: Sequence[Sequence[int]], depth: int
+    ) -> Struct:
         """Return the parameter `products`: of results of these shapes, summed over `depth`."""
         extents, first = list[Extent](), 0
         for shape in shapes:

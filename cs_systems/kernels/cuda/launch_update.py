@@ -68,5 +68,10 @@ def update_weights(operands: Sequence[Tensor], multiprocessors: int, options: Pr
         options.blocks(options.tiles(shapes), multiprocessors),
         THREADS,
         options.shared_bytes(COLUMNS * (8 if bf16_state else 12)),
-        (options.products(left, right, shapes, tokens), Struct(tuple(weights)), Address("settings"), Address("progress")),
+        (
+            options.products(left, right, shapes, tokens),
+            Struct(tuple(weights)),
+            Address("settings"),
+            Address("progress"),
+        ),
     )

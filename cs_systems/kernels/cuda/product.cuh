@@ -212,21 +212,22 @@ DEVICE float reciprocal(float x) {
 
 // ---- work on the rows of the tiles ----
 
-// The rows of one finishing warp, in order: of each tile every FINISHERS-th.
-template <int RING>
+// The rows of one finishing warp, in order, RUN at a time: every FINISHERS-th run of each tile.
+template <int RING, int RUN>
 struct Walk {
+  static constexpr int STEP = RUN * FINISHERS;
   int number, row, first_row;
   Tile tile;
-  int slot;  // place of the row in a ring of RING, and the parity of its barrier's phase
+  int slot;  // place of the run in a ring of RING, and the parity of its barrier's phase
   u32 phase;
 
   DEVICE Walk(const Products& all, int warp, int first, u32 rank)
-      : number(first), row(warp), first_row(warp), tile(located(first, all, rank)), slot(0), phase(0) {}
-  // Go on to the next row; return true if it is in another tile.
+      : number(first), row(RUN * warp), first_row(RUN * warp), tile(located(first, all, rank)), slot(0), phase(0) {}
+  // Go on to the next run; return true if it is in another tile.
   DEVICE bool advance(const Products& all, int step, u32 rank) {
     slot += 1;
     if (slot == RING) slot = 0, phase ^= 1;
-    row += FINISHERS;
+    row += STEP;
     if (row < ROWS) return false;
     row = first_row, number += step;
     if (number < all.tiles) tile = located(number, all, rank);
@@ -234,7 +235,7 @@ struct Walk {
   }
 };
 
-// Call `load(walk)` by one lane RING rows ahead, and `use(walk, half)` by all lanes once the row of the tile is there.
+// Call `load(walk)` by one lane RING runs ahead, and `use(walk, half)` by all lanes once the rows of the tile are there.
 template <int RING, typename Shared, typename Rows, typename Load, typename Use>
 DEVICE void finish_rows(const Products& all, Shared at, Rows here, int step, u32 rank, Load load, Use use) {
   Place<1> read;
@@ -243,10 +244,10 @@ DEVICE void finish_rows(const Products& all, Shared at, Rows here, int step, u32
     if (lane_id() == 0) load(ahead);
   while (here.number < all.tiles) {
     const int w = here.row / PRODUCT_ROWS;
-    if (here.row % PRODUCT_ROWS < FINISHERS) barrier_wait(at.summed(w), read.phase);
+    if (here.row % PRODUCT_ROWS < Rows::STEP) barrier_wait(at.summed(w), read.phase);
     use(here, at.half(w));
-    if (here.row % PRODUCT_ROWS + FINISHERS >= PRODUCT_ROWS) release(at.finished(w));
-    if (here.row + FINISHERS >= ROWS) read.advance();
+    if (here.row % PRODUCT_ROWS + Rows::STEP >= PRODUCT_ROWS) release(at.finished(w));
+    if (here.row + Rows::STEP >= ROWS) read.advance();
     __syncwarp();  // all lanes have read what was loaded ahead
     if (ahead.number < all.tiles) {
       if (lane_id() == 0) load(ahead);

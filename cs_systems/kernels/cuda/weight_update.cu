@@ -122,7 +122,7 @@ DEVICE void load_moments(Moments& to, u32 at) {
 }
 
 // The rows that one warp updates. It points to the lane's elements of the row.
-struct Rows : Walk<AHEAD> {
+struct Rows : Walk<AHEAD, 1> {
   const Weights& weights;
   uint2 *upper, *lower;
   Moments *first, *second;

@@ -22,19 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import RunConfig
-from cs_systems.kernels.cuda.driver import missing
 from cs_systems.kernels.prepared import PreparedPass
-from cs_systems.machine.device import resolve
 from cs_systems.model import Linear
+from cs_systems.training.hopper_operators import multiprocessors, product_pass, products_unavailable
 from cs_systems.training.master_adamw import MasterAdamW
 from cs_systems.training.parts import Part, update_in_backward
 from cs_systems.training.parts._deferred import Place, linear
+from cs_systems.training.parts.fused_feed_forward import InterleavedLinear
 from cs_systems.training.parts.joined_projections import JoinedLinear
 from cs_systems.training.parts.update_in_backward import UpdateInBackward
-from cs_systems.training.triton_operators import has_rows
 
-BLOCK = 64
-"""Columns that the copy engine loads together: a width is a multiple of it."""
 MOST_WEIGHTS = 16
 """Weights of one launch: 300 bytes of parameters each, of the 4 KiB that every driver accepts."""
 MOST_BLOCKS = 4
@@ -61,7 +58,11 @@ class DeferringJoinedLinear(JoinedLinear):
         return y if whole else y.chunk(self.count, dim=-1)
 
 
-DEFERRING: dict[type[nn.Module], type[nn.Module]] = {Linear: DeferringLinear, JoinedLinear: DeferringJoinedLinear}
+DEFERRING: dict[type[nn.Module], type[nn.Module]] = {
+    Linear: DeferringLinear,
+    JoinedLinear: DeferringJoinedLinear,
+    InterleavedLinear: InterleavedLinear,  # FusedFeedForward looks for the place itself
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ class FusedWeightUpdate(UpdateInBackward):
             group for group in update_in_backward.groups(model) if id(group[0]) not in map(id, blocks.parameters())
         ]
         super().__init__(model, optimizer, [in_blocks, *others])
-        self.together = blocks_together([layer.weight.shape for layer in self.blocks[0]], _multiprocessors(model))
+        weight = self.blocks[0][0].weight
+        on = multiprocessors(weight.get_device()) if weight.is_cuda else None
+        self.together = blocks_together([layer.weight.shape for layer in self.blocks[0]], on)
         self.missing_layers = [len(block) for block in self.blocks]
         self.waiting: list[Product] = []
         self.waiting_blocks = 0
@@ -160,27 +163,22 @@ def _defer(block: nn.Module) -> list[Any]:
     return layers
 
 
-def blocks_together(shapes: Iterable[Sequence[int]], multiprocessors: int | None) -> int:
+def blocks_together(shapes: Iterable[Sequence[int]], processors: int | None) -> int:
     """Return how many blocks one launch should update, so that its last wave of tiles is full.
 
     A launch of more blocks keeps more tensors, so that it must save at least 3% of the waves of fewer. shapes: of the
-    weights of a block.
+    weights of a block; processors: multiprocessors of the device, None on a CPU.
     """
-    if multiprocessors is None:
+    if processors is None:
         return 1
     from cs_systems.kernels.cuda.launch_update import waves
 
     shapes = list(shapes)
-    best, shortest = 1, float(waves(shapes, multiprocessors))
+    best, shortest = 1, float(waves(shapes, processors))
     for blocks in range(2, min(MOST_BLOCKS, MOST_WEIGHTS // len(shapes)) + 1):
-        if (each := waves(blocks * shapes, multiprocessors) / blocks) < 0.97 * shortest:
+        if (each := waves(blocks * shapes, processors) / blocks) < 0.97 * shortest:
             best, shortest = blocks, each
     return best
-
-
-def _multiprocessors(model: nn.Module) -> int | None:
-    device = next(model.parameters()).device
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
 
 
 @cache
@@ -189,21 +187,9 @@ def _update(weights: int) -> PreparedPass:
     from cs_systems.kernels.cuda.launch_update import names, update_weights
 
     def launches(device: int, *tensors: Tensor) -> Any:
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        return [update_weights(tensors, multiprocessors)], {}
+        return [update_weights(tensors, multiprocessors(device))], {}
 
-    return PreparedPass(names(weights), (), launches, _accepted, _check)
-
-
-def _accepted(x: Tensor) -> bool:
-    """Return True if the copy engine can read the rows of a tensor."""
-    return has_rows(x) and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
-
-
-def _check(*tensors: Tensor) -> None:
-    for x in tensors[:-2]:
-        if x.ndim != 2 or x.shape[1] % BLOCK:
-            raise ValueError(f"shape {tuple(x.shape)} needs two dimensions, the second a multiple of {BLOCK}")
+    return product_pass(names(weights), (), launches)
 
 
 def unavailable(config: RunConfig) -> str | None:
@@ -213,13 +199,7 @@ def unavailable(config: RunConfig) -> str | None:
         return f"--compile {config.compile} replays backward without its host code; use --compile default --graph step"
     if "fp8_linear" in config.parts:
         return "fp8_linear replaces the same layers; drop one of them from --parts"
-    if config.model.d_model % BLOCK or config.model.d_ff % BLOCK:
-        sizes = f"d_model {config.model.d_model} and d_ff {config.model.d_ff}"
-        return f"{sizes} must be multiples of {BLOCK}; use update_in_backward"
-    device = resolve(config.device)
-    if not device.is_cuda or torch.cuda.get_device_capability(device.torch) != (9, 0):
-        return "a Hopper GPU is required; use update_in_backward"
-    return missing()
+    return products_unavailable(config, "update_in_backward")
 
 
 PART = Part("update", during_backward=FusedWeightUpdate, unavailable=unavailable, keeps_buffers=True)

@@ -86,7 +86,8 @@ def join(model: nn.Module) -> None:
     layers: Iterable[Any] = model.layers
     for layer in layers:
         layer.attn = JoinedAttention(layer.attn)
-        layer.ffn = JoinedSwiGLU(layer.ffn)
+        if type(layer.ffn) is SwiGLU:  # another part may have joined its products in its own way
+            layer.ffn = JoinedSwiGLU(layer.ffn)
 
 
 def unavailable(config: RunConfig) -> str | None:
