@@ -278,13 +278,11 @@ class ModelCells:
         """Return each cell with each recipe; an option that is given replaces the recipe's."""
         if not self.recipe:
             return configs
-        from cs_systems.formulas.cost import parameter_count
-
         own = {name for name in given(self) if name != "recipe"}
         cells = []
         for config, name in product(configs, self.recipe):
             recipe = RECIPES[one_of("recipe", name, RECIPES)]
-            options = recipe.of(parameter_count(config.model))
+            options = recipe.of(training=config.mode is Mode.TRAIN_STEP)
             cells.append(replace(config, **{k: v for k, v in options.items() if k not in own}))
         return cells
 

@@ -18,24 +18,20 @@ class Recipe:
     Attributes:
         summary: one line for help and documentation.
         options: field of RunConfig → value.
-        from_parameters: number of parameters → the options that replace the others from that size on, ascending.
+        in_training: options that replace the others in a whole training step.
     """
 
     summary: str
     options: Mapping[str, Any]
-    from_parameters: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    in_training: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, parameters: int) -> dict[str, Any]:
-        """Return the options for a model with that many parameters."""
-        chosen = dict(self.options)
-        for least, options in self.from_parameters.items():
-            if parameters >= least:
-                chosen |= options
-        return chosen
+    def of(self, *, training: bool) -> dict[str, Any]:
+        """Return the options of a whole training step, or of its first phases."""
+        return {**self.options, **(self.in_training if training else {})}
 
 
 FAST_PARTS = (
-    *("fused_cross_entropy", "fused_embedding_gradient", "fused_rmsnorm", "fused_rotary", "fused_swiglu"),
+    *("fused_cross_entropy", "fused_embedding_gradient", "fused_feed_forward", "fused_rmsnorm", "fused_rotary"),
     "joined_projections",
 )
 
@@ -56,7 +52,6 @@ RECIPES = {
             "optimizer": "adamw_master",
             "parts": FAST_PARTS,
         },
-        # An update inside backward gains 1 to 2% at 3.4 billion parameters, and nothing below 1 billion.
-        from_parameters={2_000_000_000: {"parts": (*FAST_PARTS, "update_in_backward")}},
+        in_training={"parts": (*FAST_PARTS, "fused_weight_update")},
     ),
 }

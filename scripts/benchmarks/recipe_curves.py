@@ -22,7 +22,6 @@ import numpy as np
 
 from cs_systems.config import RunConfig, preset
 from cs_systems.core.recipes import RECIPES
-from cs_systems.formulas.cost import parameter_count
 from cs_systems.machine.device import Device, resolve
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.drawing import COLORS, one_panel
@@ -45,7 +44,7 @@ def main() -> int:
     model = replace(preset(args.size), context_length=args.context)
     rows: list[dict[str, Any]] = []
     for recipe in args.recipes:
-        options = RECIPES[recipe].of(parameter_count(model)) | ({} if device.is_cuda else WITHOUT_GPU)
+        options = RECIPES[recipe].of(training=True) | ({} if device.is_cuda else WITHOUT_GPU)
         for seed in SEEDS:
             config = RunConfig(
                 workload="training_curve", model=model, seed=seed, steps=args.steps, device=device.torch.type, **options

@@ -25,12 +25,11 @@ def test_recipe_gives_a_valid_cell_that_holds_each_option(name: str, size: str) 
     assert cell.attention in plugins.names("attention")
 
 
-def test_parts_of_fast_depend_on_the_size_of_the_model() -> None:
-    fused = ("fused_embedding_gradient", "fused_rmsnorm", "fused_rotary", "fused_swiglu")
-    small, large, largest = (cell.parts for cell in cells(recipe=("fast",), size=("small", "large", "2.7B")))
-    assert {*fused, "joined_projections"} <= {*small}
-    assert large == small
-    assert "update_in_backward" in largest
+def test_fast_updates_weights_in_backward_only_where_a_step_updates_them() -> None:
+    fused = {"fused_embedding_gradient", "fused_feed_forward", "fused_rmsnorm", "fused_rotary", "joined_projections"}
+    whole, part = (cell.parts for cell in cells(recipe=("fast",), mode=("train-step", "forward-backward")))
+    assert fused <= {*part}
+    assert {*whole} == {*part, "fused_weight_update"}
 
 
 def test_given_option_replaces_the_one_of_the_recipe() -> None:

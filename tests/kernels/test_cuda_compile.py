@@ -16,6 +16,8 @@ from cs_systems.kernels.compile import parameter_bytes, read_machine_code
 from cs_systems.kernels.cuda import driver as hopper
 from cs_systems.kernels.cuda.driver import missing
 from cs_systems.kernels.cuda.launch import Problem
+from cs_systems.kernels.cuda.launch_gated import gated_backward, gated_forward
+from cs_systems.kernels.cuda.launch_update import update_weights
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,3 +98,33 @@ def test_tensor_map_has_byte_strides() -> None:
     assert described.sizes == (40, 300, 3, 2)
     assert described.strides_bytes == (2 * 120, 2 * 40, 2 * 36000)
     assert described.box == (64, 16, 1, 1)
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(rows, columns, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [2048, 8192])
+def test_update_of_weights_does_not_spill(tokens: int, moments: torch.dtype) -> None:
+    def operands(rows: int, columns: int) -> list[torch.Tensor]:
+        wide = [matrix(tokens, rows), matrix(tokens, columns), matrix(rows, columns)]
+        return [*wide, matrix(rows, columns, torch.int16), *(matrix(rows, columns, moments) for _ in range(2))]
+
+    settings, progress = torch.empty(5, device="meta"), torch.empty(3, dtype=torch.float64, device="meta")
+    tensors = [*operands(3840, 1280), *operands(1280, 5120), settings, progress]
+    opcodes = opcodes_of(update_weights(tensors, multiprocessors=132))
+    assert opcodes["STL"] + opcodes["LDL"] == 0
+    assert min(opcodes[name] for name in ("HGMMA", "UTMALDG", "UBLKCP")) > 0
+    assert opcodes["MEMBAR"] <= 5  # a release at the cluster's scope in the loop made it wait for memory
+
+
+@pytest.mark.parametrize("d_model", [1280, 2560])
+def test_products_with_swiglu_do_not_spill(d_model: int) -> None:
+    both, h = matrix(8192, 10240), matrix(8192, 5120)
+    forward = gated_forward(matrix(8192, d_model), matrix(10240, d_model), both, h, multiprocessors=132)
+    backward = gated_backward(matrix(8192, d_model), matrix(d_model, 5120), both, both, multiprocessors=132)
+    for launch in (forward, backward):
+        opcodes = opcodes_of(launch)
+        assert opcodes["STL"] + opcodes["LDL"] == 0
+        assert min(opcodes[name] for name in ("HGMMA", "UTMALDG")) > 0
