@@ -10,7 +10,7 @@ PYTEST_ARGS ?= -n 3 --dist loadscope
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test test-slow lint types format docs readme figures studies dist stale clean
+.PHONY: help install bench test test-slow lint types format docs readme files figures studies dist stale clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -50,6 +50,9 @@ docs: $(INSTALLED)  ## the documentation as pages that need no network, site/ind
 readme: $(INSTALLED)  ## the tables of README.md and docs/results.md, and profiles/README.md, from the committed records
 	$(BIN)/python scripts/readme_table.py
 	$(BIN)/python scripts/studies/_study.py --index
+
+files:  ## every file with its first line, which says what it is for (FOLDER=traces for some of them)
+	@$(PYTHON) scripts/files.py $(FOLDER)
 
 figures: $(INSTALLED)  ## every figure of profiles/, which README and docs show too, from the committed records; fails if a text is cut
 	$(BIN)/python scripts/studies/_gallery.py

@@ -1,7 +1,8 @@
-"""Hooks of MkDocs: the options of each command from its parser, links out of docs/, and no page that needs a network.
+"""Hooks of MkDocs: options and files as tables, links out of docs/, and no page that needs a network.
 
-`<!-- options: time -->` in a page becomes the tables of the options of `cs-systems time`. They are made at each build
-and stored nowhere, so that they always describe the parser.
+`<!-- options: time -->` in a page becomes the tables of the options of `cs-systems time`, from its parser, and
+`<!-- files: cs_systems -->` those of the files of a folder, from their first lines. They are made at each build and
+stored nowhere, so that they are never out of date.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import warnings
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from scripts import files as sources
+
 ROOT = Path(__file__).resolve().parents[1]
 _OPTIONS = re.compile(r"<!-- options: (\w+) -->")
+_FILES = re.compile(r"<!-- files: (\w+) -->")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _FROM_NETWORK = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
@@ -76,6 +80,7 @@ def _path(target: str, page: str) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     source = page.file.src_uri
     markdown = _OPTIONS.sub(lambda found: options(found[1]), markdown)
+    markdown = _FILES.sub(lambda found: sources.markdown(found[1]), markdown)
 
     def linked(found: re.Match[str]) -> str:
         return _picture(found, source, config, files) if found[1] else link(found, source)

@@ -1,4 +1,4 @@
-"""Tables of a trace, as wide as the terminal."""
+"""Text of the tables of a trace or a snapshot, as wide as the terminal, with a heading, notes and shortened names."""
 
 from __future__ import annotations
 

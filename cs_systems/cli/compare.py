@@ -166,7 +166,7 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
 
 def _compared(args: Compare, a: list[RunRecord], b: list[RunRecord]) -> Comparison:
     from cs_systems.comparison.runs import compare
-    from cs_systems.report.phase_columns import known_phases
+    from cs_systems.report.frame_phases import known_phases
 
     for phase in args.phase:
         one_of("phase", phase, known_phases([*a, *b]))

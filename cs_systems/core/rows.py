@@ -1,4 +1,4 @@
-"""Tables of a record: the columns of each, with their units, as types that mypy checks where rows are made and read.
+"""Rows of a record's tables, as it stores them: the columns of each table with their units, as types that mypy checks.
 
 `Results` names every table of this package. A row is a plain dictionary, as JSON stores it. The name of a column holds
 its unit: `_s` seconds, `_bytes`, `_flops`, `_share` a fraction of 1. None is a value that is unknown. A column that is

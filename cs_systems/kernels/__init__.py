@@ -1,4 +1,5 @@
-"""Device code and its launch code, for the attention backends of the same name: no autograd, no checks, no fallback.
+"""Device code and its launches, for attention backends and parts of the training step: no autograd, no checks.
 
-`compile` compiles a kernel for a GPU that is not present, and returns its registers, spills and shared memory.
+No kernel falls back to another. `compile` compiles a kernel for a GPU that is not present, and returns its registers,
+spills and shared memory.
 """

@@ -1,4 +1,4 @@
-"""Passes of attention whose kernel calls are prepared once for each layout of their tensors."""
+"""Passes of attention and of parts of the step, whose kernel calls are prepared once for each layout of tensors."""
 
 from __future__ import annotations
 

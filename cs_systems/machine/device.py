@@ -1,4 +1,4 @@
-"""Access to the device, the only file that decides between cpu and cuda.
+"""Device of a measurement, with its clocks and its memory; the only file that decides between cpu and cuda.
 
 A quantity that a device cannot report is None, never 0.
 """

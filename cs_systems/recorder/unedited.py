@@ -1,4 +1,4 @@
-"""Recorder of a script that was not edited: the steps are those of its optimizer, and its models are found.
+"""Recorder of a script that was not edited: it finds the models and the optimizers, whose steps are those of the loop.
 
 Nothing happens before the first backward pass, which shows that there is a loop, and on which device. A step ends where
 the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. Where

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
 from cs_systems.record import DONE, RunRecord
-from cs_systems.report.cell_columns import CELL_COLUMNS, cell_row, clear_unused_fields
-from cs_systems.report.phase_columns import PHASE_COLUMNS, STEP, phase_rows
+from cs_systems.report.frame_cells import CELL_COLUMNS, cell_row, clear_unused_fields
+from cs_systems.report.frame_phases import PHASE_COLUMNS, STEP, phase_rows
 from cs_systems.report.series import typed
 
 if TYPE_CHECKING:

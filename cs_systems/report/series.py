@@ -1,4 +1,4 @@
-"""Typed columns of the frame."""
+"""Types of the frame's columns, and the frame that is made of typed columns."""
 
 from __future__ import annotations
 

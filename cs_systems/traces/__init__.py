@@ -1,4 +1,4 @@
-"""Readers of files that nsys, ncu and torch.profiler wrote: files in, plain rows out. No torch.
+"""Readers of the files of nsys, ncu, torch.profiler, rocprofv3 and Proton: files in, plain rows out. No torch.
 
 - files: `read` (any kind of file), `folder` (a folder of files), `nsys` and `kineto`, which return a `trace`; `ncu`;
   `inventory` (what each of several files is), `jobs` and `rank_files` (the rank of each); `cache`

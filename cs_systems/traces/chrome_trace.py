@@ -1,4 +1,4 @@
-"""Reader of a Chrome trace's events in batches, through a window on the file, which need not fit into memory.
+"""Events of a Chrome trace file as they are written, read in batches, so that the file need not fit into memory.
 
 Source: "Trace Event Format": an array of events, or an object with such an array under `traceEvents`.
 """

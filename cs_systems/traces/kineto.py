@@ -1,4 +1,4 @@
-"""Reader of Kineto's traces: the Chrome trace (.json, .json.gz) that `torch.profiler` exports.
+"""Reader of Kineto's traces, which `torch.profiler` exports as Chrome traces (.json, .json.gz): events to a `Trace`.
 
 The reader keeps only the events that the tables need, so that a trace of many hundred megabytes need not fit into
 memory. Kineto writes complete ("X") events with times in µs.

@@ -1,4 +1,4 @@
-"""Reader of Nsight Systems traces: the output of `nsys export -t sqlite`, or a report that nsys can export.
+"""Reader of Nsight Systems traces (an SQLite export, or a report that nsys can export): tables to a `Trace`.
 
 The file is opened read-only and treated as untrusted. Tables and columns differ between versions, and an export omits
 empty tables: missing data is a limitation, and an error only where no table can be made.

@@ -1,4 +1,4 @@
-"""Read-only access to a SQLite file that is treated as untrusted."""
+"""Read-only connection to a SQLite file that is not trusted, for the readers `nsys` and `rocpd`."""
 
 from __future__ import annotations
 

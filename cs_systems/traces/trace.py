@@ -1,4 +1,4 @@
-"""Common form of a trace, whichever profiler wrote it: a `Trace` of one process.
+"""Common form of a trace, which every reader returns and every table is made from: a `Trace` of one process.
 
 Times are seconds from an origin that the reader chooses, on one clock for host and device. A thread is a number that is
 unique in the trace. Large tables are stored as columns: arrays with one entry a row. An unrecorded value is None in a

@@ -1,4 +1,4 @@
-"""Parts of a training step beside the model.
+"""Loss, optimizers, fp8 layers and checkpointing of a training step; `parts/` has other ways to compute its parts.
 
 `losses`, `optimizers`, `fp8` linear layers, and activation `checkpointing`.
 """

@@ -22,8 +22,8 @@ class MasterAdamW(AdamW):
     (int16) holds the rest, so that no bit is lost. The moments are float32, or bfloat16 with stochastic rounding
     (`moments=torch.bfloat16`), which is unbiased: a step moves 26 or 18 bytes for each element.
 
-    On a GPU one launch of `kernels/adamw` updates all parameters of a group; `step` never waits for the device, so a
-    CUDA graph can capture it. On a CPU the same function is computed by torch.
+    On a GPU one launch of `kernels/triton/adamw` updates all parameters of a group; `step` never waits for the device,
+    so a CUDA graph can capture it. On a CPU the same function is computed by torch.
 
     Raises:
         ConfigError: a parameter is not bfloat16, or not contiguous.
@@ -69,7 +69,7 @@ class MasterAdamW(AdamW):
             for number, (p, gradient) in enumerate(zip(parameters, gradients, strict=True)):
                 _update_with_torch(p, gradient, self.state[p], group, number)
             return
-        from cs_systems.kernels.adamw import Hyperparameters, Tables
+        from cs_systems.kernels.triton.adamw import Hyperparameters, Tables
 
         key = tuple(map(id, parameters))
         if key not in self._tables:
@@ -112,7 +112,7 @@ def _aligned(gradient: Tensor) -> Tensor:
 def _update_with_torch(
     p: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], number: int
 ) -> None:
-    """Compute what `kernels.adamw.adamw_kernel` does, with the same random bits."""
+    """Compute what `kernels.triton.adamw.adamw_kernel` does, with the same random bits."""
     (beta1, beta2), progress = group["betas"], group["progress"]
     g = gradient.float()
     m, v = state["exp_avg"].float(), state["exp_avg_sq"].float()

@@ -170,7 +170,7 @@ def _predicted_peak_bytes(config: RunConfig, device: Device, algorithm: Attentio
     mode = Mode.FORWARD_BACKWARD if config.keep_graph and config.mode is Mode.FORWARD else config.mode
     prediction = attention_memory(shape, mode, element, algorithm, packed=packed, cuda=device.is_cuda)
     # With --keep-graph, forward saves the tensors for a backward that never runs.
-    only_forward = sum(prediction.moments["forward"].values())
+    only_forward = sum(prediction.instants["forward"].values())
     peak = only_forward if config.mode is Mode.FORWARD else prediction.peak_bytes
     return peak + (device.l2_clear_bytes() if config.l2 == "clear" else 0)
 

@@ -67,11 +67,9 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *STEP,
         "cs_systems/training/parts/*",
         "cs_systems/training/master_adamw.py",
-        "cs_systems/kernels/adamw.py",
-        "cs_systems/kernels/cross_entropy.py",
         *(
             f"cs_systems/kernels/triton/{name}.py"
-            for name in ("embedding", "quantize", "rms_norm", "rotary", "rows", "swiglu")
+            for name in (*("adamw", "cross_entropy", "embedding", "quantize", "rms_norm", "rotary", "rows", "swiglu"),)
         ),
         "cs_systems/training/fp8.py",
         "cs_systems/training/triton_operators.py",

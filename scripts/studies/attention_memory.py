@@ -58,7 +58,7 @@ def alive(cells: Sequence[Cell]) -> list[Row]:
         matrix = config.shape.batch * config.shape.heads * config.shape.seq**2 * element
         on_cuda = cell.record.environment is not None and cell.record.environment.device != "cpu"
         prediction = attention_memory(config.shape, config.mode, element, FULL_MATRIX_CUDA, cuda=on_cuda)
-        forward = prediction.moments["forward"]
+        forward = prediction.instants["forward"]
         workspace = forward.get("cublas_workspaces", 0)
         rows.append(
             {

@@ -1,3 +1,5 @@
+"""Units: numbers as text, and columns whose names have a unit."""
+
 import math
 
 import pytest

@@ -24,7 +24,7 @@ from cs_systems.profilers.residuals import collect, gradients_of_a_block, region
 from cs_systems.record import RunRecord
 from cs_systems.training.checkpointing import apply_checkpointing
 from cs_systems.training.losses import cross_entropy
-from tests.formulas.test_memory_model import LiveBytes
+from tests.formulas.memory.test_model import LiveBytes
 from tests.test_record import ENVIRONMENT
 
 MODEL = ModelConfig("wide", 64, 192, 3, 4, 500, 64)
@@ -63,7 +63,7 @@ def test_bytes_kept_by_blocks_match_the_formula(precision: str) -> None:
     blocks = {row["block"]: row["bytes"] for row in by_block(rows)}
     for i in range(MODEL.num_layers):
         assert blocks[f"block {i}"] == pytest.approx(kept_by_a_block(config, FULL_MATRIX), rel=0.01)
-    ends = step_memory(config, FULL_MATRIX).moments["loss"]
+    ends = step_memory(config, FULL_MATRIX).instants["loss"]
     whole = ends["activations"] + ends["attention_scores"] + ends["weight_copies"] + 4 * 48 * 500 * 4
     assert sum(blocks.values()) == pytest.approx(whole, rel=0.01)
 

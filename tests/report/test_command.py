@@ -1,3 +1,5 @@
+"""`cs-systems report`: its tables, page, figures and error messages."""
+
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Frame of records: its rows, columns, rates and nulls."""
+
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Figures of records: the kinds, labels, axes and texts that must be legible."""
+
 import re
 from dataclasses import replace
 from math import isnan

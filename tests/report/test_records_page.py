@@ -1,3 +1,5 @@
+"""Page of a run, in headless Chromium: content, sorting, filtering, widths and colours."""
+
 import re
 from dataclasses import replace
 from pathlib import Path

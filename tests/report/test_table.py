@@ -1,3 +1,5 @@
+"""Tables of records: their columns at each width, formats, notes and pivots."""
+
 import csv
 import io
 import json

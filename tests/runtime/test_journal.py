@@ -1,4 +1,4 @@
-"""Journal: skips damaged lines, keeps users' files, and reports a full disk."""
+"""Journal: skips damaged lines of the folder's files, keeps users' files, and reports a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeps that survive failing cells, interrupts, killed processes and full disks."""
+"""Failing cells, interrupts and kills lose no other cell, and a resumed sweep measures only the missing cells."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_parameters_that_are_not_bfloat16_are_refused() -> None:
 
 def run_kernel(optimizer: MasterAdamW) -> None:
     """Take a step with the Triton kernel, on any device."""
-    from cs_systems.kernels.adamw import Hyperparameters, Tables
+    from cs_systems.kernels.triton.adamw import Hyperparameters, Tables
 
     (group,) = optimizer.param_groups
     parameters = group["params"]

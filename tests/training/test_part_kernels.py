@@ -420,7 +420,7 @@ def test_part_without_a_gpu_is_unavailable_with_the_remedy(part: parts.Part) -> 
 def test_gradient_of_cross_entropy_replaces_the_logits(
     rows: int, vocabulary: int, dtype: torch.dtype, device: str
 ) -> None:
-    from cs_systems.kernels.cross_entropy import gradient_in_place
+    from cs_systems.kernels.triton.cross_entropy import gradient_in_place
 
     random = torch.Generator().manual_seed(0)
     logits = torch.randn(rows, vocabulary, generator=random).mul(5).to(device, dtype)
@@ -442,7 +442,7 @@ def test_gradient_of_cross_entropy_replaces_the_logits(
 def test_multiplication_in_place(
     programs: int, factor: float, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cs_systems.kernels import cross_entropy
+    from cs_systems.kernels.triton import cross_entropy
 
     monkeypatch.setattr(cross_entropy, "SCALING_PROGRAMS", programs)
     for count in (0, 1, 5000):

@@ -1,4 +1,4 @@
-"""Memory of one attention call by formula: the tensors alive at each moment that may be the peak."""
+"""Predicted memory of one attention call: the tensors alive at each instant that may be the peak."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def attention_memory(
     if algorithm.copies_by_head and shape.heads > 1 and not packed:
         tiled_workspace += 2 * q
     retained = k_copy if mode is Mode.BACKWARD else 0  # the copy of the value
-    moments = {
+    instants = {
         "forward": {
             "inputs": inputs,
             "output": q,
@@ -57,20 +57,20 @@ def attention_memory(
     }
     if graph:
         outputs = {"inputs": inputs, "output": 2 * q}  # the output and its gradient
-        moments["backward"] = outputs | {
+        instants["backward"] = outputs | {
             "saved": saved + retained,
             "attention_scores": in_backward,
             "gradients": inputs if tiled else k_copy or k,
             "workspace": tiled_workspace if tiled else 0,
         }
-        moments["backward: end"] = outputs | {
+        instants["backward: end"] = outputs | {
             "saved": saved + retained if mode is Mode.BACKWARD else 0,
             "attention_scores": kept if mode is Mode.BACKWARD else 0,
             "gradients": inputs,
             "workspace": max(inputs if packed else 0, 0 if tiled else q + matrix),  # or the scaled query's gradient
         }
     if cuda and algorithm.torch_matmul:
-        for name, moment in moments.items():
-            moment["cublas_workspaces"] = (1 if name == "forward" else 2) * CUBLAS_WORKSPACE_BYTES
+        for name, instant in instants.items():
+            instant["cublas_workspaces"] = (1 if name == "forward" else 2) * CUBLAS_WORKSPACE_BYTES
     candidates = {"attention scores": 0 if tiled else matrix, "qkv" if packed else "q": inputs if packed else q}
-    return MemoryPrediction(moments, max(candidates.items(), key=itemgetter(1)))
+    return MemoryPrediction(instants, max(candidates.items(), key=itemgetter(1)))

@@ -11,18 +11,18 @@ Components = dict[str, int]
 class MemoryPrediction:
     """Bytes alive by component at each possible peak, and the largest single allocation (name, bytes)."""
 
-    moments: dict[str, Components]
+    instants: dict[str, Components]
     largest_allocation: tuple[str, int]
 
     @property
     def peak_at(self) -> str:
-        """Moment with the most bytes alive."""
-        return max(self.moments, key=lambda moment: sum(self.moments[moment].values()))
+        """Instant with the most bytes alive."""
+        return max(self.instants, key=lambda instant: sum(self.instants[instant].values()))
 
     @property
     def components(self) -> Components:
         """Bytes alive at the peak, by component."""
-        return self.moments[self.peak_at]
+        return self.instants[self.peak_at]
 
     @property
     def peak_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Memory of one rank of N in a training step, by formula.
+"""Memory of one rank of N by formula: the states and gradients of one process, of which a strategy divides some.
 
 A rank holds all parameters, gradients and optimizer state, or 1/N of those that its strategy divides
 (`ParallelStrategy.splits`; Rajbhandari et al. 2020, figure 1). With Ψ bytes of parameters and AdamW's two moments, that
@@ -40,21 +40,21 @@ def step_memory_of_a_rank(
         whole: the prediction for one process.
         splits: the objects that the strategy divides.
         world_size: number of ranks.
-        buckets: bytes of the strategy's buckets in units of Ψ; they are alive at every moment.
+        buckets: bytes of the strategy's buckets in units of Ψ; they are alive at every instant.
         gradients_in_buckets: the gradients are views of the buckets, and not counted twice.
 
     Divided parameters are gathered temporarily in the compute dtype, so that autocast makes no copies of them. The
     gathered parameters are left out.
     """
-    moments = {}
-    for name, alive in whole.moments.items():
+    instants = {}
+    for name, alive in whole.instants.items():
         if SPLIT["parameters"] in splits:
             alive = {component: size for component, size in alive.items() if component != "weight_copies"}
         kept = round(buckets * alive.get("parameters", 0))
         if gradients_in_buckets:
             kept -= alive.get("gradients", 0)
-        moments[name] = of_a_rank(alive, splits, world_size) | ({"buckets": kept} if kept else {})
-    return MemoryPrediction(moments, whole.largest_allocation)
+        instants[name] = of_a_rank(alive, splits, world_size) | ({"buckets": kept} if kept else {})
+    return MemoryPrediction(instants, whole.largest_allocation)
 
 
 def state_by_stage(

@@ -1,4 +1,4 @@
-"""Tensors of one training step by formula: their sizes, and the bytes that are kept for backward."""
+"""Sizes of one process's tensors in a training step, optimizer state included, and the bytes kept for backward."""
 
 from __future__ import annotations
 

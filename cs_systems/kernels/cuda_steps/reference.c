@@ -1,4 +1,4 @@
-/* Attention on one CPU core, in the order of the formula: what every step of the ladder is held against and sped up from.
+/* Attention on one CPU core, in the order of the formula: the baseline of every step of the ladder.
 
    o = softmax(q kᵀ / √d) v; q, k, v, o: (batch, n, d), row-major floats. One row of scores at a time, in `scores` (n). */
 

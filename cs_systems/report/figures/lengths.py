@@ -1,4 +1,4 @@
-"""Figures of curves along a length or a model size: step time, FLOP/s and peak memory."""
+"""Figures of curves along a length or a model size, on logarithmic axes: step time, FLOP/s and peak memory."""
 
 from __future__ import annotations
 

@@ -1,3 +1,4 @@
+// Sorting and filtering of the tables of every page.
 "use strict";
 // Tables sort by a click or the Enter key on a heading; `#sort=TABLE,COLUMN[,descending]` sorts on opening. Unknown values stay last.
 function sortTable(table, column, direction) {

@@ -1,4 +1,4 @@
-// What is asked for: a text, or kernels by family, kernel, phase, layer, part or module. All else is drawn faintly.
+// The filter of a profile: a text, or kernels by family, kernel, phase, layer, part or module. All else is drawn faintly.
 names.both = names.name.map((name, n) => `${name} ${names.short[n]}`);
 const asked = { words: [], by: {}, hits: [], at: -1 };
 // Return the pattern of a module's path and of what is inside it: `layers.*.attn` is the same part of every block.

@@ -1,4 +1,4 @@
-"""Default columns of tables and their headings. Data only."""
+"""Default columns of the tables of cells, in their order, with the headings. Data only."""
 
 from __future__ import annotations
 

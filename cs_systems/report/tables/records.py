@@ -21,7 +21,7 @@ from cs_systems.core.printable import text_cell
 from cs_systems.core.units import counted
 from cs_systems.record import RunRecord
 from cs_systems.report.frame import CLEAN, STEP, by_kind, frame, without_retried
-from cs_systems.report.phase_columns import known_phases
+from cs_systems.report.frame_phases import known_phases
 from cs_systems.report.tables import columns as cols
 from cs_systems.report.tables import layout, short
 from cs_systems.report.tables.columns import Column, Spec

@@ -67,7 +67,7 @@ def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 def _gradient_in_place(logits: Tensor, targets: Tensor, losses: Tensor, scale: float) -> None:
     """Replace logits (n, V) by the gradient of scale · Σ loss, and write the loss of each row."""
     if logits.is_cuda:
-        from cs_systems.kernels.cross_entropy import gradient_in_place
+        from cs_systems.kernels.triton.cross_entropy import gradient_in_place
 
         gradient_in_place(logits, targets, losses, scale)
         return
@@ -81,7 +81,7 @@ def _gradient_in_place(logits: Tensor, targets: Tensor, losses: Tensor, scale: f
 
 def _multiply_in_place(x: Tensor, factor: Tensor) -> None:
     if x.is_cuda:
-        from cs_systems.kernels.cross_entropy import multiply_in_place
+        from cs_systems.kernels.triton.cross_entropy import multiply_in_place
 
         multiply_in_place(x, factor)
         torch.autograd.graph.increment_version(x)  # torch does not see the kernel's writes

@@ -110,7 +110,7 @@ def test_predicted_step_peak_matches_live_bytes(size: str, attention: str, preci
     )
     predicted = step_memory(config, ALGORITHMS[attention])
     assert predicted.peak_bytes == pytest.approx(measured_step(config, BACKENDS[attention]), rel=0.02)
-    assert predicted.components == predicted.moments[predicted.peak_at]
+    assert predicted.components == predicted.instants[predicted.peak_at]
 
 
 DEEP = {
@@ -213,7 +213,7 @@ def test_predicted_activations_match_tensors_saved_for_backward() -> None:
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision is Precision.BF16)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), autocast:
             net(torch.zeros(batch, seq, dtype=torch.int64)).sum()
-        at_end = step_memory(config, FULL_MATRIX).moments["forward: head"]
+        at_end = step_memory(config, FULL_MATRIX).instants["forward: head"]
         expected = at_end["activations"] + at_end["attention_scores"] + at_end["weight_copies"]
         assert sum(s.nbytes() for s in saved.values()) == pytest.approx(expected, rel=0.02)
 

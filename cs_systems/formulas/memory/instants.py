@@ -1,4 +1,4 @@
-"""Moments of a training step that may be its peak: the bytes alive at each, by component."""
+"""Instants of a training step at which its memory may peak: the bytes alive at each, by component."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cs_systems.formulas.memory.prediction import Components
 from cs_systems.formulas.memory.tensors import NOTHING, Kept, StepTensors
 
 
-def moments(step: StepTensors) -> dict[str, Components]:
-    """Return the bytes alive at each moment that may be the peak, in order; a name begins with its phase."""
+def instants(step: StepTensors) -> dict[str, Components]:
+    """Return the bytes alive at each instant that may be the peak, in order; a name begins with its phase."""
     if step.config.mode is Mode.FORWARD and not step.config.keep_graph:
         found = _forward_without_graph(step)
     else:
@@ -43,7 +43,7 @@ def without_state(alive: Components) -> Components:
 
 
 def _forward_without_graph(step: StepTensors) -> dict[str, Components]:
-    """Return the moments of forward if only one layer's tensors and all weight copies are alive."""
+    """Return the instants of forward if only one layer's tensors and all weight copies are alive."""
     copies = step.copies(step.model.num_layers * step.layer_weights)
     return _alone(step, "forward", Kept(step.residual, 0, copies)) | {
         "forward: head": step.always
@@ -56,7 +56,7 @@ def _forward_without_graph(step: StepTensors) -> dict[str, Components]:
 
 
 def _forward_with_graph(step: StepTensors) -> dict[str, Components]:
-    """Return the moments of forward if activations accumulate: the peak is in the last layer or at the end."""
+    """Return the instants of forward if activations accumulate: the peak is in the last layer or at the end."""
     kept = step.kept_by_all()
     copies = step.copies(step.model.num_layers * step.layer_weights)
     if step.plan and step.plan[-1].stop == step.model.num_layers:
@@ -89,22 +89,22 @@ def _loss(step: StepTensors) -> Components:
 
 
 def _backward(step: StepTensors) -> dict[str, Components]:
-    """Return the moments of backward: activations are freed while gradients are allocated.
+    """Return the instants of backward: activations are freed while gradients are allocated.
 
-    Each block's checkpoint has been recomputed when its backward begins. The moment in the loss holds what the loss
+    Each block's checkpoint has been recomputed when its backward begins. The instant in the loss holds what the loss
     kept, the gradient of the log-softmax and, where that needs no cast, the gradient of the logits.
     """
     gradients = (1 if step.widens_log_softmax else 2) * step.wide_logits
     loss = step.all_kept() | {"logits_and_loss": step.logits + step.kept_by_loss + gradients}
-    moments = {
+    instants = {
         "backward: loss": loss,
         "backward: embedding": step.always
         | {"gradients": step.weights, "logits_and_loss": step.logits, "workspace": step.residual},
     }
     for layer, kept in _backward_order(step, items(0, step.model.num_layers, step.plan)):
-        moments[f"backward: feed-forward of block {layer}"] = _feed_forward_backward(step, layer, kept)
-        moments[f"backward: attention of block {layer}"] = _attention_backward(step, layer, kept)
-    return moments
+        instants[f"backward: feed-forward of block {layer}"] = _feed_forward_backward(step, layer, kept)
+        instants[f"backward: attention of block {layer}"] = _attention_backward(step, layer, kept)
+    return instants
 
 
 def _update(step: StepTensors) -> Components:
@@ -122,7 +122,7 @@ def _update(step: StepTensors) -> Components:
 
 
 def _alone(step: StepTensors, phase: str, before: Kept) -> dict[str, Components]:
-    """Return the moments of a block that keeps nothing for backward; `before` is alive, its input included."""
+    """Return the instants of a block that keeps nothing for backward; `before` is alive, its input included."""
     # Rotated q and k, and v; then the output and, over a full matrix, a copy of v with the heads outermost. Where
     # autocast widens the softmax, the score matrices peak before that.
     beside_rotated = 1 if step.tiled else 0 if step.widens_scores else 2

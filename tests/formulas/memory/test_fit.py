@@ -22,7 +22,7 @@ from cs_systems.formulas.memory.model import phase_memory, step_memory
 from cs_systems.record import RunRecord, read_records
 
 MIB, GIB = 2**20, 2**30
-PROFILES = Path(__file__).parents[2] / "profiles"
+PROFILES = Path(__file__).parents[3] / "profiles"
 
 
 @cache
@@ -116,8 +116,8 @@ def test_attention_workspace_pads_query_gradient_to_whole_tiles(d_head: int, seq
     for name, padded in zip(("flash_gluon", "flash_cuda"), rows, strict=True):
         call = AttentionCall("cuda", "bfloat16", shape.d_head, seq, seq, 3, 3)
         algorithm = plugins.get("attention", name).algorithm(call)
-        moments = attention_memory(shape, Mode.FORWARD_BACKWARD, 2, algorithm).moments
-        assert moments["backward"]["workspace"] == 2 * 3 * padded * (4 + 4 * d_head)
+        instants = attention_memory(shape, Mode.FORWARD_BACKWARD, 2, algorithm).instants
+        assert instants["backward"]["workspace"] == 2 * 3 * padded * (4 + 4 * d_head)
 
 
 def test_step_workspace_pads_query_gradient_to_whole_tiles() -> None:
@@ -126,7 +126,7 @@ def test_step_workspace_pads_query_gradient_to_whole_tiles() -> None:
     config = RunConfig(model=model, batch_size=3, precision=Precision.BF16, device="cuda", mode=Mode.FORWARD_BACKWARD)
     algorithm = plugins.get("attention", "flash_cuda").algorithm(AttentionCall("cuda", "bfloat16", 80, 100, 100, 2, 2))
     padded, exact = (
-        step_memory(config, declared).moments["backward: attention of block 1"]["workspace"]
+        step_memory(config, declared).instants["backward: attention of block 1"]["workspace"]
         for declared in (algorithm, replace(algorithm, d_head=None, dq_accumulator_d_head=None, padded_queries=1))
     )
     assert padded - exact == 3 * 2 * (160 * 128 - 100 * 80) * 4

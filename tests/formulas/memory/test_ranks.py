@@ -43,8 +43,8 @@ def test_rank_peak_excludes_optimizer_state_of_other_ranks() -> None:
     whole = step_memory(config, FULL_MATRIX)
     part = step_memory_of_a_rank(whole, {"batch", "optimizer"}, 2)
     parameters = 4 * parameter_count(config.model)
-    assert whole.moments["optimizer"]["optimizer_state"] == 2 * parameters
-    saved = sum(whole.moments["optimizer"].values()) - sum(part.moments["optimizer"].values())
+    assert whole.instants["optimizer"]["optimizer_state"] == 2 * parameters
+    saved = sum(whole.instants["optimizer"].values()) - sum(part.instants["optimizer"].values())
     assert saved == parameters
     assert step_memory_of_a_rank(whole, EVERYTHING, 1).peak_bytes == whole.peak_bytes
 
@@ -56,6 +56,6 @@ def test_gradients_in_buckets_take_no_extra_memory() -> None:
     parameters = 4 * parameter_count(config.model)
     for in_buckets, expected_extra in ((False, parameters), (True, 0)):
         part = step_memory_of_a_rank(whole, {"batch"}, 2, 1.0, gradients_in_buckets=in_buckets)
-        more = {name: sum(part.moments[name].values()) - sum(whole.moments[name].values()) for name in part.moments}
+        more = {name: sum(part.instants[name].values()) - sum(whole.instants[name].values()) for name in part.instants}
         assert more["loss"] == parameters
         assert more["optimizer"] == expected_extra
