@@ -107,11 +107,13 @@ def get(package: str, name: str) -> Any:
     try:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except ImportError as error:
-        raise ConfigError(f"cannot load {name!r}: {error}; install what it imports, or correct the import") from error
+        raise ConfigError(
+            f"{source} cannot be imported, because {error}; install what it imports, or correct the import"
+        ) from error
     if not hasattr(module, attribute):
         public = [known for known in vars(module) if not known.startswith("_")]
         remedy = did_you_mean(attribute, public) or "correct the name after the colon"
-        raise ConfigError(f"cannot load {name!r}: {source} has no {attribute!r}; {remedy}")
+        raise ConfigError(f"{source} has no {attribute!r}; {remedy}")
     return getattr(module, attribute)
 
 
