@@ -57,6 +57,9 @@ MALFORMED = {
     "time --memory-limit lots": "--memory-limit 'lots' is not a size in bytes; use a form such as 8GiB or 512B",
     "time --memory-limit 8": "--memory-limit '8' has no unit; use 8GiB, 8GB, or 8B for bytes",
     "time --memory-limit 0B": "--memory-limit '0B' must be more than 0 bytes; use a form such as 8GiB or 512B",
+    "time --workload json:dump5": "json has no 'dump5'; did you mean dump or dumps?",
+    "time --attention json:dump5": "json has no 'dump5'; did you mean dump or dumps?",
+    "time --workload json:dumps --inputs json:dump5": "json has no 'dump5'; did you mean dump or dumps?",
     "memory --fits 8XB": "--fits '8XB' is not a size in bytes; use a form such as 8GiB or 512B",
     "memory --best-checkpoint --budget 8": "--budget '8' has no unit; use 8GiB, 8GB, or 8B for bytes",
     "time --workload own:f --parts fused_rmsnorm": (

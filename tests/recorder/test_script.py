@@ -152,6 +152,11 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
         ([], "no script is given; write cs-systems run -- train.py its arguments"),
         (["--", "none.py"], "script 'none.py' does not exist; correct the path"),
         (["--", "-m", "nopackage.train"], "no module is named 'nopackage'; correct its name, or start in the folder"),
+        (
+            ["--foo", "--", "train.py"],
+            "unknown option --foo; leave it out, or put an option of the script behind the script\n",
+        ),
+        (["--step=3:9", "--", "train.py"], "unknown option --step; write --steps or --stop, or put an option of the"),
         (["--", "/tmp"], "script '/tmp' is a folder; name its file"),
         (
             ["--", "python", "train.py", "--lr", "3"],
