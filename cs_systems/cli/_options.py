@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from itertools import chain, count, product, takewhile
+from itertools import chain, count, pairwise, product, takewhile
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_type_hints
@@ -183,6 +183,38 @@ def options_of(kind: type) -> list[str]:
         aliases = [name for extra in getattr(hints[field.name], "__metadata__", ()) for name in _aliases(extra)]
         names = [option(field.name.rstrip("_")), *aliases]
         found += options_of(type(nested)) if is_dataclass(nested) else [name.removeprefix("--") for name in names]
+    return found
+
+
+def check_values(words: Sequence[str], kind: type) -> None:
+    """Raise ConfigError for an option that takes one value and is followed by none, only by another option."""
+    needing, known = _with_one_value(kind), options_of(kind)
+    before = takewhile(lambda word: word != "--", words)
+    for word, following in pairwise([*before, "--"]):
+        ends = following == "--" or named_option(following) in known
+        if ends and "=" not in word and (name := named_option(word)) in needing:
+            raise ConfigError(f"--{name} has no value; give one, or leave out --{name}")
+
+
+def named_option(word: str) -> str | None:
+    """Return the option that a word names, without dashes in front: `--warmup_s=3` → `warmup-s`; None if it is none."""
+    return word[2:].partition("=")[0].replace("_", "-") if word.startswith("--") else None
+
+
+def _with_one_value(kind: type) -> set[str]:
+    """Return the options of a command's dataclass that take one value, neither none nor several."""
+    found, types = set[str](), get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        nested = None if field.default_factory is MISSING else field.default_factory()
+        if is_dataclass(nested):
+            found |= _with_one_value(type(nested))
+            continue
+        extras = getattr(hints[field.name], "__metadata__", ())
+        several = any(extra.nargs == "*" for extra in extras if isinstance(extra, PrimitiveConstructorSpec))
+        if not several and types[field.name] is not bool:
+            names = [option(field.name.rstrip("_")), *(name for extra in extras for name in _aliases(extra))]
+            found |= {name.removeprefix("--") for name in names}
     return found
 
 
