@@ -106,6 +106,8 @@ class Recorder:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         models = _listed("model", model, nn.Module)
+        if not models and model is not None:
+            raise ConfigError("model is an empty list; give a torch Module, or leave out model")
         optimizers = _listed("optimizer", optimizer, Optimizer)
         if not callable(clock):
             raise ConfigError(f"clock is {shown(clock)}; give a function that returns seconds")
@@ -439,8 +441,6 @@ def _listed(what: str, given: Any, kind: type) -> list[Any]:
     if given is None:
         return []
     several = isinstance(given, Sequence) and not isinstance(given, (str, kind))
-    if several and not given:
-        raise ConfigError(f"{what} is an empty list; give a torch {kind.__name__}, or leave out {what}")
     for each in (found := list(given) if several else [given]):
         if not isinstance(each, kind):
             raise ConfigError(
