@@ -7,6 +7,7 @@ process, into the record, and into the key by which a sweep resumes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -99,11 +100,22 @@ L2_STATES = ("clear", "warm")
 # These workloads use every field that describes the computation; any other workload may ignore some.
 CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
 _BUILT_IN_STEPS = ("train_step", "training_curve")
-_TUPLES = ("strategy_args", "profiler_args", "workload_args", "parts")
+BUILT_IN_ONLY = ("compile_scope", "graph", "parts")  # fields that apply to those steps alone
+# Tuples of texts, with an example of one.
+_TUPLES = {
+    "strategy_args": "comm_dtype=bf16", "profiler_args": "--option", "workload_args": "width=128",
+    "parts": "fused_rmsnorm",
+}  # fmt: skip
+# Arguments that are often given to RunConfig or run, and what to write instead.
+INSTEAD = {
+    **{f.name: f"write model=preset('small', {f.name}={{value}})" for f in dataclasses.fields(ModelConfig)},
+    "size": "write model=preset({value})",
+    "context_length": "use seq_len",
+}
 _UNNAMED = ("train_step", "attention", "collective")  # the rest of a cell's description identifies these
 
 
-@fields_checked
+@functools.partial(fields_checked, instead=INSTEAD)
 @dataclass(frozen=True)
 class RunConfig:
     """Configuration of one cell of a sweep.
@@ -187,7 +199,9 @@ class RunConfig:
         if self.workload != "attention" and ":" not in self.workload and self.mode is Mode.BACKWARD:
             raise ConfigError("mode backward requires workload attention; use mode forward-backward")
         if self.workload == "attention" and self.checkpoint != "none":
-            raise ConfigError("--checkpoint requires a model, and workload attention has none; drop --checkpoint")
+            raise ConfigError(
+                "checkpoint requires a model, and workload attention has none; leave out checkpoint", "checkpoint"
+            )
         if self.workload == "attention" and self.mode is Mode.TRAIN_STEP:
             raise ConfigError("workload attention has no mode train-step; use forward, backward or forward-backward")
         _check_foreign(self)
@@ -212,7 +226,7 @@ class RunConfig:
     def strategy_options(self) -> dict[str, Any]:
         """Options of the strategy that are set."""
         options = {name: getattr(self, name) for name in ("bucket_size_mb", "tp_degree")}
-        return {name: value for name, value in options.items() if value is not None} | settings(self.strategy_args)
+        return {name: value for name, value in options.items() if value is not None} | settings(self, "strategy_args")
 
     @property
     def computes_in(self) -> Precision:
@@ -254,25 +268,23 @@ def _check_types(config: RunConfig) -> None:
     of_type(config, AttentionShape | None, "an AttentionShape", "shape")
     of_type(config, CollectiveShape | None, "a CollectiveShape", "collective")
     of_type(config, str | None, "a text, path/to/file.py:name", "inputs")
-    texts(
-        config,
-        "workload",
-        "attention",
-        "compile",
-        "compile_scope",
-        "graph",
-        "optimizer",
-        "checkpoint",
-        "device",
-        "l2",
-        "strategy",
-        "profiler",
-    )
+    if not isinstance(config.workload, str):
+        remedy = "give its name, 'path/to/file.py:name', or measure the object itself with run(model=…, inputs=…)"
+        raise ConfigError(f"workload is {shown(config.workload)}; {remedy}")
+    if not isinstance(device := config.device, str):
+        is_torch = (type(device).__module__, type(device).__name__) == ("torch", "device")  # without an import of it
+        given, name = (
+            (f"torch.device('{device}')", repr(str(device)))
+            if is_torch
+            else (shown(device), "auto, cpu, cuda or cuda:N")
+        )
+        raise ConfigError(f"device is {given}; write {name}", "device")
+    texts(config, "attention", "checkpoint", "strategy", "profiler")
     flags(config, "keep_graph")
-    for name in _TUPLES:
+    for name, example in _TUPLES.items():
         words = getattr(config, name)
         if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
-            raise ConfigError(f"{name} is {shown(words)}; give a tuple of texts, such as ('name=value',)")
+            raise ConfigError(f"{name} is {shown(words)}; give a tuple of texts, such as ({example!r},)")
         object.__setattr__(config, name, tuple(words))  # JSON turns tuples into lists
 
 
@@ -281,23 +293,40 @@ def _check_step(config: RunConfig) -> None:
     one_of("compile mode", config.compile, COMPILE_MODES, SWITCHES)
     one_of("compile scope", config.compile_scope, COMPILE_SCOPES)
     if config.compile_scope != "model" and config.compile == "none":
-        raise ConfigError("--compile-scope block requires --compile, such as --compile default", "compile_scope")
+        raise ConfigError(
+            f"compile_scope {config.compile_scope} requires compile, which is none; set compile to default, or leave "
+            "out compile_scope",
+            "compile",
+            "compile_scope",
+        )
     one_of("graph", config.graph, GRAPHS)
-    one_of("optimizer", config.optimizer, OPTIMIZERS)
+    if config.optimizer != RunConfig.optimizer:
+        one_of("optimizer", config.optimizer, OPTIMIZERS[1:])
     if config.workload not in _BUILT_IN_STEPS:
-        for name in ("compile_scope", "graph", "parts"):
+        for name in BUILT_IN_ONLY:
             if getattr(config, name) != getattr(RunConfig, name):
-                raise ConfigError(f"{option(name)} is for the built-in model, got workload {config.workload}", name)
+                raise ConfigError(f"{built_in_only(name, config.workload)}; leave out {name}", name)
+
+
+def built_in_only(what: str, workload: str) -> str:
+    """Return why an option, which changes how the built-in model computes, cannot be applied to a workload."""
+    return f"{what} applies to the built-in model only, and the workload is {workload}"
 
 
 def _check_foreign(config: RunConfig) -> None:
     """Raise ConfigError if options for workloads from outside the package are malformed or lack such a workload."""
-    settings(config.workload_args)
-    for needing, given in (("--set", config.workload_args), ("--inputs", config.inputs)):
-        if given and ":" not in config.workload:
-            raise ConfigError(f"{needing} requires --workload path.py:name, got {config.workload}; leave out {needing}")
+    settings(config, "workload_args")
+    for needing in ("workload_args", "inputs"):
+        if getattr(config, needing) and ":" not in config.workload:
+            raise ConfigError(
+                f"{needing} requires a workload of your own, path.py:name, and the workload is {config.workload}; "
+                f"leave out {needing}",
+                needing,
+            )
     if config.inputs is not None and ":" not in config.inputs:
-        raise ConfigError(f"--inputs is {config.inputs!r}; write path/to/file.py:name or package.module:name")
+        raise ConfigError(
+            f"inputs is {shown(config.inputs)}; write path/to/file.py:name or package.module:name", "inputs"
+        )
 
 
 def _check_ranks(config: RunConfig) -> None:
@@ -306,7 +335,7 @@ def _check_ranks(config: RunConfig) -> None:
     `parallel.check` checks that the strategy exists and accepts its options.
     """
     counts(config, "world_size")
-    if doubled := settings(config.strategy_args).keys() & {"bucket_size_mb", "tp_degree"}:
+    if doubled := settings(config, "strategy_args").keys() & {"bucket_size_mb", "tp_degree"}:
         raise ConfigError(f"{min(doubled)} is not a strategy option; use {option(min(doubled))}")
     if config.collective is not None:
         if config.workload != "collective" and ":" not in config.workload:
@@ -376,19 +405,29 @@ def grid(base: RunConfig | None = None, **axes: Iterable[Any]) -> Grid:
     model_fields = {f.name for f in dataclasses.fields(ModelConfig)} - {"name"}
     shape_fields = {f.name for f in dataclasses.fields(AttentionShape)}
     run_fields = {f.name for f in dataclasses.fields(RunConfig)}
+    listed: dict[str, list[Any]] = {}
     for axis, values in axes.items():
         one_of("axis", axis, sorted(run_fields | model_fields | shape_fields | {"size"}))
         if isinstance(values, str) or not isinstance(values, Iterable):
             example = f", such as {axis}=[{values!r}]" if isinstance(values, str | int | float) else ""
             raise ConfigError(f"{axis} is {shown(values)}; give a list of values{example}")
+        listed[axis] = [*values]
+        if not listed[axis]:
+            raise ConfigError(f"{axis} has no value; give at least one")
     cells: list[RunConfig] = []
-    for values in itertools.product(*axes.values()):
-        cell = dict(zip(axes, values, strict=True))
+    for values in itertools.product(*listed.values()):
+        cell = dict(zip(listed, values, strict=True))
         run = {k: cell.pop(k) for k in list(cell) if k in run_fields}
         model = preset(cell.pop("size")) if "size" in cell else run.pop("model", base.model)
         if not isinstance(model, ModelConfig):
             raise ConfigError(f"model is {shown(model)}; it must be a ModelConfig, such as preset('small')")
         if shape := {k: cell.pop(k) for k in list(cell) if k in shape_fields}:
+            if (workload := run.get("workload", base.workload)) in _BUILT_IN_STEPS:
+                axis = next(iter(shape))
+                raise ConfigError(
+                    f"{axis} belongs to an attention call, and the workload is {workload}; leave out {axis}, or give "
+                    "RunConfig(workload='attention', mode='forward') as base"
+                )
             run["shape"] = replace(replace(base, **run).shape or AttentionShape(), **shape)
         cells.append(replace(base, **{**run, "model": replace(model, **cell)}))
     return Grid(cells)

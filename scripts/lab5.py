@@ -109,7 +109,7 @@ def _config(args: argparse.Namespace) -> RunConfig:
         warmup=args.warmup,
         steps=args.repeats,
         device=args.device,
-        memory_limit_bytes=args.memory_limit and parse_bytes(args.memory_limit),
+        memory_limit_bytes=args.memory_limit and parse_bytes(args.memory_limit, "--memory_limit"),
     )
 
 

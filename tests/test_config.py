@@ -108,14 +108,14 @@ def test_grid_covers_run_model_and_shape_fields() -> None:
 
 
 def test_grid_refuses_unknown_axis() -> None:
-    with pytest.raises(ConfigError, match="unknown axis 'contxt_length': did you mean context_length"):
+    with pytest.raises(ConfigError, match="unknown axis 'contxt_length'; did you mean context_length"):
         grid(contxt_length=[1])
 
 
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: preset("smal"), "unknown size 'smal': did you mean small"),
+        (lambda: preset("smal"), "unknown size 'smal'; did you mean small"),
         (lambda: preset("small", num_heads=7), "768 is not divisible by num_heads 7; choose num_heads among 4, 6, 8"),
         (lambda: preset("small", num_layers=0), "num_layers is 0; it must be at least 1"),
         (
@@ -125,7 +125,7 @@ def test_grid_refuses_unknown_axis() -> None:
         (lambda: RunConfig(model="tiny"), r"model is 'tiny'; it must be a ModelConfig, such as preset\('small'\)"),  # type: ignore[arg-type]
         (lambda: RunConfig(batch_size=-1), "batch_size is -1; it must be at least 1"),
         (lambda: RunConfig(warmup=-1), "warmup is -1; it must not be negative"),
-        (lambda: RunConfig(precision="bf61"), "unknown precision 'bf61': did you mean bf16"),  # type: ignore[arg-type]
+        (lambda: RunConfig(precision="bf61"), "unknown precision 'bf61'; did you mean bf16"),  # type: ignore[arg-type]
         (lambda: RunConfig(mode="fwd"), "unknown mode 'fwd'"),  # type: ignore[arg-type]
         (lambda: RunConfig(seq_len=513), "beyond the model's context length 512; give --context-length 513"),
         (lambda: RunConfig(steps=2, rounds=3), "steps is 2, less than rounds 3; give at least one step for each round"),
@@ -223,5 +223,5 @@ def test_strategy_args_are_parsed_by_type() -> None:
     assert config.strategy_options == {"max_ctas": 16, "high_priority": True, "comm_dtype": "bf16"}
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert "ddp_bucketed:max_ctas=16:high_priority=true:comm_dtype=bf16 · 2 ranks" in describe(config)
-    with pytest.raises(ConfigError, match="max_ctas is set twice; set it once"):
+    with pytest.raises(ConfigError, match="strategy_args sets max_ctas twice; set it once"):
         RunConfig(strategy="ddp_bucketed", strategy_args=("max_ctas=1", "max_ctas=2"))

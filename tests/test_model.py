@@ -106,7 +106,7 @@ def test_sequence_longer_than_the_context_is_refused(model: BasicTransformerLM) 
 
 
 def test_unknown_backend_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown attention backend 'naiv': did you mean naive"):
+    with pytest.raises(ConfigError, match="unknown attention backend 'naiv'; did you mean naive"):
         BasicTransformerLM(TINY, "naiv")
 
 

@@ -138,6 +138,11 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
     import tyro
 
     module = importlib.import_module(f"cs_systems.cli.{command}")
+    if "--" in words:
+        _check_before_script(words, module.ARGS)
+    from cs_systems.cli._options import check_values
+
+    check_values(words, module.ARGS)
     try:
         with standard_output(), _printable_parser_errors(words):
             args = tyro.cli(
@@ -159,6 +164,18 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
     with typed(words):
         status: int = module.run(args)
     return status
+
+
+def _check_before_script(words: Sequence[str], kind: type) -> None:
+    """Raise ConfigError for an unknown option before `--`; the parser would name the words of the script too."""
+    from cs_systems.cli._options import named_option, options_of
+
+    known = [*options_of(kind), "help"]
+    for word in takewhile(lambda word: word != "--", words):
+        if (name := named_option(word)) and name not in known:
+            near = nearest(name, known)
+            remedy = f"write {' or '.join(map(option, near))}" if near else "leave it out"
+            raise ConfigError(f"unknown option --{name}; {remedy}, or put an option of the script behind the script")
 
 
 def _suggest(words: Sequence[str], kind: type) -> None:

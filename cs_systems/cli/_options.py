@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from itertools import chain, count, product, takewhile
+from itertools import chain, count, pairwise, product, takewhile
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_type_hints
@@ -18,6 +18,7 @@ from tyro.conf import UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from cs_systems.config import (
+    BUILT_IN_ONLY,
     COMPILE_MODES,
     OPTIMIZERS,
     PRESETS,
@@ -25,18 +26,18 @@ from cs_systems.config import (
     Mode,
     ModelConfig,
     RunConfig,
+    built_in_only,
     grid,
     one_of,
 )
 from cs_systems.core import plugins
 from cs_systems.core.checkpoint_plan import FORMS
 from cs_systems.core.recipes import RECIPES
-from cs_systems.core.validation import option
+from cs_systems.core.validation import option, shown
 
 # tyro checks the defaults of these without typeguard. For a `tuple[int, ...]` or an `int | None` it imports typeguard,
 # which is a third of the time that `--help` takes.
 MaybeText = Optional[str]  # noqa: UP045
-MaybePath = Optional[Path]  # noqa: UP045
 T = TypeVar("T")
 STEP_MODES = ("forward", "forward-backward", "train-step")
 
@@ -55,8 +56,14 @@ def _decimal(word: str) -> float:
         raise ValueError(f"{word!r} is not a number; use one such as 0.5") from None
 
 
-def _number(read: Callable[[str], Any], metavar: str, kinds: tuple[type, ...]) -> PrimitiveConstructorSpec[Any]:
-    """Return the tyro spec of an option that takes one number; it replaces Python's `invalid literal for int()`."""
+def _path(word: str) -> Path:
+    if not word:  # a Path would take it for the current folder
+        raise ValueError("the path is empty; give one, such as . for the current folder, or leave out the option")
+    return Path(word)
+
+
+def _one(read: Callable[[str], Any], metavar: str, kinds: tuple[type, ...]) -> PrimitiveConstructorSpec[Any]:
+    """Return the tyro spec of an option that takes one value; it replaces Python's `invalid literal for int()`."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
@@ -103,6 +110,7 @@ if TYPE_CHECKING:
     Float = float
     MaybeInt = int | None
     MaybeFloat = float | None
+    MaybePath = Path | None
     Names = tuple[str, ...]
     Numbers = tuple[int, ...]
     Decimals = tuple[float, ...]
@@ -111,16 +119,17 @@ if TYPE_CHECKING:
     Repeated = tuple[str, ...]
     Paths = tuple[Path, ...]
 else:
-    Int = Annotated[object, _number(_whole, "INT", (int,))]
-    Float = Annotated[object, _number(_decimal, "FLOAT", (int, float))]
-    MaybeInt = Annotated[object, _number(_whole, "INT", (int, NoneType))]
-    MaybeFloat = Annotated[object, _number(_decimal, "FLOAT", (int, float, NoneType))]
+    Int = Annotated[object, _one(_whole, "INT", (int,))]
+    Float = Annotated[object, _one(_decimal, "FLOAT", (int, float))]
+    MaybeInt = Annotated[object, _one(_whole, "INT", (int, NoneType))]
+    MaybeFloat = Annotated[object, _one(_decimal, "FLOAT", (int, float, NoneType))]
+    MaybePath = Annotated[object, _one(_path, "PATH", (Path, NoneType))]
     Names = Annotated[object, _several(str, str, "STR")]
     Numbers = Annotated[object, _several(int, _whole, "INT")]
     Decimals = Annotated[object, _several(float, _decimal, "FLOAT")]
     Plans = Annotated[object, _several(str, str, "STR", commas=False)]  # a comma is part of blocks:0,2
     MaybeNames = Annotated[object, _several(str, str, "STR", empty=True)]  # the option may be given without a value
-    Paths = Annotated[object, _several(Path, Path, "PATH", commas=False, empty=True)]
+    Paths = Annotated[object, _several(Path, _path, "PATH", commas=False, empty=True)]
     # One word per occurrence of the option, because several words that start with -- cannot follow one another.
     Repeated = UseAppendAction[tuple]
 
@@ -177,6 +186,38 @@ def options_of(kind: type) -> list[str]:
     return found
 
 
+def check_values(words: Sequence[str], kind: type) -> None:
+    """Raise ConfigError for an option that takes one value and is followed by none, only by another option."""
+    needing, known = _with_one_value(kind), options_of(kind)
+    before = takewhile(lambda word: word != "--", words)
+    for word, following in pairwise([*before, "--"]):
+        ends = following == "--" or named_option(following) in known
+        if ends and "=" not in word and (name := named_option(word)) in needing:
+            raise ConfigError(f"--{name} has no value; give one, or leave out --{name}")
+
+
+def named_option(word: str) -> str | None:
+    """Return the option that a word names, without dashes in front: `--warmup_s=3` → `warmup-s`; None if it is none."""
+    return word[2:].partition("=")[0].replace("_", "-") if word.startswith("--") else None
+
+
+def _with_one_value(kind: type) -> set[str]:
+    """Return the options of a command's dataclass that take one value, neither none nor several."""
+    found, types = set[str](), get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        nested = None if field.default_factory is MISSING else field.default_factory()
+        if is_dataclass(nested):
+            found |= _with_one_value(type(nested))
+            continue
+        extras = getattr(hints[field.name], "__metadata__", ())
+        several = any(extra.nargs == "*" for extra in extras if isinstance(extra, PrimitiveConstructorSpec))
+        if not several and types[field.name] is not bool:
+            names = [option(field.name.rstrip("_")), *(name for extra in extras for name in _aliases(extra))]
+            found |= {name.removeprefix("--") for name in names}
+    return found
+
+
 def _aliases(extra: object) -> Sequence[str]:
     return getattr(extra, "aliases", None) or ()
 
@@ -228,7 +269,7 @@ class ModelCells:
     attention: Annotated[Names, arg(help="backends (cs-systems doctor lists them), or path.py:function")] = ("naive",)
     mode: Annotated[Names, arg(help=", ".join(STEP_MODES))] = ("train-step",)
     compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
-    checkpoint: Annotated[Plans, arg(help=f"activation checkpointing: {FORMS}")] = ("none",)
+    checkpoint: Annotated[Plans, arg(help=f"activation checkpointing: {', '.join(FORMS)}")] = ("none",)
     recipe: Annotated[
         MaybeNames,
         flag(
@@ -283,8 +324,21 @@ class ModelCells:
         for config, name in product(configs, self.recipe):
             recipe = RECIPES[one_of("recipe", name, RECIPES)]
             options = recipe.of(training=config.mode is Mode.TRAIN_STEP)
-            cells.append(replace(config, **{k: v for k, v in options.items() if k not in own}))
+            options = {k: v for k, v in options.items() if k not in own}
+            _check_recipe(name, options, config)
+            cells.append(replace(config, **options))
         return cells
+
+
+def _check_recipe(name: str, options: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise ConfigError if the options that a recipe adds to a cell contradict it: nobody gave them by themselves."""
+    if plugins.is_foreign(config.workload) and options.keys() & set(BUILT_IN_ONLY):
+        raise ConfigError(f"{built_in_only(f'--recipe {name}', config.workload)}; leave out --recipe")
+    if "compile_scope" in options and options.get("compile", config.compile) == "none":
+        raise ConfigError(
+            f"--recipe {name} compiles each block, and --compile none forbids it; leave out --compile, or use "
+            "--recipe eager"
+        )
 
 
 @dataclass(frozen=True)
@@ -307,7 +361,7 @@ class Steps:
             rounds=self.rounds,
             seed=self.seed,
             device=self.device,
-            memory_limit_bytes=None if self.memory_limit is None else parse_bytes(self.memory_limit),
+            memory_limit_bytes=None if self.memory_limit is None else parse_bytes(self.memory_limit, "--memory-limit"),
             **rest,
         )
 
@@ -376,16 +430,19 @@ class Sweep:
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def parse_bytes(text: str) -> int:
-    """Parse bytes: `8GiB` → 8589934592, `512B` → 512. Raises ConfigError, also for a number without a unit."""
+def parse_bytes(text: str, given_by: str) -> int:
+    """Parse bytes: `8GiB` → 8589934592, `512B` → 512. Raises ConfigError, also for a number without a unit.
+
+    given_by: the option that has the text.
+    """
     match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)(b?)", text.strip().lower())
     try:
         assert match is not None
         size = int(float(match[1]) * _UNITS[match[2]])
     except (AssertionError, KeyError, ValueError, OverflowError):
-        raise ConfigError(f"{text!r} is not a size in bytes; use a form such as 8GiB, 24GB or 512B") from None
+        raise ConfigError(f"{given_by} {shown(text)} is not a size in bytes; use a form such as 8GiB or 512B") from None
     if not size:
-        raise ConfigError(f"the size must be positive, got {text!r}; use a form such as 8GiB, 24GB or 512B")
+        raise ConfigError(f"{given_by} {shown(text)} must be more than 0 bytes; use a form such as 8GiB or 512B")
     if not match[2] and not match[3]:
-        raise ConfigError(f"{text!r} has no unit; use {text}GiB, {text}GB, or {text}B for bytes")
+        raise ConfigError(f"{given_by} {shown(text)} has no unit; use {text}GiB, {text}GB, or {text}B for bytes")
     return size

@@ -24,7 +24,7 @@ from cs_systems.cli._options import (
     flag,
     refuse,
 )
-from cs_systems.config import Mode, Precision, RunConfig, grid, one_of
+from cs_systems.config import Mode, RunConfig, grid, one_of
 
 DTYPES = ("bf16", "fp16", "fp32", "tf32")
 CAUSAL = {"false": (False,), "true": (True,), "both": (False, True)}
@@ -74,8 +74,7 @@ class AttentionCells:
         if self.window and False in {v for word in words for v in CAUSAL[word]}:
             refuse(["window"], "--window requires --causal")
         for word in self.precision:
-            if word not in {*Precision}:
-                one_of("dtype", word, DTYPES)
+            one_of("dtype", word, DTYPES)
         axes: dict[str, Sequence[Any]] = {}
         causal = list(dict.fromkeys(value for word in words for value in CAUSAL[word]))
         for name in ("batch", "heads", "heads_kv", "seq", "seq_k", "d_head"):

@@ -95,11 +95,11 @@ def parse_sizes(text: str) -> list[int]:
     """Parse sizes: `1KiB:1GiB` → 1024, 4096, … 2³⁰ bytes. Raises ConfigError."""
     first, *rest = text.split(":")
     if not rest:
-        return [parse_bytes(first)]
+        return [parse_bytes(first, "--size")]
     factor = rest[1] if len(rest) == 2 else str(FACTOR)
     if not first or not rest[0] or len(rest) > 2 or not factor.isdecimal() or int(factor) < 2:
         raise ConfigError(f"{text!r} is not a range of sizes; use 1KiB:1GiB, or 1KiB:1GiB:2 to double each size")
-    size, last = parse_bytes(first), parse_bytes(rest[0])
+    size, last = parse_bytes(first, "--size"), parse_bytes(rest[0], "--size")
     if size > last:
         raise ConfigError(f"{text!r} starts above its end; give the smaller size first, as in 1KiB:1GiB")
     sizes = []

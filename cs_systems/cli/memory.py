@@ -84,13 +84,13 @@ def run(args: Memory) -> int:
         return _show(args.show)
     configs = args.cells.configs(args.steps.base(), args.step)
     if args.fits is not None:
-        return _print_fits(configs, parse_bytes(args.fits))
+        return _print_fits(configs, parse_bytes(args.fits, "--fits"))
     if args.best_checkpoint != (args.budget is not None):
         raise ConfigError(
             "--best-checkpoint and --budget require each other; give both, as in --best-checkpoint --budget 40GiB"
         )
     if args.budget is not None:
-        return _run_cheapest(args, configs, parse_bytes(args.budget))
+        return _run_cheapest(args, configs, parse_bytes(args.budget, "--budget"))
     cells = _measured_cells(args, configs)
     if args.sweep.dry_run:
         return print_cells(cells, args.sweep)

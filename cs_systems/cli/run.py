@@ -10,10 +10,12 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -24,11 +26,13 @@ from tyro.conf import Positional, arg
 from cs_systems.cli._options import MaybePath, MaybeText, Names, RecordHost, flag, optional
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
+from cs_systems.core.validation import shown
 
 if TYPE_CHECKING:
     from cs_systems.record import RunRecord
 
 AFTERWARDS = ("none", "kineto", "nsys", "memory")
+LAUNCHERS = {"torchrun": "torchrun --nproc-per-node 2", "srun": "srun python"}  # of ranks, as docs/commands/run.md says
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ def run(args: Run) -> int:
     words = list(args.script)
     if not words or words == ["-m"]:
         raise ConfigError("no script is given; write cs-systems run -- train.py its arguments")
+    if words[0] != "-m" and (reason := _no_script(words)):
+        raise ConfigError(reason)
     if words[0] != "-m" and not Path(words[0]).is_file():
         what = "is a folder; name its file" if Path(words[0]).is_dir() else "does not exist; correct the path"
         raise ConfigError(f"script {words[0]!r} {what}")
@@ -85,6 +91,22 @@ def run(args: Run) -> int:
 
         Journal.prepare(out)
     return _below_nsys(options, words) if profile == "nsys" and is_first_rank() else _become(_command(options, words))
+
+
+def _no_script(words: Sequence[str]) -> str | None:
+    """Return why the first word is a program instead of a script, and what to write; None if it may be a script."""
+    program = Path(words[0]).name
+    if program in LAUNCHERS:
+        before = LAUNCHERS[program]
+        return f"{program!r} is no script, because it starts the ranks; write {before} -m cs_systems run -- train.py"
+    if re.fullmatch(r"python[\d.]*", program):
+        script = shlex.join(words[1:]) if words[1:] and (words[1] == "-m" or words[1][0] != "-") else "train.py"
+        return (
+            f"{program!r} is no script, because cs-systems run starts Python itself; write cs-systems run -- {script}"
+        )
+    if not Path(words[0]).exists() and shutil.which(words[0]):
+        return f"{program!r} is a program and no Python script; write cs-systems run -- train.py"
+    return None
 
 
 def _profilers(args: Run) -> tuple[str, bool]:
@@ -159,6 +181,6 @@ def _steps(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
     if not found or not 1 <= int(found[1]) < int(found[2]):
         raise ConfigError(
-            f"--steps is {text!r}; give two numbers of steps, such as 10:20: at least 1, and a larger one"
+            f"--steps is {shown(text)}; write FIRST:LAST, with FIRST at least 1 and below LAST, such as 5:25"
         )
     return int(found[1]), int(found[2])

@@ -14,14 +14,15 @@ Forms of a plan (Chen et al. 2016; selective: Korthikanti et al. 2022):
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cs_systems.core.validation import choices, nearest, shown
+
 FORMS = (
-    "none, every:K, blocks:0,2,5-7, selective:attention, selective:matmul, selective:products, selective:products:N, "
-    "nested:K:k"
-)
+    "none", "every:K", "blocks:0,2,5-7", "selective:attention", "selective:matmul", "selective:products",
+    "selective:products:N", "nested:K:k",
+)  # fmt: skip
 SELECTIVE = ("attention", "matmul", "products")
 # Backends that call one torch operator for attention: only the output of a single operator can be kept.
 ONE_OPERATOR = ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
@@ -69,12 +70,13 @@ def segments(checkpoint: str, num_layers: int) -> tuple[Segment, ...]:
         sizes = [_count(checkpoint, word) for word in rest.split(":")]
         if sizes != sorted(set(sizes), reverse=True):
             raise ValueError(
-                f"checkpoint {checkpoint!r}: each level must be smaller than the level around it; write nested:8:2"
+                f"each level of checkpoint {shown(checkpoint)} must be smaller than the level around it; write "
+                "nested:8:2"
             )
         return _rows(0, num_layers, sizes)
-    near = difflib.get_close_matches(form, ("none", "every", "blocks", "selective", "nested"), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near and near[0] != form else ""
-    raise ValueError(f"unknown checkpoint {checkpoint!r}: {hint}known: {FORMS}")
+    near = nearest(form, ("none", "every", "blocks", "selective", "nested"))
+    hint = f"did you mean {near[0]}?" if near and near[0] != form else ""
+    raise ValueError(f"unknown checkpoint {checkpoint!r}; {choices(hint, FORMS)}")
 
 
 def items(first: int, stop: int, within: Sequence[Segment]) -> Iterator[int | Segment]:
@@ -103,7 +105,7 @@ def _rows(first: int, stop: int, sizes: Sequence[int]) -> tuple[Segment, ...]:
 
 def _count(checkpoint: str, word: str) -> int:
     if not word.isdigit() or int(word) < 1:
-        raise ValueError(f"checkpoint {checkpoint!r}: {word!r} is not a number of blocks; known: {FORMS}")
+        raise ValueError(f"{word!r} in checkpoint {checkpoint!r} is not a number of blocks; {choices('', FORMS)}")
     return int(word)
 
 
@@ -112,7 +114,7 @@ def _chosen(checkpoint: str, words: str, num_layers: int) -> set[int]:
     for word in words.split(","):
         first, dash, last = word.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"checkpoint {checkpoint!r}: {word!r} is not a block or a range; write blocks:0,2,5-7")
+            raise ValueError(f"{word!r} in checkpoint {checkpoint!r} is not a block or a range; write blocks:0,2,5-7")
         chosen |= set(range(int(first), int(last or first) + 1))
     if not chosen or max(chosen) >= num_layers:
         raise ValueError(

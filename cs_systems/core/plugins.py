@@ -14,11 +14,12 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cs_systems.core.defined_names import defined_names
 from cs_systems.core.validation import ConfigError, did_you_mean, one_of
 
 CONSTANTS = {
@@ -72,7 +73,7 @@ def check(package: str, name: str) -> str:
     """Return `name` if it can be looked up, without importing it.
 
     Raises:
-        ConfigError: no such plug-in, file or module; the message suggests the nearest names.
+        ConfigError: no such plug-in, file, module or object; the message suggests the nearest names.
     """
     if not is_foreign(name):
         if name.endswith(".py"):
@@ -93,7 +94,17 @@ def check(package: str, name: str) -> str:
     package = source.partition(".")[0]
     if not source.endswith(".py") and not source_file(source) and not importlib.util.find_spec(package):
         raise ConfigError(f"module {source!r} (from {name!r}) was not found; set PYTHONPATH to its folder")
+    file = source_file(source)
+    known = defined_names(file) if file and not attribute.startswith("__") else None
+    if known is not None and attribute not in known:
+        raise ConfigError(_lacks(source, attribute, known))
     return name
+
+
+def _lacks(source: str, attribute: str, known: Iterable[str]) -> str:
+    """Return that a file or module does not define a name, and what to do."""
+    public = sorted(name for name in known if not name.startswith("_"))
+    return f"{source} has no {attribute!r}; {did_you_mean(attribute, public) or 'correct the name after the colon'}"
 
 
 def get(package: str, name: str) -> Any:
@@ -107,11 +118,11 @@ def get(package: str, name: str) -> Any:
     try:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except ImportError as error:
-        raise ConfigError(f"cannot load {name!r}: {error}; install what it imports, or correct the import") from error
+        raise ConfigError(
+            f"{source} cannot be imported, because {error}; install what it imports, or correct the import"
+        ) from error
     if not hasattr(module, attribute):
-        public = [known for known in vars(module) if not known.startswith("_")]
-        remedy = did_you_mean(attribute, public) or "correct the name after the colon"
-        raise ConfigError(f"cannot load {name!r}: {source} has no {attribute!r}; {remedy}")
+        raise ConfigError(_lacks(source, attribute, vars(module)))
     return getattr(module, attribute)
 
 

@@ -49,7 +49,8 @@ class ModelConfig:
             more = f"a d_model that is a multiple of {2 * self.num_heads}"
             among = f"num_heads among {', '.join(map(str, fitting))}" if fitting else more
             raise ConfigError(
-                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}; choose {among}",
+                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}{self._origin()}; "
+                f"choose {among}",
                 "d_model",
                 "num_heads",
             )
@@ -60,6 +61,11 @@ class ModelConfig:
                 "d_model",
                 "num_heads",
             )
+
+    def _origin(self) -> str:
+        """Return that num_heads is that of the preset, so that nobody looks for it among the options given."""
+        preset = PRESETS.get(self.name)
+        return f" of the preset {self.name}" if preset and preset.num_heads == self.num_heads else ""
 
     @property
     def d_head(self) -> int:

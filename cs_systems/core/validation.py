@@ -30,12 +30,17 @@ class ConfigError(ValueError):
     def with_options(self) -> str:
         """Return the message with options in place of fields: `--batch-size is 0` for `batch_size is 0`."""
         names = "|".join(map(re.escape, self.fields))
-        return re.sub(rf"\b({names})\b", lambda found: option(found[0]), str(self)) if names else str(self)
+        whole = rf"(?<![\w./:'-])({names})(?![\w./:'-])"  # not the `parts` of --parts, parts.py:make or 'parts'
+        return re.sub(whole, lambda found: option(found[0]), str(self)) if names else str(self)
+
+
+# Options of the command line, by field, where the field's name is not that of the option.
+_OPTIONS = {"model.name": "size", "seq_len": "context-length", "strategy_args": "strategy", "workload_args": "set"}
 
 
 def option(field: str) -> str:
     """Return the option of the command line that sets a field: `batch_size` → `--batch-size`."""
-    return f"--{field.replace('_', '-')}"
+    return f"--{_OPTIONS.get(field) or field.rpartition('.')[2].replace('_', '-')}"
 
 
 @functools.cache
@@ -44,14 +49,18 @@ def field_types(kind: type) -> Mapping[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def arguments_checked(function: T) -> T:
-    """Decorate a function, or an `__init__`, so that wrong arguments are a ConfigError that names the right ones."""
+def arguments_checked(function: T, instead: Mapping[str, str] | None = None) -> T:
+    """Decorate a function, or an `__init__`, so that wrong arguments are a ConfigError that names the right ones.
+
+    instead: see `unknown_argument`.
+    """
     signature = inspect.signature(function)
     of_class = function.__name__ == "__init__"
     name = function.__qualname__.split(".")[-2] if of_class else function.__name__
     named = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     named = named[1:] if of_class else named
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    in_order = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][of_class:]
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -65,16 +74,38 @@ def arguments_checked(function: T) -> T:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            for given in kwargs if not takes_any else ():
-                one_of(f"argument of {name}", given, named)
+            for given in [] if takes_any else [word for word in kwargs if word not in named]:
+                raise unknown_argument(name, given, kwargs[given], named, instead) from None
+            if "too many positional" in str(error):
+                others = [each for each in named if each not in in_order]
+                remedy = f"give the others by name, as in {name}({others[0]}=…)" if others else "leave out the others"
+                raise ConfigError(f"{name} takes only {', '.join(in_order)} by position; {remedy}") from None
             raise ConfigError(f"{name}: {error}; its arguments are {', '.join(named)}") from None
 
     return checked  # type: ignore[return-value]
 
 
-def fields_checked(cls: type[C]) -> type[C]:
-    """Decorate a dataclass so that wrong arguments are a ConfigError that names its fields."""
-    cls.__init__ = arguments_checked(cls.__init__)  # type: ignore[method-assign]
+def unknown_argument(
+    function: str, given: str, value: object, known: Iterable[str], instead: Mapping[str, str] | None = None
+) -> ConfigError:
+    """Return the error for an argument that a function does not have; it suggests the nearest one.
+
+    instead: remedies for names that are often given, in which {value} stands for the value.
+    """
+    if instead and given in instead:
+        remedy = instead[given].format(value=shown(value))
+    else:
+        known = list(known)
+        remedy = did_you_mean(given, known) or f"its arguments are {', '.join(known)}"
+    return ConfigError(f"{function} has no argument {given!r}; {remedy}")
+
+
+def fields_checked(cls: type[C], instead: Mapping[str, str] | None = None) -> type[C]:
+    """Decorate a dataclass so that wrong arguments are a ConfigError that names its fields.
+
+    instead: see `unknown_argument`.
+    """
+    cls.__init__ = arguments_checked(cls.__init__, instead)  # type: ignore[method-assign]
     return cls
 
 
@@ -87,14 +118,19 @@ def one_of(what: str, value: str, known: Iterable[str], meant: Mapping[str, str]
         ConfigError: it is not; the message suggests the nearest valid names.
     """
     known = list(known)
-    is_text = isinstance(value, str)
-    if is_text and value in known:
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} is {shown(value)}; {choices('', known)}")
+    if value in known:
         return value
-    hint = ""
-    if is_text:
-        name = (meant or {}).get(value.lower())
-        hint = f"did you mean {name}?" if name else did_you_mean(value, known)
-    raise ConfigError(f"unknown {what} {value!r}: {hint and hint + ' '}known: {', '.join(known)}")
+    name = (meant or {}).get(value.lower())
+    hint = f"did you mean {name}?" if name else did_you_mean(value, known)
+    raise ConfigError(f"unknown {what} {value!r}; {choices(hint, known)}")
+
+
+def choices(hint: str, known: Iterable[str]) -> str:
+    """Return the remedy for an unknown name: the hint, if there is one, and the valid names."""
+    names = ", ".join(known)
+    return f"{hint} The names are {names}" if hint else f"choose among {names}"
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:
@@ -104,13 +140,19 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
 
 
 def nearest(value: str, known: Iterable[str]) -> list[str]:
-    """Return up to three names: those that begin with `value`, then those spelled like it; if none, those with it."""
-    known = list(known)
-    is_word = len(value) > 2
-    beginning = [name for name in known if is_word and name.startswith(value)]
-    alike = difflib.get_close_matches(value, known, n=3, cutoff=0.5)
-    containing = [name for name in known if is_word and value in name]
-    return [*dict.fromkeys([*beginning, *alike])][:3] or containing[:3]
+    """Return up to three names: those that begin with `value`, then those spelled like it; if none, those with it.
+
+    Upper and lower case are the same. Names that are less alike must begin with the same letter: `fast` is not
+    `default`, and `fp8` may be `fp16`.
+    """
+    names, word, is_word = {name.lower(): name for name in known}, value.lower(), len(value) > 2
+    beginning = [name for name in names if is_word and name.startswith(word)]
+    alike = difflib.get_close_matches(word, names, n=len(names) or 1, cutoff=0.5)
+    closely = difflib.get_close_matches(word, alike, n=len(alike) or 1, cutoff=0.6)
+    spelled = [name for name in alike if name in closely or name[:1] == word[:1]]
+    containing = [name for name in names if is_word and word in name]
+    found = [*dict.fromkeys([*beginning, *spelled])][:3] or containing[:3]
+    return [names[name] for name in found]
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -177,7 +219,13 @@ def shown(value: Any) -> str:
         return repr(text) if text.isprintable() else ascii(text)
     if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64):
         return repr(value)
-    return f"a {type(value).__name__}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return _with_article(type(value).__name__)
+
+
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[:1] in 'AEIOUaeio' else 'a'} {noun}"
 
 
 def counts(config: Any, *names: str) -> None:
@@ -195,8 +243,8 @@ def not_negative(config: Any, *names: str) -> None:
             raise ConfigError(f"{name} is {getattr(config, name)}; it must not be negative", name)
 
 
-def settings(words: Iterable[str]) -> dict[str, Any]:
-    """Parse `name=value` words into a dict; a value that is JSON gets its JSON type, any other stays text.
+def settings(config: Any, field: str) -> dict[str, Any]:
+    """Parse the `name=value` words of a field into a dict; a value that is JSON gets its type, any other stays text.
 
     Example: `("max_ctas=16", "comm_dtype=bf16", "high_priority=true")`.
 
@@ -204,12 +252,13 @@ def settings(words: Iterable[str]) -> dict[str, Any]:
         ConfigError: a word has no name or value, or a name is set twice.
     """
     found: dict[str, Any] = {}
-    for word in words:
+    for word in getattr(config, field):
         name, equals, text = word.partition("=")
         if not (name and equals and text):
-            raise ConfigError(f"{word!r} is not of the form name=value; write it like size=16")
+            form = f"{name}=VALUE" if name.isidentifier() else "name=value"
+            raise ConfigError(f"{field} has {shown(word)}, which is not of the form name=value; write {form}", field)
         if name in found:
-            raise ConfigError(f"{name} is set twice; set it once")
+            raise ConfigError(f"{field} sets {name} twice; set it once", field)
         try:
             found[name] = json.loads(text)
         except ValueError:

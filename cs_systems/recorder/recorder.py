@@ -106,12 +106,16 @@ class Recorder:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         models = _listed("model", model, nn.Module)
+        if not models and model is not None:
+            raise ConfigError("model is an empty list; give a torch Module, or leave out model")
         optimizers = _listed("optimizer", optimizer, Optimizer)
+        if not callable(clock):
+            raise ConfigError(f"clock is {shown(clock)}; give a function that returns seconds")
         for what, count, least in (("warmup", warmup, 0), ("steps", steps, 1), ("profile_steps", profile_steps, 1)):
             if not is_whole(count) or count < least:
                 raise ConfigError(f"{what} is {shown(count)}; give a whole number, at least {least}")
         one_of("profile", profile, PROFILES)
-        if not isinstance(out, str | os.PathLike):
+        if not isinstance(out, str | os.PathLike) or not os.fspath(out):
             raise ConfigError(f"out is {shown(out)}; give the folder of the records")
         for what, value in (("snapshot", snapshot), ("record_host", record_host)):
             if not isinstance(value, bool):
@@ -307,10 +311,10 @@ class Recorder:
         if not self._timed:
             status = "error" if error is None else _result.status_of(error)
             done, all_steps = len(self._warm), self._warmup + stage.steps
-            reason = (
-                f"{ended} after {done} of {self._warmup} warm-up steps; record a loop of at least {all_steps} steps, "
-                "or fewer steps"
-            )
+            remedy = f"record a loop of at least {all_steps} steps, or fewer steps"
+            if error is not None:
+                remedy = "use a smaller batch or model" if status == "oom" else "correct the script"
+            reason = f"{ended} after {done} of {self._warmup} warm-up steps; {remedy}"
             if not stage.is_timed:
                 for file in self._files(stage):
                     file.unlink()

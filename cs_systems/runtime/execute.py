@@ -467,7 +467,8 @@ def _classify(error: Exception) -> tuple[str, str]:
         return "unavailable", text
     if devices.is_out_of_memory(error):
         return "oom", text.split(". GPU ")[0].splitlines()[0]
-    return "error", f"{type(error).__name__}: {text}"[:_LONGEST_REASON]
+    named = text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
+    return "error", named[:_LONGEST_REASON]
 
 
 _LONGEST_REASON = 4000

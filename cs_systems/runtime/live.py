@@ -33,7 +33,12 @@ from cs_systems.workloads._setup import TrainingSetup
 def setup_of(model: Any, inputs: Any, parts: Mapping[str, Any]) -> TrainingSetup:
     """Return the training step of a live model. Raises ConfigError."""
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model is {shown(model)}; give an nn.Module, or a ModelConfig such as preset('small')")
+        remedy = (
+            "give an instance"
+            if isinstance(model, type)
+            else "give an nn.Module, or a ModelConfig such as preset('small')"
+        )
+        raise ConfigError(f"model is {shown(model)}; {remedy}")
     if inputs is None:
         if parts.get("batches") is None:
             raise ConfigError("model= requires inputs=: one batch, or a DataLoader of batches")

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from cs_systems import parallel
-from cs_systems.config import ConfigError, ModelConfig, RunConfig, one_of
+from cs_systems.config import INSTEAD, ConfigError, ModelConfig, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.display import Displayed
 from cs_systems.core.rows import ForecastRow, PreflightRow
-from cs_systems.core.validation import arguments_checked, is_number, is_whole, shown
+from cs_systems.core.validation import arguments_checked, is_number, is_whole, shown, unknown_argument
 from cs_systems.profilers import Profiler
 from cs_systems.record import DONE, Environment, RunRecord, make_key
 from cs_systems.runtime import profiled, scheduler
@@ -73,7 +73,7 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
             raise ConfigError(reason)
         if profiler.launch is not Profiler.launch and any(c.is_distributed for c in configs if c.profiler == name):
             raise ConfigError(f"profiler {name} supports one process, not several ranks; use kineto")
-    for name in {c.workload for c in configs}:
+    for name in {name for c in configs for name in (c.workload, c.inputs) if name}:
         plugins.check("workloads", name)
     for name in {c.attention for c in configs}:
         plugins.check("attention", name)
@@ -141,12 +141,14 @@ def run(
         ConfigError: malformed arguments. What fails while it is measured becomes the status of the record.
     """
     for argument in options:
-        one_of("argument of run", argument, _ARGUMENTS)
+        if argument not in _ARGUMENTS:
+            raise unknown_argument("run", argument, options[argument], _ARGUMENTS, INSTEAD)
     if config is not None and not isinstance(config, RunConfig):
         raise ConfigError(f"config is {shown(config)}; give a RunConfig, or run(model=model, inputs=batch)")
     named = {"model": model, "inputs": inputs, "loss": loss, "optimizer": optimizer, "workload": workload}
     given = options | {argument: value for argument, value in named.items() if value is not None}
     live = {argument: given.pop(argument) for argument in list(given) if _is_live(argument, given[argument])}
+    _check_live(live, given)
     config = replace(config or RunConfig(), **given)
     check([config], timeout_s=timeout_s)
     _check_options(out=out, in_process=in_process)
@@ -174,6 +176,22 @@ def _is_live(argument: str, value: Any) -> bool:
     return argument not in _FIELDS and value is not None
 
 
+def _check_live(live: Mapping[str, Any], named: Mapping[str, Any]) -> None:
+    """Raise ConfigError for objects without a model, or for inputs that are a text beside one.
+
+    live: the arguments that are objects. named: the others, which are fields of RunConfig.
+    """
+    if "model" in live and "inputs" in named:
+        raise ConfigError(f"inputs is {shown(named['inputs'])}, a text; give a tensor, dict, tuple, list or DataLoader")
+    if live and "workload" not in live and "model" not in live:
+        first = next(iter(live))
+        if "model" in named:
+            raise ConfigError(
+                f"{first}= requires an nn.Module as model=, got a ModelConfig; give a module, or leave out {first}="
+            )
+        raise ConfigError(f"{first}= was given without model=; give model= too")
+
+
 def _run_live(
     config: RunConfig,
     live: dict[str, Any],
@@ -188,8 +206,6 @@ def _run_live(
     if "workload" in live and len(live) > 1:
         other = next(argument for argument in live if argument != "workload")
         raise ConfigError(f"workload= and {other}= exclude each other; give all parts in a TrainingSetup")
-    if "workload" not in live and "model" not in live:
-        raise ConfigError(f"{first}= requires a live model; give model= and inputs= too")
     profiler: Profiler = plugins.get("profilers", config.profiler)
     reasons = {
         "timeout_s": timeout_s is not None,
@@ -297,6 +313,8 @@ def sweep(
         raise ConfigError(f"shuffle_seed is {shown(shuffle_seed)}; it must be a whole number")
     if not callable(on_progress):
         raise ConfigError(f"on_progress is {shown(on_progress)}; give a function of one Progress")
+    if not cells:
+        raise ConfigError("configs is empty; give at least one RunConfig")
     cells = list(dict.fromkeys(cells))
     measured = _measured(
         cells,
@@ -349,7 +367,7 @@ class Records(Displayed, Iterator[RunRecord]):
 
 def _check_options(*, out: Any, **flags: Any) -> None:
     """Raise ConfigError for an option of the wrong type."""
-    if out is not None and not isinstance(out, str | os.PathLike):
+    if out is not None and (not isinstance(out, str | os.PathLike) or not os.fspath(out)):
         raise ConfigError(f"out is {shown(out)}; give the folder of the records")
     for name, value in flags.items():
         if not isinstance(value, bool):

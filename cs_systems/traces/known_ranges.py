@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cs_systems.config import ConfigError, Phase
-from cs_systems.core.validation import nearest, one_of
+from cs_systems.core.validation import choices, nearest, one_of
 from cs_systems.traces.inferred_phases import are_marked, infers_backward
 from cs_systems.traces.range_names import MEANS, PARTS, PHASES, STEP, Meaning, general, is_operator, meaning
 from cs_systems.traces.trace import Categorical, Trace
@@ -94,9 +94,12 @@ def with_habits(
     for habit in own:
         if not habit.matched(everywhere | exact):
             near = nearest(habit.names[0], everywhere)
-            hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-            listed = ", ".join(map(repr, sorted(everywhere)[:MOST_LISTED])) or "none"
-            raise ConfigError(f"--phase {habit.means}: no range is named {habit.names[0]!r}; {hint}known: {listed}")
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+            listed = [*map(repr, sorted(everywhere)[:MOST_LISTED])]
+            remedy = choices(hint, listed) if listed else "leave out --phase, because the trace has no ranges"
+            raise ConfigError(
+                f"--phase {habit.means} names the range {habit.names[0]!r}, which the trace does not have; {remedy}"
+            )
     return [_applied(trace, own, habits) for trace in traces]
 
 

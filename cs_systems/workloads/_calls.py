@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.config import ConfigError, Precision, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.validation import shown
 from cs_systems.machine.device import Device
 from cs_systems.training import fp8
 from cs_systems.workloads import Unavailable
@@ -39,12 +47,49 @@ def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> Att
     check_precision(config, device)
     backend = plugins.get("attention", config.attention)
     if not isinstance(backend, AttentionBackend):
-        if not callable(backend) or not plugins.takes(backend, *"qkv", causal=False, scale=None, align="upper_left"):
-            wanted = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
-            raise ConfigError(f"{config.attention} has the wrong signature; define it with the arguments {wanted}")
+        if problem := _unfit(backend):
+            raise ConfigError(f"{config.attention}{problem}")
         if call.window is not None and not plugins.takes(backend, *"qkv", window=call.window):
             raise Unavailable(f"{config.attention} takes no window; add the argument window=None, or drop --window")
         return None
     if reason := backend.refusal(call):
         raise Unavailable(f"{config.attention}: {reason}")
     return backend
+
+
+_OPTIONS = ("causal", "scale", "align")
+_ARGUMENTS = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
+
+
+def _unfit(function: Any) -> str | None:
+    """Return why an object cannot be called as backends are, and what to do; None if it can."""
+    if not callable(function):
+        return f" is of type {type(function).__name__}; give a function {_ARGUMENTS}"
+    if plugins.takes(function, *"qkv", **dict.fromkeys(_OPTIONS)):
+        return None
+    parameters = [*inspect.signature(function).parameters.values()]
+    kinds, names = {p.kind for p in parameters}, {p.name for p in parameters}
+    tensors = [
+        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in _OPTIONS
+    ]
+    lacking = [] if inspect.Parameter.VAR_POSITIONAL in kinds else [*"qkv"[len(tensors) :]]
+    lacking += [] if inspect.Parameter.VAR_KEYWORD in kinds else [name for name in _OPTIONS if name not in names]
+    others = [p for p in parameters if p not in tensors[:3] and p.name not in _OPTIONS and p.default is p.empty]
+    needed = [p.name for p in others if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    problem = f"lacks {', '.join(lacking)}" if lacking else f"requires {', '.join(needed)}, which no step gives"
+    return f"{plugins.signature(function)} {problem}; define it with the arguments {_ARGUMENTS}"
+
+
+def check_output(name: str, function: Callable[..., Any], leaves: Sequence[Tensor], shape: tuple[int, ...]) -> None:
+    """Call a user's attention function once, before any timed step. Raises ConfigError for an output of another shape.
+
+    The leaves decide if it records a graph, so that a compiled function is compiled here for the steps.
+    """
+    with torch.set_grad_enabled(leaves[0].requires_grad):
+        out = function(*leaves)
+    if not isinstance(out, Tensor):
+        raise ConfigError(f"{name} returned {shown(out)}; return a tensor of the shape {shape}, which is that of q")
+    if tuple(out.shape) != shape:
+        raise ConfigError(
+            f"{name} returned a tensor of the shape {tuple(out.shape)}; return one of the shape of q, {shape}"
+        )

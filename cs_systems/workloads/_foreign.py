@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -11,19 +12,14 @@ from torch import nn
 from cs_systems.config import ConfigError, Mode, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.shapes import PRESETS
-from cs_systems.core.validation import option, settings
+from cs_systems.core.validation import option, settings, shown
 from cs_systems.machine.device import Device
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.workloads._module import APPLIED, ModuleStep
 from cs_systems.workloads._observed import observed
 from cs_systems.workloads._setup import TrainingSetup
 
-FORMS = "a Workload, a step to call, (model, batch), (model, batch, loss), or a TrainingSetup"
-# Options of the command line, by field, where the field's name is not that of the option.
-_OPTIONS = {
-    "model.name": "size", "seq_len": "context-length", "model.context_length": "context-length",
-    "strategy_args": "strategy",
-}  # fmt: skip
+FORMS = "(model, batch), (model, batch, loss), a dict or TrainingSetup of such parts, a step to call, or a Workload"
 _STEP_FIELDS = (
     "batch_size", "seq_len", "mode", "attention", "precision", "compile", "optimizer", "checkpoint", "keep_graph", "l2",
     "strategy", "strategy_args", "bucket_size_mb", "tp_degree",
@@ -56,17 +52,25 @@ class ForeignWorkload:
     def check(self) -> None:
         """Raise Unavailable if an option differs from its default and has no effect."""
         if ignored := sorted(self._ignored()):
-            options = self._as_written(ignored)
-            fields = ", ".join(f"config.{name}" for name in ignored)
-            raise Unavailable(
-                f"{self.config.workload} does not use {options}; leave out {options}, or read {fields} in the factory"
-            )
+            raise Unavailable(self._without_effect(ignored))
 
-    def _as_written(self, fields: Iterable[str]) -> str:
-        """Return the fields as they were given: options of the command line, or arguments of `run`."""
-        if self.config.workload.startswith(plugins.LIVE):
-            return ", ".join(f"{name}=" for name in fields)
-        return " ".join(dict.fromkeys(option(_OPTIONS.get(n, n.rpartition(".")[2])) for n in fields))
+    def _without_effect(self, fields: Sequence[str]) -> str:
+        """Return that the fields have no effect, and what to do, in the words in which they were given.
+
+        Those are options of the command line, or arguments of `run`, where a ModelConfig comes in the RunConfig.
+        """
+        name = self.config.workload
+        read = f"or read {', '.join(f'config.{field}' for field in fields)} in the factory"
+        if not name.startswith(plugins.LIVE):
+            options = " ".join(dict.fromkeys(map(option, fields)))
+            return f"{name} does not use {options}; leave out {options}, {read}"
+        of_preset = any(field.startswith("model.") for field in fields)
+        arguments = [f"{field}=" for field in fields if not field.startswith("model.")]
+        unused = ", ".join([*arguments, *["the preset of the RunConfig"] * of_preset])
+        without = ", ".join([*arguments, *["model= of the RunConfig"] * of_preset])
+        if callable(plugins.get("workloads", name)):
+            return f"{name} does not use {unused}; leave out {without}, {read}"
+        return f"the model {name.removeprefix(plugins.LIVE)} does not use {unused}; leave out {without}"
 
     def _ignored(self) -> Iterable[str]:
         """Yield the fields that differ from their defaults and have no effect."""
@@ -124,13 +128,13 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
     Raises:
         ConfigError: it is none of these.
     """
-    name, own = config.workload, settings(config.workload_args)
+    name, own = config.workload, settings(config, "workload_args")
     if config.inputs is not None:
         return _module_with_inputs(made, config, device)
     if reason := problem(name, made, own):
         raise ConfigError(reason)
     if not callable(made):
-        return from_result(made, config, device, set())
+        return from_result(made, config, device, set(), verb="is")
     if _takes_config(made, own):
         watched, read = observed(config)
         try:
@@ -151,14 +155,15 @@ def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str |
 
     own: the arguments of `--set`.
     """
-    own = own or {}
-    if isinstance(made, nn.Module):
-        is_live = name.startswith(plugins.LIVE)
+    own, is_live = own or {}, name.startswith(plugins.LIVE)
+    if isinstance(made, nn.Module) or (isinstance(made, type) and issubclass(made, nn.Module)):
         remedy = "use run(model=…, inputs=…)" if is_live else "give its batch with --inputs path.py:name"
         return f"{name} is a module without inputs; {remedy}"
     if not callable(made):
         if _is_workload(made) or isinstance(made, (TrainingSetup, Mapping, tuple)):
             return None
+        if is_live:
+            return f"workload is {shown(made)}; give a factory (config, device), {FORMS}"
         return f"{name} is of type {type(made).__name__}; name a factory (config, device) or a step"
     is_factory = _takes_config(made, own)
     if not is_factory and (isinstance(made, type) or not plugins.takes(made, **own)):
@@ -178,14 +183,27 @@ def _takes_config(made: Any, own: Mapping[str, Any]) -> bool:
 
 def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
     """Return why a factory or step cannot be called with the arguments of --set, and what to do."""
-    written = f"{name}{plugins.signature(made)}"
+    by_position = () if own or isinstance(made, type) else (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
+    return _wrong_settings(name, made, own, by_position) or (
+        f"{name}{plugins.signature(made)} is no factory or step; write a factory that takes (config, device), or a "
+        "step without arguments"
+    )
+
+
+def _wrong_settings(name: str, made: Any, own: Mapping[str, Any], but: Collection[Any] = ()) -> str | None:
+    """Return which argument of --set is unknown, or missing, and what to do; None if there is none.
+
+    but: kinds of parameters that are not looked for.
+    """
+    if not (written := plugins.signature(made)):
+        return None
     parameters = inspect.signature(made).parameters
     if unknown := [argument for argument in own if argument not in parameters]:
-        return f"{written} has no argument {unknown[0]!r}; correct its name, or leave it out of --set"
-    missing = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if missing := [argument for argument in missing if argument not in own]:
-        return f"{written} requires {missing[0]}; give it with --set {missing[0]}=VALUE"
-    return f"{written} is no factory or step; write a factory that takes (config, device), or a step without arguments"
+        return f"{name}{written} has no argument {unknown[0]!r}; correct its name, or leave it out of --set"
+    silent = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, *but)
+    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in silent]
+    missing = [argument for argument in needed if argument not in (*own, "config", "device")]
+    return f"{name}{written} requires {missing[0]}; give it with --set {missing[0]}=VALUE" if missing else None
 
 
 class _FirstCall(CallableWorkload):
@@ -203,18 +221,23 @@ class _FirstCall(CallableWorkload):
 
 
 def _is_parts(result: Any) -> bool:
-    """Return True if the result of a call is a model or a workload, which no step returns."""
-    in_tuple = isinstance(result, tuple) and len(result) in (2, 3) and isinstance(result[0], nn.Module)
-    in_mapping = isinstance(result, Mapping) and isinstance(result.get("model"), nn.Module)
-    return isinstance(result, (nn.Module, TrainingSetup)) or _is_workload(result) or in_tuple or in_mapping
+    """Return True if the result of a call is or holds a model or a workload, which no step returns."""
+    held = result if isinstance(result, tuple) else [*result.values()] if isinstance(result, Mapping) else []
+    holds_model = any(isinstance(part, nn.Module) for part in held)
+    return isinstance(result, (nn.Module, TrainingSetup)) or _is_workload(result) or holds_model
 
 
 def _is_workload(made: Any) -> bool:
     return not isinstance(made, type) and all(callable(getattr(made, name, None)) for name in ("step", "prepare"))
 
 
-def from_result(result: Any, config: RunConfig, device: Device, read: set[str]) -> ForeignWorkload:
-    """Return the workload of what a factory returned. Raises ConfigError if it is none of FORMS."""
+def from_result(
+    result: Any, config: RunConfig, device: Device, read: set[str], verb: str = "returned"
+) -> ForeignWorkload:
+    """Return the workload of what a factory returned. Raises ConfigError if it is none of FORMS.
+
+    verb: "is" for an object that is named itself.
+    """
     name = config.workload
     try:
         setup = TrainingSetup.of(result)
@@ -227,8 +250,23 @@ def from_result(result: Any, config: RunConfig, device: Device, read: set[str]) 
     if callable(getattr(result, "step", None)):
         return ForeignWorkload(config, result, read)
     if not callable(result):
-        raise ConfigError(f"{name} returned an object of type {type(result).__name__}; return {FORMS}")
+        raise ConfigError(f"{name} {verb} {_no_form(result)}")
     return ForeignWorkload(config, CallableWorkload(result), read)
+
+
+def _no_form(result: Any) -> str:
+    """Return what a result is that is none of FORMS, and what to do."""
+    if result is None:
+        return f"nothing; return {FORMS}"
+    if isinstance(result, tuple):
+        types = ", ".join(shown(part) if isinstance(part, type) else type(part).__name__ for part in result)
+        return f"a tuple of ({types}); return (model, batch) or (model, batch, loss), the module first"
+    if isinstance(result, Mapping):
+        keys = ", ".join(str(key)[:40] for key in [*result][:8])
+        what = f"a dict without the key 'model', its keys are {keys}" if result else "an empty dict"
+        parts = ", ".join(part.name for part in fields(TrainingSetup))
+        return f"{what}; name the parts {parts}"
+    return f"{shown(result)}; return {FORMS}"
 
 
 _OF_STRATEGY = ("strategy_args", "bucket_size_mb", "tp_degree")
@@ -239,9 +277,15 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
     assert config.inputs is not None
     model = made
     if not isinstance(made, nn.Module):
-        own = settings(config.workload_args)
-        if not callable(made) or not plugins.takes(made, **own):
-            raise ConfigError(f"{config.workload} makes no module; name a module, or a class without further arguments")
+        own = settings(config, "workload_args")
+        if not callable(made):
+            raise ConfigError(f"{config.workload} is {shown(made)} and no module; name a model for --inputs")
+        if not plugins.takes(made, **own):
+            written = f"{config.workload}{plugins.signature(made)}"
+            remedy = "name a module, or its class, or leave out --inputs"
+            raise ConfigError(
+                _wrong_settings(config.workload, made, own) or f"{written} makes no module for --inputs; {remedy}"
+            )
         model = made(**own)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{config.workload} gave {type(model).__name__} and not a module; name a model for --inputs")

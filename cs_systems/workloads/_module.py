@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cs_systems.config import ConfigError, Mode, Phase, Precision, RunConfig
 from cs_systems.core.rows import Ran
+from cs_systems.core.validation import shown
 from cs_systems.machine.device import Device
 from cs_systems.parallel._collectives import counting
 from cs_systems.training import fp8
@@ -87,9 +88,7 @@ class ModuleStep(Training):
         else:
             self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), given)
             if not callable(getattr(self.optimizer, "step", None)):
-                raise ConfigError(
-                    f"optimizer gave {type(self.optimizer).__name__}; give a class or a function of params"
-                )
+                raise ConfigError(f"optimizer gave {shown(self.optimizer)}; give a class or a function of params")
             self.optimizer_name = type(self.optimizer).__name__
         if self.optimizer is not None and _needs_closure(self.optimizer):
             raise Unavailable(
@@ -101,9 +100,13 @@ class ModuleStep(Training):
         given = self.setup.scheduler
         if given is None or self.optimizer is None:
             return None
-        return (
-            given if callable(getattr(given, "step", None)) and not isinstance(given, type) else given(self.optimizer)
-        )
+        is_made = callable(getattr(given, "step", None)) and not isinstance(given, type)
+        scheduler = given if is_made else given(self.optimizer)
+        if not callable(getattr(scheduler, "step", None)):
+            raise ConfigError(
+                f"scheduler gave {shown(scheduler)}; give a class or a function of the optimizer that makes one"
+            )
+        return scheduler
 
     def prepare(self) -> None:
         self.output = None
@@ -149,6 +152,11 @@ class ModuleStep(Training):
     def _compute_loss(self) -> None:
         with self.device.autocast(self.config.precision):
             self.loss = self._loss() / self.setup.accumulate
+        if not self.loss.requires_grad:
+            raise ConfigError(
+                "the loss does not depend on a trainable parameter; set requires_grad of one to True, do not detach "
+                "the loss, or use mode forward"
+            )
 
     def _loss(self) -> Tensor:
         if self.setup.loss is not None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from cs_systems.config import ConfigError
-from cs_systems.core.validation import did_you_mean, fields_checked, of_type, shown
+from cs_systems.core.validation import choices, did_you_mean, fields_checked, of_type, shown
 
 _MAKES = {
     "optimizer": "a class or function of the parameters, or an optimizer of the model",
@@ -80,9 +80,8 @@ class TrainingSetup:
         if isinstance(made, Mapping) and "model" in made:
             known = [field.name for field in fields(cls)]
             if unknown := [str(name) for name in made if name not in known]:
-                hint = did_you_mean(unknown[0], known)
-                parts = f"{hint and hint + ' '}its parts: {', '.join(known)}"
-                raise ConfigError(f"a training setup has no part {unknown[0]!r}; {parts}")
+                remedy = choices(did_you_mean(unknown[0], known), known)
+                raise ConfigError(f"a training setup has no part {unknown[0]!r}; {remedy}")
             return cls(**made)
         if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
             batch, loss = made[1], made[2] if len(made) == 3 else None

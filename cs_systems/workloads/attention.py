@@ -24,7 +24,7 @@ from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.formulas.memory.attention import attention_memory
 from cs_systems.machine.device import Device
 from cs_systems.workloads import Unavailable
-from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
+from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend, check_output
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Attention:
             dtype = getattr(torch, self.call.dtype)
             self._out_gradient = torch.randn(self.problem.out_shape, dtype=dtype, device=device.torch)
         self._gradients: tuple[Tensor, ...] | None = None
+        if self.backend is None:
+            check_output(config.attention, self.problem.function, self.problem.leaves, self.problem.out_shape)
 
     @staticmethod
     def preflight(config: RunConfig, device: Device, *, packed: bool = False) -> int | None:

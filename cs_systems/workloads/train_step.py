@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from cs_systems.training.losses import cross_entropy
 from cs_systems.training.master_adamw import MOMENTS, MasterAdamW
 from cs_systems.training.parts import Update
 from cs_systems.workloads import Unavailable, _graph
-from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
+from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend, check_output
 from cs_systems.workloads._training import Training, compile_blocks, compiled, strategy_of
 
 
@@ -81,6 +82,8 @@ class TrainStep(Training):
         else:
             self.run_model = compiled(self.wrapped, config.compile, keeps_buffers=keeps)
         self.output: Tensor | None = None  # of run_model: the logits, or what head_loss takes
+        if not isinstance(self.backend, AttentionBackend):
+            self._check_attention()
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int | None:
@@ -101,6 +104,14 @@ class TrainStep(Training):
             return None
         known = replace(config, device=device.torch.type, precision=config.computes_in)
         return _predicted_bytes(known, backend.algorithm(call), strategy)
+
+    def _check_attention(self) -> None:
+        """Raise ConfigError if the user's own attention function returns no tensor of the shape of q."""
+        c, call = self.config, _attention_call(self.config, self.device)
+        shape = (c.batch_size, c.model.num_heads, c.tokens_per_sequence, c.model.d_head)
+        dtype = getattr(torch, call.dtype)
+        leaves = [torch.zeros(shape, dtype=dtype, device=self.device.torch, requires_grad=call.needs_backward)] * 3
+        check_output(c.attention, partial(self.backend, causal=True), leaves, shape)
 
     def prepare(self) -> None:
         self.output = None

@@ -54,7 +54,8 @@ INTRODUCTION = (
     "*Floor*: model FLOPs at the measured rate of a large bf16 product plus 28 "
     "bytes for each parameter at the measured rate of a copy; a step in fp8 can pass it. *MFU*: of 989 TFLOP/s, "
     "bf16's, for all. *Fast before the fused products* has update_in_backward and fused_swiglu in place of "
-    "fused_weight_update and fused_feed_forward. *Host*: time to submit the step; where it is near the step, the GPU waits for launches. *Gain*: over the row "
+    "fused_weight_update and fused_feed_forward. *Host*: time to submit the step; where it is near the step, the GPU "
+    "waits for launches. *Gain*: over the row "
     "above, ms. *Predicted*: from the bytes that a switch no longer moves; for the update in backward the whole "
     "update, which is a limit; for a fused kernel its bytes at an expected 4.0 TB/s against those of Inductor's "
     "kernels at 2.6."
@@ -70,13 +71,15 @@ REMARKS = (
     "update inside the products of the weights' gradients has most of it: those bytes, 26 for each element and two "
     "more to write the gradient, move while the tensor cores compute, and several weights, or blocks, share a launch "
     "whose last wave is full. SwiGLU inside the products around it gains 2 to 3% for small, medium and large at 2048, "
-    "and less than the spread for 2.7B and at 512. Alone they are in [part_kernels](../part_kernels/products_h200.txt).",
-    "- What binds the fused products is the power of the board: the kernel alone, called again and again, takes 1.03 to "
-    "1.09 ms for a block of 2.7B and 2048 tokens, whatever is loaded ahead, where one call at a higher clock takes "
-    "0.94; its tensor cores are busy half of the time and its memory moves 3.1 TB/s.",
-    "- The goal of 1.3 is missed by 1% for large and for medium at 2048 (1.28 and 1.30 in this run; 94.0 and 43.1 ms in "
-    "another, with Llama's time of this run 1.32 and 1.33), and by 8% for 2.7B at 2048. There the products take 222 "
-    "of 298 ms at 770 TFLOP/s, which a large product does not pass on this board.",
+    "and less than the spread for 2.7B and at 512. Alone they are in "
+    "[part_kernels](../part_kernels/products_h200.txt).",
+    "- What binds the fused update is probably the power of the board: the kernel alone, called again and again, takes "
+    "1.03 to 1.09 ms for a block of 2.7B and 2048 tokens, whatever is loaded ahead and however the products share "
+    "operands, where one call at a higher clock took 0.94; by ncu its tensor cores were then busy half of the time, "
+    "and memory moved 3.1 TB/s.",
+    "- The goal of 1.3 is missed by 1% for large and for medium at 2048 (1.28 and 1.295 in this run; in the run of "
+    "the table on SwiGLU below they took 94.0 and 43.1 ms, without Llama beside them), and by 8% for 2.7B at 2048. "
+    "There the products take 222 of 298 ms at 770 TFLOP/s, which a large product hardly passes on this board.",
     "- Fused kernels: 5% of the step at 2.7B and 2048, 4 to 11% elsewhere; each alone is in "
     "[part_kernels](../part_kernels/table.md). SwiGLU gains only on a joined product, whose gradients Inductor "
     "concatenates. At 2.7B and 2048 the rotation gains 9 ms where 1.4 were predicted: with joined projections it also "
@@ -84,7 +87,8 @@ REMARKS = (
     "- With the fused kernels joined projections gain 2% at 2.7B (311.6 against 318.5 ms); without them they lose.",
     "- fp8, without the fused products: 1.29 times as fast as fast at 2.7B and 2048, 1.08 times at 512, 1.11 times for "
     "large and 1.04 for medium at 2048. It is slower than fast for small, and for medium and large at 512, whose "
-    "products are too small to pay for the quantization. Llama with torchao's fp8 (tensor-wise; the last layer in bf16, as here) takes "
+    "products are too small to pay for the quantization. Llama with torchao's fp8 (tensor-wise; the last layer in "
+    "bf16, as here) takes "
     "1.25 times our time for 2.7B at 2048, and 1.47 times at 512. Our kernel ran alone at 3.4 of 4.3 TB/s; at 2.3 "
     "when it divided instead of multiplying by the inverse, with which the step of 2.7B took 243 ms.",
     "- Liger's kernels make this Llama slower than torch.compile does, at every size measured: each launch costs the "

@@ -71,7 +71,13 @@ SOURCES: dict[str, tuple[str, ...]] = {
             f"cs_systems/kernels/triton/{name}.py"
             for name in (*("adamw", "cross_entropy", "embedding", "quantize", "rms_norm", "rotary", "rows", "swiglu"),)
         ),
+        *(
+            f"cs_systems/kernels/cuda/{name}"
+            for name in ("product.cuh", "weight_update.cu", "gated_*.cu", "launch_product.py", "launch_update.py")
+        ),
+        "cs_systems/kernels/cuda/launch_gated.py",
         "cs_systems/training/fp8.py",
+        "cs_systems/training/hopper_operators.py",
         "cs_systems/training/triton_operators.py",
         "cs_systems/workloads/_graph.py",
         "scripts/benchmarks/training_step.py",

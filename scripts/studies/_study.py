@@ -226,7 +226,8 @@ def _groups(study: Study, configs: Sequence[RunConfig]) -> list[list[RunConfig]]
     if study.fresh_process:
         return [[config] for config in configs]
     models = {config.model: None for config in configs} if study.interleave else {}
-    return [[config for config in configs if config.model == model] for model in models] or [list(configs)]
+    groups = [[config for config in configs if config.model == model] for model in models] or [list(configs)]
+    return [group for group in groups if group]  # none if this machine can run no cell
 
 
 def publish(study: Study, out: Path, format: str = "markdown", measured: Sequence[Path] = ()) -> int:

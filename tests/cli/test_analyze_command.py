@@ -105,7 +105,7 @@ def test_markup_in_names_is_escaped(export: Callable[..., Path], capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--table", "kernel"], "unknown table 'kernel': did you mean kernels"),
+        (["--table", "kernel"], "unknown table 'kernel'; did you mean kernels"),
         (["--top", "0"], "--top must be at least 1, got 0"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--range", "epoch"], "no range is named 'epoch'; choose one with --range: "),
@@ -123,7 +123,7 @@ def test_invalid_options_exit_2(
 
 def test_invalid_comparison_exits_2(nsys_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(nsys_path, nsys_path, "--table", "gaps") == 2
-    assert "unknown table of a comparison 'gaps': known: phases, families, layers" in capsys.readouterr().err
+    assert "unknown table of a comparison 'gaps'; choose among phases, families, layers" in capsys.readouterr().err
     assert analyze(nsys_path, tmp_path / "b.sqlite") == 2
     assert "b.sqlite does not exist" in capsys.readouterr().err
 

@@ -63,16 +63,16 @@ def test_causal_is_a_flag_or_takes_values(words: tuple[str, ...], expected: list
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"causal": ("yes",)}, "unknown value of --causal 'yes': known: false, true, both"),
+        ({"causal": ("yes",)}, "unknown value of --causal 'yes'; choose among false, true, both"),
         (
             {"mode": ("train-step",)},
             "has no mode train-step; use forward, backward or forward-backward",
         ),
-        ({"precision": ("bf61",)}, "unknown dtype 'bf61': did you mean bf16"),
+        ({"precision": ("bf61",)}, "unknown dtype 'bf61'; did you mean bf16"),
         ({"l2": "cold"}, "unknown l2 state 'cold'"),
         ({"heads": (6,), "heads_kv": (4,)}, "heads 6 is not a multiple of heads_kv 4"),
         ({"seq": (0,)}, "seq is 0; it must be at least 1"),
-        ({"align": "upper_right"}, "unknown alignment 'upper_right': did you mean"),
+        ({"align": "upper_right"}, "unknown alignment 'upper_right'; did you mean"),
     ],
 )
 def test_invalid_value_is_refused_with_remedy(given: dict[str, object], message: str) -> None:
@@ -83,7 +83,7 @@ def test_invalid_value_is_refused_with_remedy(given: dict[str, object], message:
 
 def test_unknown_backend_exits_2_before_any_cell(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["attention", *SMALL, "--attention", "naiv", "--out", str(tmp_path / "runs")]) == 2
-    assert "unknown attention backend 'naiv': did you mean naive" in capsys.readouterr().err
+    assert "unknown attention backend 'naiv'; did you mean naive" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -118,8 +118,8 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--fits", "much"], "'much' is not a size in bytes; use a form such as 8GiB, 24GB or 512B"),
-        (["--fits", "0GiB"], "the size must be positive, got '0GiB'; use a form such as 8GiB, 24GB or 512B"),
+        (["--fits", "much"], "--fits 'much' is not a size in bytes; use a form such as 8GiB or 512B"),
+        (["--fits", "0GiB"], "--fits '0GiB' must be more than 0 bytes; use a form such as 8GiB or 512B"),
         (["--fits", "80"], "'80' has no unit; use 80GiB, 80GB, or 80B for bytes"),
         (["--best-checkpoint", "--budget", "40"], "'40' has no unit"),
         (["--fits", "80GiB", "--compile", "default"], "the compiler decides which tensors a compiled model keeps"),
@@ -127,7 +127,7 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
         (["--budget", "40GiB"], "--best-checkpoint and --budget require each other"),
         (["--best-checkpoint"], "--best-checkpoint and --budget require each other"),
         (["--best-checkpoint", "--budget", "1MiB"], "--fits 1MiB shows which changes would help"),
-        (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1': did you mean every?"),
+        (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1'; did you mean every?"),
         (["--fits", "1GiB", "--attention", "json:loads"], "the memory that attention json:loads needs is unknown"),
         (["--show", "d", "--batch-size", "1"], "--show only prints recorded results; leave out --"),
         (

@@ -212,13 +212,13 @@ def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--size", "smal"], "unknown size 'smal': did you mean small?"),
-        (["--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
-        (["--mode", "train"], "unknown mode 'train': did you mean train-step?"),
+        (["--size", "smal"], "unknown size 'smal'; did you mean small?"),
+        (["--precision", "bf61"], "unknown precision 'bf61'; did you mean bf16?"),
+        (["--mode", "train"], "unknown mode 'train'; did you mean train-step?"),
         (["--train-steps", "-1"], "--train-steps must be at least 0, got -1"),
         (["--steps", "2"], "--steps is 2, less than --rounds 5; give at least one step for each round"),
-        (["--dtypes", "--model", "tinny"], "unknown model 'tinny': did you mean tiny or toy?"),
-        (["--dtypes", "--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
+        (["--dtypes", "--model", "tinny"], "unknown model 'tinny'; did you mean tiny or toy?"),
+        (["--dtypes", "--precision", "bf61"], "unknown precision 'bf61'; did you mean bf16?"),
         (["--dtypes", "--model", "nowhere:step"], "module 'nowhere' (from 'nowhere:step') was not found"),
         (
             ["--show", "no_such_folder"],

@@ -45,7 +45,7 @@ def test_each_recipe_is_a_cell_of_its_own() -> None:
 
 
 def test_unknown_recipe_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown recipe 'fats': did you mean fast"):
+    with pytest.raises(ConfigError, match="unknown recipe 'fats'; did you mean fast"):
         cells(recipe=("fats",))
 
 

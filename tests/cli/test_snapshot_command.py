@@ -166,7 +166,7 @@ def test_two_snapshots_are_compared(
     ]
     assert "no layer" in out
     assert snapshot(snapshot_path, other, "--table", "top") == 2
-    assert "unknown table of a comparison 'top': known: category, layer, site" in capsys.readouterr().err
+    assert "unknown table of a comparison 'top'; choose among category, layer, site" in capsys.readouterr().err
 
 
 def test_markup_in_stack_frames_is_escaped(write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +208,7 @@ def test_output_creates_its_folder(snapshot_path: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--table", "peak"], "unknown table 'peak': known: composition"),
+        (["--table", "peak"], "unknown table 'peak'; choose among composition"),
         (["--top", "0"], "--top must be at least 1, got 0"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--size", "huge"], "unknown size 'huge'"),

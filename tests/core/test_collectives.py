@@ -34,8 +34,8 @@ def test_one_rank_has_no_bus_bandwidth(collective: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"collective": "allreduce"}, "unknown collective 'allreduce': did you mean all_reduce"),
-        ({"dtype": "float32"}, "unknown dtype 'float32': did you mean fp32 or int32? known: fp32, bf16"),
+        ({"collective": "allreduce"}, "unknown collective 'allreduce'; did you mean all_reduce"),
+        ({"dtype": "float32"}, "unknown dtype 'float32'; did you mean fp32? The names are fp32, bf16"),
         ({"size_bytes": 0}, "size_bytes is 0; it must be at least 1"),
         ({"size_bytes": 1.5}, "size_bytes is 1.5; it must be a whole number"),
         ({"calls": 0}, "calls is 0; it must be at least 1"),

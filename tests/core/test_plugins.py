@@ -14,12 +14,53 @@ from cs_systems.core.validation import ConfigError
         ("own.py", r"'own.py' names a file without an object; write own.py:name$"),
         ("own.py:mke", r"own.py has no 'mke'; did you mean make\?$"),
         ("own.py:zz", r"own.py has no 'zz'; correct the name after the colon$"),
+        ("own.py:inside", r"own.py has no 'inside'; correct the name after the colon$"),
+        ("json:dump5", r"json has no 'dump5'; did you mean dump or dumps\?$"),
     ],
 )
 def test_wrong_name_of_own_code_is_refused_with_the_right_form(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own.py").write_text("def make(config, device): ...\n")
+    (tmp_path / "own.py").write_text("raise RuntimeError('imported')\ndef make(config, device): inside = 1\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        plugins.get("workloads", name)
+        plugins.check("workloads", name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if True:\n    def name(): ...",
+        "try:\n    from json import loads as name\nexcept ImportError: pass",
+        "import json.decoder as name",
+        "first, (*name, last) = 1, (2, 3)",
+        "for name in (1, 2): ...",
+        "with open('x') as name: ...",
+        "if (name := 1): ...",
+        "match 1:\n    case name: ...",
+        "name: int = 1",
+        "def set_it():\n    global name\n    name = 1",
+        "from json import *",
+        "globals()['name'] = 1",
+        "def __getattr__(name): return 1",
+        "this is no Python",
+    ],
+)
+def test_name_that_a_file_may_define_is_not_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(text + "\n")
+    assert plugins.check("workloads", f"{tmp_path / 'own.py'}:name")
+
+
+def test_module_that_cannot_be_imported_is_named_with_the_cause(tmp_path: Path) -> None:
+    source = tmp_path / "own.py"
+    source.write_text("import nowhere_at_all\ndef make(): ...\n")
+    with pytest.raises(ConfigError) as raised:
+        plugins.get("workloads", f"{source}:make")
+    assert str(raised.value) == (
+        f"{source} cannot be imported, because No module named 'nowhere_at_all'; install what it imports, or correct "
+        "the import"
+    )
+
+
+def test_modules_of_a_package_are_among_its_names() -> None:
+    assert plugins.check("workloads", "json:decoder")

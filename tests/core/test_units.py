@@ -74,7 +74,7 @@ def test_column_name_can_select_a_unit(name: str, column: str, label: str | None
 
 
 def test_unknown_column_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="unknown column 'medain_s': did you mean median_s"):
+    with pytest.raises(ConfigError, match="unknown column 'medain_s'; did you mean median_s"):
         units.resolve("medain_s", ["median_s", "mean_s", "phase"])
 
 

@@ -91,7 +91,7 @@ def test_rank_keeps_only_its_shards(ranks: Any) -> None:
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [
-        ("unknown_dtype", "unknown compute_dtype 'fp8': did you mean fp"),
+        ("unknown_dtype", "unknown compute_dtype 'fp8'; did you mean fp"),
         ("outside", "Linear was called before Model gathered its weights; call the FullyShardedDataParallel wrapper"),
         ("parts_of_a_block", "Linear was called before Block gathered its weights"),
         ("moved", "a sharded model cannot be moved or cast; do that before it is wrapped"),

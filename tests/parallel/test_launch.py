@@ -42,7 +42,7 @@ def test_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("ddp_bucket", "unknown parallel strategy 'ddp_bucket': did you mean ddp_bucketed"),
+        ("ddp_bucket", "unknown parallel strategy 'ddp_bucket'; did you mean ddp_bucketed"),
         ("ddp_bucketed+", "unknown parallel strategy ''"),
         (
             "ddp_flat+ddp_naive",

@@ -214,7 +214,7 @@ def test_different_models_on_ranks_are_refused(ranks_by_size: Any, world_size: i
         ("not wrapped", "a parameter of the optimizer does not belong to a wrapped model; wrap the model first"),
         ("no bucket", "bucket_size_mb is 0; it must be a number above 0"),
         ("no last bucket", "last_bucket_mb is 0; it must be a number above 0"),
-        ("no such dtype", "unknown comm_dtype 'fp8': did you mean fp16? known: bf16, fp16"),
+        ("no such dtype", "unknown comm_dtype 'fp8'; did you mean fp16? The names are bf16, fp16"),
         ("complex", "comm_dtype does not support complex gradients, got torch.complex64; drop comm_dtype"),
         ("not NCCL", "max_ctas and high_priority require NCCL; drop them on a CPU"),
     ],

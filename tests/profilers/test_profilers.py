@@ -135,7 +135,7 @@ def test_unprofilable_request_is_refused_before_running(capsys: pytest.CaptureFi
         replace(TINY, profiler="kineto", rounds=2)
     with pytest.raises(ConfigError, match="profiler kineto needs its own process; drop in_process=True"):
         cs_systems.run(replace(TINY, profiler="kineto"), in_process=True)
-    with pytest.raises(ConfigError, match="unknown profiler 'kinto': did you mean kineto"):
+    with pytest.raises(ConfigError, match="unknown profiler 'kinto'; did you mean kineto"):
         next(iter(cs_systems.sweep([replace(TINY, profiler="kinto")])))
     assert main(["profile", "--with", "kineto", "--size", "tiny", "--nsys-arg=--stats=true"]) == 2
     assert "--nsys-arg requires --with nsys, got --with kineto" in capsys.readouterr().err

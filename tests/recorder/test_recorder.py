@@ -235,9 +235,15 @@ def test_out_of_memory_before_the_timing_is_oom(tmp_path: Path) -> None:
     (record,) = recorder.records
     assert (record.status, record.measurement) == ("oom", None)
     assert record.reason == (
-        "the loop ended with MemoryError: no room after 0 of 1 warm-up steps; "
-        "record a loop of at least 4 steps, or fewer steps"
+        "the loop ended with MemoryError: no room after 0 of 1 warm-up steps; use a smaller batch or model"
     )
+
+
+def test_error_of_the_loop_asks_for_no_longer_loop(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="oops"), Recorder(net(), out=tmp_path, **CLEAN) as recorder, recorder.step():
+        raise ValueError("oops")
+    (record,) = recorder.records
+    assert record.reason == "the loop ended with ValueError: oops after 0 of 1 warm-up steps; correct the script"
 
 
 def test_break_ends_the_recording(tmp_path: Path) -> None:
@@ -304,7 +310,7 @@ def test_misuse_is_an_error_in_plain_words(tmp_path: Path) -> None:
         ({"optimizer": [3]}, "optimizer is of type int; give a torch Optimizer, or a list of them"),
         ({"steps": 0}, "steps is 0; give a whole number, at least 1"),
         ({"warmup": 1.5}, "warmup is 1.5; give a whole number, at least 0"),
-        ({"profile": "ncu"}, "unknown profile 'ncu': known: kineto, nsys, none"),
+        ({"profile": "ncu"}, "unknown profile 'ncu'; choose among kineto, nsys, none"),
         ({"snapshot": 1}, "snapshot is 1; give True or False"),
         ({"record_host": "yes"}, "record_host is 'yes'; give True or False"),
         ({"name": "a:b"}, "name is 'a:b'; give a short text without a colon"),

@@ -152,11 +152,30 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
         ([], "no script is given; write cs-systems run -- train.py its arguments"),
         (["--", "none.py"], "script 'none.py' does not exist; correct the path"),
         (["--", "-m", "nopackage.train"], "no module is named 'nopackage'; correct its name, or start in the folder"),
+        (
+            ["--foo", "--", "train.py"],
+            "unknown option --foo; leave it out, or put an option of the script behind the script\n",
+        ),
+        (["--step=3:9", "--", "train.py"], "unknown option --step; write --steps or --stop, or put an option of the"),
         (["--", "/tmp"], "script '/tmp' is a folder; name its file"),
-        (["--with", "perf", "--", SCRIPT], "unknown --with 'perf': known: none, kineto, nsys, memory"),
+        (
+            ["--", "python", "train.py", "--lr", "3"],
+            "'python' is no script, because cs-systems run starts Python itself; write cs-systems run -- train.py --lr",
+        ),
+        (["--", sys.executable, "-u", "train.py"], "starts Python itself; write cs-systems run -- train.py"),
+        (
+            ["--", "torchrun", "train.py"],
+            "'torchrun' is no script, because it starts the ranks; write torchrun --nproc-per-node 2 -m cs_systems run "
+            "-- train.py",
+        ),
+        (["--", "bash", "go.sh"], "'bash' is a program and no Python script; write cs-systems run -- train.py"),
+        (["--with", "perf", "--", SCRIPT], "unknown --with 'perf'; choose among none, kineto, nsys, memory"),
         (["--with", "kineto", "nsys", "--", SCRIPT], "--with has kineto and nsys, which cannot trace one process"),
         (["--out", SCRIPT, "--", SCRIPT], "it is a file; choose another --out"),
-        (["--steps", "9:3", "--", SCRIPT], "such as 10:20: at least 1, and a larger one"),
+        (
+            ["--steps", "9:3", "--", SCRIPT],
+            "--steps is '9:3'; write FIRST:LAST, with FIRST at least 1 and below LAST, such as 5:25",
+        ),
     ],
 )
 def test_bad_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_phase_is_checked_also_without_timed_cells(
 ) -> None:
     append_record(tmp_path, replace(train_records[0], status="oom", measurement=None))
     assert main(["report", str(tmp_path), "--phase", "fwd", "--format", format]) == 2
-    assert "unknown phase 'fwd': did you mean forward? known: step, input, forward, " in capsys.readouterr().err
+    assert "unknown phase 'fwd'; did you mean forward? The names are step, input, forward, " in capsys.readouterr().err
     assert main(["report", str(tmp_path), "--phase", "forward", "--format", format]) == 0
 
 
@@ -154,5 +154,12 @@ def test_figure_option_prints_table_only_when_requested(
     assert capsys.readouterr().out.startswith("record,")
     assert main([*drawn, "--columns", "sizze"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("cs-systems: unknown column 'sizze': did you mean size or ")
+    assert said.startswith("cs-systems: unknown column 'sizze'; did you mean size or ")
     assert said.endswith("? cs-systems report DIR --format csv | head -1 prints all names")
+
+
+def test_help_and_error_name_every_kind_of_figure() -> None:
+    from cs_systems.cli.report import FIGURE_KINDS
+    from cs_systems.report.figures.kinds import KINDS
+
+    assert {*FIGURE_KINDS} == {*KINDS}

@@ -283,7 +283,7 @@ def test_undrawable_figure_is_rejected_with_remedy(
         plot.save(attention_records, tmp_path / "figure.bmp")
     with pytest.raises(ConfigError, match="no data for the figure 'phases'; choose rate or time or memory or warmup"):
         plot.figure(attention_records, "phases")
-    with pytest.raises(ConfigError, match="unknown figure 'tiem': did you mean time"):
+    with pytest.raises(ConfigError, match="unknown figure 'tiem'; did you mean time"):
         plot.figure(attention_records, "tiem")
     with pytest.raises(ConfigError, match="no data for a figure in these records; choose records"):
         plot.figure(broken_records[:4])

@@ -306,10 +306,10 @@ def test_pivot_that_would_merge_different_cells_is_rejected(train_records: list[
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"format": "markdwon"}, "unknown format 'markdwon': did you mean markdown"),
+        ({"format": "markdwon"}, "unknown format 'markdwon'; did you mean markdown"),
         ({"columns": ["medain_ms"]}, "did you mean median"),
-        ({"columns": ["forwrd.median_s"]}, "unknown phase 'forwrd': did you mean forward"),
-        ({"phases": ["bakward"]}, "unknown phase 'bakward': did you mean backward"),
+        ({"columns": ["forwrd.median_s"]}, "unknown phase 'forwrd'; did you mean forward"),
+        ({"phases": ["bakward"]}, "unknown phase 'bakward'; did you mean backward"),
         (
             {"pivot": "size:attention"},
             "must be ROWS:COLUMNS:VALUE, got 'size:attention'; for example size,context_length:",

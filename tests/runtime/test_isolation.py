@@ -43,7 +43,7 @@ DYING = {
     "HasInvalidTable": ("error", "'x' in row 0 of table 'mine' is of type set; use None, True, a number or a text"),
     "HasReservedTable": ("error", "tables() has a table 'kernels', a name that cs_systems uses itself; choose another"),
     "DescribesATensor": ("error", "'tokens' in describe() is of type Tensor; use None"),
-    "predicts_a_text": ("error", "ConfigError: preflight() returned 'many'; return a number of bytes, or None"),
+    "predicts_a_text": ("error", "preflight() returned 'many'; return a number of bytes, or None"),
     "predicts_too_much": ("error", "preflight() returned a number that is too large; return a number of bytes"),
     "DescribesTooMuch": ("error", "'tokens' in describe() does not fit into 64 bits; give it as a float"),
 }

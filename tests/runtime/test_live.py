@@ -260,16 +260,49 @@ def test_folder_is_an_ordinary_run_with_the_profile(tmp_path: Path) -> None:
 def test_option_that_a_step_does_not_use_is_refused() -> None:
     record = cs_systems.run(workload=step, precision="bf16", **QUICK)
     assert record.status == "unavailable"
-    assert (record.reason or "").startswith("live step does not use precision=; leave out precision=")
+    assert record.reason == (
+        "live step does not use precision=; leave out precision=, or read config.precision in the factory"
+    )
+
+
+def test_option_that_a_live_model_does_not_use_is_refused() -> None:
+    record = cs_systems.run(RunConfig(model=cs_systems.preset("tiny")), model=Net(), inputs=BATCH, **QUICK)
+    assert record.reason == (
+        "the model Net does not use the preset of the RunConfig; leave out model= of the RunConfig"
+    )
+    record = cs_systems.run(model=Net(), inputs=BATCH, attention="sdpa_math", **QUICK)
+    assert record.reason == "the model Net does not use attention=; leave out attention="
 
 
 # Calls of the library with wrong arguments, and the message. They stand in a text, since mypy would refuse them.
 REFUSED = {
-    "run(stepz=3)": "unknown argument of run 'stepz': did you mean steps",
+    "run(stepz=3)": "run has no argument 'stepz'; did you mean steps",
+    "run(model=Net(), inputs=X, size='tiny')": r"run has no argument 'size'; write model=preset\('tiny'\)$",
+    "run(model=nn.Linear, inputs=X)": "model is the class Linear; give an instance$",
+    "run(model=Net(), inputs='abc')": "inputs is 'abc', a text; give a tensor, dict, tuple, list or DataLoader$",
+    "run(model=preset('tiny'), inputs=X)": (
+        "inputs= requires an nn.Module as model=, got a ModelConfig; give a module, or leave out inputs=$"
+    ),
+    "run(model=Net(), inputs=X, parts=('fused_rmsnorm',))": (
+        "parts applies to the built-in model only, and the workload is live Net; leave out parts$"
+    ),
+    "run(workload=5)": r"workload is 5; give a factory \(config, device\), \(model, batch\), \(model, batch, loss\), a",
+    "run(workload=Net)": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
+    "run(device=torch.device('cpu'))": r"device is torch.device\('cpu'\); write 'cpu'$",
+    "RunConfig(device=3)": "device is 3; write auto, cpu, cuda or cuda:N$",
+    "RunConfig(compile=True)": "compile mode is True; choose among none, default, reduce-overhead",
+    "RunConfig(workload=Net())": r"workload is a Net; give its name, .* or measure the object itself with run\(model=…",
+    "RunConfig(parts='fused_rmsnorm')": r"parts is 'fused_rmsnorm'; give a tuple of .* as \('fused_rmsnorm',\)$",
+    "RunConfig(size='large')": r"RunConfig has no argument 'size'; write model=preset\('large'\)$",
+    "RunConfig(d_ff=8)": r"RunConfig has no argument 'd_ff'; write model=preset\('small', d_ff=8\)$",
+    "RunConfig(context_length=8)": "RunConfig has no argument 'context_length'; use seq_len$",
+    "RunConfig(checkpoint='every:1', workload='attention', mode='forward')": (
+        "checkpoint requires a model, and workload attention has none; leave out checkpoint$"
+    ),
     "run(Net())": r"config is a Net; give a RunConfig, or run\(model=model, inputs=batch\)",
     "run(model=Net())": "model= requires inputs=: one batch, or a DataLoader of batches",
     "run(model=Net(), inputs=X, batches=[X])": "inputs= and batches= exclude each other; give one of them",
-    "run(inputs=X)": "inputs= requires a live model; give model= and inputs= too",
+    "run(inputs=X)": "inputs= was given without model=; give model= too",
     "run(model='small')": r"model is 'small'; give an nn.Module, or a ModelConfig such as preset\('small'\)",
     "run(workload=step, loss=step)": "workload= and loss= exclude each other; give all parts in a TrainingSetup",
     "run(RunConfig(workload='toy'), model=Net(), inputs=X)": "workload toy and model= exclude each other; leave out",
@@ -277,10 +310,10 @@ REFUSED = {
     "run(model=Net(), inputs=X, strategy='torch_ddp', world_size=2)": "several ranks or a strategy requires a worker",
     "run(workload=step, name='a:b')": "name is 'a:b'; give a short text without a colon",
     "run(workload=Net())": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
-    "run(workload=object())": r"live object is of type object; name a factory \(config, device\) or a step",
+    "run(workload=object())": r"workload is an object; give a factory \(config, device\), \(model, batch\)",
     "run(workload=lambda a: a)": r"live <lambda>\(a\) is no factory or step; write a factory that takes \(config",
-    "run(workload={'model': Net(), 'bach': X})": "no part 'bach'; did you mean batch or batches. its parts: model,",
-    "run(RunConfig(), 3, steps=2)": "run: too many positional arguments; its arguments are config, model, inputs",
+    "run(workload={'model': Net(), 'bach': X})": "no part 'bach'; did you mean batch or batches. The names are model,",
+    "run(RunConfig(), 3, steps=2)": r"run takes only config by position; give the others by name, as in run\(model=…\)",
     "run(name='mine')": "name= requires a live object; leave it out",
     "run(out='x', in_process=True)": "in_process=True writes no record; leave out out=, or in_process=True",
     "run(model=nn.LazyLinear(3), inputs=X)": "lazy parameters without a shape; call it once before",
@@ -289,25 +322,34 @@ REFUSED = {
     "sweep(RunConfig())": r"configs is a single RunConfig; give a list, or measure it with run\(config\)",
     "sweep(3)": "a cell is 3; give RunConfigs",
     "preflight(RunConfig())": "configs is a single RunConfig; give a list",
-    "sweep([], repeat=2)": "unknown argument of sweep 'repeat': did you mean repeats",
+    "sweep([], repeat=2)": "sweep has no argument 'repeat'; did you mean repeats",
+    "sweep([])": "configs is empty; give at least one RunConfig$",
+    "sweep([RunConfig()], out='')": "out is ''; give the folder of the records$",
     "sweep([], out=3)": "out is 3; give the folder of the records",
     "sweep([], repeats='2')": "repeats is '2'; it must be at least 1, a whole number",
     "sweep([], fresh=1)": "fresh is 1; give True or False",
     "sweep([], on_progress=3)": "on_progress is 3; give a function of one Progress",
     "grid(batch_size=4)": r"batch_size is 4; give a list of values, such as batch_size=\[4\]",
+    "grid(size=[])": "size has no value; give at least one$",
+    "grid(size=['tiny'], heads=[4])": (
+        r"heads belongs to an attention call, and the workload is train_step; leave out heads, or give RunConfig\("
+    ),
     "grid(['small'])": "base is a list; give a RunConfig, and the axes by name",
     "grid(model=['small'], d_ff=[8])": "model is 'small'; it must be a ModelConfig",
-    "preset(3)": "unknown size 3: known: tiny",
-    "preset('small', d_modl=3)": "unknown argument of ModelConfig 'd_modl': did you mean d_model",
-    "preset('small', 'large')": "preset: too many positional arguments; its arguments are name",
-    "RunConfig(precison='bf16')": "unknown argument of RunConfig 'precison': did you mean precision",
-    "RunConfig(strategy_args='a=1')": r"strategy_args is 'a=1'; give a tuple of texts, such as \('name=value',\)",
+    "preset(3)": "size is 3; choose among tiny, small",
+    "preset('small', d_modl=3)": "ModelConfig has no argument 'd_modl'; did you mean d_model",
+    "preset('small', 'large')": "preset takes only name by position; leave out the others",
+    "RunConfig(precison='bf16')": "RunConfig has no argument 'precison'; did you mean precision",
+    "RunConfig(strategy_args='a=1')": r"strategy_args is 'a=1'; give a tuple of texts, such as \('comm_dtype=bf16',\)",
     "TrainingSetup()": "TrainingSetup: missing a required argument: 'model'; its arguments are model, batch",
     "TrainingSetup(Net(), X, clip_norm='1')": "clip_norm is '1'; it must be a number above 0",
     "TrainingSetup(Net(), X, optimizer='adam')": "optimizer is 'adam'; give a class or function of the parameters",
     "Recorder(out='x', device='gpu')": "device is 'gpu'; give cpu, cuda or cuda:N, or a torch.device",
-    "Recorder(out='x', stes=3)": "unknown argument of Recorder 'stes': did you mean steps",
+    "Recorder(out='x', stes=3)": "Recorder has no argument 'stes'; did you mean steps",
     "Recorder(Net())": "Recorder: missing a required argument: 'out'; its arguments are model, optimizer",
+    "Recorder([], out='x')": "model is an empty list; give a torch Module, or leave out model$",
+    "Recorder(out='x', clock='x')": "clock is 'x'; give a function that returns seconds$",
+    "Recorder(out='')": "out is ''; give the folder of the records$",
     "Recorder(out=3)": "out is 3; give the folder of the records",
 }
 
@@ -423,7 +465,7 @@ def test_grid_shows_what_varies() -> None:
     assert cells._repr_html_().count("<tr><td") == 4
     assert repr(cs_systems.grid(seed=range(50))).endswith("and 30 more cells")
     assert "small ctx 512" in repr(cs_systems.grid())
-    assert repr(cs_systems.grid(seed=[])) == "no cell"
+    assert repr(type(cells)()) == "no cell"
 
 
 @pytest.mark.gpu

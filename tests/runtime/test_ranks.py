@@ -108,7 +108,7 @@ def test_more_ranks_than_devices_are_unavailable() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"strategy": "ddp_bucket"}, "unknown parallel strategy 'ddp_bucket': did you mean ddp_bucketed"),
+        ({"strategy": "ddp_bucket"}, "unknown parallel strategy 'ddp_bucket'; did you mean ddp_bucketed"),
         ({"strategy": "ddp_flat+ddp_naive"}, "ddp_flat and ddp_naive both divide the batch; choose one"),
         ({"strategy": "zero1"}, "zero1 alone does not average gradients over the ranks; use ddp_bucketed\\+zero1"),
         ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb'; its options: "),

@@ -64,7 +64,7 @@ def test_reason_has_only_the_cells_own_output(done: Sweep) -> None:
 
 def test_cell_that_dies_during_prediction_is_named(tmp_path: Path) -> None:
     boom = tmp_path / "boom.py"
-    boom.write_text("import os\nos._exit(9)\n")
+    boom.write_text("import os\nos._exit(9)\ndef attend(q, k, v): ...\n")
     cells = [
         replace(TINY, rounds=2),
         replace(TINY, attention=f"{boom}:attend", rounds=2),

@@ -165,7 +165,7 @@ def test_missing_flash_attn_names_extra_and_other_backends(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--impl", "flash2"), "unknown impl 'flash2': did you mean Flash2"),
+        (("--impl", "flash2"), "unknown impl 'flash2'; did you mean Flash2"),
         (("--num_heads", "3"), "emb_dim 2048 is not divisible by num_heads 3: change one of them"),
         (("--repeats", "0"), "argument --repeats: 0 is not a count: it must be at least 1"),
         (("--memory_limit", "much"), "'much' is not a size in bytes; use a form such as 8GiB"),

@@ -342,7 +342,7 @@ def test_tensors_are_named_from_a_preset(tmp_path: Path) -> None:
     assert given.note == "tensors are named by their size, from the preset large"
     with pytest.raises(ConfigError, match=r"--size xl does not fit: .* lacks tensors of that preset; drop --size"):
         tensor_names(found, "xl")
-    with pytest.raises(ConfigError, match="unknown size 'larg': did you mean large"):
+    with pytest.raises(ConfigError, match="unknown size 'larg'; did you mean large"):
         tensor_names(found, "larg")
     assert "10,000 × 1280 × 2" in str(at_peak(large_model(tmp_path, 2), tensor_names(large_model(tmp_path, 2)))[0])
 

@@ -62,9 +62,10 @@ def test_mapped_name_is_shown_with_its_phase(write_trace: WriteTrace, tmp_path: 
     [
         (
             "forward=my_fvd",
-            "no range is named 'my_fvd'; did you mean 'my_fwd'? known: 'ProfilerStep#*', 'bwd', 'my_fwd'",
+            "--phase forward names the range 'my_fvd', which the trace does not have; did you mean 'my_fwd'? "
+            "The names are 'ProfilerStep#*', 'bwd', 'my_fwd'",
         ),
-        ("foward=my_fwd", "unknown phase 'foward': did you mean forward or backward?"),
+        ("foward=my_fwd", "unknown phase 'foward'; did you mean forward?"),
         ("forward", "--phase takes PHASE=NAME, such as forward='my range', got 'forward'"),
         ("forward=", "--phase takes PHASE=NAME"),
     ],

@@ -47,16 +47,19 @@ def test_every_k_covers_each_block_once(layers: int, size: int) -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("evry:4", r"unknown checkpoint 'evry:4': did you mean every\? known: none, every:K, blocks:0,2,5-7"),
-        ("every", "unknown checkpoint 'every': known:"),
-        ("every:0", "'0' is not a number of blocks"),
-        ("every:x", "'x' is not a number of blocks"),
+        ("evry:4", r"unknown checkpoint 'evry:4'; did you mean every\? The names are none, every:K, blocks:0,2,5-7"),
+        ("every", "unknown checkpoint 'every'; choose among"),
+        ("every:0", "'0' in checkpoint 'every:0' is not a number of blocks"),
+        ("every:x", "'x' in checkpoint 'every:x' is not a number of blocks"),
         ("blocks:9", "a block that does not exist; the model has blocks 0 to 6"),
-        ("blocks:1-", "'1-' is not a block or a range; write blocks:0,2,5-7"),
+        ("blocks:1-", "'1-' in checkpoint 'blocks:1-' is not a block or a range; write blocks:0,2,5-7"),
         ("blocks:5-2", "a block that does not exist; the model has blocks 0 to 6"),
-        ("selective:products:0", "'0' is not a number of blocks"),
+        ("selective:products:0", "'0' in checkpoint 'selective:products:0' is not a number of blocks; choose"),
         ("selective:norm", "unknown checkpoint 'selective:norm'"),
-        ("nested:2:4", "each level must be smaller than the level around it; write nested:8:2"),
+        (
+            "nested:2:4",
+            "each level of checkpoint 'nested:2:4' must be smaller than the level around it; write nested:8:2",
+        ),
         ("nested:4", "unknown checkpoint 'nested:4'"),
     ],
 )
@@ -67,7 +70,7 @@ def test_malformed_checkpoint_is_rejected_with_remedy(written: str, message: str
 
 def test_checkpoint_changes_key_and_requires_a_model() -> None:
     assert RunConfig().key() == RunConfig(checkpoint="none").key() != RunConfig(checkpoint="every:1").key()
-    with pytest.raises(ConfigError, match="--checkpoint requires a model, and workload attention has none"):
+    with pytest.raises(ConfigError, match=r"^checkpoint requires a model, and workload attention has none"):
         RunConfig(workload="attention", mode=Mode.FORWARD, checkpoint="every:1")
 
 

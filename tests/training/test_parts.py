@@ -317,10 +317,12 @@ def test_two_parts_of_one_thing_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("options", [{"graph": "step"}, {"parts": ("joined_projections",)}], ids=str)
 def test_options_of_the_built_in_model_are_refused_for_others(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="is for the built-in model, got workload attention"):
+    with pytest.raises(ConfigError, match="to the built-in model only, and the workload is attention; leave out"):
         RunConfig(workload="attention", mode="forward", **options)  # type: ignore[arg-type]
 
 
 def test_block_scope_without_compile_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--compile-scope block requires --compile, such as --compile default"):
+    with pytest.raises(
+        ConfigError, match="compile_scope block requires compile, which is none; set compile to default"
+    ):
         RunConfig(compile_scope="block")

@@ -172,7 +172,7 @@ def test_kernel_updates_weights_as_float64_does(moments: torch.dtype, tokens: in
         tensors = [t for p in made for t in (p.d_out, p.x, *optimizer.tensors_of(p.weight))]
         settings = torch.tensor([group["lr"], 1 - 0.9, 1 - 0.999, group["eps"], group["weight_decay"]], device="cuda")
         before = [master_weight(p.weight.detach(), optimizer.tensors_of(p.weight)[1]).double() for p in made]
-        fused_weight_update._update(len(made)).run([*tensors, settings, group["progress"]], ())
+        fused_weight_update.update_pass(len(made)).run([*tensors, settings, group["progress"]], ())
         for product, start, (w, m, v) in zip(made, before, wanted, strict=True):
             weight, remainder, first, second = optimizer.tensors_of(product.weight)
             found = master_weight(weight.detach(), remainder)
@@ -191,7 +191,7 @@ def test_stochastic_rounding_has_no_bias() -> None:
     _, m, _ = expected(optimizer, product)
     settings = torch.tensor([group["lr"], 1 - 0.9, 1 - 0.999, group["eps"], group["weight_decay"]], device="cuda")
     tensors = (product.d_out, product.x, *optimizer.tensors_of(product.weight))
-    fused_weight_update._update(1).run([*tensors, settings, group["progress"]], ())
+    fused_weight_update.update_pass(1).run([*tensors, settings, group["progress"]], ())
     error = optimizer.tensors_of(product.weight)[2].double() - m
     assert error.abs().max() <= m.abs().max() * 2**-7
     assert abs(float(error.mean())) <= 4 * float(error.std()) / 512  # of 512² elements

@@ -104,6 +104,12 @@ batch = x
 def make_batch(): return {"input": x}
 def sized_batch(config, device): return {"input": torch.ones(config.batch_size, 4)}
 def odd_batch(width): return {"input": x}
+class Wide(nn.Linear):
+    def __init__(self, width): super().__init__(4, width)
+def frozen(config, device): return nn.Linear(4, 3).requires_grad_(False), x
+def detached(config, device): return nn.Linear(4, 3), x, lambda out: out.detach().mean()
+def odd_scheduler(config, device):
+    return {"model": nn.Linear(4, 3), "batch": x, "scheduler": lambda optimizer: 5}
 """
 
 Measure = Callable[..., RunRecord]
@@ -188,17 +194,31 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
     )
 
 
+def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> None:
+    reason = measure("Wide", inputs="{source}:batch").reason or ""
+    assert reason.endswith("parts.py:Wide(width) requires width; give it with --set width=VALUE")
+    record = measure("Wide", inputs="{source}:batch", workload_args=("width=3",))
+    assert (record.status, record.reason) == ("ok", None)
+    reason = measure("Wide").reason or ""
+    assert reason.endswith("parts.py:Wide is a module without inputs; give its batch with --inputs path.py:name")
+    reason = measure("batch", inputs="{source}:batch").reason or ""
+    assert reason.endswith("parts.py:batch is a Tensor and no module; name a model for --inputs")
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("moved", "takes its device for a torch.device, which is device.torch; use that, or drop .to(device)"),
-        ("unknown_part", "a training setup has no part 'data'; its parts: model, batch, batches, loss, optimizer"),
-        ("misspelt", "a training setup has no part 'optimiser'; did you mean optimizer? its parts: model, batch"),
+        ("unknown_part", "a training setup has no part 'data'; choose among model, batch, batches, loss, optimizer"),
+        ("misspelt", "a training setup has no part 'optimiser'; did you mean optimizer? The names are model, batch"),
         ("no_key_fits", "Classifier.forward takes x, mask, labels, and the batch has pixels; rename its keys, or give"),
         ("no_loss", "the model returned Output without a loss; put the labels into the batch, or give a loss function"),
         ("vector_loss", "the loss function returned a tensor of shape (2,); return a scalar tensor"),
         ("ended", "batches is empty, or a generator that has ended; give a list or a DataLoader"),
         ("both", "batch and batches are both given; give batch, for the same in every step, or batches, used in turn"),
+        ("frozen", "the loss does not depend on a trainable parameter; set requires_grad of one to True, do not"),
+        ("detached", "the loss does not depend on a trainable parameter; set requires_grad of one to True, do not"),
+        ("odd_scheduler", "scheduler gave 5; give a class or a function of the optimizer that makes one"),
         ("others_optimizer", "the optimizer holds parameters that are not the model's; make it from the same model"),
     ],
 )
@@ -215,7 +235,8 @@ def test_optimizer_with_a_closure_is_refused(measure: Measure) -> None:
 
 
 def test_options_of_own_workloads_require_one() -> None:
-    with pytest.raises(ConfigError, match=r"--set requires --workload path\.py:name, got train_step; leave out --set"):
+    with pytest.raises(ConfigError, match=r"^workload_args requires a workload of your own, path\.py:name, ") as raised:
         RunConfig(workload_args=("a=1",))
-    with pytest.raises(ConfigError, match=r"--inputs requires --workload path\.py:name"):
+    assert raised.value.with_options().endswith("and the workload is train_step; leave out --set")
+    with pytest.raises(ConfigError, match=r"^inputs requires .* and the workload is train_step; leave out inputs$"):
         RunConfig(inputs="a.py:b")

@@ -12,7 +12,7 @@ from cs_systems.kernels.cuda.driver import Macros, tensor_map
 from cs_systems.kernels.driver import Struct, TensorMap
 
 ROWS, COLUMNS, FINISHERS, THREADS = 128, 256, 3, 384
-"""Of a tile; the warps that work on finished tiles; all threads of a block."""
+"""Sizes of a tile; the warps that work on finished tiles; all threads of a block."""
 BLOCK = 64
 """Columns of a block in shared memory: the widths of operands are multiples of it."""
 MOST_ACROSS = 12

@@ -42,7 +42,7 @@ DEVICE float square_root(float x) {
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-DEVICE u32 random_bits(u32 i, u32 salt) {  // as in kernels/adamw.py
+DEVICE u32 random_bits(u32 i, u32 salt) {  // as in kernels/triton/adamw.py
   u32 x = i * 0x9E3779B1u + salt;
   x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
   x = (x ^ (x >> 13)) * 0xC2B2AE35u;

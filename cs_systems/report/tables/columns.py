@@ -86,7 +86,7 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
         if meant := _under_heading(name, phases):
             raise ConfigError(f"{name!r} is the heading of column {meant}; use {meant}") from None
         hint = did_you_mean(column, units.in_all_units(NAMES))
-        raise ConfigError(f"unknown column {column!r}: {hint and hint + ' '}{ALL_COLUMNS} prints all names") from None
+        raise ConfigError(f"unknown column {column!r}; {hint and hint + ' '}{ALL_COLUMNS} prints all names") from None
 
 
 def full_name(name: str, phases: Sequence[str]) -> str:

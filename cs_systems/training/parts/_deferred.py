@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Place:
-    """Where the backward of one layer keeps the gradient of its output, and its input.
+    """Place in which the backward of one layer keeps the gradient of its output, and its input.
 
     Attributes:
         token: a tensor of the layer alone, of one element. It gets a gradient, which no one reads, when the layer's

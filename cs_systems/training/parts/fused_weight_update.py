@@ -67,7 +67,7 @@ DEFERRING: dict[type[nn.Module], type[nn.Module]] = {
 
 @dataclass(frozen=True)
 class Product:
-    """What the gradient of a weight is made of: d_out (tokens, rows)ᵀ x (tokens, columns)."""
+    """Factors of the gradient of a weight: d_out (tokens, rows)ᵀ x (tokens, columns)."""
 
     weight: Tensor
     d_out: Tensor
@@ -140,7 +140,7 @@ class FusedWeightUpdate(UpdateInBackward):
             for product in products
             for tensor in (product.d_out, product.x, *self.optimizer.tensors_of(product.weight))
         ]
-        _update(len(products)).run([*tensors, self._uploaded_settings(group), group["progress"]], ())
+        update_pass(len(products)).run([*tensors, self._uploaded_settings(group), group["progress"]], ())
 
     def _uploaded_settings(self, group: dict[str, Any]) -> Tensor:
         """Return the settings of a group on the device; they are copied there when they have changed."""
@@ -182,7 +182,7 @@ def blocks_together(shapes: Iterable[Sequence[int]], processors: int | None) -> 
 
 
 @cache
-def _update(weights: int) -> PreparedPass:
+def update_pass(weights: int) -> PreparedPass:
     """Return the pass that updates so many weights."""
     from cs_systems.kernels.cuda.launch_update import names, update_weights
 
