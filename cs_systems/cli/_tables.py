@@ -92,8 +92,8 @@ def table_text(
 
 def difference_part(by: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Part:
     """Return the rows of `analysis.difference` as a table."""
-    titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
-    return f"kernel time per step by {by}, B compared with A", rows, titles, [*notes]
+    titles = {by: by, "a_s": "baseline", "b_s": "candidate", "difference_s": "change", "share": "of baseline"}
+    return f"kernel time per step by {by}, candidate compared with baseline", rows, titles, [*notes]
 
 
 def document_text(

@@ -36,7 +36,7 @@ from cs_systems.cli._output import Format, Open, check_outputs, compared, delive
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import refuse_other
-from cs_systems.core.rows import Results, Row, Tables, as_tables
+from cs_systems.core.rows import SIDES, Results, Row, Tables, as_tables
 from cs_systems.core.sources import Source, opened
 from cs_systems.core.units import counted
 from cs_systems.report.tables import modules
@@ -274,7 +274,7 @@ def _comparison(
     a, b = profiles
     heading = [
         " · ".join([f"{side}: {source.label}", *recorded(source, profile)])
-        for side, source, profile in zip("AB", sources, profiles, strict=True)
+        for side, source, profile in zip(SIDES, sources, profiles, strict=True)
     ]
     parts = [difference_part(by, difference(a, b, by)) for by in (SPLITS[name] for name in tables)]
     parts[-1][-1].extend(doubts(a, b))
