@@ -20,7 +20,7 @@ from cs_systems.core import plugins
 from cs_systems.core.display import Displayed
 from cs_systems.core.rows import ForecastRow, PreflightRow
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, shown
-from cs_systems.profilers import Profiler
+from cs_systems.profilers import Profiler, ProfilerUnusable
 from cs_systems.record import DONE, Environment, RunRecord, make_key
 from cs_systems.runtime import profiled, scheduler
 from cs_systems.runtime.channel import Visit, Warming
@@ -70,7 +70,7 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
     for name in {c.profiler for c in configs}:
         profiler: Profiler = plugins.get("profilers", name)
         if reason := profiler.problem():
-            raise ConfigError(reason)
+            raise ProfilerUnusable(reason, profiler.instead)
         if profiler.launch is not Profiler.launch and any(c.is_distributed for c in configs if c.profiler == name):
             raise ConfigError(f"profiler {name} supports one process, not several ranks; use kineto")
     for name in {c.workload for c in configs}:
