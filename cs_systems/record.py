@@ -297,7 +297,9 @@ def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def records_path(path: str | os.PathLike[str]) -> Path:
-    """Return the records file of `path`, which is that file or its folder."""
+    """Return the records file of `path`, which is that file or its folder. Raises ConfigError if it is no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"path is {shown(path)}; give the folder of a run, or its file records.jsonl")
     path = Path(path)
     return path / RECORDS_FILE if path.is_dir() or not path.suffix else path
 

@@ -72,6 +72,13 @@ def test_two_ranks_are_merged_by_analyze_and_compared_by_compare(
     assert "candidate compared with baseline" in shown(["compare", *two], capsys)
 
 
+def test_table_of_ranks_of_one_trace_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ranks", "collectives", "beside"):
+        assert main(["analyze", str(folder / "b.json.gz"), "--table", name]) == 2
+        message = f"table {name} needs the traces of several ranks; give all of them, or choose among steps, "
+        assert message in capsys.readouterr().err
+
+
 def test_compare_of_two_snapshots_names_the_command(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(snapshot_path), str(snapshot_path)]) == 2
     assert f"compare them with cs-systems snapshot {snapshot_path} {snapshot_path}\n" in capsys.readouterr().err

@@ -126,6 +126,11 @@ def test_load_drops_failed_attempts_that_were_repeated(tmp_path: Path, train_rec
     assert data[data["repeat"] == 0]["median_s"].tolist() == expected["median_s"].tolist()
 
 
+def test_load_of_no_path_is_rejected_with_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"^path is 5; give the folder of a run, or its file records\.jsonl$"):
+        load(5)  # type: ignore[arg-type]
+
+
 def test_malformed_record_is_named_by_number_and_key(train_records: list[RunRecord]) -> None:
     broken = replace(train_records[1], results={"cost": [{"flops": 1}]})
     with pytest.raises(ConfigError, match=rf"record 2 \(key {broken.key}\) is malformed: KeyError.*; delete its line"):
