@@ -24,7 +24,7 @@ from cs_systems.profilers import Profiler, ProfilerUnusable
 from cs_systems.record import DONE, Environment, RunRecord, make_key
 from cs_systems.runtime import profiled, scheduler
 from cs_systems.runtime.channel import Visit, Warming
-from cs_systems.runtime.journal import Journal
+from cs_systems.runtime.journal import AFRESH, FolderRefused, Journal
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.runtime.supervisor import Supervisor
 
@@ -434,13 +434,15 @@ def _missing(
 
 def _same_origin(recorded: Environment, now: Environment, folder: Path) -> None:
     """Raise ConfigError if a folder's records come from another torch, device or version of this code."""
-    for what, name in (("torch", "torch"), ("device", "device_name"), ("cs_systems code", "code_version")):
+    for how, name in (
+        ("with torch {}, not {}", "torch"),
+        ("on {}, not {}", "device_name"),
+        ("by another version of the code ({}, now {})", "code_version"),
+    ):
         before, after = getattr(recorded, name), getattr(now, name)
         if before != after:
-            raise ConfigError(
-                f"{folder} has records of {what} {before}, which are not comparable with {after}; "
-                "choose another --out, or start over with --fresh"
-            )
+            problem = f"the records of {folder} were measured {how.format(before, after)}, and do not compare"
+            raise FolderRefused(problem, AFRESH)
 
 
 def _follow_in_job() -> None:
