@@ -35,7 +35,7 @@ def chosen_tables(
     if format == "csv" and len(tables) != 1:
         raise ConfigError(f"--format csv writes one table; choose it with --table: {', '.join(tables)}")
     if top is not None and top < 1:
-        raise ConfigError(f"--top must be at least 1, got {top}")
+        raise ConfigError(f"--top is {top}; it must be at least 1")
     return tables
 
 

@@ -209,7 +209,7 @@ def test_output_creates_its_folder(snapshot_path: Path, tmp_path: Path, capsys: 
     ("words", "message"),
     [
         (["--table", "peak"], "unknown table 'peak': known: composition"),
-        (["--top", "0"], "--top must be at least 1, got 0"),
+        (["--top", "0"], "--top is 0; it must be at least 1"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--size", "huge"], "unknown size 'huge'"),
         (["--size", "large"], "--size large does not fit: the snapshot lacks tensors of that preset"),
