@@ -297,7 +297,9 @@ def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def records_path(path: str | os.PathLike[str]) -> Path:
-    """Return the records file of `path`, which is that file or its folder."""
+    """Return the records file of `path`, which is that file or its folder. Raises ConfigError if it is no path."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"path is {shown(path)}; give the folder of a run, or its file records.jsonl")
     path = Path(path)
     return path / RECORDS_FILE if path.is_dir() or not path.suffix else path
 
@@ -346,8 +348,10 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
                 complaints.append(f"{file}:{number} is not a record of cs_systems (no JSON object); skipped")
                 continue
             records.append(RunRecord.from_dict(data))
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            complaints.append(f"{file}:{number} is incomplete (the run was interrupted while writing it); skipped")
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            where = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+            cause = "incomplete (the run was interrupted while writing it)" if _is_torn(line) else f"damaged{where}"
+            complaints.append(f"{file}:{number} is {cause}; skipped")
         except RecursionError:
             complaints.append(f"{file}:{number} is not a record of cs_systems (nested too deeply); skipped")
         except NewerSchema as error:
@@ -361,6 +365,24 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
                 raise ConfigError(problem + remedy) from error
             complaints.append(f"{problem}skipped")
     return records, complaints
+
+
+def _is_torn(line: bytes) -> bool:
+    """Return whether a line without valid JSON begins as a record and breaks off, as a killed process leaves it.
+
+    A file system may have filled its end with NUL characters.
+    """
+    text = line.rstrip(b"\0 \r")
+    if not text:
+        return True
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        breaks_off = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+        return text.startswith(b"{") and (breaks_off or not text.endswith(b"}"))
+    except UnicodeDecodeError:
+        return text.startswith(b"{") and not text.endswith(b"}")
+    return True
 
 
 def recorded_files(folder: Path) -> dict[str, RunRecord]:

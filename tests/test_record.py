@@ -148,6 +148,25 @@ def test_line_that_is_no_object_costs_only_itself(tmp_path: Path, line: bytes, p
     assert complaints == [f"{file}:2 is not a record of cs_systems ({problem}); skipped"]
 
 
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (b"hello", "damaged at column 1"),
+        (b'{"key": oops, "repeat": 1}', "damaged at column 9"),
+        (b'{"key": "\xe9"}', "damaged"),
+        (b'{"key": "b", "conf', "incomplete (the run was interrupted while writing it)"),
+        (b'{"key": "b", "repeat": 1', "incomplete (the run was interrupted while writing it)"),
+        (b'{"key": "b", "config": {"a": 1}', "incomplete (the run was interrupted while writing it)"),
+        (b"\0" * 9, "incomplete (the run was interrupted while writing it)"),
+    ],
+)
+def test_damaged_line_is_not_called_incomplete(tmp_path: Path, line: bytes, cause: str) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_bytes(line + b"\n")
+    append_record(tmp_path, some("a"))
+    assert read_records(tmp_path)[1] == [f"{file}:1 is {cause}; skipped"]
+
+
 def test_newer_schema_is_refused(tmp_path: Path) -> None:
     line = json.loads(some("a").to_json()) | {"schema_version": SCHEMA_VERSION + 1}
     (tmp_path / "records.jsonl").write_text(json.dumps(line) + "\n")

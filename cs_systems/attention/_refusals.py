@@ -17,7 +17,7 @@ def no_cuda() -> str | None:
     """Return the reason that nothing can run on a GPU here, or None."""
     if torch.cuda.is_available():
         return None
-    return "torch finds no CUDA device; run with --device cpu, or install a CUDA build of torch"
+    return "torch finds no CUDA device; use device cpu, or install a CUDA build of torch"
 
 
 def wrong_dtype(call: AttentionCall, dtypes: Iterable[str]) -> str | None:

@@ -355,7 +355,7 @@ def _unavailable_compiled(call: AttentionCall) -> str | None:
     if call.device != "cuda":
         return f"Triton has no kernels for {call.device}; use flash_torch, a GPU, or TRITON_INTERPRET=1 (slow)"
     if not torch.cuda.is_available():
-        return "torch finds no CUDA device; run with --device cpu, or install a CUDA build of torch"
+        return "torch finds no CUDA device; use device cpu, or install a CUDA build of torch"
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
         have = ".".join(map(str, capability))

@@ -228,7 +228,7 @@ def _filled(text: str, indent: int) -> str:
 def _failed_file(error: OSError) -> str:
     """Describe a failed file: its name, the cause and the remedy, instead of the system's `[Errno 13]`."""
     if error.strerror is None:
-        return str(error)
+        return error.with_options() if isinstance(error, ConfigError) else str(error)
     text = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
     remedy = REMEDIES.get(error.errno or 0)
     return f"{text}; {remedy}" if remedy else text

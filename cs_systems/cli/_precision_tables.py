@@ -45,7 +45,7 @@ UNDERFLOW = (
     "of one parameter's gradient"
 )
 NO_KERNEL = "only traces of a GPU contain kernels; profile on a GPU"
-NO_GPU = "no CUDA: "  # its remedy, --device cpu, does not help here
+NO_GPU = "no CUDA: "  # its remedy, device cpu, does not help here
 SCALED = "loss scale: factor on fp16's loss; skipped: steps whose gradients overflowed"
 
 

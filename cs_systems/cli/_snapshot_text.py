@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cs_systems.core.rows import SIDES
 from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.snapshot import AT_END, AT_PEAK
@@ -111,9 +112,9 @@ def difference_heading(
     left, right = a.replay.peak_bytes, b.replay.peak_bytes
     sides = [
         " · ".join([f"{side}: {x.replay.snapshot.source}", f"peak {x.replay.peak_bytes:,} bytes", *recorded])
-        for side, x, recorded in zip("AB", (a, b), (recorded_a, recorded_b), strict=True)
+        for side, x, recorded in zip(SIDES, (a, b), (recorded_a, recorded_b), strict=True)
     ]
     return [
         *sides,
-        f"B − A: {'−' if right < left else '+'}{human(abs(right - left), 'bytes')} ({right - left:+,} bytes)",
+        f"change: {'−' if right < left else '+'}{human(abs(right - left), 'bytes')} ({right - left:+,} bytes)",
     ]

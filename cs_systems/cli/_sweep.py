@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import Interrupted, print_table, terminal_width
 from cs_systems.config import RunConfig, describe
-from cs_systems.core.printable import command_line, plain, visible
+from cs_systems.core.printable import labelled_command, plain, visible
 from cs_systems.record import Environment, RunRecord, records_path
 from cs_systems.report.progress import Pace, current, duration, outcome, progress_lines
 from cs_systems.report.reading import sound_records
+from cs_systems.report.tables.formats import text_width
 from cs_systems.runtime.sweep import Progress, check, planned, sweep
 
 if TYPE_CHECKING:
@@ -51,9 +52,9 @@ def run_and_report(
     print(render(records, width=width, color=width is not None))
     print(visible(f"records: {records_path(folder)}"))
     if any(record.status == "error" for record in records) and (folder / "worker.log").exists():
-        print(visible(f"errors:  {folder / 'worker.log'} has their tracebacks"))
-    page = folder / "report.html"
-    print(f"report:  {command_line('cs-systems', 'report', folder, '--format', 'html', '--output', page)}")
+        print(visible(f"errors:  {folder / 'worker.log'}"))
+    words = ("cs-systems", "report", folder, "--format", "html", "--open")
+    print(labelled_command("report:", words, text_width(width)))
     return exit_status(asked_for(records, options.of_part(configs)))
 
 

@@ -35,7 +35,7 @@ def chosen_tables(
     if format == "csv" and len(tables) != 1:
         raise ConfigError(f"--format csv writes one table; choose it with --table: {', '.join(tables)}")
     if top is not None and top < 1:
-        raise ConfigError(f"--top must be at least 1, got {top}")
+        raise ConfigError(f"--top is {top}; it must be at least 1")
     return tables
 
 
@@ -92,8 +92,8 @@ def table_text(
 
 def difference_part(by: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Part:
     """Return the rows of `analysis.difference` as a table."""
-    titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
-    return f"kernel time per step by {by}, B compared with A", rows, titles, [*notes]
+    titles = {by: by, "a_s": "baseline", "b_s": "candidate", "difference_s": "change", "share": "of baseline"}
+    return f"kernel time per step by {by}, candidate compared with baseline", rows, titles, [*notes]
 
 
 def document_text(

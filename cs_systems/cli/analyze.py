@@ -36,9 +36,10 @@ from cs_systems.cli._output import Format, Open, check_outputs, compared, delive
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import refuse_other
-from cs_systems.core.rows import Results, Row, Tables, as_tables
+from cs_systems.core.rows import SIDES, Results, Row, Tables, as_tables
 from cs_systems.core.sources import Source, opened
 from cs_systems.core.units import counted
+from cs_systems.core.validation import option
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.files import SHOWN as OF_RANKS
 from cs_systems.report.tables.files import SUFFIXES
@@ -108,12 +109,27 @@ def run(args: Analyze, merges: bool = True) -> int:
         raise ConfigError("no file is given; give a trace, the traces of all ranks, a folder or an archive")
     args = page_asked(args)
     check_outputs({"--output": args.output}, args.files)
-    if args.between and (len(args.between) != 2 or args.range):
-        raise ConfigError("--between takes two times, T0 T1, and excludes --range")
+    _check_between(args)
     with opened(args.files, SUFFIXES) as sources:
         text = _text(args, sources, merges)
     deliver(text, args.format, args.output, args.open)
     return 0
+
+
+def _check_between(args: Analyze) -> None:
+    """Raise ConfigError unless --between has two times in order, and no --range marks other steps."""
+    if not args.between:
+        return
+    typed = " ".join(f"{time:g}" for time in args.between)
+    if len(args.between) != 2:
+        raise ConfigError(f"--between takes two times, got {typed}; write --between T0 T1, such as --between 0 1.5")
+    first, last = args.between
+    if args.range:
+        raise ConfigError(f"--between {typed} is the only step, but --range {args.range} marks others; leave out one")
+    if first > last:
+        raise ConfigError(f"--between {typed} ends before it begins, because {first:g} is after {last:g}; swap them")
+    if first == last:
+        raise ConfigError(f"--between {typed} is empty, because both times are equal; give a later second time")
 
 
 def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
@@ -141,6 +157,11 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     long = LONG | modules.LONG
     compares = len(sources) == 2
     known = SPLITS if compares else SHOWN | modules.SHOWN
+    if of_ranks := [name for name in args.table if name in OF_RANKS and name not in known]:
+        raise ConfigError(
+            f"table {of_ranks[0]} needs the traces of several ranks; give all of them, or choose among "
+            f"{', '.join(known)}"
+        )
     tables = chosen_tables(args.table, known, compares, args.format, args.top)
     if compares and args.top:
         refuse(["top"], "a comparison of two traces shows every row")
@@ -185,8 +206,12 @@ def _scopes(args: Analyze, source: Source) -> str:
 
 def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[str]) -> None:
     """Raise ConfigError for options that have no meaning for what the file holds."""
-    if {*given(args)} - {"files", "no_cache", "open", *names} or args.format == "html":
-        raise ConfigError(f"{source.label} contains {holds}; use only {allowed} with it")
+    unfit = [option(name) for name in given(args) if name not in {"files", "no_cache", "open", *names}]
+    unfit += ["--format html"] if args.format == "html" else []
+    if unfit:
+        raise ConfigError(
+            f"{source.label} contains {holds}, to which {' '.join(unfit)} does not apply; use only {allowed} with it"
+        )
 
 
 def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Profile) -> list[str]:
@@ -274,7 +299,7 @@ def _comparison(
     a, b = profiles
     heading = [
         " · ".join([f"{side}: {source.label}", *recorded(source, profile)])
-        for side, source, profile in zip("AB", sources, profiles, strict=True)
+        for side, source, profile in zip(SIDES, sources, profiles, strict=True)
     ]
     parts = [difference_part(by, difference(a, b, by)) for by in (SPLITS[name] for name in tables)]
     parts[-1][-1].extend(doubts(a, b))

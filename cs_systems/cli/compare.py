@@ -1,4 +1,4 @@
-"""Compare run B with baseline run A: for each cell the ratio of times, its interval and a verdict.
+"""Compare a candidate run with a baseline run: for each cell the ratio of times, its interval and a verdict.
 
 Where both runs profiled a cell, the difference in kernel time by phase, family and layer is shown as well. For two
 traces (.sqlite, .nsys-rep, .json, .json.gz), that difference alone.
@@ -22,6 +22,7 @@ from cs_systems.cli._output import Open, check_outputs, compared, deliver, joine
 from cs_systems.config import ConfigError, describe, one_of
 from cs_systems.core.file_types import command_for
 from cs_systems.core.printable import command_line, visible
+from cs_systems.core.rows import SIDES
 from cs_systems.record import Row, RunRecord
 from cs_systems.traces.range_names import SPLITS
 
@@ -38,8 +39,8 @@ else:
 
 @dataclass(frozen=True)
 class Compare:
-    a: Annotated[Positional[Path], arg(help="baseline A: folder of a run, records.jsonl, or trace")]
-    b: Annotated[Positional[Path], arg(help="candidate B, compared with A: a path of the same kind")]
+    a: Annotated[Positional[Path], arg(help="baseline: folder of a run, records.jsonl, or trace")]
+    b: Annotated[Positional[Path], arg(help="candidate, compared with the baseline: a path of the same kind")]
     phase: Annotated[Names, arg(help="phases to compare: step (wall clock), forward, loss, backward, optimizer")] = (
         "step",
     )
@@ -51,7 +52,7 @@ class Compare:
     fail_on: Annotated[
         Names,
         arg(
-            help="exit with status 1 if a cell of B is slower (its verdict), or larger (peak memory above A's by 1%)",
+            help="exit with status 1 if a cell of the candidate is slower (verdict) or larger (peak memory by over 1%)",
             help_behavior_hint="(default: never)",
         ),
     ] = ()
@@ -60,8 +61,14 @@ class Compare:
 ARGS = Compare
 UNKNOWN = "–"
 PEAKS = ("A_bytes", "B_bytes")
-TITLES = {"A_s": "A", "B_s": "B", "A_bytes": "peak of A", "B_bytes": "peak of B"}
-TYPICAL = "A, B: typical time, the mean of the rounds' medians on a log scale without extremes; B/A is their ratio"
+TITLES = {
+    "A_s": "baseline", "B_s": "candidate", "B/A": "ratio",
+    "A_bytes": "baseline peak", "B_bytes": "candidate peak",
+}  # fmt: skip
+TYPICAL = (
+    "baseline, candidate: typical time, the mean of the rounds' medians on a log scale without extremes; ratio: "
+    "candidate over baseline"
+)
 TOP = 10  # rows of a difference, without the sum
 PROFILED = "kernel times under a profiler: use them for shares and causes, not as timings"
 # Above this, not even a doubling would have been detected, and "no difference" would mislead.
@@ -141,11 +148,8 @@ def _pictures(found: Comparison) -> list[tuple[str, str]]:
     from cs_systems.report.figures import plot, ratios
 
     rows = [row for row in found.rows if not _is_noisy(row)]
-    return (
-        [("ratio of the times, B/A, with its 95% interval", plot.drawn_svg(lambda: ratios.ratios(rows), "ratios"))]
-        if rows
-        else []
-    )
+    title = "time of the candidate over that of the baseline, with its 95% interval"
+    return [(title, plot.drawn_svg(lambda: ratios.ratios(rows), "ratios"))] if rows else []
 
 
 def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
@@ -160,7 +164,7 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
             parts.append(difference_part(by, [*rows[:TOP], rows[-1]], notes))
         elif rows:
             parts.append(difference_part(by, rows))
-    sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in (("A", a), ("B", b)))
+    sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in zip(SIDES, (a, b), strict=True))
     return "\n".join(document_text(args.format, [cell, sides, PROFILED], parts, args.output))
 
 
@@ -170,15 +174,16 @@ def _compared(args: Compare, a: list[RunRecord], b: list[RunRecord]) -> Comparis
 
     for phase in args.phase:
         one_of("phase", phase, known_phases([*a, *b]))
-    return compare(a, b, args.phase)
+    return compare(a, b, args.phase, (args.a, args.b))
 
 
 def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
     from cs_systems.report.tables.rows import render_rows
 
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
-    timed = f" of {args.phase[0]}" if args.format != "csv" and len(args.phase) == 1 else ""
-    caption = f"B over A{timed}; {what or 'same configuration in A and B'}"
+    is_of_one_phase = args.format != "csv" and len(args.phase) == 1
+    timed = f"{args.phase[0]} time" if is_of_one_phase else "times"
+    caption = f"{timed}, candidate compared with baseline; {what or 'same configuration in both'}"
     blind: dict[str, dict[str, None]] = {}  # text without its percentages → texts that differ only in these
     for text in filter(None, (row["unseen"] for row in comparison.rows)):
         blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
@@ -190,13 +195,13 @@ def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
     if args.format != "csv" and (shared := _shared([str(row["cell"]) for row in rows])):
         caption += f"; in all cells: {' · '.join(shared)}"
         rows = [{**row, "cell": _without(shared, str(row["cell"]))} for row in rows]
-    if timed:
+    if is_of_one_phase:
         rows = [{name: value for name, value in row.items() if name != "phase"} for row in rows]
     if all(row.get("interval") == UNKNOWN for row in rows):
         rows = [{name: value for name, value in row.items() if name != "interval"} for row in rows]
     else:
         noise = " or ".join(dict.fromkeys(row["noise"] for row in comparison.rows))
-        legends.insert(0, f"interval: 95% confidence interval of B/A, from {noise}")
+        legends.insert(0, f"interval: 95% confidence interval of the ratio, from {noise}")
     notes = [*legends, *unseen, *torn, *comparison.doubts]
     if args.format == "github":
         return _summary(comparison, rows, caption, notes)
@@ -250,7 +255,7 @@ def _readable(row: ComparisonRow) -> Row:
         "A_s": row["a_typical_s"],
         "B_s": row["b_typical_s"],
         "B/A": f"{row['ratio']:.3f}" if row["ratio"] < 10 else f"{row['ratio']:.3g}",
-        "interval": UNKNOWN if low is None or noisy else f"{low:.3f} … {high:.3f}",
+        "interval": UNKNOWN if low is None or noisy else f"{low:.3f}…{high:.3f}",  # one word: no narrow table breaks it
         "finds": UNKNOWN if resolution is None else "> 100%" if noisy else f"{resolution:.0%}",
         "A_bytes": row["a_peak_bytes"],
         "B_bytes": row["b_peak_bytes"],

@@ -272,7 +272,7 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
     axes |= {"context_length": args.context_length} if args.context_length else {}
     axes |= {"precision": [*dict.fromkeys([BASELINE, *map(Precision, chosen)])]}
     if args.train_steps < 0:
-        raise ConfigError(f"--train-steps must be at least 0, got {args.train_steps}")
+        raise ConfigError(f"--train-steps is {args.train_steps}; it must be at least 0")
     base = RunConfig(device=args.device, seed=args.seed, mode=Mode(one_of("mode", args.mode, Mode)), warmup=args.warmup)
     base = args.step.base(base)
     timed = grid(replace(base, steps=args.steps, rounds=args.rounds), **axes)

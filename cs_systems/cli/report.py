@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
 from cs_systems.cli._output import MaybeFormat, Open, check_outputs, deliver, figure_file, page_asked, terminal_width
 from cs_systems.config import ConfigError
-from cs_systems.core.printable import visible
+from cs_systems.core.printable import command_line, visible
 from cs_systems.diagnosis import diagnose
 from cs_systems.record import RunRecord
 from cs_systems.report import diagnoses, origins
@@ -68,6 +68,16 @@ def run(args: Report) -> int:
 
     Raises ConfigError for a malformed request or record, and FileNotFoundError if there are no records.
     """
+    from cs_systems.report.tables.columns import UnknownColumn
+
+    try:
+        return _show(args)
+    except UnknownColumn as error:
+        every_column = f"{command_line('cs-systems', 'report', args.dir, '--format', 'csv')} | head -1"
+        raise UnknownColumn(error.name, every_column) from None
+
+
+def _show(args: Report) -> int:
     args = page_asked(args)
     arranged = args.sort is not None or args.relative_to is not None
     if args.format == "html" and (args.columns or args.pivot is not None or args.phase):

@@ -246,8 +246,8 @@ def _comparison(
         if rows[top:]:
             remarks.append(f"{counted(len(rows) - top, 'more row')}; --top shows more")
         titles = {
-            "what": DIFFERENT[name], "a_bytes": "A", "b_bytes": "B", "difference_bytes": "B − A",
-            "a_allocations": "count of A", "b_allocations": "count of B",
+            "what": DIFFERENT[name], "a_bytes": "baseline", "b_bytes": "candidate", "difference_bytes": "change",
+            "a_allocations": "baseline count", "b_allocations": "candidate count",
         }  # fmt: skip
-        parts.append((f"memory at the peak by {name}, B compared with A", rows[:top], titles, remarks))
+        parts.append((f"memory at the peak by {name}, candidate compared with baseline", rows[:top], titles, remarks))
     return document_text(args.format, heading, parts, args.output)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
+from cs_systems.comparison.runs import different
 from cs_systems.config import ConfigError, Phase
-from cs_systems.core.rows import Row, as_tables
+from cs_systems.core.rows import SIDES, Row, as_tables
 from cs_systems.record import RunRecord
 from cs_systems.traces.kernel_families import family
 from cs_systems.traces.profile import Profile
@@ -22,8 +23,8 @@ def difference(a: Profile, b: Profile, by: str) -> Sequence[Row]:
     A row has a column that `by` names, and a_s, b_s, difference_s and share. The largest difference comes first, and
     `all` last.
 
-    The share is relative to all kernel time of A, so that shares add up to the whole change. A family without a kernel
-    on one side took 0 s there. A layer without a range on one side is unknown there: None.
+    The share is relative to all kernel time of `a`, the baseline, so that shares add up to the whole change. A family
+    without a kernel on one side took 0 s there. A layer without a range on one side is unknown there: None.
 
     Raises:
         ConfigError: a side has no kernel.
@@ -68,24 +69,20 @@ def _marked(layers: Collection[str]) -> bool:
 def doubts(a: Profile, b: Profile) -> list[str]:
     """Return the reasons to be careful with the comparison."""
     sentences = []
-    for name, profile in (("A", a), ("B", b)):
+    for name, profile in zip(SIDES, (a, b), strict=True):
         sentences.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")
         sentences += [f"{name}: {note}" for note in profile.notes]
     shares = [p.layer_coverage for p in (a, b)]
     if abs(shares[0] - shares[1]) > UNEQUAL:
         sentences.append(
-            f"the layer is known for {shares[0]:.0%} of A's kernel time and {shares[1]:.0%} of B's: "
-            "part of the difference by layer is a difference in ranges"
+            f"the layer is known for {shares[0]:.0%} of the baseline's kernel time and {shares[1]:.0%} of the "
+            "candidate's: part of the difference by layer is a difference in ranges"
         )
     devices = [sorted(set(p.trace.devices.values())) for p in (a, b)]
     if devices[0] != devices[1]:
-        sentences.append(
-            f"device differs: {', '.join(devices[0]) or 'unknown'} in A, {', '.join(devices[1]) or 'unknown'} in B"
-        )
+        sentences.append(different("device", ", ".join(devices[0]), ", ".join(devices[1])))
     if a.trace.profiler != b.trace.profiler:
-        sentences.append(
-            f"profiler differs: {a.trace.profiler} in A, {b.trace.profiler} in B, with different overheads"
-        )
+        sentences.append(f"{different('profiler', a.trace.profiler, b.trace.profiler)}, with different overheads")
     return sentences
 
 

@@ -10,14 +10,16 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from statistics import median
 from typing import Any, TypedDict
 
 from cs_systems.config import ConfigError, describe
 from cs_systems.core import statistics
+from cs_systems.core.caveats import REMEDIES
 from cs_systems.core.plugins import is_foreign
-from cs_systems.core.rows import first_row
+from cs_systems.core.printable import command_line
+from cs_systems.core.rows import SIDES, first_row
 from cs_systems.core.units import counted
 from cs_systems.record import LOOP, Environment, RunRecord
 
@@ -31,7 +33,9 @@ _MACHINE = (
 
 
 class ComparisonRow(TypedDict):
-    """Phase of a cell in both runs; the interval and the verdict are those of `statistics.Comparison`.
+    """Phase of a cell in both runs: `a` is the baseline, `b` the candidate.
+
+    The interval and the verdict are those of `statistics.Comparison`.
 
     The ratio is of the typical times, `a_typical_s` and `b_typical_s`; the medians are those of all samples.
     """
@@ -40,7 +44,7 @@ class ComparisonRow(TypedDict):
     phase: str
     a_median_s: float
     b_median_s: float
-    ratio: float  # B's time over A's
+    ratio: float  # the candidate's time over the baseline's
     ratio_low: float | None
     ratio_high: float | None
     verdict: str
@@ -55,10 +59,10 @@ class ComparisonRow(TypedDict):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of two runs.
+    """Comparison of a candidate with a baseline.
 
-    `compared` maps a field to (value in A, value in B). `rows` has one row per matched cell and phase. `doubts` are the
-    reasons to be careful with them.
+    `compared` maps a field to (value in the baseline, value in the candidate). `rows` has one row per matched cell and
+    phase. `doubts` are the reasons to be careful with them.
     """
 
     compared: dict[str, tuple[Any, Any]]
@@ -66,22 +70,23 @@ class Comparison:
     doubts: list[str]
 
 
-def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str] = ("step",)) -> Comparison:
-    """Compare run B with run A, with one row per matched cell and phase.
+def compare(
+    a: Sequence[RunRecord],
+    b: Sequence[RunRecord],
+    phases: Sequence[str] = ("step",),
+    paths: Sequence[Path | None] = (None, None),
+) -> Comparison:
+    """Compare the candidate `b` with the baseline `a`, with one row per matched cell and phase.
 
     Cells timed under a profiler, or with a loss that is NaN or infinite, are left out.
 
+    paths: where the records of both sides come from, for the messages.
+
     Raises:
-        ConfigError: no cell of A matches one of B, or a side has no valid timing.
+        ConfigError: no cell of the baseline matches one of the candidate, or a side has no valid timing.
     """
-    for side, records in (("A", a), ("B", b)):
-        if not any(record.measurement for record in records):
-            raise ConfigError(f"no cell of {side} was measured; cs-systems report DIR shows the reasons")
-        if not any(record.measurement for record in _clean(records)):
-            raise ConfigError(
-                f"{side} has no valid timing, only times under a profiler or with a loss that is NaN or infinite; "
-                "measure with cs-systems time"
-            )
+    for side, records, path in zip(SIDES, (a, b), paths, strict=True):
+        _refuse_untimed(side, records, path)
     a, b, left_out = _clean(a), _clean(b), list(_left_out(a, b))
     compared = _compared(a, b)
     left_out += _of_two_workloads(compared)
@@ -95,12 +100,30 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
     ]
     if not rows:
         if cells_a.keys() & cells_b.keys():
-            raise ConfigError(f"no cell of A and B has the phase {' or '.join(phases)}; choose another --phase")
+            raise ConfigError(f"no cell of both runs has the phase {' or '.join(phases)}; choose another phase")
         first_a, first_b = (describe(next(iter(cells.values()))[0].run_config) for cells in (cells_a, cells_b))
         raise ConfigError(
-            f"no cell of A matches a cell of B: A has {first_a!r}, B has {first_b!r}; compare runs of the same cells"
+            f"no cell of the baseline, such as {first_a!r}, matches a cell of the candidate, such as {first_b!r}; "
+            "compare runs of the same cells"
         )
     return Comparison(compared, rows, [*left_out, *_unmatched(cells_a, cells_b), *_differences(a, b)])
+
+
+def _refuse_untimed(side: str, records: Sequence[RunRecord], path: Path | None) -> None:
+    """Raise ConfigError if no record of this side has a valid timing."""
+    where = f"the {side} {path}" if path else f"the {side}"
+    if not any(record.measurement for record in records):
+        see = command_line("cs-systems", "report", path) if path else "the reasons in its records"
+        raise ConfigError(f"{where} has no measured cell; see {see}")
+    if not any(record.measurement for record in undisturbed(records)):
+        raise ConfigError(f"{where} was not timed; measure it with cs-systems time")
+    if not any(record.measurement for record in _clean(records)):
+        raise ConfigError(f"{where} has no valid timing, because its loss is NaN or infinite; {REMEDIES['nan-loss']}")
+
+
+def different(name: str, baseline: str, candidate: str) -> str:
+    """Return the doubt that a property differs between the two sides."""
+    return f"{name} differs: {baseline or 'unknown'} in the baseline, {candidate or 'unknown'} in the candidate"
 
 
 def speedups(records: Sequence[RunRecord], field: str, baselines: Sequence[bool]) -> list[statistics.Comparison | None]:
@@ -141,7 +164,7 @@ def _without(identity: Mapping[str, Any], field: str) -> str:
 
 
 def profiled_pairs(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[tuple[str, RunRecord, RunRecord]]:
-    """Return the cells that both runs hold with tables of a trace: (description, record of A, record of B)."""
+    """Return the cells that both runs hold with tables of a trace: (description, baseline's record, candidate's)."""
     a, b = ([r for r in side if "families" in r.results] for side in (a, b))
     compared = _compared(a, b)
     _of_two_workloads(compared)
@@ -163,11 +186,11 @@ def undisturbed(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _left_out(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
-    for side, records in (("A", a), ("B", b)):
+    for side, records in zip(SIDES, (a, b), strict=True):
         if count := len(records) - len(undisturbed(records)):
-            yield f"left out: {counted(count, 'record')} of {side} timed under a profiler"
+            yield f"left out: {counted(count, 'record')} of the {side} timed under a profiler"
         if count := len(undisturbed(records)) - len(_clean(records)):
-            yield f"left out: {counted(count, 'record')} of {side} with a loss that is NaN or infinite"
+            yield f"left out: {counted(count, 'record')} of the {side} with a loss that is NaN or infinite"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -218,8 +241,12 @@ def _of_two_workloads(compared: Mapping[str, tuple[Any, Any]]) -> list[str]:
     a, b = compared["workload"]
     kinds = ["loop" if name.startswith(LOOP) else "own" if is_foreign(name) else name for name in (a, b)]
     if kinds[0] != kinds[1]:
-        raise ConfigError(f"A measures {a} and B {b}, which are different steps; compare runs of one workload")
-    return [f"the workload differs: {a} in A, {b} in B; times compare only if both do the same work"]
+        raise ConfigError(
+            f"the baseline measures {a} and the candidate {b}, which are different steps; compare runs of one workload"
+        )
+    return [
+        f"the workload differs: {a} in the baseline, {b} in the candidate; times compare only if both do the same work"
+    ]
 
 
 def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
@@ -283,7 +310,7 @@ def typical_s(records: Sequence[RunRecord]) -> float | None:
 
 
 def is_larger(row: ComparisonRow) -> bool:
-    """Return whether B's peak memory is above A's by more than measurements of equal things differ."""
+    """Return whether the candidate's peak is above the baseline's by more than measurements of equal things differ."""
     a, b = row["a_peak_bytes"], row["b_peak_bytes"]
     return a is not None and b is not None and b > a * (1 + statistics.MINIMUM_EFFECT)
 
@@ -302,24 +329,24 @@ def _plainly(record: RunRecord, without: Collection[str]) -> str:
 
 
 def _unmatched(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterable[str]:
-    for name, here, there in (("A", a, b), ("B", b, a)):
+    for side, here, there in zip(SIDES, (a, b), (b, a), strict=True):
         if alone := len(here.keys() - there.keys()):
-            yield f"{counted(alone, 'cell')} only in {name}"
+            yield f"{counted(alone, 'cell')} only in the {side}"
 
 
 def _differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
     for name in _MACHINE:
         left, right = _machine(a, name), _machine(b, name)
         if left != right:
-            yield f"{name} differs: {', '.join(left) or 'unknown'} in A, {', '.join(right) or 'unknown'} in B"
+            yield different(name, ", ".join(left), ", ".join(right))
     code_a, code_b = _code(a), _code(b)
     for name in code_a.keys() & code_b.keys():
         if code_a[name] != code_b[name]:
-            yield f"the code of {name} differs between A and B"
-    for side, records in (("A", a), ("B", b)):
+            yield f"the code of {name} differs between baseline and candidate"
+    for side, records in zip(SIDES, (a, b), strict=True):
         codes = sorted({w.code for r in records for w in r.warnings})
         if codes:
-            yield f"caveats of {side}: {', '.join(codes)}"
+            yield f"caveats of the {side}: {', '.join(codes)}"
 
 
 def _code(records: Iterable[RunRecord]) -> dict[str, set[str]]:

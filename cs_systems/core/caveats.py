@@ -52,11 +52,14 @@ REMEDIES = {
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",
 }
-_LATER = "record after a longer warm-up: cs-systems run --steps 20:70, or Recorder(warmup=20, steps=50)"
-# The same of a user's own loop, which `cs-systems run` or a Recorder measured: these have other options.
-LOOP_REMEDIES = REMEDIES | {
+_LATER = (
+    "record more steps after a longer warm-up where the loop has them, such as cs-systems run --steps 20:70, or "
+    "Recorder(warmup=20, steps=50)"
+)
+# The same of a user's own loop, which `cs-systems run` or a Recorder measured: these have other options. The remedy of
+# few-samples depends on the length of the loop, and stands in the record.
+LOOP_REMEDIES = {code: remedy for code, remedy in REMEDIES.items() if code != "few-samples"} | {
     "profiled": "take times from the record without a profiler; use a profile for shares and causes",
-    "few-samples": "record 10 steps or more: cs-systems run --steps 5:25, or Recorder(steps=20)",
     "unstable": f"close other programs, and {_LATER}",
     "launch-bound": "CPU-bound: the GPU waits for kernel launches; use a larger batch, torch.compile or CUDA graphs",
     "recompiled": f"{_LATER}; keep shapes and flags constant, because each change compiles again",
@@ -64,6 +67,29 @@ LOOP_REMEDIES = REMEDIES | {
     "throttled": "record fewer steps, or cool the GPU",
     "shared-gpu": "stop the other processes, or choose another GPU with CUDA_VISIBLE_DEVICES",
 }
+
+
+def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Sequence[str] = ()) -> Caveat:
+    """Return the caveat of a user's loop that ended before all steps were timed.
+
+    Args:
+        timed: the steps that were timed.
+        wanted: the steps to time.
+        done: the steps of the loop, warm-up included; None where they are not known.
+        ended: `the loop ended`, and the error that ended it, if any.
+        missing: the profilers that were to record after the timing.
+    """
+    what = ["memory snapshot" if name == "memory_snapshot" else f"profile by {name}" for name in missing]
+    lost = f"; no {' and no '.join(what)} was recorded" if what else ""
+    begin, _, error = ended.partition(" with ")
+    how = " ".join(filter(None, [begin, f"after {done}" if done else "", f"with {error}" if error else ""]))
+    message = f"{timed} of {wanted} steps were timed, because {how}{lost}"
+    remedy = "correct the error, and record again" if error else "let the loop run longer"
+    first = min(2, (done or 0) // 4)
+    if done and not error and 0 < first < done - timed:
+        steps = f"cs-systems run --steps {first}:{done}, or Recorder(warmup={first}, steps={done - first})"
+        remedy += f", or time earlier steps: {steps}"
+    return Caveat("few-samples", message, remedy)
 
 
 def caveats(

@@ -12,6 +12,7 @@ from itertools import takewhile
 
 # A spreadsheet evaluates a cell that begins with one of these, unless it is a number.
 FORMULA = re.compile(r"[=@]|[+-](?![\d.,]+(e[+-]?\d+)?%?$|inf$|nan$)", re.IGNORECASE)
+LABEL_WIDTH = 9  # of `report:  `, before a path or a command
 LONGEST_NAME = 60  # characters of a name on a page; AMD's products of matrices have names of 500
 
 
@@ -28,6 +29,28 @@ def visible(text: str) -> str:
 def command_line(*words: object) -> str:
     """Return a command line to copy into a shell, with words quoted where needed."""
     return " ".join(_quoted(str(word)) for word in words)
+
+
+def labelled_command(label: str, words: Sequence[object], width: int) -> str:
+    """Return a label and a command line, broken by backslashes before words that would end beyond the width.
+
+    The lines can be copied into a shell. A word that is too long stays whole, and an option beside its value.
+    """
+    parts = list[str]()
+    for word in map(str, words):
+        if parts and parts[-1].startswith("--") and not word.startswith("--"):
+            parts[-1] += f" {_quoted(word)}"
+        else:
+            parts.append(_quoted(word))
+    lines = [f"{label:<{LABEL_WIDTH}}{parts[0]}"]
+    for number, part in enumerate(parts[1:], 2):
+        backslash = 2 * (number < len(parts))
+        if len(lines[-1]) + 1 + len(part) + backslash <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"{' ' * (LABEL_WIDTH + 2)}{part}")
+    return "\n".join(lines)
 
 
 def text_cell(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NotRequired, TypedDict, cast
 # Row of any table, for code that treats every table alike: printing, choosing columns, merging. It is only read.
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
+SIDES = ("baseline", "candidate")  # of a comparison; columns are named `a` and `b`
 
 
 class Ran(TypedDict, total=False):

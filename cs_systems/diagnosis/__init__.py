@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WORTH = 0.05  # share of the step or the peak; what gains less is within the noise of most machines
 MOST = 3  # sentences that a page or a command begins with
 _OPTIONS = re.compile(r" \(--[^();]*\)|; --[^();]*(?=\))")  # alone in parentheses, or behind PyTorch's own names
-NOTHING = f"no rule found more than {WORTH:.0%} to gain"
+NOTHING = f"nothing found that would save more than {WORTH:.0%}"
 
 
 class DiagnosisRow(TypedDict):

@@ -202,11 +202,11 @@ def resolve(name: str) -> Device:
         return Device(torch.device("cpu"))
     if not torch.cuda.is_available():
         why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
-        raise DeviceUnavailable(f"no CUDA: {why}; run with --device cpu, or see what `cs-systems doctor` reports")
+        raise DeviceUnavailable(f"no CUDA: {why}; see cs-systems doctor, or use device cpu where a CPU will do")
     index = int(name[5:]) if name.startswith("cuda:") else int(os.environ.get("LOCAL_RANK", 0))
     if index >= torch.cuda.device_count():
         raise DeviceUnavailable(
-            f"{name} does not exist: torch sees {counted(torch.cuda.device_count(), 'GPU')}; use another --device"
+            f"{name} does not exist: torch sees {counted(torch.cuda.device_count(), 'GPU')}; use another device"
         )
     torch.cuda.set_device(index)
     return Device(torch.device("cuda", index))
@@ -219,7 +219,7 @@ def too_few(name: str, world_size: int) -> str | None:
         return None
     return (
         f"{world_size} ranks need one GPU each, but torch sees {count}; use a world size up to {count}, "
-        "or --device cpu, or torchrun on several machines"
+        "or device cpu, or torchrun on several machines"
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.config import ConfigError
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.rows import Results
 from cs_systems.record import RunRecord
@@ -52,6 +53,17 @@ def _no_region(out: Path, device: Device, model: Any) -> AbstractContextManager[
     return nullcontext()
 
 
+class ProfilerUnusable(ConfigError):
+    """A profiler cannot work here; the message ends with what to use instead."""
+
+    def __init__(self, reason: str, instead: tuple[str, str] | None) -> None:
+        self._reason, self._instead = reason, instead
+        super().__init__(f"{reason}, or {instead[1]}" if instead else reason)
+
+    def with_options(self) -> str:
+        return f"{self._reason}, or {self._instead[0]}" if self._instead else self._reason
+
+
 @dataclass(frozen=True)
 class Profiler:
     """Hooks of one profiler. `out` is the path prefix of a cell's files: a profiler adds a suffix to it.
@@ -63,6 +75,7 @@ class Profiler:
         the worker has ended, with success or not.
     collect: `(out, record) -> Collected`. Raises ProfileLost.
     sees_oom: whether a cell that ran out of memory has results to collect, too.
+    instead: the other way out if `problem` finds something: on the command line, and in Python.
     """
 
     problem: Callable[[], str | None] = lambda: None
@@ -71,3 +84,4 @@ class Profiler:
     refused: Callable[[Path], str | None] = lambda out: None
     collect: Callable[[Path, RunRecord], Collected] = lambda *_: Collected()
     sees_oom: bool = False
+    instead: tuple[str, str] | None = None

@@ -43,7 +43,7 @@ REFUSED = (
     "NVreg_RestrictProfilingToAdminUsers=0; in a container, start the container with --cap-add=SYS_ADMIN "
     f"(https://developer.nvidia.com/{NOT_PERMITTED})"
 )
-_REMEDY = "install Nsight Compute: apt install nsight-compute, from NVIDIA's CUDA repository"
+_REMEDY = "install it with apt install nsight-compute (NVIDIA's CUDA repository)"
 # The driver states in this file whether only root may read hardware counters.
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 
@@ -71,12 +71,12 @@ def check() -> Diagnostic:
     """Return a row of `doctor`: whether ncu can count here."""
     path = shutil.which("ncu")
     if path is None:
-        return diagnostic(
-            "ncu", "not on PATH: hardware counters with Nsight Compute are not possible", "missing", _REMEDY
-        )
+        return diagnostic("ncu", nsys.NOT_ON_PATH, "missing", _REMEDY)
     found = nsys.version_of(path)
     if importlib.util.find_spec("ncu_report") is None:
-        return diagnostic("ncu", f"{found}, without ncu-report to read its reports", "missing", reports.INSTALL)
+        return diagnostic(
+            "ncu", f"{found} lacks the package ncu-report to read its reports", "missing", reports.INSTALL
+        )
     for_root_alone = _DRIVER_PARAMETERS.exists() and "RmProfilingAdminOnly: 1" in _DRIVER_PARAMETERS.read_text()
     if for_root_alone and os.geteuid() != 0:
         remedy = "run ncu as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
@@ -87,7 +87,7 @@ def check() -> Diagnostic:
 def problem() -> str | None:
     """Return the missing requirement, if any. Only ncu itself finds out later whether counters are permitted."""
     row = check()
-    return f"ncu: {row['found']}; {row['remedy']}" if row["state"] == "missing" else None
+    return nsys.reason(row) if row["state"] == "missing" else None
 
 
 def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:

@@ -44,25 +44,27 @@ ON_CPU = (
     f"--nvtx-capture={CAPTURE}",
     "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",  # else only a registered string can begin a trace
 )
+NOT_ON_PATH = "not on the PATH"
 PAIR_TIMEOUT_S = 30
-_REMEDY = "install Nsight Systems: apt install nsight-systems-cli, from NVIDIA's CUDA repository"
+_REMEDY = "install it with apt install nsight-systems-cli (NVIDIA's CUDA repository)"
+_NEWER = _REMEDY.replace("install it", "install a newer one")
 
 
 def check() -> Diagnostic:
     """Return a row of `doctor`: whether nsys can record, import and export here."""
     path = shutil.which("nsys")
     if path is None:
-        return diagnostic("nsys", "not on PATH: profiling with Nsight Systems is not possible", "missing", _REMEDY)
+        return diagnostic("nsys", NOT_ON_PATH, "missing", _REMEDY)
     found = version_of(path)
     release = re.match(r"(\d+)\.(\d+)", found)
     if release and (int(release[1]), int(release[2])) < OLDEST:
         return diagnostic(
-            "nsys", f"{found}, older than {'.'.join(map(str, OLDEST))}: its exports lack columns", "problem", _REMEDY
+            "nsys", f"{found} is older than {'.'.join(map(str, OLDEST))}: its exports lack columns", "problem", _NEWER
         )
     folder = Path(path).resolve().parent.parent
     if not any(folder.glob("host-linux-*/QdstrmImporter")):
         remedy = f"ln -s the host-linux-x64 folder of the same nsys to {folder}/host-linux-x64"
-        return diagnostic("nsys", f"{found}, without its importer: it cannot write a .nsys-rep", "problem", remedy)
+        return diagnostic("nsys", f"{found} lacks its importer and cannot write a .nsys-rep", "problem", remedy)
     return diagnostic("nsys", found)
 
 
@@ -108,7 +110,13 @@ def last_line(output: str) -> str:
 
 def problem() -> str | None:
     row = check()
-    return None if row["state"] == "ok" else f"nsys: {row['found']}; {row['remedy']}, or use --with kineto"
+    return None if row["state"] == "ok" else reason(row)
+
+
+def reason(row: Diagnostic) -> str:
+    """Return why a tool cannot work, with the remedy, as a sentence."""
+    verb = "is " if row["found"] == NOT_ON_PATH else ""
+    return f"{row['check']} {verb}{row['found']}; {row['remedy']}"
 
 
 def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:
@@ -159,4 +167,4 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return replace(found, artifacts=files | found.artifacts)
 
 
-PROFILER = Profiler(problem, launch, region, collect=collect)
+PROFILER = Profiler(problem, launch, region, collect=collect, instead=("use --with kineto", 'use profiler="kineto"'))

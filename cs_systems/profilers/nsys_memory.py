@@ -64,4 +64,7 @@ def with_prediction(rows: Sequence[MemoryRange], record: RunRecord) -> list[Memo
     ]
 
 
-PROFILER = replace(nsys.PROFILER, launch=launch, region=region, collect=collect)
+PROFILER = replace(
+    nsys.PROFILER, launch=launch, region=region, collect=collect,
+    instead=("leave out --nsys", "use another profiler"),
+)  # fmt: skip

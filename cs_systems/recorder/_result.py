@@ -85,11 +85,13 @@ def success(
     seen: Iterable[str],
     precision: str | None,
     ended: str | None,
+    missing: Sequence[str],
     mallocs: int | None,
 ) -> RunRecord:
     """Return the record of a stage with at least one timed step.
 
-    ended: how the loop ended before all steps were timed. mallocs: cudaMalloc calls during the timed steps.
+    ended: how the loop ended before all steps were timed. missing: the profilers that then saw no step. mallocs:
+    cudaMalloc calls during the timed steps.
     """
     device, after = subject.device, environment(subject.device)
     samples = aligned(samples)
@@ -99,7 +101,7 @@ def success(
     noted = graph_breaks()
     breaks = graph_break_rows(noted)
     found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks)
-    found = (*found, *_own_caveats(config, measurement, subject, set(seen), ended, mallocs))
+    found = (*found, *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs))
     found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
     known = {"precision": precision, "graph_breaks": len(noted) or None}
     ran = cast(Ran, {**subject.ran(), **{name: value for name, value in known.items() if value}})
@@ -161,13 +163,13 @@ def _own_caveats(
     subject: Subject,
     seen: set[str],
     ended: str | None,
+    missing: Sequence[str],
     mallocs: int | None,
 ) -> Iterable[Caveat]:
     timed = len(measurement.timed)
     if ended is not None:
-        yield Caveat(
-            "few-samples", f"{timed} of {config.steps} steps were timed: {ended}", LOOP_REMEDIES["few-samples"]
-        )
+        done = len(measurement.samples) if config.profiler == "none" else None
+        yield caveats.cut_short(timed, config.steps, done, ended, missing)
     if mallocs:
         calls = counted(mallocs, "cudaMalloc call")
         yield Caveat("cudaMalloc", f"{calls} during timed steps", LOOP_REMEDIES["cudaMalloc"])

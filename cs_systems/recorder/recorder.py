@@ -333,6 +333,7 @@ class Recorder:
             seen=self._tracker.seen if self._tracker else (),
             precision=self._precision,
             ended=ended,
+            missing=[later.profiler for later in self._stages] if ended is not None else (),
             mallocs=now - self._mallocs if device.is_cuda and now is not None and self._mallocs is not None else None,
         )
         if any(later.profiler == "nsys" for later in self._stages):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CELL_COLUMNS", "CLEAN", "PHASE_COLUMNS", "STEP", "by_kind", "frame", "load", "without_retried"]
 
+# At a prompt pandas shows as many of the first and of the last columns as fit: these answer most questions.
+_FIRST = ("phase", "median_s", "p10_s", "p90_s")
+_LAST = ("peak_allocated_bytes", "mfu", "status")
 CLEAN = "none"  # profiler of clean records, whose times are timings
 
 
@@ -55,7 +58,7 @@ def by_kind(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Return the long DataFrame of `records`: CELL_COLUMNS, then PHASE_COLUMNS.
+    """Return the long DataFrame of `records`, with CELL_COLUMNS and PHASE_COLUMNS; the times come first.
 
     Raises ConfigError for a malformed record.
     """
@@ -78,7 +81,8 @@ def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
     identity = typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS)
     columns = zip(*rows, strict=True) if rows else ([] for _ in PHASE_COLUMNS)
     phases = typed(dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS)
-    return pd.concat([identity.take(owners).reset_index(drop=True), phases], axis=1)
+    whole = pd.concat([identity.take(owners).reset_index(drop=True), phases], axis=1)
+    return whole[[*_FIRST, *(name for name in whole.columns if name not in {*_FIRST, *_LAST}), *_LAST]]
 
 
 @contextmanager

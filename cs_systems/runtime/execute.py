@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
 from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
@@ -432,7 +434,7 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
     if status == "error":
         reason += _place(error, cell.config)
         with suppress(OSError, ValueError, AttributeError):  # standard error may be closed
-            traceback.print_exception(error, file=sys.stderr)
+            _print(error)
     lost = status == "error" and devices.is_poisoned(error)  # the device may answer nothing after that
     device = devices.resolve_or_cpu("cpu" if lost else cell.config.device)
     surroundings = cell.before or environment(device)
@@ -451,6 +453,23 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
         environment=surroundings,
         results={"memory": [memory]} if status == "oom" else {},
     )
+
+
+def _print(error: Exception) -> None:
+    """Print an error to standard error: a user's mistake as one line, and others from the user's first frame on."""
+    if isinstance(error, ConfigError):
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return
+    trace = error.__traceback__
+    while trace is not None and _is_ours(Path(trace.tb_frame.f_code.co_filename)):
+        trace = trace.tb_next
+    shown = error.__traceback__ if trace is None else trace
+    traceback.print_exception(type(error), error, shown, file=sys.stderr)
+
+
+def _is_ours(file: Path) -> bool:
+    """Return whether a file is of cs_systems or of torch, which calls a user's model."""
+    return any(folder in file.parents for folder in _OWN_FOLDERS)
 
 
 def _place(error: Exception, config: RunConfig) -> str:
@@ -472,6 +491,7 @@ def _classify(error: Exception) -> tuple[str, str]:
 
 
 _LONGEST_REASON = 4000
+_OWN_FOLDERS = (Path(__file__).parents[1], Path(torch.__file__).parent)
 
 
 def _readable(error: Exception) -> Exception:

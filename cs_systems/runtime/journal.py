@@ -19,16 +19,36 @@ from pathlib import Path
 from typing import IO
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.record import DONE, RunRecord, append_record, readable_records, records_path
+from cs_systems.record import DONE, NewerSchema, RunRecord, append_record, readable_records, records_path
 
 _PROBE_BYTES = 1 << 20
+ANOTHER = "choose another out"  # the command line writes --out
+AFRESH = f"{ANOTHER}, or start over with fresh"
+
+
+class FolderRefused(ConfigError):
+    """A folder cannot take the records of a sweep. The remedy names arguments; the command line, its options."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}; {remedy}")
+        self._problem, self._remedy = problem, remedy
+
+    def with_options(self) -> str:
+        return f"{self._problem}; {ConfigError(self._remedy, 'out', 'fresh').with_options()}"
+
+
+class FolderUnwritable(OSError, FolderRefused):
+    """A folder cannot be written."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        FolderRefused.__init__(self, problem, remedy)  # not OSError's, which takes two texts for errno and strerror
 
 
 class Journal:
     """Records of one folder.
 
-    Raises OSError if the folder cannot be written. Raises ConfigError if another sweep writes it, or if a file with a
-    name that the journal uses is not a regular file.
+    Raises OSError if the folder cannot be written. Raises ConfigError if another sweep writes it, if its records file
+    holds something else, or if a file with a name that the journal uses is not a regular file.
     """
 
     def __init__(self, folder: Path, *, record_host: bool = False) -> None:
@@ -51,7 +71,7 @@ class Journal:
         """
         folder = Path(out)
         if folder.is_file():
-            raise OSError(f"cannot write to {folder}: it is a file; choose another --out, a folder of records")
+            raise FolderUnwritable(f"cannot write to {folder}: it is a file", f"{ANOTHER}, a folder of records")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(prefix=".probe-", dir=folder) as probe:
@@ -63,11 +83,27 @@ class Journal:
                 if own.exists():
                     _open_plain(own, os.O_RDWR | os.O_APPEND).close()
         except OSError as error:
-            raise OSError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
+            raise FolderUnwritable(f"cannot write to {folder}: {error.strerror or error}", ANOTHER) from error
         if fresh and file.exists():
             with journal.locked():
                 file.rename(_aside(file))
+        journal.refuse_foreign_lines()
         return journal
+
+    def refuse_foreign_lines(self) -> None:
+        """Raise ConfigError if the file holds other objects than records, which the table at the end would refuse.
+
+        Lines that an interrupted write left are no objects, and are skipped.
+        """
+        file = records_path(self.folder)
+        if not file.exists():
+            return
+        try:
+            readable_records(file, strict=True)
+        except ConfigError as error:
+            if isinstance(error.__cause__, NewerSchema):
+                raise
+            raise FolderRefused(f"{file} has lines that are no records", AFRESH) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -76,14 +112,14 @@ class Journal:
             lock = _open_plain(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise ConfigError(f"{self.folder / '.lock'} is a link; remove it, or choose another --out") from None
+                raise FolderRefused(f"{self.folder / '.lock'} is a link", f"remove it, or {ANOTHER}") from None
             raise
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError(
-                    f"another sweep is writing to {self.folder}; wait for it, or choose another --out"
+                raise FolderRefused(
+                    f"another sweep is writing to {self.folder}", f"wait for it, or {ANOTHER}"
                 ) from None
             yield
 
@@ -131,7 +167,7 @@ def _open_plain(path: Path, flags: int) -> IO[bytes]:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ConfigError(f"{path} is not a regular file; remove it, or choose another --out")
+        raise FolderRefused(f"{path} is not a regular file", f"remove it, or {ANOTHER}")
     return os.fdopen(descriptor, "rb+" if flags & os.O_RDWR else "wb")
 
 

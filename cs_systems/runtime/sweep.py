@@ -20,11 +20,11 @@ from cs_systems.core import plugins
 from cs_systems.core.display import Displayed
 from cs_systems.core.rows import ForecastRow, PreflightRow
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, shown, unknown_argument
-from cs_systems.profilers import Profiler
+from cs_systems.profilers import Profiler, ProfilerUnusable
 from cs_systems.record import DONE, Environment, RunRecord, make_key
 from cs_systems.runtime import profiled, scheduler
 from cs_systems.runtime.channel import Visit, Warming
-from cs_systems.runtime.journal import Journal
+from cs_systems.runtime.journal import AFRESH, FolderRefused, Journal
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.runtime.supervisor import Supervisor
 
@@ -70,7 +70,7 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
     for name in {c.profiler for c in configs}:
         profiler: Profiler = plugins.get("profilers", name)
         if reason := profiler.problem():
-            raise ConfigError(reason)
+            raise ProfilerUnusable(reason, profiler.instead)
         if profiler.launch is not Profiler.launch and any(c.is_distributed for c in configs if c.profiler == name):
             raise ConfigError(f"profiler {name} supports one process, not several ranks; use kineto")
     for name in {name for c in configs for name in (c.workload, c.inputs) if name}:
@@ -452,13 +452,15 @@ def _missing(
 
 def _same_origin(recorded: Environment, now: Environment, folder: Path) -> None:
     """Raise ConfigError if a folder's records come from another torch, device or version of this code."""
-    for what, name in (("torch", "torch"), ("device", "device_name"), ("cs_systems code", "code_version")):
+    for how, name in (
+        ("with torch {}, not {}", "torch"),
+        ("on {}, not {}", "device_name"),
+        ("by another version of the code ({}, now {})", "code_version"),
+    ):
         before, after = getattr(recorded, name), getattr(now, name)
         if before != after:
-            raise ConfigError(
-                f"{folder} has records of {what} {before}, which are not comparable with {after}; "
-                "choose another --out, or start over with --fresh"
-            )
+            problem = f"the records of {folder} were measured {how.format(before, after)}, and do not compare"
+            raise FolderRefused(problem, AFRESH)
 
 
 def _follow_in_job() -> None:

@@ -183,8 +183,11 @@ def _read(path: Path, choose: Callable[[list[int]], list[int]]) -> list[Snapshot
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
-        cause = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} is not a snapshot that PyTorch wrote ({cause}); write one with {_HOW}") from None
+        if isinstance(error, KeyError):
+            cause = f"an entry lacks {error}"
+        else:
+            cause = str(error) if type(error) is ValueError else "a value has another type or size"
+        raise ConfigError(f"{path} is not a snapshot that PyTorch wrote: {cause}; write one with {_HOW}") from None
 
 
 _HOW = "torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps"

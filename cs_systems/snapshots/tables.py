@@ -113,7 +113,7 @@ class DifferenceRow(TypedDict):
     what: str
     a_bytes: int
     b_bytes: int
-    difference_bytes: int  # B's less A's
+    difference_bytes: int  # the candidate's less the baseline's
     a_allocations: int
     b_allocations: int
 

@@ -56,8 +56,14 @@ def read_habits(path: Path) -> list[Habit]:
     """Return the habits in a file; raise ConfigError if it has not the form of `known_ranges.toml`."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--range-names {path} cannot be read: {error}; give a TOML file") from None
+    except FileNotFoundError:
+        raise ConfigError(f"--range-names {path} does not exist; give a TOML file") from None
+    except OSError as error:
+        raise ConfigError(f"--range-names {path} cannot be read: {error.strerror}; give a TOML file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--range-names {path} is not a text in UTF-8; give a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--range-names {path} is not valid TOML: {error}; correct that line") from None
     found = []
     for source, table in tables.items():
         if not isinstance(table, dict):

@@ -170,10 +170,12 @@ class _Reader:
             )
         kernels, ranges = self._has(KERNELS) or self._has(GRAPHS), self._has(NVTX)
         if not kernels and (not ranges or any(map(self._has, (RUNTIME, *COPIES.values())))):
-            foreign = "" if {"StringIds", "META_DATA_EXPORT"} & self.columns.keys() else " (is it an export of nsys?)"
-            raise ConfigError(
-                f"{self.path} holds no kernel{foreign}; record with --trace=cuda,nvtx while the GPU works"
-            )
+            if not {"StringIds", "META_DATA_EXPORT", *REQUIRED} & self.columns.keys():
+                raise ConfigError(
+                    f"{self.path} is an SQLite file without tables of a profiler; give an export of nsys (.sqlite) or "
+                    "a database of rocprofv3 (.db)"
+                )
+            raise ConfigError(f"{self.path} holds no kernel; record with --trace=cuda,nvtx while the GPU works")
 
     def _has(self, table: str) -> bool:
         return table in self.columns and bool(self.database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall())

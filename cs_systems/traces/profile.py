@@ -284,8 +284,8 @@ def _window(trace: Trace, from_s: float = 0.0, to_s: float = math.inf) -> Step:
     start, end = float(np.nanmin(np.concatenate(begins))), float(np.nanmax(np.concatenate(ends)))
     if not from_s < min(to_s, end - start):
         raise ConfigError(
-            f"--between {from_s:g} {to_s:g} holds nothing of {trace.source}; its recording lasts from 0 to "
-            f"{end - start:.6g} s"
+            f"--between {from_s:g} {to_s:g} holds nothing of {trace.source}; choose times from 0 to "
+            f"{end - start:.6g} s, when its recording ends"
         )
     return Step("recording", start + max(from_s, 0.0), min(start + to_s, end), takes_earlier=from_s <= 0)
 

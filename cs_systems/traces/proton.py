@@ -112,7 +112,8 @@ def _documents(path: Path) -> list[Any]:
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         return [json.loads(text)]
     except ValueError as error:
-        raise ConfigError(f"{path} is truncated or damaged ({error}); {_REMEDY}") from None
+        where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ConfigError(f"{path} is truncated or damaged{where}; {_REMEDY}") from None
 
 
 class _Reader:

@@ -196,10 +196,11 @@ def _tools(path: Path) -> list[dict[str, Any]]:
                     )
             # Names of kernels are written as they stand in the program, which need not be UTF-8.
             found = json.loads(b"".join(parts).decode("utf-8", "replace"), strict=False)[KEY]
-        except (EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError, KeyError, TypeError) as error:
+        except ConfigError:
+            raise
+        except (EOFError, zlib.error, gzip.BadGzipFile, ValueError, RecursionError, KeyError, TypeError):
             raise ConfigError(
-                f"{path} is a truncated or damaged result of rocprofv3 ({type(error).__name__}: {error}); copy it "
-                "again, or record it again"
+                f"{path} is a truncated or damaged result of rocprofv3; copy it again, or record it again"
             ) from None
     return [tool for tool in ([found] if isinstance(found, dict) else _list(found)) if isinstance(tool, dict)]
 

@@ -216,7 +216,7 @@ def test_unavailable_reason_does_not_repeat_the_name(name: str, device: str, dty
 @pytest.mark.parametrize("name", ["sdpa_flash", "flash_attn", "flex", "compiled"])
 def test_cuda_call_without_gpu_is_unavailable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "run with --device cpu, or install a CUDA build of torch" in unavailable_reason(name, "cuda", "bfloat16")
+    assert "use device cpu, or install a CUDA build of torch" in unavailable_reason(name, "cuda", "bfloat16")
 
 
 @pytest.mark.parametrize("name", ["compiled", "flex"])

@@ -16,6 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from cs_systems.cli import main
+from cs_systems.core.rows import SIDES
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 from tests.recorded import MAIN
 
@@ -80,7 +81,7 @@ def test_two_traces_are_compared(nsys_path: Path, kineto_path: Path, capsys: pyt
     assert analyze(nsys_path, kineto_path) == 0
     lines = capsys.readouterr().out.splitlines()
     made = {nsys_path: "2026-11-20 11:03 UTC", kineto_path: "2026-11-20 10:59 UTC"}
-    heading = [f"{side}: {path} · recorded {at}" for side, (path, at) in zip("AB", made.items(), strict=True)]
+    heading = [f"{side}: {path} · recorded {at}" for side, (path, at) in zip(SIDES, made.items(), strict=True)]
     assert " ".join(lines).startswith(" ".join(heading))  # a long path wraps
     assert sum(line.startswith("kernel time per step by ") for line in lines) == 3
     assert analyze(nsys_path, kineto_path, "--table", "families", "--format", "csv") == 0
@@ -106,7 +107,7 @@ def test_markup_in_names_is_escaped(export: Callable[..., Path], capsys: pytest.
     ("words", "message"),
     [
         (["--table", "kernel"], "unknown table 'kernel'; did you mean kernels"),
-        (["--top", "0"], "--top must be at least 1, got 0"),
+        (["--top", "0"], "--top is 0; it must be at least 1"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--range", "epoch"], "no range is named 'epoch'; choose one with --range: "),
         (["--process", "1"], "no kernel of process 1; choose one with --process"),

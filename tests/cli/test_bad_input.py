@@ -234,10 +234,10 @@ def test_missing_gpu_is_reported_with_remedy(impossible: dict[str, RunRecord]) -
     reason = impossible["GPU that does not exist"].reason or ""
     if torch.cuda.is_available():
         seen = counted(torch.cuda.device_count(), "GPU")
-        assert reason == f"cuda:99 does not exist: torch sees {seen}; use another --device"
+        assert reason == f"cuda:99 does not exist: torch sees {seen}; use another device"
     else:
         assert reason.startswith("no CUDA: ")
-        assert reason.endswith("run with --device cpu, or see what `cs-systems doctor` reports")
+        assert reason.endswith("; see cs-systems doctor, or use device cpu where a CPU will do")
 
 
 def test_sweep_without_any_result_exits_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

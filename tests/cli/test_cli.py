@@ -53,6 +53,15 @@ def test_help_fits_the_terminal_and_imports_nothing_heavy(words: list[str]) -> N
     assert "(default: )" not in done.stdout
 
 
+def test_tab_completion_offers_every_public_name_without_importing_torch() -> None:
+    program = (
+        "import sys, cs_systems; print({*cs_systems.__all__} <= {*dir(cs_systems)}, "
+        "[name for name in ('torch', 'pandas') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("True []\n", "")
+
+
 def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
@@ -75,7 +84,7 @@ def test_time_prints_progress_table_and_paths(tmp_path: Path) -> None:
     assert re.search(r"per step.* \(\d+ s, \d+ s left\)$", lines[0])
     assert re.search(r"per step.* \(\d+ s\)$", lines[3])
 
-    *table, _, where, report = done.stdout.splitlines()
+    *table, _, where, report = done.stdout.replace(" \\\n          ", "").splitlines()
     assert max(map(len, table)) <= 80
     assert all(word in done.stdout for word in ("naive", "sdpa_flash", "train-step"))
     file = tmp_path / where.removeprefix("records: ")
@@ -84,7 +93,7 @@ def test_time_prints_progress_table_and_paths(tmp_path: Path) -> None:
     assert [r.status for r in records] == ["ok"] * 4
     typed = command_line("cs-systems", *words)
     assert {(r.origin.command, r.origin.host) for r in records if r.origin} == {(typed, socket.gethostname())}
-    assert report.startswith(f"report:  cs-systems report {file.parent.relative_to(tmp_path)} --format html")
+    assert report.startswith(f"report:  cs-systems report {file.parent.relative_to(tmp_path)} --format html --open")
 
 
 def test_progress_bar_on_a_terminal_shows_cell_and_time_left(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_nsys_without_importer_is_a_problem(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(target), prepend=":")
     row = nsys.check()
     assert row["state"] == "problem"
-    assert row["found"] == "2024.2.3.38, without its importer: it cannot write a .nsys-rep"
+    assert row["found"] == "2024.2.3.38 lacks its importer and cannot write a .nsys-rep"
     assert "host-linux-x64" in row["remedy"]
 
     fake_tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")

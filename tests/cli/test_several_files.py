@@ -69,7 +69,14 @@ def test_two_ranks_are_merged_by_analyze_and_compared_by_compare(
 ) -> None:
     two = [write(tmp_path, rank) for rank in (0, 2)]
     assert "2 of 3 ranks are given (0, 2)" in shown(["analyze", *two], capsys)
-    assert "B compared with A" in shown(["compare", *two], capsys)
+    assert "candidate compared with baseline" in shown(["compare", *two], capsys)
+
+
+def test_table_of_ranks_of_one_trace_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ranks", "collectives", "beside"):
+        assert main(["analyze", str(folder / "b.json.gz"), "--table", name]) == 2
+        message = f"table {name} needs the traces of several ranks; give all of them, or choose among steps, "
+        assert message in capsys.readouterr().err
 
 
 def test_compare_of_two_snapshots_names_the_command(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,8 +92,8 @@ def test_ranks_listings_and_comparisons_have_pages(
     for words, title, texts in (
         (["analyze", *ranks], f"3 ranks of {tmp_path}/", ["ranks, per step", "collectives across the ranks"]),
         (["analyze", folder], f"Files of {folder}", ["contents of the files", "a.sqlite"]),
-        (["analyze", trace, trace], "b.json.gz compared with b.json.gz", ["B − A"]),
-        (["compare", trace, trace], "b.json.gz compared with b.json.gz", ["B − A"]),
+        (["analyze", trace, trace], "b.json.gz compared with b.json.gz", ["change"]),
+        (["compare", trace, trace], "b.json.gz compared with b.json.gz", ["change"]),
         (["snapshot", snapshot_path, snapshot_path], "compared with", ["memory at the peak by category"]),
         (["snapshot", *[snapshot_path] * 3], "Memory of 3 snapshots", ["peaks of the snapshots"]),
     ):

@@ -156,13 +156,13 @@ def test_two_snapshots_are_compared(
     assert snapshot(snapshot_path, other) == 0
     out = capsys.readouterr().out
     heading = [
-        f"A: {snapshot_path} · peak 213,795,840 bytes · recorded 2026-11-20 11:00 UTC",
-        f"B: {other} · peak 1,024 bytes",
-        "B − A: −204 MiB (-213,794,816 bytes)",
+        f"baseline: {snapshot_path} · peak 213,795,840 bytes · recorded 2026-11-20 11:00 UTC",
+        f"candidate: {other} · peak 1,024 bytes",
+        "change: −204 MiB (-213,794,816 bytes)",
     ]
     assert "".join(out.split()).startswith("".join(" ".join(heading).split()))  # a long path wraps
     assert [line for line in out.splitlines() if line.startswith("memory at the peak by")] == [
-        f"memory at the peak by {name}, B compared with A" for name in DIFFERENT
+        f"memory at the peak by {name}, candidate compared with baseline" for name in DIFFERENT
     ]
     assert "no layer" in out
     assert snapshot(snapshot_path, other, "--table", "top") == 2
@@ -209,7 +209,7 @@ def test_output_creates_its_folder(snapshot_path: Path, tmp_path: Path, capsys: 
     ("words", "message"),
     [
         (["--table", "peak"], "unknown table 'peak'; choose among composition"),
-        (["--top", "0"], "--top must be at least 1, got 0"),
+        (["--top", "0"], "--top is 0; it must be at least 1"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--size", "huge"], "unknown size 'huge'"),
         (["--size", "large"], "--size large does not fit: the snapshot lacks tensors of that preset"),

@@ -91,25 +91,45 @@ def test_doubts_list_unmatched_cells_other_versions_and_caveats() -> None:
     b = replace(record(BASE, 1.0, 1), environment=elsewhere, warnings=(Caveat("unstable", "m", "r"),))
     alone = record(replace(BASE, batch_size=8), 1.0)
     doubts = compare([record(BASE, 1.0), alone], [b]).doubts
-    assert doubts == ["1 cell only in A", "torch differs: 2.13 in A, 2.11 in B", "caveats of B: unstable"]
+    assert doubts == [
+        "1 cell only in the baseline",
+        "torch differs: 2.13 in the baseline, 2.11 in the candidate",
+        "caveats of the candidate: unstable",
+    ]
 
 
 def test_phase_that_no_matched_cell_has_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="no cell of A and B has the phase optimizer; choose another --phase"):
+    with pytest.raises(ConfigError, match="no cell of both runs has the phase optimizer; choose another phase"):
         compare([record(BASE, 1.0)], [record(BASE, 2.0, 1)], ["optimizer"])
 
 
-def test_run_with_only_failed_and_profiled_cells_has_no_valid_timing() -> None:
+def test_run_with_only_failed_and_profiled_cells_was_not_timed() -> None:
     failed = replace(record(BASE, 1.0), status="oom", measurement=None)
     profiled = record(replace(BASE, profiler="kineto", rounds=1), 1.0)
-    with pytest.raises(ConfigError, match="B has no valid timing"):
+    with pytest.raises(ConfigError, match=r"^the candidate was not timed; measure it with cs-systems time$"):
         compare([record(BASE, 1.0)], [failed, profiled])
+    with pytest.raises(ConfigError, match=r"^the baseline w/pk was not timed; measure it with cs-systems time$"):
+        compare([profiled], [record(BASE, 1.0)], paths=(Path("w/pk"), Path("w/b")))
+    with pytest.raises(ConfigError, match=r"^the baseline has no measured cell; see the reasons in its records$"):
+        compare([failed], [record(BASE, 1.0)])
+
+
+def test_run_whose_losses_are_nan_is_rejected_with_the_cause() -> None:
+    broken = replace(record(BASE, 1.0), warnings=(Caveat("nan-loss", "the loss is NaN", "r"),))
+    message = (
+        "the candidate has no valid timing, because its loss is NaN or infinite; lower the learning rate or use "
+        "another precision"
+    )
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        compare([record(BASE, 1.0)], [broken])
 
 
 def test_runs_without_matching_cells_are_rejected() -> None:
     a = [record(replace(BASE, batch_size=1), 1.0), record(replace(BASE, batch_size=2), 1.0)]
     b = [record(replace(BASE, batch_size=3), 1.0), record(replace(BASE, batch_size=4), 1.0)]
-    with pytest.raises(ConfigError, match=r"no cell of A matches .*: A has '.* batch 1 .*', B has '.* batch 3 "):
+    with pytest.raises(
+        ConfigError, match=r"no cell of the baseline, such as '.* batch 1 .*', matches .* such as '.* batch 3 "
+    ):
         compare(a, b)
 
 
@@ -136,10 +156,11 @@ def test_output_file_shows_both_sides_in_one_unit(tmp_path: Path, capsys: pytest
     assert main(["compare", *sides, "--format", "markdown", "--output", str(page)]) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"markdown: {page}\n")
-    assert "interval: 95% confidence interval of B/A, from rounds" in page.read_text()
+    assert "interval: 95% confidence interval of the ratio, from rounds" in page.read_text()
     heading = page.read_text().splitlines()[2]
-    assert ("A (s)" in heading) == ("B (s)" in heading)
-    assert ("A (ms)" in heading) == ("B (ms)" in heading)
+    assert ("baseline (s)" in heading) == ("candidate (s)" in heading)
+    assert ("baseline (ms)" in heading) == ("candidate (ms)" in heading)
+    assert "| ratio |" in re.sub(r" +", " ", heading)
 
 
 def folders(tmp_path: Path, *seconds: float, peaks: tuple[int | None, ...] = (None, None)) -> list[str]:
@@ -229,7 +250,7 @@ def test_compare_command_prints_table_and_csv(
         append_record(tmp_path / name, record(BASE, seconds, noise=1e-5))
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     printed = capsys.readouterr().out
-    assert "same configuration in A and B" in printed
+    assert "step time, candidate compared with baseline; same configuration in both" in printed
     assert "1.200" in printed
     assert "slower" in printed
     assert max(map(len, printed.splitlines())) <= 80
@@ -260,7 +281,8 @@ def test_compare_splits_profiled_cells_by_phase_family_and_layer(
     printed = capsys.readouterr().out
     assert "large ctx 256 batch 4 · naive · train-step" in printed
     assert [
-        printed.count(f"kernel time per step by {by}, B compared with A") for by in ("phase", "family", "layer")
+        printed.count(f"kernel time per step by {by}, candidate compared with baseline")
+        for by in ("phase", "family", "layer")
     ] == [3] * 3
     assert "29 more with smaller differences" in printed.replace("\n", " ")
     assert max(map(len, printed.splitlines())) <= 80
@@ -290,11 +312,14 @@ def test_table_of_one_phase_fits_80_columns(
     recorded = str(Path(__file__).parents[2] / "profiles" / "step_time")
     assert main(["compare", recorded, recorded]) == 0
     printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    caption = "B over A of step; same configuration in A and B; in all cells: batch 4 · naive · train-step"
+    caption = (
+        "step time, candidate compared with baseline; same configuration in both; in all cells: batch 4 · naive · "
+        "train-step"
+    )
     assert printed.replace("\n", " ").startswith(caption)
     lines = printed.splitlines()
     assert max(map(len, lines)) <= 80
-    assert any(line.startswith("small ctx 128 · fp32 ") for line in lines)
+    assert any(line.startswith("small ctx 128 · ") for line in lines)
     assert main(["compare", recorded, recorded, "--format", "csv"]) == 0
     assert "\nsmall ctx 128 batch 4 · naive · fp32 · train-step," in capsys.readouterr().out
 
@@ -304,7 +329,8 @@ def test_side_without_measured_cells_is_rejected(tmp_path: Path, capsys: pytest.
     append_record(tmp_path / "a.jsonl", timed)
     append_record(tmp_path / "b.jsonl", replace(timed, status="error", reason="it broke", measurement=None))
     assert main(["compare", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]) == 2
-    assert "no cell of B was measured; cs-systems report DIR shows the reasons" in capsys.readouterr().err
+    b = tmp_path / "b.jsonl"
+    assert f"the candidate {b} has no measured cell; see cs-systems report {b}" in capsys.readouterr().err
 
 
 def test_csv_of_two_traces_is_rejected_and_names_analyze(capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +360,7 @@ def test_cells_of_own_workloads_match_by_name_in_any_folder() -> None:
         "here/mine.py:resnet",
         "here/mine.py:resnet · bf16",
     ]
-    assert {"the code of mine.py:llama differs between A and B"} <= {*found.doubts}
+    assert {"the code of mine.py:llama differs between baseline and candidate"} <= {*found.doubts}
     assert not any("the code" in doubt for doubt in compare(run("", "1"), run("x/", "1")).doubts)
     two_files = [*run("a/", "1"), *run("b/", "1")]
     assert len(compare(two_files, two_files).rows) == 8
@@ -347,10 +373,15 @@ def test_cells_of_different_workloads_are_not_compared_silently() -> None:
         return [record(RunConfig(workload=workload), 0.01)]
 
     for a, b in (("loop train", "train_step"), ("train_step", "mine.py:make"), ("loop train", "live net")):
-        message = f"A measures {a} and B {b}, which are different steps; compare runs of one workload"
+        message = (
+            f"the baseline measures {a} and the candidate {b}, which are different steps; compare runs of one workload"
+        )
         with pytest.raises(ConfigError, match=re.escape(message)):
             compare(run(a), run(b))
     for a, b in (("loop before", "loop after"), ("mine.py:plain", "mine.py:fast")):
-        doubt = f"the workload differs: {a} in A, {b} in B; times compare only if both do the same work"
+        doubt = (
+            f"the workload differs: {a} in the baseline, {b} in the candidate; times compare only if both do the same "
+            "work"
+        )
         assert doubt in compare(run(a), run(b)).doubts
     assert compare(run("loop train"), run("loop train")).doubts == []

@@ -147,6 +147,6 @@ def test_trace_and_another_file_are_not_compared(files: dict[str, Path], capsys:
 def test_traces_with_any_names_are_compared(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     two = [str(files["nsys"]), str(files["kineto"])]
     assert main(["compare", *two]) == 0
-    assert "kernel time per step by phase, B compared with A" in capsys.readouterr().out
+    assert "kernel time per step by phase, candidate compared with baseline" in capsys.readouterr().out
     assert main(["compare", *two, "--phase", "forward"]) == 2
     assert "--phase requires two runs, got two traces" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_kernel_or_range_is_required() -> None:
         (["--with", "kineto", "--show-command"], "--show-command requires --with nsys or ncu, got --with kineto"),
         (
             ["--with", "ncu", "--range", "scores"],
-            "ncu: not on PATH: hardware counters with Nsight Compute are not possible; install",
+            "ncu is not on the PATH; install it with apt install nsight-compute (NVIDIA's CUDA repository)",
         ),
     ],
 )
@@ -95,7 +95,7 @@ def test_cpu_cell_is_unavailable(tmp_path: Path) -> None:
 def test_missing_ncu_report_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ncu.problem() is None
     monkeypatch.setattr(ncu.importlib.util, "find_spec", lambda name: None)
-    assert "without ncu-report to read its reports; pip install 'cs-systems[ncu]'" in (ncu.problem() or "")
+    assert "lacks the package ncu-report to read its reports; pip install 'cs-systems[ncu]'" in (ncu.problem() or "")
 
 
 @pytest.mark.parametrize("status", ["ok", "error", "killed"])

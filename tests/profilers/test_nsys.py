@@ -22,7 +22,7 @@ import pytest
 
 import cs_systems
 from cs_systems.cli import main
-from cs_systems.config import PRESETS, RunConfig
+from cs_systems.config import PRESETS, ConfigError, RunConfig
 from cs_systems.formulas.cost import FULL_MATRIX_CUDA
 from cs_systems.formulas.memory.model import kept_by_a_block
 from cs_systems.profilers import ProfileLost, nsys, nsys_memory
@@ -111,9 +111,15 @@ def test_show_command_runs_nothing(
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        ("nothing", "nsys: not on PATH: profiling with Nsight Systems is not possible; install Nsight Systems"),
-        ("old", "nsys: 2021.1.3.14, older than 2022.4: its exports lack columns; install"),
-        ("half", "nsys: 2024.2.3.38, without its importer: it cannot write a .nsys-rep; ln -s the host-linux-x64"),
+        (
+            "nothing",
+            "nsys is not on the PATH; install it with apt install nsight-systems-cli (NVIDIA's CUDA repository), or ",
+        ),
+        (
+            "old",
+            "nsys 2021.1.3.14 is older than 2022.4: its exports lack columns; install a newer one with apt install",
+        ),
+        ("half", "nsys 2024.2.3.38 lacks its importer and cannot write a .nsys-rep; ln -s the host-linux-x64"),
     ],
 )
 def test_unusable_nsys_is_refused_before_running(
@@ -131,8 +137,20 @@ def test_unusable_nsys_is_refused_before_running(
     assert main(["profile", "--with", "nsys", "--size", "tiny", "--out", str(out)]) == 2
     message = capsys.readouterr().err
     assert expected in message
-    assert "or use --with kineto" in message
+    assert message.endswith(", or use --with kineto\n")
     assert not out.exists()
+
+
+def test_missing_nsys_has_the_alternative_of_the_command_or_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    begin = "nsys is not on the PATH; install it with apt install nsight-systems-cli (NVIDIA's CUDA repository), or "
+    assert main(["memory", "--size", "tiny", "--nsys", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"cs-systems: {begin}leave out --nsys\n"
+    with pytest.raises(ConfigError) as raised:
+        cs_systems.run(RunConfig(profiler="nsys"))
+    assert str(raised.value) == begin + 'use profiler="kineto"'
 
 
 def test_missing_report_is_an_error(fake: Path, tmp_path: Path) -> None:

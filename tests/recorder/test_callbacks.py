@@ -77,4 +77,4 @@ def test_failure_under_lightning_keeps_the_record(tmp_path: Path) -> None:
         callback.on_train_batch_end(trainer, module, None, batch, i)
     callback.on_exception(trainer, module, ValueError("no more"))
     caveat = next(c for c in only(tmp_path).warnings if c.code == "few-samples")
-    assert caveat.message == "2 of 3 steps were timed: the loop ended with ValueError: no more"
+    assert caveat.message == "2 of 3 steps were timed, because the loop ended after 2 with ValueError: no more"

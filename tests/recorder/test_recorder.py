@@ -171,7 +171,23 @@ def test_shorter_loop_has_a_caveat(tmp_path: Path) -> None:
     assert record.measurement is not None
     assert len(record.measurement.timed) == 6
     (caveat,) = (c for c in record.warnings if c.code == "few-samples")
-    assert caveat.message == "6 of 20 steps were timed: the loop ended"
+    assert caveat.message == (
+        "6 of 20 steps were timed, because the loop ended after 7; no profile by kineto was recorded"
+    )
+    assert caveat.remedy == "let the loop run longer"
+
+
+def test_loop_shorter_than_its_warm_up_and_steps_is_told_to_time_earlier_ones(tmp_path: Path) -> None:
+    recorder, _ = train(tmp_path, 12, warmup=5, steps=20, snapshot=True)
+    (caveat,) = (c for c in recorder.records[0].warnings if c.code == "few-samples")
+    assert (
+        caveat.message == "7 of 20 steps were timed, because the loop ended after 12; no memory snapshot was recorded"
+    )
+    remedy = (
+        "let the loop run longer, or time earlier steps: cs-systems run --steps 2:12, or Recorder(warmup=2, steps=10)"
+    )
+    assert caveat.remedy == remedy
+    assert remedy in " ".join(render(recorder.records).split())
 
 
 def test_loop_that_ends_before_the_profile_keeps_its_timing(tmp_path: Path) -> None:
@@ -207,7 +223,8 @@ def test_exception_passes_through_and_the_record_stays(tmp_path: Path) -> None:
     assert record.measurement is not None
     assert len(record.measurement.timed) == 4
     (caveat,) = (c for c in record.warnings if c.code == "few-samples")
-    assert caveat.message == "4 of 9 steps were timed: the loop ended with ValueError: bad batch"
+    assert caveat.message == "4 of 9 steps were timed, because the loop ended after 5 with ValueError: bad batch"
+    assert caveat.remedy == "correct the error, and record again"
     assert observable() == before
 
 

@@ -155,7 +155,12 @@ def test_figure_option_prints_table_only_when_requested(
     assert main([*drawn, "--columns", "sizze"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("cs-systems: unknown column 'sizze'; did you mean size or ")
-    assert said.endswith("? cs-systems report DIR --format csv | head -1 prints all names")
+    assert said.endswith(f"? list the names with cs-systems report {folder} --format csv | head -1")
+    assert main([*drawn, "--columns", "foo"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == (
+        f"cs-systems: unknown column 'foo'; list the names with cs-systems report {folder} --format csv | head -1"
+    )
 
 
 def test_help_and_error_name_every_kind_of_figure() -> None:

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from cs_systems.config import ConfigError, Mode, RunConfig, preset
@@ -15,9 +16,20 @@ from tests.report.conftest import OVERHEAD_S, Build
 
 def test_frame_has_row_for_each_phase_and_the_step(train_records: list[RunRecord]) -> None:
     data = frame(train_records)
-    assert list(data.columns) == [*CELL_COLUMNS, *PHASE_COLUMNS]
+    assert sorted(data.columns) == sorted([*CELL_COLUMNS, *PHASE_COLUMNS])
     assert list(data[data["record"] == 0]["phase"]) == ["forward", "loss", "backward", "optimizer", "step"]
     assert data["record"].nunique() == len(train_records)
+
+
+def test_prompt_of_80_columns_shows_the_times_the_peak_and_the_mfu(train_records: list[RunRecord]) -> None:
+    data = frame(train_records)
+    assert [*data.columns[:4], *data.columns[-3:]] == [
+        *("phase", "median_s", "p10_s", "p90_s"),
+        *("peak_allocated_bytes", "mfu", "status"),
+    ]
+    with pd.option_context("display.width", 80, "display.max_columns", 0):
+        shown = data.to_string(max_cols=6, line_width=80).splitlines()[0].split()
+    assert shown == ["phase", "median_s", "p10_s", "...", "peak_allocated_bytes", "mfu", "status"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +114,7 @@ def test_size_includes_model_overrides(build: Build) -> None:
 def test_frame_without_records_is_empty_with_all_columns() -> None:
     data = frame([])
     assert len(data) == 0
-    assert list(data.columns) == [*CELL_COLUMNS, *PHASE_COLUMNS]
+    assert sorted(data.columns) == sorted([*CELL_COLUMNS, *PHASE_COLUMNS])
 
 
 def test_load_drops_failed_attempts_that_were_repeated(tmp_path: Path, train_records: list[RunRecord]) -> None:
@@ -114,6 +126,11 @@ def test_load_drops_failed_attempts_that_were_repeated(tmp_path: Path, train_rec
     assert list(data.drop_duplicates("record")["status"]) == ["ok", "error"]
     expected = frame([done])
     assert data[data["repeat"] == 0]["median_s"].tolist() == expected["median_s"].tolist()
+
+
+def test_load_of_no_path_is_rejected_with_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"^path is 5; give the folder of a run, or its file records\.jsonl$"):
+        load(5)  # type: ignore[arg-type]
 
 
 def test_malformed_record_is_named_by_number_and_key(train_records: list[RunRecord]) -> None:

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from cs_systems import sweep
+from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig
 from cs_systems.record import RunRecord, append_record, read_records
 from cs_systems.report.frame import frame
 from cs_systems.runtime.journal import Journal
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, mode=Mode.FORWARD, device="cpu", warmup=0, steps=2)
-INVALID_RECORDS = ["[1]\n", '{"schema_version": 1}\n', '{"schema_version": 1, "key": 1, "config": 3, "status": []}\n']
+FOREIGN = ['{"schema_version": 1}\n', '{"schema_version": 1, "key": 1, "config": 3, "status": []}\n']
 
 
 def some(key: str) -> RunRecord:
@@ -32,7 +33,7 @@ def some(key: str) -> RunRecord:
         b'{"schema_version":1,"key":"cut in the mid',
         b"\0" * 100,
         b"\xff\xfe\n\n",
-        *(t.encode() for t in INVALID_RECORDS),
+        b"[1]\n",
     ],
 )
 def test_damaged_line_is_kept_and_skipped(damage: bytes, tmp_path: Path) -> None:
@@ -46,6 +47,23 @@ def test_damaged_line_is_kept_and_skipped(damage: bytes, tmp_path: Path) -> None
     records, complaints = journal.read()
     assert ([r.key for r in records], len(complaints)) == (["a"], 1)
     assert file.read_bytes().startswith(damage)
+
+
+@pytest.mark.parametrize("line", ['{"name": "of another program"}\n', *FOREIGN])
+def test_foreign_lines_are_refused_before_the_first_cell(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "out" / "records.jsonl"
+    file.parent.mkdir()
+    file.write_text(line)
+    words = ["time", "--size", "tiny", "--device", "cpu", "--out", str(file.parent)]
+    assert main(words) == 2
+    remedy = "choose another --out, or start over with --fresh"
+    assert capsys.readouterr().err == f"cs-systems: {file} has lines that are no records; {remedy}\n"
+    with pytest.raises(ConfigError, match=r"no records; choose another out, or start over with fresh$"):
+        next(sweep([TINY], out=file.parent))
+    assert file.read_text() == line
+    assert [r.status for r in sweep([TINY], out=file.parent, fresh=True)] == ["ok"]
 
 
 def test_sweep_resumes_after_an_incomplete_first_record(tmp_path: Path) -> None:
@@ -76,7 +94,7 @@ def test_lines_that_are_no_objects_are_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [".lock", "records.jsonl", "worker.log"])
 def test_fifo_in_place_of_a_sweep_file_is_refused(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(ConfigError, match=f"{name} is not a regular file; remove it, or choose another --out"):
+    with pytest.raises(ConfigError, match=f"{name} is not a regular file; remove it, or choose another out"):
         list(sweep([TINY], out=tmp_path))
 
 
@@ -87,7 +105,7 @@ def test_link_as_lock_file_is_refused(tmp_path: Path) -> None:
     out.mkdir()
     (out / ".lock").symlink_to(target)
     (out / ".probe").symlink_to(target)
-    with pytest.raises(ConfigError, match=r"\.lock is a link; remove it, or choose another --out"):
+    with pytest.raises(ConfigError, match=r"\.lock is a link; remove it, or choose another out"):
         list(sweep([TINY], out=out))
     assert target.read_text() == "precious"
     assert (out / ".probe").is_symlink()

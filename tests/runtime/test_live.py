@@ -493,3 +493,26 @@ def test_model_returns_to_its_device_with_its_values(options: dict[str, Any], ho
         assert (value.device, value.dtype) == (before[name].device, before[name].dtype), name
         assert torch.equal(value, before[name]), name
     assert (torch.cuda.get_per_process_memory_fraction(), torch.cuda.get_rng_state().tolist()) == of_process
+
+
+class Broken(Net):
+    """Model whose forward raises, as a user's own mistake."""
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        raise ValueError("mine")
+
+
+def test_mistake_of_the_call_is_one_line_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    record = cs_systems.run(model=Net(), batches=[], **QUICK)
+    text = "ConfigError: batches is empty, or a generator that has ended; give a list or a DataLoader"
+    assert (record.status, record.reason) == ("error", text)
+    assert capsys.readouterr().err == f"{text}\n"
+
+
+def test_traceback_of_a_users_model_begins_at_its_own_frame(capsys: pytest.CaptureFixture[str]) -> None:
+    record = cs_systems.run(model=Broken(), inputs=torch.randn(4, 16), **QUICK)
+    assert (record.status, record.reason) == ("error", "ValueError: mine")
+    begin, frame, *_, last = capsys.readouterr().err.splitlines()
+    assert begin == "Traceback (most recent call last):"
+    assert frame.startswith(f'  File "{__file__}", line ')
+    assert last == "ValueError: mine"

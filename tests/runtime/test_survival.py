@@ -218,13 +218,13 @@ def test_folder_that_cannot_be_created_is_refused_before_any_cell(
 
 def test_file_as_out_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").touch()
-    with pytest.raises(OSError, match=r"records.jsonl: it is a file; choose another --out, a folder of records"):
+    with pytest.raises(OSError, match=r"records.jsonl: it is a file; choose another out, a folder of records"):
         next(sweep([cell("fine")], out=tmp_path / "records.jsonl"))
 
 
 def test_folder_named_records_jsonl_is_refused_before_any_cell(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").mkdir()
-    with pytest.raises(OSError, match="Is a directory; choose another --out"):
+    with pytest.raises(OSError, match="Is a directory; choose another out"):
         list(sweep([TINY], out=tmp_path))
 
 
@@ -260,9 +260,9 @@ def test_records_of_a_newer_schema_are_refused(
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("torch", "1.0.0", "records of torch 1.0.0, which are not comparable with "),
-        ("device_name", "Voodoo 2", "records of device Voodoo 2, which are not comparable with "),
-        ("code_version", "0ld", "records of cs_systems code 0ld, which are not comparable with "),
+        ("torch", "1.0.0", "were measured with torch 1.0.0, not .*, and do not compare; "),
+        ("device_name", "Voodoo 2", "were measured on Voodoo 2, not .*, and do not compare; "),
+        ("code_version", "0ld", r"were measured by another version of the code \(0ld, now .*\), and do not compare; "),
     ],
 )
 def test_records_of_another_version_or_device_are_refused(
@@ -270,7 +270,7 @@ def test_records_of_another_version_or_device_are_refused(
 ) -> None:
     assert measured.environment is not None
     append_record(tmp_path, replace(measured, environment=replace(measured.environment, **{field: value})))
-    with pytest.raises(ConfigError, match=f"{message}.*choose another --out, or start over with --fresh"):
+    with pytest.raises(ConfigError, match=f"{message}.*choose another out, or start over with fresh"):
         list(sweep([TINY], out=tmp_path))
     assert len(read_records(tmp_path)[0]) == 1
 

@@ -43,7 +43,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 def test_second_sweep_in_a_locked_folder_is_refused(done: Sweep) -> None:
     assert len(done.refusals) == 2  # also with fresh
     for refusal in done.refusals:
-        assert re.match("another sweep is writing to .*; wait for it, or choose another --out", refusal)
+        assert re.match("another sweep is writing to .*; wait for it, or choose another out", refusal)
     assert len(read_records(done.folder)[0]) == 3  # no record was moved
     assert list(sweep([cell("fine")], out=done.folder)) == []  # recorded already, and the lock is free
 

@@ -278,8 +278,13 @@ def test_between_narrows_the_recording(
     ("options", "message"),
     [
         (["--between", "1", "2"], "--between 1 2 holds nothing of "),
-        (["--between", "1"], "--between takes two times, T0 T1"),
-        (["--between", "0", "1", "--range", "step"], "and excludes --range"),
+        (["--between", "1"], "--between takes two times, got 1; write --between T0 T1, such as --between 0 1.5"),
+        (["--between", "3", "1"], "--between 3 1 ends before it begins, because 3 is after 1; swap them"),
+        (["--between", "1", "1"], "--between 1 1 is empty, because both times are equal; give a later second time"),
+        (
+            ["--between", "0", "1", "--range", "step"],
+            "--between 0 1 is the only step, but --range step marks others; leave out one",
+        ),
     ],
 )
 def test_unusable_between_is_refused(

@@ -176,7 +176,7 @@ def test_own_file_of_names_extends_the_known_ones(write_trace: WriteTrace, tmp_p
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x", "cannot be read"),
+        ("x", r"names.toml is not valid TOML: .* \(at .*\); correct that line$"),
         ("forward = 3", "'forward' is no table"),
         ('[a]\nfoward = ["x"]', "did you mean forward"),
         ("[a]\nforward = [3]", "forward of 'a' must be a list of names"),
@@ -187,6 +187,19 @@ def test_damaged_file_of_names_is_refused(tmp_path: Path, text: str, message: st
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_habits(file)
+
+
+def test_missing_file_of_names_is_refused_in_plain_words(tmp_path: Path) -> None:
+    for path, message in (
+        (tmp_path / "nosuch.toml", "does not exist; give a TOML file"),
+        (tmp_path, "cannot be read: Is a directory; give a TOML file"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            read_habits(path)
+        assert str(raised.value) == f"--range-names {path} {message}"
+    (latin := tmp_path / "latin.toml").write_bytes("x = 'é'".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"latin\.toml is not a text in UTF-8; give a TOML file"):
+        read_habits(latin)
 
 
 def test_known_names_have_meanings() -> None:

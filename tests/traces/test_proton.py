@@ -163,7 +163,7 @@ def nested(depth: int) -> str:
     ("text", "message"),
     [
         ("", r"is empty: the profile was never written; write it with triton.profiler: proton.start\(NAME\)"),
-        ('[{"children": [', "is truncated or damaged"),
+        ('[{"children": [', "is truncated or damaged at line 1, column 16; write it with triton.profiler"),
         ('[{"children": [3]}]', "holds no metric"),
         ('[{"frame": {"name": "ROOT"}, "children": [3]}]', "is no profile of Proton: 3 is no scope"),
         ('[{"frame": {"name": "ROOT"}, "metrics": {}, "children": []}, {}]', "holds no metric"),
@@ -190,6 +190,8 @@ def test_command_shows_scopes_and_kernels(tmp_path: Path, capsys: pytest.Capture
     assert [(row["kernel"], row["calls"]) for row in rows] == [("scores", "1"), ("softmax", "1")]
     assert [float(row["time_s"]) for row in rows] == pytest.approx([3e-6, 1e-6])
     assert main(["analyze", str(path), "--range", "step"]) == 2
-    assert "contains scopes of Triton's Proton; use only --table, --top, --format" in capsys.readouterr().err
+    assert (
+        "contains scopes of Triton's Proton, to which --range does not apply; use only --table, --top, --format"
+    ) in capsys.readouterr().err
     assert main(["snapshot", str(path)]) == 2
     assert "contains a profiler's trace; read it with cs-systems analyze" in capsys.readouterr().err

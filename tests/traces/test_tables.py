@@ -217,8 +217,11 @@ def test_difference_of_two_profiles_adds_up(nsys_profile: Profile, kineto_profil
         assert sum(row["share"] for row in rows) == pytest.approx(whole["share"])
     assert abs(whole["share"]) < 0.01
     found = doubts(nsys_profile, kineto_profile)
-    assert "profiler differs: nsys in A, kineto in B, with different overheads" in found
-    assert any("the layer is known for 39% of A's kernel time and 90% of B's" in doubt for doubt in found)
+    assert "profiler differs: nsys in the baseline, kineto in the candidate, with different overheads" in found
+    assert any(
+        "the layer is known for 39% of the baseline's kernel time and 90% of the candidate's" in doubt
+        for doubt in found
+    )
 
 
 def test_difference_of_unmarked_layer_is_none(nsys_profile: Profile, export: Export) -> None:

@@ -25,7 +25,7 @@ NAME_WIDTH = 60  # characters
 
 
 def ratios(rows: Sequence[ComparisonRow]) -> Figure:
-    """Draw B/A of each row with its interval; left of the line at 1, B is faster."""
+    """Draw the ratio of each row with its interval; left of the line at 1, the candidate is faster."""
     shown = rows[:MOST_ROWS]
     drawn, axes = one_panel(1.2 + 0.26 * len(shown))
     axes.axvline(1, color=INK, linewidth=1, linestyle="--")
@@ -43,6 +43,6 @@ def ratios(rows: Sequence[ComparisonRow]) -> Figure:
     axes.set_ylim(len(shown) - 0.4, -0.6)
     log_scale(axes.xaxis, "{:g}".format)
     more = f"; {len(rows) - len(shown)} more are in the table" if len(rows) > len(shown) else ""
-    axes.set_xlabel(f"B/A (line: 95% interval{more})", loc="right")
+    axes.set_xlabel(f"candidate over baseline (line: 95% interval{more})", loc="right")
     axes.grid(axis="x")
     return with_legend(drawn, axes)

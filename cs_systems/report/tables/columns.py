@@ -23,10 +23,18 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
-ALL_COLUMNS = "cs-systems report DIR --format csv | head -1"
 # A column leaves the shared unit if its median in that unit would be less than this.
 SWITCH_BELOW = 1 / 50
 LEAST_SHOWN = 1 / 100  # of a unit: a column with a smaller value has a unit in each cell
+
+
+class UnknownColumn(ConfigError):
+    """Name that no column has, with the nearest names and where to find all of them."""
+
+    def __init__(self, name: str, listed_by: str = "cs_systems.frame(records).columns") -> None:
+        self.name = name
+        hint = did_you_mean(name, units.in_all_units(NAMES))
+        super().__init__(f"unknown column {name!r}; {hint and hint + ' '}list the names with {listed_by}")
 
 
 @dataclass(frozen=True)
@@ -85,8 +93,7 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
     except ConfigError:
         if meant := _under_heading(name, phases):
             raise ConfigError(f"{name!r} is the heading of column {meant}; use {meant}") from None
-        hint = did_you_mean(column, units.in_all_units(NAMES))
-        raise ConfigError(f"unknown column {column!r}; {hint and hint + ' '}{ALL_COLUMNS} prints all names") from None
+        raise UnknownColumn(column) from None
 
 
 def full_name(name: str, phases: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_WIDTH = 80
 WRAP_WIDTH = 22  # text columns of a terminal may wrap down to this width
-NARROW_WIDTH = 12  # used if the columns do not fit otherwise
+NARROW_WIDTH = 10  # used if the columns do not fit otherwise
 SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
 _AT_END = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}

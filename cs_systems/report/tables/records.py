@@ -20,7 +20,7 @@ from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
 from cs_systems.core.printable import text_cell
 from cs_systems.core.units import counted
 from cs_systems.record import RunRecord
-from cs_systems.report.frame import CLEAN, STEP, by_kind, frame, without_retried
+from cs_systems.report.frame import CELL_COLUMNS, CLEAN, PHASE_COLUMNS, STEP, by_kind, frame, without_retried
 from cs_systems.report.frame_phases import known_phases
 from cs_systems.report.tables import columns as cols
 from cs_systems.report.tables import layout, short
@@ -84,7 +84,8 @@ def render(
         whole = frame(without_retried(records))
         for name in whole.select_dtypes("object").columns:
             whole[name] = [text_cell(value) if isinstance(value, str) else value for value in whole[name]]
-        return whole[whole["phase"].isna() | whole["phase"].isin(phases or cols.phases_of(whole))].to_csv(index=False)
+        rows = whole[whole["phase"].isna() | whole["phase"].isin(phases or cols.phases_of(whole))]
+        return rows.to_csv(index=False, columns=[*CELL_COLUMNS, *PHASE_COLUMNS])
     return write(tables(records, columns, pivot, phases, sort, relative_to), width, color)
 
 

@@ -18,8 +18,10 @@ ORDERS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+SIGNS = ("=", "!=", *ORDERS)
+_MEANT = {"==": "=", "===": "=", "=<": "<=", "=>": ">=", "<>": "!=", "!==": "!=", "=!": "!="}
 MOST_VALUES = 8  # of a column that an error lists
-_CONDITION = re.compile(r"([\w.]+)(!=|<=|>=|=|<|>)(.+)")
+_CONDITION = re.compile(r"([\w.]+)([=!<>~]+)(.+)")
 
 
 class Condition(NamedTuple):
@@ -39,16 +41,32 @@ class Condition(NamedTuple):
         return any(_is(value, wanted) for wanted in self.values) == (self.sign == "=")
 
 
-def condition(text: str) -> Condition:
-    """Parse `attention=naive,sdpa_flash`, `batch_size!=4` or `median_ms<10`. Raises ConfigError for any other text."""
+def condition(text: str, option: str, signs: Sequence[str] = SIGNS) -> Condition:
+    """Parse `attention=naive,sdpa_flash`, `batch_size!=4` or `median_ms<10`.
+
+    option: the option that the text was given to. signs: the operators that it takes.
+
+    Raises:
+        ConfigError: the text is none of these; the message names the option.
+    """
     found = _CONDITION.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(f"a condition is NAME=VALUE, NAME!=VALUE, NAME<VALUE or NAME>VALUE, got {text!r}")
+        raise ConfigError(
+            f"{option} is {text!r}; write a column, {_listed(signs)} and a value, such as attention=naive"
+        )
     name, sign, value = found.groups()
+    if sign not in signs:
+        meant = signs[0] if len(signs) == 1 else _MEANT.get(sign)
+        write = f"write {name}{meant}{value}" if meant else f"use {_listed(signs)}"
+        raise ConfigError(f"{sign!r} is not an operator of {option} in {text!r}; {write}")
     values = tuple(part.strip() for part in value.split(","))
     if sign in ORDERS and not re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", values[0]):
-        raise ConfigError(f"{sign} compares numbers, got {value!r} in {text!r}; use = or != for names")
+        raise ConfigError(f"{sign} in {option} {text!r} compares numbers, got {value!r}; use = or != for names")
     return Condition(text, name, sign, values)
+
+
+def _listed(signs: Sequence[str]) -> str:
+    return ", ".join(signs[:-1]) + f" or {signs[-1]}" if len(signs) > 1 else signs[0]
 
 
 def select(records: Sequence[RunRecord], texts: Sequence[str]) -> list[RunRecord]:
@@ -64,11 +82,11 @@ def select(records: Sequence[RunRecord], texts: Sequence[str]) -> list[RunRecord
         else:
             conditions.append(text)
     for text in conditions:
-        wanted = condition(text)
+        wanted = condition(text, "--where")
         known = values_of(chosen, wanted.column)
         kept = [record for record, value in zip(chosen, known, strict=True) if wanted.holds(value)]
         if not kept:
-            raise ConfigError(f"no record meets {text!r}; {wanted.column} is {listed(known)}")
+            raise ConfigError(f"no record meets --where {text!r}; {wanted.column} is {listed(known)}")
         chosen = kept
     return chosen
 

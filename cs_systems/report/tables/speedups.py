@@ -35,13 +35,11 @@ def with_speedups(table: Table, records: Sequence[RunRecord], rows: Sequence[int
     """
     from cs_systems.comparison.runs import speedups
 
-    wanted = condition(relative_to)
-    if wanted.sign != "=":
-        raise ConfigError(f"--relative-to must be FIELD=VALUE, got {relative_to!r}; for example attention=naive")
+    wanted = condition(relative_to, "--relative-to", ("=",))
     known = values_of(records, wanted.column)
     baselines = [wanted.holds(value) for value in known]
     if not any(baselines):
-        raise ConfigError(f"no cell has {relative_to}; {wanted.column} is {listed(known)}")
+        raise ConfigError(f"no cell meets --relative-to {relative_to!r}; {wanted.column} is {listed(known)}")
     compared = speedups(records, wanted.column, baselines)
     shown = [None if baselines[i] else compared[i] for i in rows]
     gains = tuple(None if c is None else 1 / c.ratio for c in shown)
