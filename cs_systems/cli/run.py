@@ -132,12 +132,13 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     """Run the script's process below nsys, add the tables of the report to its record, and return its exit status."""
     from cs_systems.cli._script import conclude
     from cs_systems.core import plugins
+    from cs_systems.profilers import ProfilerUnusable
     from cs_systems.profilers.nsys import last_line
     from cs_systems.record import read_records
 
     nsys, out = plugins.get("profilers", "nsys"), Path(options["out"])
     if reason := nsys.problem():
-        raise ConfigError(reason)
+        raise ProfilerUnusable(reason, nsys.instead)
     probe = "import gc; gc.disable(); import torch; raise SystemExit(not torch.cuda.is_available())"
     on_cuda = subprocess.run([sys.executable, "-c", probe], stderr=subprocess.DEVNULL).returncode == 0
     sys.stdout.flush()

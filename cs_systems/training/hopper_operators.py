@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -18,9 +18,22 @@ BLOCK = 64
 """Columns that the copy engine loads together: a width is a multiple of it."""
 
 
-def product_pass(inputs: Sequence[str], outputs: Sequence[str], launches: Launches) -> PreparedPass:
-    """Return the pass of a kernel on matrices (rows, width)."""
-    return PreparedPass(inputs, outputs, launches, _accepted, _check)
+def product_pass(
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    launches: Launches,
+    check: Callable[..., None] = lambda *inputs: None,
+) -> PreparedPass:
+    """Return the pass of a kernel on matrices (rows, width).
+
+    check: raises ValueError for inputs that this kernel rejects beside those that all do.
+    """
+
+    def check_all(*tensors: Tensor) -> None:
+        _check(*tensors)
+        check(*tensors)
+
+    return PreparedPass(inputs, outputs, launches, _accepted, check_all)
 
 
 @cache

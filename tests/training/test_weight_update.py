@@ -183,6 +183,16 @@ def test_kernel_updates_weights_as_float64_does(moments: torch.dtype, tokens: in
             assert ((weight.double() - found.double()).abs() <= found.double().abs() * 2**-8).all()
 
 
+def test_weight_that_would_be_changed_in_a_copy_is_refused() -> None:
+    optimizer = MasterAdamW([nn.Parameter(torch.zeros(64, 64).bfloat16())])
+    (weight,) = optimizer.param_groups[0]["params"]
+    state = optimizer.tensors_of(weight)[1:]
+    rows, settings, progress = torch.zeros(8, 64).bfloat16(), torch.zeros(5), torch.zeros(3)
+    turned = torch.zeros(64, 64).bfloat16().T
+    with pytest.raises(ValueError, match=r"of shape \(64, 64\) must be contiguous"):
+        fused_weight_update.update_pass(1).run([rows, rows, turned, *state, settings, progress], ())
+
+
 @pytest.mark.gpu
 def test_stochastic_rounding_has_no_bias() -> None:
     optimizer, made = products(64, [(512, 512)], torch.bfloat16)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import Precision, RunConfig
+from cs_systems.core.checkpoint_plan import segments
 from cs_systems.kernels.prepared import PreparedPass
 from cs_systems.model import BasicTransformerLM, SwiGLU
 from cs_systems.training.hopper_operators import multiprocessors, product_pass, products_unavailable
@@ -168,6 +169,9 @@ def unavailable(config: RunConfig) -> str | None:
         return "fp8_linear replaces the same products; drop one of them from --parts"
     if config.computes_in not in (Precision.BF16, Precision.BF16_PURE):
         return f"its kernels compute in bf16, and the cell in {config.computes_in.value}; use --precision bf16"
+    plan = segments(config.checkpoint, config.model.num_layers)
+    if any(segment.keeps in ("matmul", "products") for segment in plan):
+        return f"{config.checkpoint} would not keep its product, an operator of its own; use fused_swiglu"
     return products_unavailable(config, "fused_swiglu")
 
 

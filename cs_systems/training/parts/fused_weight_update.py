@@ -33,7 +33,7 @@ from cs_systems.training.parts.joined_projections import JoinedLinear
 from cs_systems.training.parts.update_in_backward import UpdateInBackward
 
 MOST_WEIGHTS = 16
-"""Weights of one launch: 300 bytes of parameters each, of the 4 KiB that every driver accepts."""
+"""Weights of one launch: 312 bytes of kernel parameters each, of 32 KB since CUDA 12.1."""
 MOST_BLOCKS = 4
 """Blocks of one launch, whose inputs and gradients of outputs are kept until then."""
 
@@ -184,12 +184,18 @@ def blocks_together(shapes: Iterable[Sequence[int]], processors: int | None) -> 
 @cache
 def update_pass(weights: int) -> PreparedPass:
     """Return the pass that updates so many weights."""
-    from cs_systems.kernels.cuda.launch_update import names, update_weights
+    from cs_systems.kernels.cuda.launch_update import OPERANDS, names, update_weights
 
     def launches(device: int, *tensors: Tensor) -> Any:
         return [update_weights(tensors, multiprocessors(device))], {}
 
-    return product_pass(names(weights), (), launches)
+    def check(*tensors: Tensor) -> None:
+        for i in range(0, len(tensors) - 2, len(OPERANDS)):
+            for x in tensors[i + 2 : i + len(OPERANDS)]:  # they are changed where they lie, and not in a copy
+                if not x.is_contiguous() or x.data_ptr() % 16:
+                    raise ValueError(f"a weight or state of shape {tuple(x.shape)} must be contiguous, at 16 bytes")
+
+    return product_pass(names(weights), (), launches, check)
 
 
 def unavailable(config: RunConfig) -> str | None:
