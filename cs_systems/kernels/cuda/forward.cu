@@ -43,8 +43,8 @@ struct Consumer {
   Shared at;
   int w;            // number of this consumer
   u64 q_described;
-  Place<K_STAGES> k_place;
-  Place<V_STAGES> v_place;
+  RingPlace<K_STAGES> k_place;
+  RingPlace<V_STAGES> v_place;
   int limit[2];     // first hidden key of this thread's two rows, minus the thread's first column
   float o[WIDTH / 2], s[KEYS / 2], m[2], l[2];  // l is the sum over this thread's columns only
   u32 p[KEYS / 4], q[Q_IN_REGISTERS ? WIDTH / 4 : 4];

@@ -38,20 +38,6 @@ struct Shared {
   DEVICE u32 slot(int w) const { return v_full(2 * V_STAGES + w); }  // place of the tile's number
 };
 
-// Position in a ring of buffers, and the parity of its barriers' phase.
-template <int STAGES>
-struct Place {
-  int stage = 0;
-  u32 phase = 0;
-  DEVICE void advance() {
-    stage += 1;
-    if (stage == STAGES) stage = 0, phase ^= 1;
-  }
-};
-
-DEVICE int least(int a, int b) { return a < b ? a : b; }
-DEVICE int most(int a, int b) { return a > b ? a : b; }
-
 // ---- order of the tiles ----
 
 // The longest causal tiles come first, within the heads whose keys and values fit the L2 cache together.
@@ -101,8 +87,8 @@ DEVICE void load_q(const TensorMap& map, Shared at, int w, int round, int number
 
 DEVICE void produce(const TensorMap& q, const TensorMap& k, const TensorMap& v, int* counter, const Sizes& sizes,
                     Shared at) {
-  Place<K_STAGES> k_place;
-  Place<V_STAGES> v_place;
+  RingPlace<K_STAGES> k_place;
+  RingPlace<V_STAGES> v_place;
   for (int round = 0;; round++) {
     const int number = round == 0 ? blockIdx.x : gridDim.x + atomicAdd(counter, 1);
     if (number >= sizes.row_tiles * sizes.batch_heads) {

@@ -21,7 +21,7 @@ KERNEL gated_forward(const __grid_constant__ Products products, const __grid_con
   const Shared at{shared_address(raw)};
   run_block(products, at, [&](int warp, int first, int step, u32 rank) {
     const int lane = lane_id();
-    Place<1> read;
+    RingPlace<1> read;
     for (int number = first; number < products.tiles; number += step) {
       const Tile tile = located(number, products, rank);
       const int column = tile.column + 8 * lane;

@@ -36,6 +36,8 @@ DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 // ---- arithmetic ----
 
+DEVICE int least(int a, int b) { return a < b ? a : b; }
+DEVICE int most(int a, int b) { return a > b ? a : b; }
 DEVICE float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -95,6 +97,17 @@ DEVICE void barrier_wait(u32 at, u32 parity) {
   while (!barrier_done(at, parity)) {
   }
 }
+
+// Position in a ring of buffers, and the parity of its barriers' phase.
+template <int SIZE>
+struct RingPlace {
+  int stage = 0;
+  u32 phase = 0;
+  DEVICE void advance() {
+    stage += 1;
+    if (stage == SIZE) stage = 0, phase ^= 1;
+  }
+};
 
 // ---- named barriers (0 is __syncthreads): both sides use the same id and number of threads ----
 

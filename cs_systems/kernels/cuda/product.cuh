@@ -41,17 +41,6 @@ struct Tile {
   int problem, row, column;
 };
 
-// Position in a ring of buffers, and the parity of its barriers' phase.
-template <int SIZE>
-struct Place {
-  int stage = 0;
-  u32 phase = 0;
-  DEVICE void advance() {
-    stage += 1;
-    if (stage == SIZE) stage = 0, phase ^= 1;
-  }
-};
-
 // Addresses in shared memory: the stages, the halves of the tile, EXTRA_BYTES and EXTRA_BARRIERS of the kernel's own.
 template <u32 EXTRA_BYTES, int EXTRA_BARRIERS>
 struct SharedMemory {
@@ -77,8 +66,6 @@ struct SharedMemory {
     barrier_init_done();
   }
 };
-
-DEVICE int least(int a, int b) { return a < b ? a : b; }
 
 DEVICE u32 cluster_rank() {
   u32 x;
@@ -123,7 +110,7 @@ DEVICE void load_for_cluster(u32 to, const TensorMap& map, u32 barrier, int row,
 
 template <typename Shared>
 DEVICE void produce(const Products& all, Shared at, int first, int step, u32 rank) {
-  Place<STAGES> place;
+  RingPlace<STAGES> place;
   for (int number = first; number < all.tiles; number += step) {
     const Tile tile = located(number, all, rank);
     const TensorMap &left = all.left[tile.problem], &right = all.right[tile.problem];
@@ -159,8 +146,8 @@ template <typename Shared>
 DEVICE void multiply(const Products& all, Shared at, int w, int first, int step) {
   const int lane = lane_id(), warp = threadIdx.x / 32 % 4;
   constexpr u32 LEFT_STEP = LEFT_TRANS ? 128 : 2, RIGHT_STEP = RIGHT_TRANS ? 128 : 2;  // of 16 of the sum, as in `describe`
-  Place<STAGES> place;
-  Place<1> written;
+  RingPlace<STAGES> place;
+  RingPlace<1> written;
   float d[COLUMNS / 2];
   for (int number = first; number < all.tiles; number += step) {
     int before = -1;  // the stage whose products may still run
@@ -238,7 +225,7 @@ struct Walk {
 // Call `load(walk)` by one lane RING runs ahead, and `use(walk, half)` by all lanes once the rows of the tile are there.
 template <int RING, typename Shared, typename Rows, typename Load, typename Use>
 DEVICE void finish_rows(const Products& all, Shared at, Rows here, int step, u32 rank, Load load, Use use) {
-  Place<1> read;
+  RingPlace<1> read;
   Rows ahead = here;
   for (int i = 0; i < RING && ahead.number < all.tiles; i++, ahead.advance(all, step, rank))
     if (lane_id() == 0) load(ahead);
