@@ -458,7 +458,7 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
 def _print(error: Exception) -> None:
     """Print an error to standard error: a user's mistake as one line, and others from the user's first frame on."""
     if isinstance(error, ConfigError):
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.stderr.write(f"{error}\n")
         return
     trace = error.__traceback__
     while trace is not None and _is_ours(Path(trace.tb_frame.f_code.co_filename)):

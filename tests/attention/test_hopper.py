@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cs_systems.attention import AttentionBackend, AttentionCall, _hopper, flash_cuda, flash_gluon, naive
 from cs_systems.core import plugins
+from cs_systems.kernels.cuda import driver as cuda_driver
 from tests.attention.conftest import Case, available, relative_error, results
 
 HOPPER = AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)
@@ -36,7 +37,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_hopper, "no_cuda", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(flash_gluon, "version", lambda package: "3.6.0")
-    for module in MODULES.values():
+    for module in (cuda_driver, flash_gluon):
         monkeypatch.setattr(module, "find_spec", lambda package: package)
 
 
@@ -108,7 +109,7 @@ def test_missing_or_unsupported_triton_is_unavailable(monkeypatch: pytest.Monkey
 def test_missing_cuda_packages_name_what_to_install(
     found_packages: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flash_cuda, "find_spec", lambda package: package if package in found_packages else None)
+    monkeypatch.setattr(cuda_driver, "find_spec", lambda package: package if package in found_packages else None)
     assert "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc" in (flash_cuda.BACKEND.unavailable(HOPPER) or "")
     assert flash_cuda.BACKEND.describe() is None
 

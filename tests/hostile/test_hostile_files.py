@@ -231,7 +231,7 @@ def record() -> dict[str, Any]:
         ("wall_s", float("nan"), "wall_s of a sample is nan; it must be a time"),
         ("wall_s", "3", "wall_s of a sample is '3'; it must be a time"),
         ("repeat", "3", "repeat is '3'; it must be a whole number"),
-        ("repeat", 10**30, "repeat is a int; it must be at least 0 and below 2^63"),
+        ("repeat", 10**30, "repeat is an int; it must be at least 0 and below 2^63"),
         ("config", [], "config is a list; it must be an object"),
         ("results", {"cost": 5}, "results 'cost' is 5; it must be a list of rows"),
     ],

@@ -504,7 +504,7 @@ class Broken(Net):
 
 def test_mistake_of_the_call_is_one_line_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     record = cs_systems.run(model=Net(), batches=[], **QUICK)
-    text = "ConfigError: batches is empty, or a generator that has ended; give a list or a DataLoader"
+    text = "batches is empty, or a generator that has ended; give a list or a DataLoader"
     assert (record.status, record.reason) == ("error", text)
     assert capsys.readouterr().err == f"{text}\n"
 
