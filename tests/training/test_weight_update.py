@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,13 @@ def trained(config: RunConfig, steps: int = 3) -> tuple[list[float], TrainStep]:
         assert train.loss is not None
         losses.append(float(train.loss.detach()))
     return losses, train
+
+
+@pytest.fixture(autouse=True)
+def forgotten_compilations() -> Iterator[None]:
+    """Leave no compilations of the blocks behind: torch compiles one function a few times, and then no more."""
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture
