@@ -283,8 +283,10 @@ def _check_types(config: RunConfig) -> None:
     flags(config, "keep_graph")
     for name, example in _TUPLES.items():
         words = getattr(config, name)
-        if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+        if not isinstance(words, list | tuple):
             raise ConfigError(f"{name} is {shown(words)}; give a tuple of texts, such as ({example!r},)")
+        if (wrong := next((word for word in words if not isinstance(word, str)), "")) != "":
+            raise ConfigError(f"{name} has the element {shown(wrong)}; each must be a text, such as {example!r}")
         object.__setattr__(config, name, tuple(words))  # JSON turns tuples into lists
 
 

@@ -189,7 +189,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     batch_q, batch_k = (x.shape[:-3] or x.shape[:-2] for x in (q, k))
     if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.ndim != k.ndim or batch_q != batch_k:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        raise ValueError(f"q, k, v have shapes {shapes}; k and v need one shape, with the batch and d_head of q")
+        needs = "k and v need one shape, with as many dimensions as q, and its batch and d_head"
+        raise ValueError(f"q, k, v have shapes {shapes}; {needs}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not _tiles_are_near(x):
             raise ValueError(

@@ -259,8 +259,10 @@ def _check_mesh(
     divider = next((part for part, things in splits.items() if "features" in things), None)
     if divider is None:
         if has_degree:
+            fits = all("tp_degree" in options for options in known.values())
+            remedy = f"use {name}+tp, or leave out tp_degree" if fits else "leave out tp_degree, or use fsdp+tp"
             raise ConfigError(
-                f"tp_degree requires tensor parallelism, which {name} does not include; use {name}+tp", "tp_degree"
+                f"tp_degree requires tensor parallelism, which {name} does not include; {remedy}", "tp_degree"
             )
         return
     for part, options in known.items():

@@ -249,7 +249,9 @@ def test_mixed_dtypes_are_rejected_except_under_autocast(device: str) -> None:
         assert attention(q, q.half(), q).dtype == torch.float16
     with pytest.raises(ValueError, match="cast them to one dtype, or call under autocast"):
         attention(q, q.half(), q)
-    with pytest.raises(ValueError, match="k and v need one shape, with the batch and d_head of q"):
+    with pytest.raises(
+        ValueError, match="k and v need one shape, with as many dimensions as q, and its batch and d_head"
+    ):
         attention(q, q, q[..., :8])
 
 

@@ -77,6 +77,8 @@ def test_declaration_read_from_file_matches_its_export(name: str) -> None:
 def test_tp_degree_without_tp_is_refused() -> None:
     with pytest.raises(ConfigError, match="which ddp_flat does not include; use ddp_flat\\+tp"):
         compose("ddp_flat", tp_degree=2)
+    with pytest.raises(ConfigError, match="does not include; leave out tp_degree, or use fsdp\\+tp"):
+        compose("ddp_bucketed+zero1", tp_degree=2)  # zero1 and tp cannot be combined
 
 
 def test_two_dimensional_strategy_requires_tp_degree() -> None:

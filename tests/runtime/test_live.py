@@ -341,6 +341,7 @@ REFUSED = {
     "preset('small', 'large')": "preset takes only name by position; leave out the others",
     "RunConfig(precison='bf16')": "RunConfig has no argument 'precison'; did you mean precision",
     "RunConfig(strategy_args='a=1')": r"strategy_args is 'a=1'; give a tuple of texts, such as \('comm_dtype=bf16',\)",
+    "RunConfig(parts=('fused_rmsnorm', 3))": "parts has the element 3; each must be a text, such as 'fused_rmsnorm'",
     "TrainingSetup()": "TrainingSetup: missing a required argument: 'model'; its arguments are model, batch",
     "TrainingSetup(Net(), X, clip_norm='1')": "clip_norm is '1'; it must be a number above 0",
     "TrainingSetup(Net(), X, optimizer='adam')": "optimizer is 'adam'; give a class or function of the parameters",
