@@ -104,7 +104,9 @@ def _rows(first: int, stop: int, sizes: Sequence[int]) -> tuple[Segment, ...]:
 
 
 def _count(checkpoint: str, word: str) -> int:
-    if not word.isdigit() or int(word) < 1:
+    if word.isdigit() and int(word) < 1:
+        raise ValueError(f"checkpoint {checkpoint} has {word} blocks; give a whole number of at least 1")
+    if not word.isdigit():
         raise ValueError(f"{word!r} in checkpoint {checkpoint!r} is not a number of blocks; {choices('', FORMS)}")
     return int(word)
 

@@ -171,7 +171,7 @@ def _check_alone(model: nn.Module, blocks: list[SelfAttention | SwiGLU]) -> None
                 why = (
                     "it is already divided; wrap the model once"
                     if p in _cuts
-                    else "it is not the weight of a linear layer without bias; use fsdp"
+                    else "it divides matrices of linear layers that have no bias; remove the bias, or use fsdp"
                 )
                 raise ConfigError(f"tp cannot divide {kind}: {why}")
 

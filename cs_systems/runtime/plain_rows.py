@@ -26,7 +26,7 @@ _REMEDY = "use None, True, a number or a text (of a tensor its .item())"
 def plain_tables(tables: Any) -> dict[str, list[dict[str, Any]]]:
     """Return the tables of a workload as they are recorded. Raises ConfigError for anything else than tables."""
     if not isinstance(tables, Mapping):
-        raise ConfigError(f"tables() returned {_kind(tables)}; return a mapping from a table's name to its rows")
+        raise ConfigError(f"tables() returned an object {_kind(tables)}; return a dict from a table's name to its rows")
     found = {}
     for name, rows in tables.items():
         if not isinstance(name, str) or not name.isidentifier():

@@ -49,12 +49,12 @@ def test_every_k_covers_each_block_once(layers: int, size: int) -> None:
     [
         ("evry:4", r"unknown checkpoint 'evry:4'; did you mean every\? The names are none, every:K, blocks:0,2,5-7"),
         ("every", "unknown checkpoint 'every'; choose among"),
-        ("every:0", "'0' in checkpoint 'every:0' is not a number of blocks"),
+        ("every:0", "checkpoint every:0 has 0 blocks; give a whole number of at least 1"),
         ("every:x", "'x' in checkpoint 'every:x' is not a number of blocks"),
         ("blocks:9", "a block that does not exist; the model has blocks 0 to 6"),
         ("blocks:1-", "'1-' in checkpoint 'blocks:1-' is not a block or a range; write blocks:0,2,5-7"),
         ("blocks:5-2", "a block that does not exist; the model has blocks 0 to 6"),
-        ("selective:products:0", "'0' in checkpoint 'selective:products:0' is not a number of blocks; choose"),
+        ("selective:products:0", "checkpoint selective:products:0 has 0 blocks; give a whole number"),
         ("selective:norm", "unknown checkpoint 'selective:norm'"),
         (
             "nested:2:4",
