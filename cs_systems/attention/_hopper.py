@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from cs_systems.attention._mask import causal_offset, uneven_heads
 from cs_systems.attention._operators import operators
 from cs_systems.attention._refusals import check_one_device, no_cuda, wrong_dtype
 from cs_systems.formulas.cost import AttentionAlgorithm
+from cs_systems.kernels.driver import multiprocessors
 from cs_systems.kernels.layout import padded_d_head, takes_layout
 from cs_systems.kernels.prepared import PreparedPass, empty_rows
 
@@ -227,8 +228,3 @@ def backend_of(kernels: HopperKernels, describe: Callable[[], str | None]) -> At
         algorithm=kernels.algorithm,
         describe=describe,
     )
-
-
-@cache
-def multiprocessors(device: int) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

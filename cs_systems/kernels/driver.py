@@ -30,6 +30,12 @@ def driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
+@cache
+def multiprocessors(device: int) -> int:
+    """Return how many multiprocessors a GPU has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def succeed(status: int) -> None:
     """Raise RuntimeError with the driver's name for a status that is not 0."""
     if status:

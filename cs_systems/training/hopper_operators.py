@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from cs_systems.config import RunConfig
 from cs_systems.kernels.cuda.driver import missing
+from cs_systems.kernels.cuda.launch_product import BLOCK
 from cs_systems.kernels.prepared import Launches, PreparedPass
 from cs_systems.machine.device import resolve
 from cs_systems.training.triton_operators import has_rows
-
-BLOCK = 64
-"""Columns that the copy engine loads together: a width is a multiple of it."""
 
 
 def product_pass(
@@ -34,11 +31,6 @@ def product_pass(
         check(*tensors)
 
     return PreparedPass(inputs, outputs, launches, _accepted, check_all)
-
-
-@cache
-def multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _accepted(x: Tensor) -> bool:

@@ -5,12 +5,11 @@ The tiles follow from the sizes; nothing is timed. A thread accesses VECTOR elem
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from cs_systems.kernels import driver
 from cs_systems.kernels.prepared import INTERPRETER
 
 VECTOR = 8
@@ -42,7 +41,6 @@ def wide(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
-@cache
 def multiprocessors(device: int) -> int:
     """Return how many multiprocessors a GPU has; 2 for the interpreter."""
-    return 2 if device == INTERPRETER else torch.cuda.get_device_properties(device).multi_processor_count
+    return 2 if device == INTERPRETER else driver.multiprocessors(device)

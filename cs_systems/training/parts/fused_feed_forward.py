@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from cs_systems.config import Precision, RunConfig
 from cs_systems.core.checkpoint_plan import segments
+from cs_systems.kernels.driver import multiprocessors
 from cs_systems.kernels.prepared import PreparedPass
 from cs_systems.model import BasicTransformerLM, SwiGLU
-from cs_systems.training.hopper_operators import multiprocessors, product_pass, products_unavailable
+from cs_systems.training.hopper_operators import product_pass, products_unavailable
 from cs_systems.training.parts import Part
 from cs_systems.training.parts._deferred import Place, keep
 from cs_systems.training.parts.joined_projections import JoinedSwiGLU

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import RunConfig
+from cs_systems.kernels.driver import multiprocessors
 from cs_systems.kernels.prepared import PreparedPass
 from cs_systems.model import Linear
-from cs_systems.training.hopper_operators import multiprocessors, product_pass, products_unavailable
+from cs_systems.training.hopper_operators import product_pass, products_unavailable
 from cs_systems.training.master_adamw import MasterAdamW
 from cs_systems.training.parts import Part, update_in_backward
 from cs_systems.training.parts._deferred import Place, linear
@@ -85,10 +86,7 @@ class FusedWeightUpdate(UpdateInBackward):
         self.blocks = [_defer(block) for block in blocks.children()]
         weights = {id(layer.weight) for block in self.blocks for layer in block}
         in_blocks = [p for p in blocks.parameters() if p.requires_grad and id(p) not in weights]
-        others = [
-            group for group in update_in_backward.groups(model) if id(group[0]) not in map(id, blocks.parameters())
-        ]
-        super().__init__(model, optimizer, [in_blocks, *others])
+        super().__init__(model, optimizer, [in_blocks, *update_in_backward.outside_blocks(model)])
         weight = self.blocks[0][0].weight
         on = multiprocessors(weight.get_device()) if weight.is_cuda else None
         self.together = blocks_together([layer.weight.shape for layer in self.blocks[0]], on)

@@ -89,6 +89,11 @@ def groups(model: nn.Module) -> Iterable[list[Tensor]]:
     blocks: Any = model.layers
     for block in blocks.children():  # iteration may yield checkpoints instead
         yield [p for p in block.parameters() if p.requires_grad]
+    yield from outside_blocks(model)
+
+
+def outside_blocks(model: nn.Module) -> Iterable[list[Tensor]]:
+    """Yield each trained parameter alone that is in no block."""
     for name, p in model.named_parameters():
         if not name.startswith("layers.") and p.requires_grad:
             yield [p]
