@@ -215,7 +215,7 @@ def test_no_keys_give_zeros_and_no_queries_give_empty_output(device: str) -> Non
 )
 def test_different_batches_of_q_and_k_are_rejected(leading_q, leading_k, device: str) -> None:
     q, k = torch.randn(*leading_q, 5, 16, device=device), torch.randn(*leading_k, 5, 16, device=device)
-    with pytest.raises(ValueError, match="k and v need one shape, with the batch"):
+    with pytest.raises(ValueError, match="k and v need one shape, with as many dimensions as q"):
         FlashAttentionTriton.apply(q, k, k)
 
 
