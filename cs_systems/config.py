@@ -30,6 +30,7 @@ from cs_systems.core.validation import ConfigError as ConfigError
 from cs_systems.core.validation import (
     arguments_checked,
     counts,
+    did_you_mean,
     field_types,
     fields_checked,
     flags,
@@ -338,11 +339,12 @@ def _check_ranks(config: RunConfig) -> None:
     """
     counts(config, "world_size")
     if doubled := settings(config, "strategy_args").keys() & {"bucket_size_mb", "tp_degree"}:
-        raise ConfigError(f"{min(doubled)} is not a strategy option; use {option(min(doubled))}")
+        raise ConfigError(f"{min(doubled)} cannot be given as an option of a strategy; use {option(min(doubled))}")
     if config.collective is not None:
         if config.workload != "collective" and ":" not in config.workload:
             raise ConfigError(
-                f"workload {config.workload} does not run {config.collective.collective}; use workload collective"
+                f"workload {config.workload} runs no collective, but collective "
+                f"{config.collective.collective} is given; use workload collective"
             )
         config.collective.check(config.world_size)
     if config.bucket_size_mb is not None:
@@ -357,9 +359,12 @@ def _check_ranks(config: RunConfig) -> None:
             f"strategy single trains on one process, got world_size {config.world_size}; {remedy}", "world_size"
         )
     if config.strategy != "single" and config.workload != "train_step" and ":" not in config.workload:
-        raise ConfigError(f"workload {config.workload} trains no model; drop strategy {config.strategy}")
+        raise ConfigError(
+            f"strategy {config.strategy} requires a model to train, and workload "
+            f"{config.workload} trains none; leave out strategy"
+        )
     if config.is_distributed and config.device.startswith("cuda:"):
-        raise ConfigError(f"{config.device} is a single device, but each rank needs its own; use --device cuda")
+        raise ConfigError(f"device {config.device} is a single GPU, but each rank needs its own; use --device cuda")
 
 
 def _without_defaults(config: Any) -> dict[str, Any]:
@@ -375,9 +380,8 @@ def _build(cls: type, data: Mapping[str, Any]) -> Any:
     hints = field_types(cls)
     known = {f.name for f in dataclasses.fields(cls)}
     if unknown := sorted(set(data) - known):
-        raise ConfigError(
-            f"{cls.__name__} has no field {', '.join(unknown)}; upgrade cs-systems if a newer version wrote it"
-        )
+        remedy = did_you_mean(unknown[0], known) or "upgrade cs-systems, if a newer version wrote it"
+        raise ConfigError(f"{cls.__name__} has no field {', '.join(map(repr, unknown))}; {remedy}")
     values = {}
     for name, value in data.items():
         kind = hints[name]
@@ -427,7 +431,7 @@ def grid(base: RunConfig | None = None, **axes: Iterable[Any]) -> Grid:
             if (workload := run.get("workload", base.workload)) in _BUILT_IN_STEPS:
                 axis = next(iter(shape))
                 raise ConfigError(
-                    f"{axis} belongs to an attention call, and the workload is {workload}; leave out {axis}, or give "
+                    f"{axis} is a size of an attention call, but the workload is {workload}; leave out {axis}, or give "
                     "RunConfig(workload='attention', mode='forward') as base"
                 )
             run["shape"] = replace(replace(base, **run).shape or AttentionShape(), **shape)

@@ -74,7 +74,7 @@ class AttentionBackend:
     def refusal(self, call: AttentionCall) -> str | None:
         """Return the reason that the call is not supported, with the remedy, or None."""
         if call.window is not None and not self.has_window:
-            return "a sliding window is not supported; use flash_triton, flex or naive, or drop the window"
+            return "a sliding window is not supported; use flash_triton, flex or naive, or leave out the window"
         return self.unavailable(call)
 
     def __call__(

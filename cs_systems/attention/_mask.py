@@ -47,7 +47,7 @@ def check_window(window: int | None, causal: bool) -> None:
     if window is None:
         return
     if not causal:
-        raise ConfigError(f"window={window} requires causal attention; pass causal=True, or drop the window")
+        raise ConfigError(f"window={window} requires causal attention; pass causal=True, or leave out the window")
     if not is_whole(window) or window < 1:
         raise ConfigError(f"window must be a whole number from 1, got {window!r}")
 

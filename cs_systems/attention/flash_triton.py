@@ -283,13 +283,21 @@ def _sequences(count: int, x: Tensor, longest: int) -> Tensor:
 def _check_packed(q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor) -> None:
     if not q.ndim == k.ndim == 3 or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        raise ValueError(f"q, k, v have shapes {shapes}; pass (rows, heads, d_head), k and v of one shape")
+        raise ValueError(
+            f"q, k, v have shapes {shapes}; pass q as (tokens, heads, d_head), and k and v both "
+            "as (tokens, heads_kv, d_head)"
+        )
     for name, starts in (("starts_q", starts_q), ("starts_k", starts_k)):
         if starts.dtype != torch.int32 or starts.ndim != 1 or not len(starts) or starts.device != q.device:
             found = f"{starts.dtype} of shape {tuple(starts.shape)} on {starts.device}"
-            raise ValueError(f"{name} is {found}; pass int32, one more than there are sequences, on {q.device}")
+            raise ValueError(
+                f"{name} is {found}; pass an int32 tensor on {q.device}, with one number more than there are sequences"
+            )
     if len(starts_q) != len(starts_k):
-        raise ValueError(f"starts_q has {len(starts_q)} numbers and starts_k {len(starts_k)}; pass as many of each")
+        raise ValueError(
+            f"starts_q has {len(starts_q)} numbers, but starts_k has {len(starts_k)}; both need "
+            "one number more than there are sequences"
+        )
     _check(*(x.transpose(0, 1)[None] for x in (q, k, v)))
 
 

@@ -175,7 +175,9 @@ def _check_before_script(words: Sequence[str], kind: type) -> None:
         if (name := named_option(word)) and name not in known:
             near = nearest(name, known)
             remedy = f"write {' or '.join(map(option, near))}" if near else "leave it out"
-            raise ConfigError(f"unknown option --{name}; {remedy}, or put an option of the script behind the script")
+            raise ConfigError(
+                f"unknown option --{name}; {remedy}; if it is an option of the script, write it after the script's name"
+            )
 
 
 def _suggest(words: Sequence[str], kind: type) -> None:

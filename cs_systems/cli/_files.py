@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import joined
-from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
+from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text, first_reasons, none_readable
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line
 from cs_systems.core.sources import Source, is_archive
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from cs_systems.core.rows import FileRow, Row
     from cs_systems.traces.jobs import Job
     from cs_systems.traces.profile import Profile
-
-MOST_REASONS = 5  # unreadable files whose reason is shown
 
 
 class OfRank(NamedTuple):
@@ -77,7 +75,9 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
         one = traces[0]
         pids = nsys.processes(one.path) if one.path.suffix == ".sqlite" else []
         if len(pids) < 2:
-            raise ConfigError(f"--ranks merges several ranks, and {one.label} holds one; leave out --ranks")
+            raise ConfigError(
+                f"--ranks merges the traces of several ranks, but {one.label} is of one rank; leave out --ranks"
+            )
         return [OfRank(one, rank, pid) for rank, pid in enumerate(pids)]
     found = ranks_of([source.path for source in traces], only_if_certain=not wanted)
     return None if found is None else [OfRank(source, found[source.path], None) for source in traces]
@@ -90,7 +90,9 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
     tables = chosen_tables(args.table, SHOWN, False, args.format, args.top)
     check_top(args.top, tables, [*LONG])
     if args.process is not None and any(one.process is not None for one in ranks):
-        refuse(["process"], "--ranks merges all processes of the export")
+        refuse(
+            ["process"], "--process has no effect, because the ranks are the processes of the file and all are merged"
+        )
     # Only one trace is in memory at a time.
     job = merged([summary(read_profiles(args, [one.source], one.process)[0], one.rank) for one in ranks])
     calls = collective_rows(job)
@@ -125,7 +127,7 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     from cs_systems.traces.inventory import row_of_error, row_of_other, row_of_profile, traces_in
 
     options = {*given(args)} - {"files", "format", "output", "process", "range", "between", "no_cache", "open"}
-    refuse(sorted(options), f"{len(sources)} files that are not the ranks of one job are listed, not analyzed")
+    refuse(sorted(options), f"the {len(sources)} files are not the ranks of one job, so they are only listed")
     folders = {source.path.parent: cells_of(source.path.parent) for source in sources}
     rows: list[FileRow] = []
     reasons: list[str] = []
@@ -142,12 +144,10 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
             rows.append(row_of_error(source))
             reasons.append(str(error))
     if len(reasons) == len(rows):
-        raise ConfigError("; ".join(reasons[:MOST_REASONS]))
-    notes = reasons[:MOST_REASONS]
-    if reasons[MOST_REASONS:]:
-        notes.append(f"{len(reasons) - MOST_REASONS} more files cannot be read")
+        raise ConfigError(none_readable(reasons))
+    notes = first_reasons(reasons)
     if ignored := len(sources) - len(rows):
-        notes.append(f"not listed: {counted(ignored, 'other file')}, no trace, snapshot or records")
+        notes.append(f"not listed: {counted(ignored, 'other file')} (no trace, snapshot or records)")
     roots = {source.given for source in sources}
     if any(is_archive(root) for root in roots):
         notes.append("to analyze one of them, unpack the archive")

@@ -103,7 +103,7 @@ def page_asked(args: Asked) -> Asked:
     """
     if args.open:
         if args.format not in (None, "terminal", "html"):
-            raise ConfigError(f"--open shows a page; leave out --open or --format {args.format}")
+            raise ConfigError(f"--open requires --format html, got --format {args.format}; leave out one of them")
         output = args.output or Path(tempfile.mkdtemp(prefix="cs-systems-")) / "page.html"
         args = replace(args, format="html", output=output)
     check_page(args.format, args.output)

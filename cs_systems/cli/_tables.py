@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 COMPARED = tuple(f"{side}_{unit}" for side in ("a", "b", "difference") for unit in ("s", "bytes"))
+MOST_REASONS = 5  # unreadable files whose reason is shown
 # Width of the other columns of a table with such a column.
 BESIDE = {
     "kernel": 52, "range": 55, "annotation": 48, "operator": 60, "caller": 60, "file": 50, "scope": 45, "module": 50,
@@ -33,7 +34,7 @@ def chosen_tables(
     """Return the tables that --table names, or all. Raises ConfigError if they do not suit --format or --top."""
     tables = [one_of("table of a comparison" if compares else "table", name, known) for name in given or known]
     if format == "csv" and len(tables) != 1:
-        raise ConfigError(f"--format csv writes one table; choose it with --table: {', '.join(tables)}")
+        raise ConfigError(f"--format csv writes one table; choose one with --table: {', '.join(tables)}")
     if top is not None and top < 1:
         raise ConfigError(f"--top is {top}; it must be at least 1")
     return tables
@@ -42,7 +43,20 @@ def chosen_tables(
 def check_top(top: int | None, tables: Sequence[str], long: Sequence[str]) -> None:
     """Raise ConfigError for a --top without effect: only the long tables are cut."""
     if top is not None and not {*tables} & {*long}:
-        raise ConfigError(f"--top only cuts the tables {', '.join(long)}, not {', '.join(tables)}; leave out --top")
+        raise ConfigError(
+            f"--top shortens only the tables {', '.join(long)}, and not {', '.join(tables)}; leave out --top"
+        )
+
+
+def first_reasons(reasons: Sequence[str]) -> list[str]:
+    """Return why files cannot be read, for the first of them, and how many more there are."""
+    rest = len(reasons) - MOST_REASONS
+    return [*reasons[:MOST_REASONS], *([f"{rest} more files cannot be read"] if rest > 0 else [])]
+
+
+def none_readable(reasons: Sequence[str]) -> str:
+    """Return the error for several files none of which can be read, a line each."""
+    return "\n  ".join([f"none of the {len(reasons)} files can be read:", *first_reasons(reasons)])
 
 
 def table_text(

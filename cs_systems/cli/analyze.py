@@ -125,7 +125,9 @@ def _check_between(args: Analyze) -> None:
         raise ConfigError(f"--between takes two times, got {typed}; write --between T0 T1, such as --between 0 1.5")
     first, last = args.between
     if args.range:
-        raise ConfigError(f"--between {typed} is the only step, but --range {args.range} marks others; leave out one")
+        raise ConfigError(
+            f"--between {typed} and --range {args.range} both choose what is analyzed; leave out one of them"
+        )
     if first > last:
         raise ConfigError(f"--between {typed} ends before it begins, because {first:g} is after {last:g}; swap them")
     if first == last:
@@ -159,7 +161,7 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     known = SPLITS if compares else SHOWN | modules.SHOWN
     if of_ranks := [name for name in args.table if name in OF_RANKS and name not in known]:
         raise ConfigError(
-            f"table {of_ranks[0]} needs the traces of several ranks; give all of them, or choose among "
+            f"--table {of_ranks[0]} requires the traces of several ranks; give all of them, or choose among "
             f"{', '.join(known)}"
         )
     tables = chosen_tables(args.table, known, compares, args.format, args.top)
@@ -210,7 +212,7 @@ def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[st
     unfit += ["--format html"] if args.format == "html" else []
     if unfit:
         raise ConfigError(
-            f"{source.label} contains {holds}, to which {' '.join(unfit)} does not apply; use only {allowed} with it"
+            f"{source.label} contains {holds}, for which {' '.join(unfit)} has no effect; use only {allowed}"
         )
 
 

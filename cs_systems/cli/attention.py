@@ -22,9 +22,8 @@ from cs_systems.cli._options import (
     check_keep_graph,
     check_modes,
     flag,
-    refuse,
 )
-from cs_systems.config import Mode, RunConfig, grid, one_of
+from cs_systems.config import ConfigError, Mode, RunConfig, grid, one_of
 
 DTYPES = ("bf16", "fp16", "fp32", "tf32")
 CAUSAL = {"false": (False,), "true": (True,), "both": (False, True)}
@@ -69,10 +68,15 @@ class AttentionCells:
         words = [one_of("value of --causal", word.lower(), CAUSAL) for word in self.causal or ("true",)]
         check_modes(self.mode, AttentionCells.mode)
         check_keep_graph(self.keep_graph, self.mode)
-        if self.align == "lower_right" and True not in {v for word in words for v in CAUSAL[word]}:
-            refuse(["align"], "--align requires --causal")
-        if self.window and False in {v for word in words for v in CAUSAL[word]}:
-            refuse(["window"], "--window requires --causal")
+        masks = {value for word in words for value in CAUSAL[word]}
+        if self.align == "lower_right" and True not in masks:
+            raise ConfigError("--align lower_right requires a causal mask; use --causal true, or leave out --align")
+        if self.window and False in masks:
+            got = " ".join(words)
+            raise ConfigError(
+                f"--window requires a causal mask in every cell, got --causal {got}; use --causal true, or leave out "
+                "--window"
+            )
         for word in self.precision:
             one_of("dtype", word, DTYPES)
         axes: dict[str, Sequence[Any]] = {}

@@ -90,15 +90,15 @@ def run(args: Compare) -> int:
         from cs_systems.cli import analyze
 
         if args.phase != Compare.phase:
-            raise ConfigError(
-                "--phase requires two runs, got two traces, for which every phase is shown; leave out --phase"
-            )
+            raise ConfigError("--phase has no effect on two traces, whose phases are all shown; leave out --phase")
         if args.fail_on:
-            raise ConfigError("--fail-on requires two runs, got two traces, which have no verdict; leave out --fail-on")
+            raise ConfigError("--fail-on requires two runs, because two traces get no verdict; leave out --fail-on")
         if args.format == "csv":
             raise ConfigError("--format csv writes one table; use cs-systems analyze A B --format csv --table phases")
         if args.format == "github":
-            raise ConfigError("two traces have no verdict to summarise; use --format markdown")
+            raise ConfigError(
+                "--format github requires two runs, because two traces get no verdict; use --format markdown"
+            )
         format = cast("_output.Format", args.format)
         both = analyze.Analyze((args.a, args.b), format=format, output=args.output, open=args.open)
         return analyze.run(both, merges=False)
@@ -117,11 +117,12 @@ def run(args: Compare) -> int:
         texts.append(_timings(args, found, [*torn_a, *torn_b]))
         pictures = _pictures(found) if args.format == "html" else []
     elif args.fail_on:
-        raise ConfigError("--fail-on requires timings, got two profiled runs, which have no verdict; leave it out")
-    elif args.phase != Compare.phase:
         raise ConfigError(
-            "--phase requires timings, got two profiled runs, for which every phase is shown; leave out --phase"
+            f"--fail-on requires timings, and the baseline {args.a} has only profiled cells; "
+            "measure it with cs-systems time, or leave out --fail-on"
         )
+    elif args.phase != Compare.phase:
+        raise ConfigError("--phase has no effect on two profiled runs, whose phases are all shown; leave out --phase")
     if args.format not in ("csv", "github"):
         texts += [_profiles(args, *pair) for pair in pairs]
     text = joined(texts, args.format, compared(args.a, args.b), pictures, others=[*a, *b])

@@ -108,7 +108,7 @@ def _check_used(args: Memory) -> None:
     if args.show is not None:
         refuse([name for name in names if name != "show"], "--show only prints recorded results")
     if args.fits is not None:
-        refuse([name for name in names if name in NOT_OF_FITS], "--fits only predicts, and runs nothing")
+        refuse([name for name in names if name in NOT_OF_FITS], "--fits predicts and measures nothing")
     if args.best_checkpoint:
         itself = "--best-checkpoint chooses the checkpoint plan, within --budget, for each cell"
         refuse([name for name in names if name in ("checkpoint", "memory_limit", "part")], itself)
@@ -184,7 +184,8 @@ def _check_predictable(configs: Sequence[RunConfig], option: str) -> None:
     for config in configs:
         if config.workload != "train_step" and not is_foreign(config.workload):
             raise ConfigError(
-                f"{option} requires --workload train_step or your own, got {config.workload}; leave out {option}"
+                f"{option} predicts --workload train_step and your own models only, got "
+                f"{config.workload}; leave out {option}"
             )
         if config.compile != "none":
             raise ConfigError(f"{option} cannot predict memory with --compile, because {COMPILED}; leave out --compile")

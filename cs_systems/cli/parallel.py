@@ -163,10 +163,14 @@ def cells(args: Parallel) -> list[RunConfig]:
 
     if stray := [name for name in args.strategy if "=" in _plain(name)]:
         raise ConfigError(
-            f"{stray[0]!r} is not a strategy; join options by colons, as in ddp_bucketed:comm_dtype=bf16:max_ctas=16"
+            f"{stray[0]!r} is an option without its strategy; join both by a colon, as in "
+            "ddp_bucketed:comm_dtype=bf16:max_ctas=16"
         )
     if {*args.strategy} == {"single"} and "world_size" in given(args):
-        raise ConfigError("--strategy single trains on one rank only; add another strategy, or leave out --world-size")
+        raise ConfigError(
+            "--world-size has no effect on --strategy single, which trains on one rank; add "
+            "another strategy, or leave out --world-size"
+        )
     if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):
         raise ConfigError("--tp-degree requires --strategy fsdp+tp or ddp_*+tp; add one, or leave out --tp-degree")
     if args.figure and "overlap" not in args.with_:

@@ -161,23 +161,26 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
     """Raise ConfigError for options that the chosen tables would ignore."""
     plain = PrecisionOptions()
     if _is_own(args):
-        refuse([name for name in given(args) if name == "model"], "--workload names the models")
-        refuse([name for name in NUMERICS if name in tables], "these tables use no model, and --workload names one")
+        refuse(
+            [name for name in given(args) if name == "model"],
+            "--model has no effect with --workload, which names the model",
+        )
+        refuse([name for name in NUMERICS if name in tables], "these tables use no model, but --workload names one")
         refuse(
             [name for name in given(args) if name == "train_steps"],
-            "--train-steps trains a language model of this package on generated tokens, and --workload names another",
+            "--train-steps trains only the built-in model, but --workload names another",
         )
     if "model" in given(args) and "dtypes" not in tables:
         timed = not tables and {*args.model} <= {*PRESETS}
-        instead = f"use --size {' '.join(args.model)} for timings" if timed else "drop --model"
+        instead = f"use --size {' '.join(args.model)} for timings" if timed else "leave out --model"
         raise ConfigError(f"--model requires --dtypes; add --dtypes, or {instead}")
     if tables and args.size != plain.size:
         instead = f"use --model {' '.join(args.size)}" if "dtypes" in tables else "leave it out"
-        raise ConfigError(f"--size only applies to timings, not to --{tables[0]}; {instead}")
+        raise ConfigError(f"--size has no effect with --{tables[0]}; {instead}")
     names = given(args)
     if timing := [name for name in OF_TIMING if tables and name in names]:
         name, without = option(timing[0]), " ".join(map(option, tables))
-        raise ConfigError(f"{name} only applies to timings; leave out {name}, or {without}")
+        raise ConfigError(f"{name} has no effect with {without}; leave out one of them")
     if tables and "dtypes" not in tables:
         refuse(
             [name for name in names if name in (*OF_PRESETS, "mode")], "--accumulation and --normalization use no model"
@@ -185,7 +188,7 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
     if tables and not _is_own(args) and not PRESETS.keys() & {*args.model}:
         refuse(
             [name for name in names if name in OF_PRESETS],
-            f"these options require a preset, got --model {' '.join(args.model)}",
+            f"these options apply only to a preset such as small, got --model {' '.join(args.model)}",
         )
 
 

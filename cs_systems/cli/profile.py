@@ -78,7 +78,7 @@ def run(args: Profile) -> int:
     if args.show_command:
         refuse(
             [n for n in given(args.sweep) if n not in ("out", "part")],
-            "--show-command only prints commands, and runs nothing",
+            "--show-command prints the commands and runs nothing",
         )
         folder = args.sweep.folder("profile").absolute()
         for command in profiler_commands(args.sweep.of_part(configs), folder):
@@ -99,7 +99,8 @@ def _options(args: Profile) -> tuple[str, ...]:
     for option, (profilers, value) in given.items():
         if value not in (None, (), False) and args.with_ not in profilers.split():
             raise ConfigError(
-                f"{option} requires --with {' or '.join(profilers.split())}, got --with {args.with_}; drop {option}"
+                f"{option} requires --with {' or '.join(profilers.split())}, got --with "
+                f"{args.with_}; leave out {option}"
             )
     if args.with_ != "ncu":
         return args.nsys_arg

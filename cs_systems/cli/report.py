@@ -83,9 +83,9 @@ def _show(args: Report) -> int:
     if args.format == "html" and (args.columns or args.pivot is not None or args.phase):
         raise ConfigError("--format html shows every column and phase; leave out --columns, --pivot and --phase")
     if args.format == "html" and arranged:
-        raise ConfigError("a page has no speed-ups and sorts in the browser; leave out --sort and --relative-to")
+        raise ConfigError("--format html has no speed-ups and sorts in the browser; leave out --sort and --relative-to")
     if args.pivot is not None and arranged:
-        raise ConfigError("--pivot has its own rows and columns; leave out --sort and --relative-to")
+        raise ConfigError("--sort and --relative-to have no effect on --pivot; leave them out")
     if args.columns and args.pivot is not None:
         raise ConfigError("--pivot ROWS:COLUMNS:VALUE already chooses the columns; leave out --columns or --pivot")
     if args.figure_kind is not None and args.figure is None:

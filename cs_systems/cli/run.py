@@ -66,11 +66,11 @@ def run(args: Run) -> int:
     """Replace this process by the script's; with nsys, wait for it."""
     words = list(args.script)
     if not words or words == ["-m"]:
-        raise ConfigError("no script is given; write cs-systems run -- train.py its arguments")
+        raise ConfigError("no script is given; write it after --, as in cs-systems run -- train.py --lr 1e-3")
     if words[0] != "-m" and (reason := _no_script(words)):
         raise ConfigError(reason)
     if words[0] != "-m" and not Path(words[0]).is_file():
-        what = "is a folder; name its file" if Path(words[0]).is_dir() else "does not exist; correct the path"
+        what = "is a folder; name a .py file in it" if Path(words[0]).is_dir() else "does not exist; correct the path"
         raise ConfigError(f"script {words[0]!r} {what}")
     if words[0] == "-m" and PathFinder.find_spec(package := words[1].partition(".")[0], ["", *sys.path]) is None:
         raise ConfigError(f"no module is named {package!r}; correct its name, or start in the folder that holds it")
@@ -98,14 +98,12 @@ def _no_script(words: Sequence[str]) -> str | None:
     program = Path(words[0]).name
     if program in LAUNCHERS:
         before = LAUNCHERS[program]
-        return f"{program!r} is no script, because it starts the ranks; write {before} -m cs_systems run -- train.py"
+        return f"{program!r} is not a script but a launcher of ranks; write {before} -m cs_systems run -- train.py"
     if re.fullmatch(r"python[\d.]*", program):
         script = shlex.join(words[1:]) if words[1:] and (words[1] == "-m" or words[1][0] != "-") else "train.py"
-        return (
-            f"{program!r} is no script, because cs-systems run starts Python itself; write cs-systems run -- {script}"
-        )
+        return f"{program!r} is not a script, and cs-systems run starts Python itself; write cs-systems run -- {script}"
     if not Path(words[0]).exists() and shutil.which(words[0]):
-        return f"{program!r} is a program and no Python script; write cs-systems run -- train.py"
+        return f"{program!r} is a program, but a Python script is needed; write cs-systems run -- train.py"
     return None
 
 
@@ -115,7 +113,9 @@ def _profilers(args: Run) -> tuple[str, bool]:
         one_of("--with", word, AFTERWARDS)
     found = {*args.with_} - {"none"} | ({"memory"} if args.snapshot else set())
     if {"kineto", "nsys"} <= found:
-        raise ConfigError("--with has kineto and nsys, which cannot trace one process; give one of them, or run twice")
+        raise ConfigError(
+            "--with kineto and nsys cannot trace the same process; give one of them, or run the script twice"
+        )
     return next(iter(found - {"memory"}), "none"), "memory" in found
 
 

@@ -17,7 +17,7 @@ from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths, given, optional, refuse
 from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
-from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
+from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text, first_reasons, none_readable
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.core.file_types import command_for, refuse_other
 from cs_systems.core.sources import Source, opened
@@ -94,7 +94,9 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     if not sources:
         for path in args.files:
             refuse_other(path, "snapshot")
-        raise ConfigError(f"{args.files[0]} contains no snapshot; give a .pickle of torch.cuda.memory._dump_snapshot()")
+        raise ConfigError(
+            f"{args.files[0]} contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() wrote"
+        )
     if len(sources) > 2 or (len(sources) == 2 and any(source.is_inside for source in sources)):
         return _peaks(args, sources)
     compares = len(sources) == 2
@@ -104,7 +106,7 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     if not compares:
         check_top(args.top, tables, LONG)
     if compares and args.size is not None:
-        refuse(["size"], "a comparison of two snapshots does not name tensors")
+        refuse(["size"], "--size names the tensors of one snapshot, and two were given")
     if compares:
         texts = _comparison(args, tables, sources, [_read(source, args.device) for source in sources])
         return joined(texts, args.format, f"Memory of {compared(sources[0].path, sources[1].path)}")
@@ -140,7 +142,7 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     from cs_systems.snapshots.tables import file_row
 
     options = {*given(args)} - {"files", "device", "format", "output", "open"}
-    refuse(sorted(options), f"{len(sources)} snapshots are listed by their peaks")
+    refuse(sorted(options), "several snapshots are only listed, each with its peak")
     rows, reasons = [], []
     for source in sources:
         try:
@@ -149,9 +151,9 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
         except ConfigError as error:
             reasons.append(str(error))
     if not rows:
-        raise ConfigError(reasons[0])
+        raise ConfigError(none_readable(reasons))
     heading = [f"{', '.join(map(str, args.files[:3]))}{' …' if args.files[3:] else ''} · {len(sources)} snapshots"]
-    parts: list[Part] = [(FILES_CAPTION, rows, FILES, reasons)]
+    parts: list[Part] = [(FILES_CAPTION, rows, FILES, first_reasons(reasons))]
     title = f"Memory of {len(sources)} snapshots"
     return joined(document_text(args.format, heading, parts, args.output), args.format, title)
 

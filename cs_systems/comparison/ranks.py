@@ -258,7 +258,7 @@ def check(ranks: Sequence[Rank]) -> None:
             reasons.append(f"{second.source} begins {human(gap_s, 's')} after {first.source} ends")
             break
     if reasons:
-        raise ConfigError(f"the files cannot be of one job: {reasons[0]}; give one trace of each rank of one job")
+        raise ConfigError(f"the files are not the ranks of one job: {reasons[0]}; give one trace for each rank")
 
 
 def _matched(ranks: Sequence[Rank]) -> tuple[list[dict[int, Collective]], int]:

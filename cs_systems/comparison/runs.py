@@ -158,7 +158,7 @@ def _without(identity: Mapping[str, Any], field: str) -> str:
     dropped = model if field == "size" else {name for name in identity if name.rpartition(".")[2] == field}
     if not dropped:
         raise ConfigError(
-            f"{field} is no field of a configuration; use attention, precision, size, compile or the like"
+            f"the configurations have no field {field!r}; use one such as attention, precision, size or compile"
         )
     return json.dumps({name: value for name, value in identity.items() if name not in dropped}, sort_keys=True)
 

@@ -70,8 +70,8 @@ def segments(checkpoint: str, num_layers: int) -> tuple[Segment, ...]:
         sizes = [_count(checkpoint, word) for word in rest.split(":")]
         if sizes != sorted(set(sizes), reverse=True):
             raise ValueError(
-                f"each level of checkpoint {shown(checkpoint)} must be smaller than the level around it; write "
-                "nested:8:2"
+                f"the numbers of blocks in checkpoint {shown(checkpoint)} must become smaller "
+                "from left to right; write a form such as nested:8:2"
             )
         return _rows(0, num_layers, sizes)
     near = nearest(form, ("none", "every", "blocks", "selective", "nested"))
@@ -105,7 +105,7 @@ def _rows(first: int, stop: int, sizes: Sequence[int]) -> tuple[Segment, ...]:
 
 def _count(checkpoint: str, word: str) -> int:
     if word.isdigit() and int(word) < 1:
-        raise ValueError(f"checkpoint {checkpoint} has {word} blocks; give a whole number of at least 1")
+        raise ValueError(f"{word} in checkpoint {checkpoint} is too few blocks; give a whole number of at least 1")
     if not word.isdigit():
         raise ValueError(f"{word!r} in checkpoint {checkpoint!r} is not a number of blocks; {choices('', FORMS)}")
     return int(word)

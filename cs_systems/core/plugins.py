@@ -77,7 +77,7 @@ def check(package: str, name: str) -> str:
     """
     if not is_foreign(name):
         if name.endswith(".py"):
-            raise ConfigError(f"{name!r} names a file without an object; write {name}:name")
+            raise ConfigError(f"{name!r} names a file, but no object in it; write {name}:name")
         return one_of(_KINDS[package], name, names(package))
     if name.startswith(LIVE):
         if name in _held:
@@ -88,12 +88,15 @@ def check(package: str, name: str) -> str:
         )
     source, _, attribute = name.rpartition(":")
     if not source or not attribute.isidentifier():
-        raise ConfigError(f"{name!r} does not name an object; write path/to/file.py:name or package.module:name")
+        raise ConfigError(f"{name!r} names no object; write path/to/file.py:name or package.module:name")
     if source.endswith(".py") and not Path(source).is_file():
         raise ConfigError(f"file {source!r} (from {name!r}) does not exist; correct the path")
     package = source.partition(".")[0]
     if not source.endswith(".py") and not source_file(source) and not importlib.util.find_spec(package):
-        raise ConfigError(f"module {source!r} (from {name!r}) was not found; set PYTHONPATH to its folder")
+        raise ConfigError(
+            f"module {source!r} (from {name!r}) was not found; correct its name, or add the "
+            f"folder that contains {package!r} to PYTHONPATH"
+        )
     file = source_file(source)
     known = defined_names(file) if file and not attribute.startswith("__") else None
     if known is not None and attribute not in known:
@@ -119,7 +122,7 @@ def get(package: str, name: str) -> Any:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except ImportError as error:
         raise ConfigError(
-            f"{source} cannot be imported, because {error}; install what it imports, or correct the import"
+            f"{source} cannot be imported: {error}; install what it imports, or correct the import"
         ) from error
     if not hasattr(module, attribute):
         raise ConfigError(_lacks(source, attribute, vars(module)))

@@ -147,7 +147,9 @@ class AttentionShape:
                 counts(self, name)
         one_of("alignment", self.align, ALIGNMENTS)
         if self.window is not None and not self.causal:
-            raise ConfigError(f"window {self.window} requires causal attention; add --causal, or drop it", "window")
+            raise ConfigError(
+                f"window {self.window} requires causal attention; add --causal, or leave out --window", "window"
+            )
         if self.heads % self.kv_heads:
             fitting = sorted(_divisors(self.heads, self.kv_heads)[:8])
             raise ConfigError(

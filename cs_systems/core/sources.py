@@ -130,7 +130,7 @@ def _unpack(path: Path, folder: Path, suffixes: tuple[str, ...]) -> None:
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ConfigError(f"{path} is a damaged archive ({error}); copy it again") from None
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"{path} has two members with the path {name!r}; {UNPACK}") from None
+        raise ConfigError(f"{path} contains two files with the path {name!r}; {UNPACK}") from None
 
 
 Member = tuple[str, str | None, Callable[[], Any]]  # name, reason to refuse it, function that opens it

@@ -50,7 +50,9 @@ def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]
     degree = check_tp_degree(world_size, tp_degree)
     if "features" in splits and "batch" not in splits and degree != world_size:
         raise ConfigError(
-            f"tp alone divides blocks over all {world_size} ranks; leave out tp_degree, or use fsdp+tp", "tp_degree"
+            f"tp_degree {tp_degree} is not possible with tp alone, which divides each block "
+            f"over all {world_size} ranks; leave out tp_degree, or use fsdp+tp",
+            "tp_degree",
         )
     return degree
 

@@ -146,7 +146,7 @@ class Device:
             fraction = 1.0 if limit_bytes is None else min(1.0, limit_bytes / total)
             torch.cuda.set_per_process_memory_fraction(fraction, self.torch)
         elif limit_bytes is not None:
-            raise DeviceUnavailable("--memory-limit requires a CUDA device; drop --memory-limit or run on a GPU")
+            raise DeviceUnavailable("--memory-limit requires a CUDA device; leave out --memory-limit or run on a GPU")
 
     def release_memory(self) -> None:
         """Return cached blocks to the device, so that one cell's memory is not counted in the next cell.

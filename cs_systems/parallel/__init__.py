@@ -142,7 +142,7 @@ def check_config(config: RunConfig) -> None:
     if options and config.device == "cpu":
         known = options_of(config.strategy)
         for option in (name for name, value in options.items() if value and "for NCCL" in known[name]):
-            raise ConfigError(f"{option} requires NCCL, which needs GPUs; drop it on a CPU")
+            raise ConfigError(f"{option} requires NCCL, which needs GPUs; leave it out on a CPU")
     if "features" in (splits := splits_of(config.strategy)):
         degree = check_layout(config.world_size, config.tp_degree, splits)
         if not plugins.is_foreign(config.workload):  # the layers of other models are known once they are built
@@ -235,18 +235,18 @@ def _check_composition(name: str, parts: Mapping[str, frozenset[str]]) -> None:
     They are the same where the batch is split, or each block; or where nothing is.
     """
     if len(parts) < name.count("+") + 1:
-        raise ConfigError(f"{name} names a strategy twice; name each once")
+        raise ConfigError(f"strategy {name} names a part twice; name each once")
     owners: dict[str, str] = {}
     for part, splits in parts.items():
         if not splits and len(parts) > 1:
-            raise ConfigError(f"{name} cannot be combined: {part} divides nothing; drop {part}")
+            raise ConfigError(f"{name} cannot be combined, because {part} runs alone; leave out {part}")
         for thing in sorted(splits):
             if thing in owners:
                 both = f"{owners[thing]} and {part} both divide the {thing}"
-                raise ConfigError(f"{name} cannot be combined: {both}; choose one")
+                raise ConfigError(f"{name} cannot be combined, because {both}; choose one")
             owners[thing] = part
     if owners and "batch" not in owners and set(owners) != {"features"}:
-        raise ConfigError(f"{name} alone does not average gradients over the ranks; use ddp_bucketed+{name}")
+        raise ConfigError(f"strategy {name} alone does not average gradients over the ranks; use ddp_bucketed+{name}")
 
 
 def _check_mesh(
@@ -267,4 +267,6 @@ def _check_mesh(
         return
     for part, options in known.items():
         if "tp_degree" not in options:
-            raise ConfigError(f"{name} cannot be combined: {part} does not support {divider}; use fsdp or ddp_*")
+            raise ConfigError(
+                f"{name} cannot be combined, because {part} does not support {divider}; use fsdp or ddp_* with it"
+            )

@@ -121,7 +121,7 @@ def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority
     if max_ctas is None and not high_priority:
         return group
     if dist.get_backend(group) != "nccl":
-        raise ConfigError("max_ctas and high_priority require NCCL; drop them on a CPU")
+        raise ConfigError("max_ctas and high_priority require NCCL; leave them out on a CPU")
     options: Any = dist.ProcessGroupNCCL.Options(is_high_priority_stream=high_priority)
     if max_ctas is not None:
         options.config.max_ctas = max_ctas

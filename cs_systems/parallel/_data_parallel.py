@@ -73,8 +73,9 @@ def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) 
         for here, there in zip_longest(all_ranks[0], theirs, fillvalue="nothing"):
             if here != there:
                 raise ValueError(
-                    f"rank {rank} has a different model from rank 0: {there} ({len(theirs)} tensors) where rank 0 has "
-                    f"{here} ({len(all_ranks[0])} tensors); build the same model, in the same order, on every rank"
+                    f"rank {rank} has a different model from rank 0: {there} instead of {here} "
+                    f"({len(theirs)} and {len(all_ranks[0])} tensors in all); build the same "
+                    "model, in the same order, on every rank"
                 )
 
 

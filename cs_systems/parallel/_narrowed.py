@@ -30,7 +30,7 @@ class NarrowedDataParallel(DataParallel):
     def __init__(self, *arguments: Any, dtype: torch.dtype, **options: Any) -> None:
         super().__init__(*arguments, **options)
         if kind := next((p.dtype for p in self._params if p.is_complex()), None):
-            raise ConfigError(f"comm_dtype does not support complex gradients, got {kind}; drop comm_dtype")
+            raise ConfigError(f"comm_dtype does not support complex gradients, got {kind}; leave out comm_dtype")
         self._dtype = dtype
         on_gpu = self._device().type == "cuda"
         self._streams = (torch.cuda.Stream(self._device()), torch.cuda.Stream(self._device())) if on_gpu else None

@@ -166,7 +166,10 @@ def _check_alone(model: nn.Module, blocks: list[SelfAttention | SwiGLU]) -> None
         for kind, p in module.named_parameters(prefix=name, recurse=False):
             dim = dims.get(module)
             if taken.setdefault(p, dim) != dim:
-                raise ConfigError(f"{kind} is tied to a weight that tp divides in another way; untie them, or use fsdp")
+                raise ConfigError(
+                    f"tp cannot divide {kind}, because it shares its weight with a layer that "
+                    "tp divides in another way; untie them, or use fsdp"
+                )
             if dim is not None and (p.ndim != 2 or p in _cuts):
                 why = (
                     "it is already divided; wrap the model once"

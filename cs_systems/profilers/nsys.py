@@ -137,7 +137,9 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     try:
         ranges = NvtxRanges()
     except ImportError:
-        raise Unavailable("nsys without a GPU requires the package nvtx; pip install nvtx==0.2.11") from None
+        raise Unavailable(
+            "nsys without a GPU requires the package nvtx, which is not installed; run pip install nvtx==0.2.11"
+        ) from None
     if model is not None:
         beside(Path(f"{out}.sqlite")).write_text(json.dumps(as_table(rows(model))), encoding="utf-8")
     torch.cuda.profiler.start() if device.is_cuda else ranges.push(CAPTURE)

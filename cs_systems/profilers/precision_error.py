@@ -10,7 +10,7 @@ from cs_systems.record import RunRecord
 
 def collect(out: Path, record: RunRecord) -> Collected:
     if not record.results.get("precision_error"):
-        raise ProfileLost("no error was measured; use --workload path.py:name")
+        raise ProfileLost("the profiler precision_error measures only models of your own; use --workload path.py:name")
     return Collected()
 
 

@@ -130,9 +130,12 @@ def _check(config: RunConfig) -> None:
     if not plugins.is_foreign(config.workload):
         raise Unavailable(f"workload {config.workload} is predicted by formula; leave out --workload")
     if config.compile != "none":
-        raise Unavailable("the compiler decides which tensors a compiled model keeps; leave out --compile")
+        raise Unavailable(
+            "the memory of a compiled model is not predicted, because the compiler decides which "
+            "tensors it keeps; leave out --compile"
+        )
     if config.is_distributed:
-        raise Unavailable("fake tensors predict one process; leave out --strategy")
+        raise Unavailable("the memory of your own model is predicted for one process only; leave out --strategy")
 
 
 def _built(config: RunConfig, mode: Any) -> tuple[ForeignWorkload, ModuleStep]:

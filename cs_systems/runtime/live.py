@@ -41,7 +41,7 @@ def setup_of(model: Any, inputs: Any, parts: Mapping[str, Any]) -> TrainingSetup
         raise ConfigError(f"model is {shown(model)}; {remedy}")
     if inputs is None:
         if parts.get("batches") is None:
-            raise ConfigError("model= requires inputs=: one batch, or a DataLoader of batches")
+            raise ConfigError("model= requires inputs=; give one batch, or a DataLoader of batches")
         return TrainingSetup(model, **parts)
     if parts.get("batches") is not None:
         raise ConfigError("inputs= and batches= exclude each other; give one of them")

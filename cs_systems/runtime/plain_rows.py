@@ -30,9 +30,9 @@ def plain_tables(tables: Any) -> dict[str, list[dict[str, Any]]]:
     found = {}
     for name, rows in tables.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(f"tables() names a table {name!r:.60}; name it by a word of letters, digits and _")
+            raise ConfigError(f"tables() gives a table the name {name!r:.60}; use only letters, digits and _ in it")
         if name in OWN_TABLES:
-            raise ConfigError(f"tables() has a table {name!r}, a name that cs_systems uses itself; choose another")
+            raise ConfigError(f"tables() has a table {name!r}, a name that cs_systems reserves; choose another name")
         if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
             raise ConfigError(f"table {name!r} is {_kind(rows)}; make it a list of rows")
         if len(rows) > MOST_ROWS:

@@ -161,9 +161,9 @@ def run(
     if out is not None:
         raise ConfigError("in_process=True writes no record; leave out out=, or in_process=True")
     if config.profiler != "none":
-        raise ConfigError(f"profiler {config.profiler} needs its own process; drop in_process=True")
+        raise ConfigError(f"profiler {config.profiler} needs its own process; leave out in_process=True")
     if config.is_distributed:
-        raise ConfigError("a distributed cell needs its own processes; drop in_process=True")
+        raise ConfigError("a distributed cell needs its own processes; leave out in_process=True")
     from cs_systems.runtime.live import measured_here
 
     return measured_here(config).stamped()
@@ -189,7 +189,7 @@ def _check_live(live: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{first}= requires an nn.Module as model=, got a ModelConfig; give a module, or leave out {first}="
             )
-        raise ConfigError(f"{first}= was given without model=; give model= too")
+        raise ConfigError(f"{first}= requires model=; give both")
 
 
 def _run_live(

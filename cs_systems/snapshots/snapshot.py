@@ -211,7 +211,7 @@ def _chosen(path: Path, devices: Sequence[int], device: int | None) -> int:
     if device is None and len(devices) > 1:
         raise ConfigError(f"{path} holds {len(devices)} devices; choose one with --device {_listed(devices)}")
     if device is not None and device not in devices:
-        raise ConfigError(f"{path} holds no device {device}; choose --device {_listed(devices)}")
+        raise ConfigError(f"{path} holds no data of device {device}; choose --device {_listed(devices)}")
     return devices[0] if device is None else device
 
 
@@ -250,7 +250,7 @@ def _refuse_repeated(what: str, values: Iterable[Any]) -> None:
     """
     values = list(values)
     if len({*map(id, values)}) < len(values):
-        raise ValueError(f"one {what} occurs in several places")
+        raise ValueError(f"several places share one {what}, as PyTorch never writes it")
 
 
 class _Stacks:
@@ -310,7 +310,7 @@ def _count(value: Any) -> int:
 def _state(value: Any) -> str:
     state = "active_pending_free" if value == "active_awaiting_free" else value
     if not isinstance(state, str) or state not in ("active_allocated", "active_pending_free", "inactive"):
-        raise ValueError(f"{shown(value)} is not a state of a block")
+        raise ValueError(f"{shown(value)} is an unknown state of a block")
     return state
 
 
@@ -397,7 +397,9 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
         if data["schema_version"] != SIDECAR_VERSION:
             version = shown(data["schema_version"])
             raise ConfigError(
-                f"{path} has schema_version {version}, not {SIDECAR_VERSION}; remove it or use a matching cs-systems"
+                f"{path}, written beside the snapshot, has schema_version {version}, but this "
+                f"version of cs-systems reads {SIDECAR_VERSION}; use the version that wrote it, "
+                "or remove that file, which only adds details"
             )
         tensors = tuple(_tensor(t) for t in data["tensors"] if t.get("device", 0) == device)
         if unknown := {t.kind for t in tensors} - {*TENSOR_KINDS}:

@@ -64,7 +64,9 @@ def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNam
         model = PRESETS[one_of("size", size, PRESETS)]
         elements = [e for e in ELEMENT_BYTES if _fits(model, e, sizes)]
         if not elements:
-            raise ConfigError(f"--size {size} does not fit: the snapshot lacks tensors of that preset; drop --size")
+            raise ConfigError(
+                f"--size {size} does not match the snapshot, which lacks tensors of that preset; leave out --size"
+            )
         return _names(model, elements, None, f"tensors are named by their size, from the preset {size}")
     if config is not None and config.workload == "train_step":
         elements = [e for e in ELEMENT_BYTES if _fits(config.model, e, sizes)]

@@ -57,7 +57,7 @@ def load(path: Path, how: str) -> Any:
         raise ConfigError(f"{path} is empty: the snapshot was never written; check the disk space and dump it again")
     refuse_other(path, "snapshot")
     if not PICKLE.match(head(path)):
-        raise ConfigError(f"{path} is not a pickle; write a memory snapshot with {how}")
+        raise ConfigError(f"{path} is not a memory snapshot of PyTorch, which is a pickle file; write one with {how}")
     _refuse_beyond_memory(path)
     try:
         with closing(Unpacked(path)) as source, _metered_memory() as allow:

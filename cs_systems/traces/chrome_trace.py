@@ -68,8 +68,12 @@ def header(text: Text) -> Event:
             raise ConfigError(f"{text.path} holds no traceEvents; export it with torch.profiler's export_chrome_trace")
     try:
         before: Event = json.loads(text.text[: found.end()] + "]}")
-    except ValueError as error:
-        raise ConfigError(f"{text.path} does not begin as a Chrome trace ({error}); export it again") from None
+    except json.JSONDecodeError:
+        raise ConfigError(
+            f"{text.path} is damaged: it does not begin as a Chrome trace does; export it again"
+        ) from None
+    except ValueError:
+        raise ConfigError(f"{text.path} is damaged: a number has thousands of digits; export it again") from None
     text.at = found.end()
     return before
 
@@ -100,16 +104,18 @@ def events(window: Text) -> Iterator[list[Any]]:
                 continue
             if not isinstance(error, json.JSONDecodeError):
                 raise ConfigError(
-                    f"{window.path} is damaged: a number in event {number} has thousands of digits; record again"
+                    f"{window.path} is damaged: a number in event {number + 1:,} has thousands of digits; record again"
                 ) from None
             alone = 0
             if not window.extend():
-                ends = error.pos >= len(text) - 1 or at >= len(text)
-                where = "ends inside" if ends else "is invalid at"
-                raise ConfigError(
-                    f"{window.path} is truncated or damaged: it {where} event {number}; "
-                    "let the profiler finish writing, or record again"
-                ) from None
+                ends = error.pos >= len(text) - 1 or at >= len(text) or text.rstrip()[-1] not in "]}"
+                problem = (
+                    f"is truncated: it ends inside event {number + 1:,}; let the profiler "
+                    "finish writing, or record again"
+                    if ends
+                    else f"is damaged: event {number + 1:,} is not valid JSON; record again"
+                )
+                raise ConfigError(f"{window.path} {problem}") from None
             continue
         number += len(found)
         yield found

@@ -399,7 +399,7 @@ class _Reader:
                 owner.update(dict.fromkeys(launches, pid))
             if any(kernel[-1] in alike for kernel in self.kernels):
                 raise ConfigError(
-                    f"{self.path} holds the processes {listed(map(str, sorted(found)))} with the same launch numbers, "
+                    f"{self.path} holds the processes {listed(map(str, sorted(found)))} with the same correlation ids, "
                     "so the process of a kernel is unknown; analyze a separate trace of each process"
                 )
             found = Counter(owner[kernel[-1]] for kernel in self.kernels if kernel[-1] in owner)

@@ -58,8 +58,12 @@ def read_habits(path: Path) -> list[Habit]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"--range-names {path} does not exist; give a TOML file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"--range-names {path} is a folder; give a TOML file") from None
     except OSError as error:
-        raise ConfigError(f"--range-names {path} cannot be read: {error.strerror}; give a TOML file") from None
+        raise ConfigError(
+            f"--range-names {path} cannot be read: {error.strerror}; make it readable, or give another TOML file"
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"--range-names {path} is not a text in UTF-8; give a TOML file") from None
     except tomllib.TOMLDecodeError as error:

@@ -38,7 +38,8 @@ def chosen_process(
         return next(iter(counts), 0), None
     known = listed(f"{pid} ({counted(count, what)})" for pid, count in sorted(counts.items()))
     if wanted is not None:
-        raise ConfigError(f"{path} holds no {what} of process {wanted}; choose one with --process: {known}")
+        remedy = f"choose --process among {known}" if counts else "leave out --process, and record while the GPU works"
+        raise ConfigError(f"{path} holds no {what} of process {wanted}; {remedy}")
     busiest = min(counts, key=lambda pid: (-counts[pid], pid))
     ranks = "; if they are the ranks of a job, --ranks merges them" if can_merge else ""
     return busiest, (

@@ -84,7 +84,9 @@ def _read(database: sql.Connection, path: Path, wanted: int | None) -> Trace:
             if isinstance(pid, int):
                 owners.setdefault(pid, []).append((count, end, number))
     if twice := next((pid for pid, found in owners.items() if len(found) > 1), None):
-        raise ConfigError(f"{path} holds two processes with the pid {twice}; give the database of one process")
+        raise ConfigError(
+            f"{path} holds two processes with the pid {twice}, as of several machines; give the database of one of them"
+        )
     counts = {pid: found[0][0] for pid, found in owners.items()}
     if any(counts.values()):
         counts = {pid: count for pid, count in counts.items() if count}

@@ -25,7 +25,10 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 0.01,
     ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"lr {lr}, eps {eps} and weight_decay {weight_decay} must be ≥ 0, betas {betas} in [0, 1)")
+            raise ValueError(
+                f"lr {lr}, eps {eps} and weight_decay {weight_decay} must not be negative, and "
+                f"betas {betas} must be from 0 to below 1; correct them"
+            )
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()

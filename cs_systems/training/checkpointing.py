@@ -47,11 +47,12 @@ def unavailable(config: RunConfig) -> str | None:
     plan = segments(config.checkpoint, config.model.num_layers)
     keeps_attention = any(segment.keeps in ("attention", "products") for segment in plan)
     if keeps_attention and config.attention not in one_operator:
-        compiled = " without --compile" if config.attention in ONE_COMPILED_OPERATOR else ""
-        return (
-            f"checkpoint {config.checkpoint} keeps the output of one attention operator, which "
-            f"{config.attention} is not{compiled}; use --attention {ONE_OPERATOR[0]}, or --checkpoint selective:matmul"
-        )
+        remedy = f"use --attention {ONE_OPERATOR[0]}, or --checkpoint selective:matmul"
+        if config.attention in ONE_COMPILED_OPERATOR:
+            why, remedy = "computes in one operator only with --compile", f"add --compile, or {remedy}"
+        else:
+            why = "does not compute in one operator"
+        return f"checkpoint {config.checkpoint} keeps attention's output, which {config.attention} {why}; {remedy}"
     return without_effect(config)
 
 
@@ -93,7 +94,10 @@ def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
             "of one class; use checkpoint none"
         )
     if len(stacks) > 1 and written.startswith("blocks:"):
-        return f"checkpoint {written} names blocks of one stack, and the model has {', '.join(stacks)}; use every:1"
+        return (
+            f"checkpoint {written} numbers the blocks of one stack, but the model has several: "
+            f"{', '.join(stacks)}; use every:1"
+        )
     plans = {}
     for name, blocks in stacks.items():
         try:
@@ -101,7 +105,7 @@ def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
         except ValueError as error:
             return str(error)
     if any(segment.blocks > 1 for plan in plans.values() for segment in plan):
-        return f"checkpoint {written} spans several blocks, as only the built-in model allows; use every:1"
+        return f"checkpoint {written} joins several blocks, which works for the built-in model only; use every:1"
     for name, plan in plans.items():
         for segment in plan:
             block = stacks[name][segment.first]

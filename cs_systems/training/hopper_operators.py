@@ -40,10 +40,12 @@ def _accepted(x: Tensor) -> bool:
 
 def _check(*tensors: Tensor) -> None:
     if tensors[0].dtype is not torch.bfloat16:
-        raise ValueError(f"the fused products take bfloat16, got {tensors[0].dtype}; cast the inputs to bfloat16")
+        raise ValueError(
+            f"the fused matrix products take bfloat16 tensors, got {tensors[0].dtype}; cast them to bfloat16"
+        )
     for x in tensors:
         if x.ndim == 2 and x.shape[1] % BLOCK:
-            raise ValueError(f"shape {tuple(x.shape)} has a width that is no multiple of {BLOCK}; pad the width to one")
+            raise ValueError(f"the last dimension of {tuple(x.shape)} is not a multiple of {BLOCK}; pad it")
 
 
 def products_unavailable(config: RunConfig, instead: str) -> str | None:

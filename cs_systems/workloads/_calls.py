@@ -50,7 +50,9 @@ def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> Att
         if problem := _unfit(backend):
             raise ConfigError(f"{config.attention}{problem}")
         if call.window is not None and not plugins.takes(backend, *"qkv", window=call.window):
-            raise Unavailable(f"{config.attention} takes no window; add the argument window=None, or drop --window")
+            raise Unavailable(
+                f"{config.attention} takes no window; add the argument window=None, or leave out --window"
+            )
         return None
     if reason := backend.refusal(call):
         raise Unavailable(f"{config.attention}: {reason}")
@@ -76,7 +78,7 @@ def _unfit(function: Any) -> str | None:
     lacking += [] if inspect.Parameter.VAR_KEYWORD in kinds else [name for name in _OPTIONS if name not in names]
     others = [p for p in parameters if p not in tensors[:3] and p.name not in _OPTIONS and p.default is p.empty]
     needed = [p.name for p in others if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    problem = f"lacks {', '.join(lacking)}" if lacking else f"requires {', '.join(needed)}, which no step gives"
+    problem = f"lacks {', '.join(lacking)}" if lacking else f"requires {', '.join(needed)}, which it is called without"
     return f"{plugins.signature(function)} {problem}; define it with the arguments {_ARGUMENTS}"
 
 

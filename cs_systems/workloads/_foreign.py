@@ -142,8 +142,11 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
         except TypeError as error:
             if Device.__name__ not in str(error):
                 raise
-            remedy = "use that, or drop .to(device): model and batch are moved for you"
-            raise ConfigError(f"{name} takes its device for a torch.device, which is device.torch; {remedy}") from error
+            remedy = "use that, or leave out .to(device): model and batch are moved for you"
+            raise ConfigError(
+                f"{name} uses its argument device as a torch.device, but it is a Device, whose "
+                f"torch.device is device.torch; {remedy}"
+            ) from error
         return from_result(result, config, device, read)
     if own:
         return from_result(made(**own), config, device, set())
@@ -164,7 +167,10 @@ def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str |
             return None
         if is_live:
             return f"workload is {shown(made)}; give a factory (config, device), {FORMS}"
-        return f"{name} is of type {type(made).__name__}; name a factory (config, device) or a step"
+        return (
+            f"{name} is an object of type {type(made).__name__}; name a factory (config, device), "
+            "or a step without arguments"
+        )
     is_factory = _takes_config(made, own)
     if not is_factory and (isinstance(made, type) or not plugins.takes(made, **own)):
         return _cannot_call(name, made, own)
@@ -185,8 +191,8 @@ def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
     """Return why a factory or step cannot be called with the arguments of --set, and what to do."""
     by_position = () if own or isinstance(made, type) else (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
     return _wrong_settings(name, made, own, by_position) or (
-        f"{name}{plugins.signature(made)} is no factory or step; write a factory that takes (config, device), or a "
-        "step without arguments"
+        f"{name}{plugins.signature(made)} has other arguments than a factory or a step; write a factory that takes "
+        "(config, device), or a step without arguments"
     )
 
 
@@ -279,16 +285,23 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
     if not isinstance(made, nn.Module):
         own = settings(config, "workload_args")
         if not callable(made):
-            raise ConfigError(f"{config.workload} is {shown(made)} and no module; name a model for --inputs")
+            raise ConfigError(
+                f"{config.workload} is {shown(made)}, but --inputs requires a model; name an "
+                "nn.Module, its class, or a function that returns one"
+            )
         if not plugins.takes(made, **own):
             written = f"{config.workload}{plugins.signature(made)}"
             remedy = "name a module, or its class, or leave out --inputs"
             raise ConfigError(
-                _wrong_settings(config.workload, made, own) or f"{written} makes no module for --inputs; {remedy}"
+                _wrong_settings(config.workload, made, own)
+                or f"{written} needs arguments, but with --inputs it is called without any; {remedy}"
             )
         model = made(**own)
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{config.workload} gave {type(model).__name__} and not a module; name a model for --inputs")
+        raise ConfigError(
+            f"{config.workload} returned an object of type {type(model).__name__}, but --inputs "
+            "requires a model; return an nn.Module"
+        )
     batch, read = plugins.get("workloads", config.inputs), set[str]()
     if callable(batch) and not isinstance(batch, Mapping):
         if _takes_config(batch, {}):
@@ -298,5 +311,8 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
             batch = batch()
         else:
             written = f"{config.inputs}{plugins.signature(batch)}"
-            raise ConfigError(f"{written} gives no batch; write a function that takes (config, device), or no argument")
+            raise ConfigError(
+                f"--inputs {written} has other arguments than (config, device); write a "
+                "function with these, or without arguments"
+            )
     return from_result((model, batch), config, device, read)

@@ -28,9 +28,14 @@ class ForeignErrors(PrecisionError):
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         if config.precision is Precision.FP32:
-            raise Unavailable("fp32 is the reference of the errors, and is not compared with itself")
+            raise Unavailable(
+                "fp32 is the reference of the numerical errors, and is not compared with "
+                "itself; choose another --precision"
+            )
         if config.is_distributed:
-            raise Unavailable("errors are measured on one process; leave out --strategy")
+            raise Unavailable(
+                "the numerical error of a precision is measured on one process only; leave out --strategy"
+            )
         self.config = replace(config, mode=Mode.FORWARD_BACKWARD)
         self.device, self.tokens = device, None
         self._begin(torch.float32)

@@ -88,12 +88,15 @@ class ModuleStep(Training):
         else:
             self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), given)
             if not callable(getattr(self.optimizer, "step", None)):
-                raise ConfigError(f"optimizer gave {shown(self.optimizer)}; give a class or a function of params")
+                raise ConfigError(
+                    f"optimizer returned {shown(self.optimizer)}, which is no optimizer; give a "
+                    "class, or a function of the parameters that returns one"
+                )
             self.optimizer_name = type(self.optimizer).__name__
         if self.optimizer is not None and _needs_closure(self.optimizer):
             raise Unavailable(
-                f"optimizer {self.optimizer_name} needs a closure that computes the loss again, which a step of parts "
-                "has not; measure its loop with a Recorder, or with cs-systems run"
+                f"optimizer {self.optimizer_name} calls a closure that computes the loss again, "
+                "which a measured step cannot give it; measure its loop with a Recorder, or with cs-systems run"
             )
 
     def _make_scheduler(self) -> Any:
@@ -104,7 +107,8 @@ class ModuleStep(Training):
         scheduler = given if is_made else given(self.optimizer)
         if not callable(getattr(scheduler, "step", None)):
             raise ConfigError(
-                f"scheduler gave {shown(scheduler)}; give a class or a function of the optimizer that makes one"
+                f"scheduler returned {shown(scheduler)}, which is no scheduler; give a class, "
+                "or a function of the optimizer that returns one"
             )
         return scheduler
 

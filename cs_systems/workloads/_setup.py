@@ -57,7 +57,9 @@ class TrainingSetup:
             raise ConfigError(f"model is {shown(self.model)}; give an nn.Module")
         if (self.batch is None) == (self.batches is None):
             given = "neither batch nor batches is" if self.batch is None else "batch and batches are both"
-            raise ConfigError(f"{given} given; give batch, for the same in every step, or batches, used in turn")
+            raise ConfigError(
+                f"{given} given; give batch, which every step uses, or batches, of which each step uses the next"
+            )
         if self.batches is not None and not isinstance(self.batches, Iterable):
             raise ConfigError(f"batches is {shown(self.batches)}; give an iterable, or batch=")
         if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:

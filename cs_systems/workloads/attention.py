@@ -65,7 +65,7 @@ class Attention:
         if config.compile != "none":
             raise Unavailable("--compile applies to models only; use --attention compiled to compile an attention call")
         if config.precision is Precision.FP8:
-            raise Unavailable("fp8 applies to linear layers, and no attention backend supports it; use bf16")
+            raise Unavailable("no attention backend computes in fp8, which is for linear layers; use bf16")
         if config.l2 == "clear" and not device.is_cuda:
             raise Unavailable("--l2 clear requires a GPU; use --l2 warm")
         call = attention_call(config, device)

@@ -171,9 +171,12 @@ def test_packed_sequences_match_each_sequence_alone(
 def test_packed_sequences_of_wrong_form_are_rejected() -> None:
     q, starts = torch.zeros(8, 2, 16), torch.tensor([0, 8], dtype=torch.int32)
     for arguments, words in (
-        ((q[None], q, q, starts, starts), r"pass \(rows, heads, d_head\), k and v of one shape"),
-        ((q, q, q, starts.long(), starts), "starts_q is torch.int64 .*; pass int32, one more than there are sequences"),
-        ((q, q, q, starts, starts[:1]), "starts_q has 2 numbers and starts_k 1; pass as many of each"),
+        ((q[None], q, q, starts, starts), r"pass q as \(tokens, heads, d_head\), and k and v both"),
+        (
+            (q, q, q, starts.long(), starts),
+            "starts_q is torch.int64 .*; pass an int32 tensor on cpu, with one number more",
+        ),
+        ((q, q, q, starts, starts[:1]), "starts_q has 2 numbers, but starts_k has 1; both need one number more"),
         ((q, q.half(), q, starts, starts), "cast them to one dtype"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -183,7 +186,7 @@ def test_packed_sequences_of_wrong_form_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"window": 4}, "window=4 requires causal attention; pass causal=True, or drop the window"),
+        ({"window": 4}, "window=4 requires causal attention; pass causal=True, or leave out the window"),
         ({"window": 0, "causal": True}, "window must be a whole number from 1, got 0"),
     ],
 )

@@ -108,9 +108,9 @@ def test_markup_in_names_is_escaped(export: Callable[..., Path], capsys: pytest.
     [
         (["--table", "kernel"], "unknown table 'kernel'; did you mean kernels"),
         (["--top", "0"], "--top is 0; it must be at least 1"),
-        (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
+        (["--format", "csv"], "--format csv writes one table; choose one with --table:"),
         (["--range", "epoch"], "no range is named 'epoch'; choose one with --range: "),
-        (["--process", "1"], "no kernel of process 1; choose one with --process"),
+        (["--process", "1"], "no kernel of process 1; choose --process among"),
     ],
 )
 def test_invalid_options_exit_2(

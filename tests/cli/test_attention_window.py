@@ -30,4 +30,5 @@ def test_window_is_an_axis_and_backends_without_one_are_unavailable(tmp_path: Pa
 @pytest.mark.parametrize("causal", [[], ["--causal", "both"]])
 def test_window_requires_causal_attention(causal: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CELL, *causal, "--window", "4"]) == 2
-    assert "--window requires --causal" in capsys.readouterr().err
+    got = " ".join(causal) or "--causal false"
+    assert f"--window requires a causal mask in every cell, got {got}; use --causal true" in capsys.readouterr().err

@@ -59,9 +59,9 @@ def test_size_is_one_value_or_a_range(text: str, sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--size", "1KiB:2KiB:1"), "'1KiB:2KiB:1' is not a range of sizes; use 1KiB:1GiB, or 1KiB:1GiB:2 to double"),
-        (("--size", "1KiB:"), "'1KiB:' is not a range of sizes; use 1KiB:1GiB"),
-        (("--size", "2KiB:1KiB"), "'2KiB:1KiB' starts above its end; give the smaller size first"),
+        (("--size", "1KiB:2KiB:1"), "'1KiB:2KiB:1' is not a range of sizes; write FIRST:LAST, such as 1KiB:1GiB, or"),
+        (("--size", "1KiB:"), "'1KiB:' is not a range of sizes; write FIRST:LAST, such as 1KiB:1GiB"),
+        (("--size", "2KiB:1KiB"), "the range '2KiB:1KiB' begins above its end; give the smaller size first"),
         (("--size", "many"), "'many' is not a size in bytes"),
         (("--size", "0B"), "--size '0B' must be more than 0 bytes; use a form such as 8GiB or 512B"),
         (
@@ -72,7 +72,7 @@ def test_size_is_one_value_or_a_range(text: str, sizes: list[int]) -> None:
         (("--dtype", "fp12"), "unknown dtype 'fp12'; did you mean"),
         (("--world-size", "0"), "--world-size is 0; it must be at least 1"),
         (("--calls", "0"), "calls is 0; it must be at least 1"),
-        (("--device", "cuda:1"), "cuda:1 is a single device, but each rank needs its own; use --device cuda"),
+        (("--device", "cuda:1"), "device cuda:1 is a single GPU, but each rank needs its own; use --device cuda"),
     ],
 )
 def test_invalid_options_exit_2_before_any_process_starts(

@@ -132,11 +132,11 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
         (["--show", "d", "--batch-size", "1"], "--show only prints recorded results; leave out --"),
         (
             ["--fits", "1GiB", "--snapshot", "--dry-run"],
-            "--fits only predicts, and runs nothing; leave out --dry-run --snap",
+            "--fits predicts and measures nothing; leave out --dry-run --snap",
         ),
         (
             ["--fits", "1GiB", "--memory-limit", "1GiB"],
-            "--fits only predicts, and runs nothing; leave out --memory-limit",
+            "--fits predicts and measures nothing; leave out --memory-limit",
         ),
         (
             ["--best-checkpoint", "--budget", "4GiB", "--checkpoint", "every:2"],
@@ -162,7 +162,7 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
         ),
         (
             ["--fits", "1GiB", "--workload", "toy"],
-            "--fits requires --workload train_step or your own, got toy; leave out --fits",
+            "--fits predicts --workload train_step and your own models only, got toy; leave out --fits",
         ),
     ],
 )

@@ -122,18 +122,18 @@ def test_pairs_of_options_are_applied_or_refused(command: str, capsys: pytest.Ca
         ("report RUN --columns size --pivot size:attention:median_ms", "leave out --columns or --pivot"),
         ("report RUN --figure-kind phases", "--figure-kind requires --figure"),
         ("report RUN --format html --pivot=", "leave out --columns, --pivot and --phase"),
-        ("memory --fits 24GiB --steps 5", "--fits only predicts, and runs nothing; leave out --steps"),
-        ("profile --with nsys --show-command --fresh", "only prints commands, and runs nothing; leave out --fresh"),
+        ("memory --fits 24GiB --steps 5", "--fits predicts and measures nothing; leave out --steps"),
+        ("profile --with nsys --show-command --fresh", "prints the commands and runs nothing; leave out --fresh"),
         ("profile --with kineto --kernel=", "--kernel requires --with ncu, got --with kineto"),
         (
             "analyze x --table phases --top 3",
-            "--top only cuts the tables kernels, steps, ranges, layers, range_tree, operators, modules, not phases",
+            "--top shortens only the tables kernels, steps, ranges, layers, range_tree, operators, modules, and not",
         ),
         (
             "snapshot x --table composition --top 3",
-            "--top only cuts the tables top, timeline, annotations, out_of_memory, segments, alive, not",
+            "--top shortens only the tables top, timeline, annotations, out_of_memory, segments, alive, and not",
         ),
-        ("snapshot x y --size=", "a comparison of two snapshots does not name tensors; leave out --size"),
+        ("snapshot x y --size=", "--size names the tensors of one snapshot, and two were given; leave out --size"),
         (
             "time --size tiny --d-model 63 --num-heads 10",
             "63 is not divisible by --num-heads 10; choose a --d-model that is a multiple of 20",

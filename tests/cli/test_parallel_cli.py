@@ -302,7 +302,7 @@ def test_torch_ddp_has_predicted_but_no_counted_bytes() -> None:
         ),
         (
             "ddp_bucketed:comm_dtype=bf16,max_ctas=2",
-            "'max_ctas=2' is not a strategy; join options by colons, as in ddp",
+            "'max_ctas=2' is an option without its strategy; join both by a colon, as in ddp",
         ),
         ("ddp --bucket-size-mb 1", "unknown parallel strategy 'ddp'"),
     ],

@@ -39,7 +39,7 @@ def test_folder_lists_what_each_file_is(folder: Path, capsys: pytest.CaptureFixt
     assert max(map(len, lines[1:10])) <= 80
     # A line of 80 columns may break even a path.
     assert f"readonewith:cs-systemssnapshot{folder}/c.pickle.gz" in "".join(out.split())
-    assert "not listed: 1 other file, no trace, snapshot or records" in out
+    assert "not listed: 1 other file (no trace, snapshot or records)" in out
     assert "broken.jsonistruncated" in "".join(out.split())
     rows = list(csv.DictReader(io.StringIO(shown(["analyze", folder, "--format", "csv"], capsys))))
     found = [(Path(row["file"]).name, row["format"], row["kernels"], row["steps"], row["command"]) for row in rows]
@@ -75,7 +75,7 @@ def test_two_ranks_are_merged_by_analyze_and_compared_by_compare(
 def test_table_of_ranks_of_one_trace_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("ranks", "collectives", "beside"):
         assert main(["analyze", str(folder / "b.json.gz"), "--table", name]) == 2
-        message = f"table {name} needs the traces of several ranks; give all of them, or choose among steps, "
+        message = f"--table {name} requires the traces of several ranks; give all of them, or choose among steps, "
         assert message in capsys.readouterr().err
 
 
@@ -118,7 +118,7 @@ def test_open_shows_the_page_in_a_browser(
     words = [command, file, "--open", "--format", "csv"]
     monkeypatch.chdir(tmp_path)
     assert main([str(word) for word in words]) == 2
-    assert "--open shows a page; leave out --open or --format csv" in capsys.readouterr().err
+    assert "--open requires --format html, got --format csv; leave out one of them" in capsys.readouterr().err
 
 
 def test_shortened_names_of_files_stay_distinct() -> None:
@@ -143,18 +143,24 @@ def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
     [
         (
             ["analyze", "FOLDER", "--table", "phases"],
-            "5 files that are not the ranks of one job are listed, not analyzed",
+            "the 5 files are not the ranks of one job, so they are only listed",
         ),
-        (["analyze", "FOLDER/b.json.gz", "--ranks"], "--ranks merges several ranks, and FOLDER/b.json.gz holds one"),
+        (
+            ["analyze", "FOLDER/b.json.gz", "--ranks"],
+            "--ranks merges the traces of several ranks, but FOLDER/b.json.gz is of one rank",
+        ),
         (
             ["analyze", "FOLDER/a.sqlite", "FOLDER/b.json.gz", "--ranks"],
-            "the files cannot be of one job: FOLDER/a.sqlite",
+            "the files are not the ranks of one job: FOLDER/a.sqlite",
         ),
         (["analyze", "FOLDER/notes.json", "FOLDER/b.json.gz", "--ranks"], "notes.json holds no traceEvents"),
-        (["analyze", "a.json", "b.json", "c.json"], "b.json does not exist; give a trace file; c.json does not exist"),
+        (
+            ["analyze", "a.json", "b.json", "c.json"],
+            "none of the 3 files can be read:\n  a.json does not exist; give a trace file\n  b.json does not",
+        ),
         (["analyze"], "no file is given; give a trace, the traces of all ranks, a folder or an archive"),
         (["snapshot"], "no file is given; give a snapshot, several, a folder or an archive"),
-        (["snapshot", "EMPTY"], "contains no snapshot; give a .pickle of torch.cuda.memory._dump_snapshot()"),
+        (["snapshot", "EMPTY"], "contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() wrote"),
     ],
 )
 def test_request_that_does_not_suit_the_files_exits_2(

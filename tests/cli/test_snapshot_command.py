@@ -210,10 +210,10 @@ def test_output_creates_its_folder(snapshot_path: Path, tmp_path: Path, capsys: 
     [
         (["--table", "peak"], "unknown table 'peak'; choose among composition"),
         (["--top", "0"], "--top is 0; it must be at least 1"),
-        (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
+        (["--format", "csv"], "--format csv writes one table; choose one with --table:"),
         (["--size", "huge"], "unknown size 'huge'"),
-        (["--size", "large"], "--size large does not fit: the snapshot lacks tensors of that preset"),
-        (["--device", "3"], "holds no device 3; choose --device 0"),
+        (["--size", "large"], "--size large does not match the snapshot, which lacks tensors of that preset"),
+        (["--device", "3"], "holds no data of device 3; choose --device 0"),
     ],
 )
 def test_invalid_options_exit_2(

@@ -233,7 +233,7 @@ def test_page_of_a_comparison_shows_verdicts_and_ratios(
     assert main(["compare", *sides, "--open"]) == 0
     assert opened[1].endswith("/page.html")
     assert main(["compare", *sides, "--open", "--format", "csv"]) == 2
-    assert "--open shows a page; leave out --open or --format csv" in capsys.readouterr().err
+    assert "--open requires --format html, got --format csv; leave out one of them" in capsys.readouterr().err
 
 
 def test_unknown_failure_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

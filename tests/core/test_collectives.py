@@ -88,12 +88,14 @@ def test_shape_round_trips_json_and_changes_the_key() -> None:
 
 
 def test_collective_with_another_workload_is_refused() -> None:
-    with pytest.raises(ConfigError, match="workload train_step does not run broadcast; use workload collective"):
+    with pytest.raises(
+        ConfigError, match="workload train_step runs no collective, but collective broadcast is given; use workload"
+    ):
         RunConfig(collective=CollectiveShape("broadcast"))
 
 
 def test_collective_in_process_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a distributed cell needs its own processes; drop in_process=True"):
+    with pytest.raises(ConfigError, match="a distributed cell needs its own processes; leave out in_process=True"):
         run(RunConfig(workload="collective"), in_process=True)
 
 

@@ -11,7 +11,7 @@ from cs_systems.core.validation import ConfigError
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own.py", r"'own.py' names a file without an object; write own.py:name$"),
+        ("own.py", r"'own.py' names a file, but no object in it; write own.py:name$"),
         ("own.py:mke", r"own.py has no 'mke'; did you mean make\?$"),
         ("own.py:zz", r"own.py has no 'zz'; correct the name after the colon$"),
         ("own.py:inside", r"own.py has no 'inside'; correct the name after the colon$"),
@@ -57,8 +57,7 @@ def test_module_that_cannot_be_imported_is_named_with_the_cause(tmp_path: Path) 
     with pytest.raises(ConfigError) as raised:
         plugins.get("workloads", f"{source}:make")
     assert str(raised.value) == (
-        f"{source} cannot be imported, because No module named 'nowhere_at_all'; install what it imports, or correct "
-        "the import"
+        f"{source} cannot be imported: No module named 'nowhere_at_all'; install what it imports, or correct the import"
     )
 
 

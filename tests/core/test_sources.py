@@ -123,7 +123,7 @@ def test_repeated_path_and_damage_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     zip_with(path, zipfile.ZipInfo("a.json"), times=2)
     with (
-        pytest.raises(ConfigError, match=r"a.zip has two members with the path 'a.json'; unpack"),
+        pytest.raises(ConfigError, match=r"a.zip contains two files with the path 'a.json'; unpack"),
         opened([path], SUFFIXES),
     ):
         pass

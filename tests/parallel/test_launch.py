@@ -46,13 +46,13 @@ def test_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
         ("ddp_bucketed+", "unknown parallel strategy ''"),
         (
             "ddp_flat+ddp_naive",
-            "ddp_flat+ddp_naive cannot be combined: ddp_flat and ddp_naive both divide the batch; choose one",
+            "ddp_flat+ddp_naive cannot be combined, because ddp_flat and ddp_naive both divide the batch; choose one",
         ),
         ("ddp_flat+zero1+torch_zero", "zero1 and torch_zero both divide the optimizer; choose one"),
-        ("ddp_flat+ddp_flat", "ddp_flat+ddp_flat names a strategy twice; name each once"),
-        ("ddp_flat+single", "single divides nothing; drop single"),
-        ("zero1+tp", "zero1+tp cannot be combined: zero1 does not support tp; use fsdp or ddp_*"),
-        ("tp+tp", "tp+tp names a strategy twice; name each once"),
+        ("ddp_flat+ddp_flat", "strategy ddp_flat+ddp_flat names a part twice; name each once"),
+        ("ddp_flat+single", "because single runs alone; leave out single"),
+        ("zero1+tp", "zero1+tp cannot be combined, because zero1 does not support tp; use fsdp or ddp_* with it"),
+        ("tp+tp", "strategy tp+tp names a part twice; name each once"),
         ("zero1", "zero1 alone does not average gradients over the ranks; use ddp_bucketed+zero1"),
     ],
 )
@@ -88,7 +88,9 @@ def test_two_dimensional_strategy_requires_tp_degree() -> None:
             ConfigError, match="tp with another strategy requires tp_degree; set it to the number of ranks"
         ):
             use()
-    with pytest.raises(ConfigError, match="tp alone divides blocks over all 4 ranks; leave out tp_degree, or use fsd"):
+    with pytest.raises(
+        ConfigError, match="with tp alone, which divides each block over all 4 ranks; leave out tp_degree"
+    ):
         compose("tp", tp_degree=2).part_of_batch(0, 4)
 
 

@@ -182,13 +182,16 @@ def test_overlapping_strategies_send_during_backward(ranks_by_size: Any, name: s
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("shape", "parameter 1.weight (5, 3) float32 (4 tensors) where rank 0 has parameter 1.weight (4, 3) float32"),
-        ("count", "nothing (2 tensors) where rank 0 has parameter 1.weight (2, 2) float32 (4 tensors)"),
-        ("order", "parameter b.weight (2, 2) float32 (4 tensors) where rank 0 has parameter a.weight (2, 2) float32"),
-        ("dtype", "parameter weight (2, 2) bfloat16 (2 tensors) where rank 0 has parameter weight (2, 2) float32"),
+        (
+            "shape",
+            "parameter 1.weight (5, 3) float32 instead of parameter 1.weight (4, 3) float32 (4 and 4 tensors in all)",
+        ),
+        ("count", "nothing instead of parameter 1.weight (2, 2) float32 (2 and 4 tensors in all)"),
+        ("order", "parameter b.weight (2, 2) float32 instead of parameter a.weight (2, 2) float32"),
+        ("dtype", "parameter weight (2, 2) bfloat16 instead of parameter weight (2, 2) float32"),
         (
             "frozen",
-            "parameter weight (2, 2) float32 frozen (2 tensors) where rank 0 has parameter weight (2, 2) float32",
+            "parameter weight (2, 2) float32 frozen instead of parameter weight (2, 2) float32",
         ),
     ],
 )
@@ -215,8 +218,8 @@ def test_different_models_on_ranks_are_refused(ranks_by_size: Any, world_size: i
         ("no bucket", "bucket_size_mb is 0; it must be a number above 0"),
         ("no last bucket", "last_bucket_mb is 0; it must be a number above 0"),
         ("no such dtype", "unknown comm_dtype 'fp8'; did you mean fp16? The names are bf16, fp16"),
-        ("complex", "comm_dtype does not support complex gradients, got torch.complex64; drop comm_dtype"),
-        ("not NCCL", "max_ctas and high_priority require NCCL; drop them on a CPU"),
+        ("complex", "comm_dtype does not support complex gradients, got torch.complex64; leave out comm_dtype"),
+        ("not NCCL", "max_ctas and high_priority require NCCL; leave them out on a CPU"),
     ],
 )
 def test_misuse_raises_a_named_error(ranks_by_size: Any, kind: str, message: str) -> None:
@@ -334,7 +337,10 @@ def test_nccl_options_keep_the_mean_of_gradients_on_two_gpus(
         ),
         ("d_ff", "d_ff 7 is not divisible by {0} ranks; choose tp_degree (for tp alone: world_size) among 1"),
         ("twice", "tp cannot divide layers.0.attn.q_proj.weight: it is already divided; wrap the model once"),
-        ("tied outside", "lm_head.weight is tied to a weight that tp divides in another way; untie them, or use fsdp"),
+        (
+            "tied outside",
+            "tp cannot divide lm_head.weight, because it shares its weight with a layer that tp divides in another way",
+        ),
         ("degree", "tp_degree 7 does not divide {0} ranks; choose one of 1, {0}"),
     ],
 )

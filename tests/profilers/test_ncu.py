@@ -118,8 +118,8 @@ def test_forbidden_counters_make_cell_unavailable(tmp_path: Path, status: str) -
             "==WARNING== No kernels were profiled.\n",
             "no kernel of the timed steps matches -k=a",
         ),
-        ("==ERROR== Failed to find metric sm__nonsense\n", "ncu left no report: ==ERROR== Failed to find metric"),
-        (None, "ncu left no report: no message"),
+        ("==ERROR== Failed to find metric sm__nonsense\n", "ncu wrote no report: ==ERROR== Failed to find metric"),
+        (None, "ncu wrote neither a report nor a message; run it yourself"),
     ],
 )
 def test_missing_report_is_an_error_with_ncu_message(tmp_path: Path, log: str | None, message: str) -> None:

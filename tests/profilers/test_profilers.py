@@ -57,11 +57,11 @@ LEAVES_NOTHING = {
     "kineto": "torch.profiler left no trace; check the free disk space",
     "memory": "no memory was read; check the free disk space",
     "memory_snapshot": "PyTorch left no snapshot; check the free disk space",
-    "ncu": "ncu left no report: no message",
+    "ncu": "ncu wrote neither a report nor a message; run it yourself: --show-command prints how",
     "nsys": "nsys left no report; read its messages in worker.log, beside the records",
     "nsys_memory": "nsys left no report; read its messages in worker.log, beside the records",
     "overlap": "torch.profiler left no trace of rank 0; check the free disk space",
-    "precision_error": "no error was measured; use --workload path.py:name",
+    "precision_error": "the profiler precision_error measures only models of your own; use --workload path.py:name",
     "rank_memory": "no memory was read on rank 0; check the free disk space",
     "residuals": "no saved tensor was listed; check the free disk space",
 }
@@ -133,7 +133,7 @@ def test_profiler_keeps_old_keys_and_round_trips_json() -> None:
 def test_unprofilable_request_is_refused_before_running(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="rounds is 2, but a profile covers one round; leave out rounds"):
         replace(TINY, profiler="kineto", rounds=2)
-    with pytest.raises(ConfigError, match="profiler kineto needs its own process; drop in_process=True"):
+    with pytest.raises(ConfigError, match="profiler kineto needs its own process; leave out in_process=True"):
         cs_systems.run(replace(TINY, profiler="kineto"), in_process=True)
     with pytest.raises(ConfigError, match="unknown profiler 'kinto'; did you mean kineto"):
         next(iter(cs_systems.sweep([replace(TINY, profiler="kinto")])))

@@ -149,28 +149,31 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no script is given; write cs-systems run -- train.py its arguments"),
+        ([], "no script is given; write it after --, as in cs-systems run -- train.py"),
         (["--", "none.py"], "script 'none.py' does not exist; correct the path"),
         (["--", "-m", "nopackage.train"], "no module is named 'nopackage'; correct its name, or start in the folder"),
         (
             ["--foo", "--", "train.py"],
-            "unknown option --foo; leave it out, or put an option of the script behind the script\n",
+            "unknown option --foo; leave it out; if it is an option of the script, write it after the script's name\n",
         ),
-        (["--step=3:9", "--", "train.py"], "unknown option --step; write --steps or --stop, or put an option of the"),
-        (["--", "/tmp"], "script '/tmp' is a folder; name its file"),
+        (["--step=3:9", "--", "train.py"], "unknown option --step; write --steps or --stop; if it is an option of the"),
+        (["--", "/tmp"], "script '/tmp' is a folder; name a .py file in it"),
         (
             ["--", "python", "train.py", "--lr", "3"],
-            "'python' is no script, because cs-systems run starts Python itself; write cs-systems run -- train.py --lr",
+            "'python' is not a script, and cs-systems run starts Python itself; write cs-systems run -- train.py --lr",
         ),
         (["--", sys.executable, "-u", "train.py"], "starts Python itself; write cs-systems run -- train.py"),
         (
             ["--", "torchrun", "train.py"],
-            "'torchrun' is no script, because it starts the ranks; write torchrun --nproc-per-node 2 -m cs_systems run "
+            "'torchrun' is not a script but a launcher of ranks; write torchrun --nproc-per-node 2 -m cs_systems run "
             "-- train.py",
         ),
-        (["--", "bash", "go.sh"], "'bash' is a program and no Python script; write cs-systems run -- train.py"),
+        (
+            ["--", "bash", "go.sh"],
+            "'bash' is a program, but a Python script is needed; write cs-systems run -- train.py",
+        ),
         (["--with", "perf", "--", SCRIPT], "unknown --with 'perf'; choose among none, kineto, nsys, memory"),
-        (["--with", "kineto", "nsys", "--", SCRIPT], "--with has kineto and nsys, which cannot trace one process"),
+        (["--with", "kineto", "nsys", "--", SCRIPT], "--with kineto and nsys cannot trace the same process"),
         (["--out", SCRIPT, "--", SCRIPT], "it is a file; choose another --out"),
         (
             ["--steps", "9:3", "--", SCRIPT],

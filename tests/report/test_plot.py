@@ -285,7 +285,7 @@ def test_undrawable_figure_is_rejected_with_remedy(
         plot.figure(attention_records, "phases")
     with pytest.raises(ConfigError, match="unknown figure 'tiem'; did you mean time"):
         plot.figure(attention_records, "tiem")
-    with pytest.raises(ConfigError, match="no data for a figure in these records; choose records"):
+    with pytest.raises(ConfigError, match="these records have no data for a figure; choose records"):
         plot.figure(broken_records[:4])
 
 

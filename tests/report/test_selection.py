@@ -107,7 +107,7 @@ def test_relative_to_rejects_what_is_no_baseline(train_records: list[RunRecord])
         ("attention=flex", "no cell meets --relative-to 'attention=flex'; attention is naive, sdpa_flash$"),
         ("mfu=0", "no cell meets --relative-to 'mfu=0'"),
         ("attention!=naive", "'!=' is not an operator of --relative-to in 'attention!=naive'; write attention=naive"),
-        ("device_name=NVIDIA H200", "device_name is no field of a configuration"),
+        ("device_name=NVIDIA H200", "the configurations have no field 'device_name'"),
     ):
         with pytest.raises(ConfigError, match=message):
             tables(train_records, relative_to=wrong)

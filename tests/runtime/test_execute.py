@@ -78,7 +78,7 @@ def test_memory_limit_on_a_cpu_is_unavailable() -> None:
     record = run(replace(TINY, memory_limit_bytes=1 << 40))
     assert (record.status, record.reason) == (
         "unavailable",
-        "--memory-limit requires a CUDA device; drop --memory-limit or run on a GPU",
+        "--memory-limit requires a CUDA device; leave out --memory-limit or run on a GPU",
     )
 
 
@@ -306,7 +306,7 @@ def test_foreign_attention_and_step_run(tmp_path: Any) -> None:
         ("def attend(q, k): return q", "(q, k) lacks v, causal, scale, align; define it with the arguments"),
         (
             "def attend(q, k, v, mask, **rest): return v",
-            "(q, k, v, mask, **rest) requires mask, which no step gives; define it with the arguments",
+            "(q, k, v, mask, **rest) requires mask, which it is called without; define it with the arguments",
         ),
         ("attend = 7", " is of type int; give a function"),
     ],
@@ -398,8 +398,8 @@ def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: 
     [
         (
             "three",
-            "(config, device, more) is no factory or step; write a factory that takes (config, device), or a step "
-            "without arguments",
+            "(config, device, more) has other arguments than a factory or a step; write a factory that takes "
+            "(config, device), or a step without arguments",
         ),
         ("seven", f" returned 7; return {FORMS}"),
         ("nothing", f" returned nothing; return {FORMS}"),
@@ -415,7 +415,7 @@ def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: 
             " returned a dict without the key 'model', its keys are modle, batch; name the parts model, batch, ",
         ),
         ("pair", " is a tuple of (Tensor, Linear); return (model, batch) or (model, batch, loss), the module first"),
-        ("number", " is of type int; name a factory (config, device) or a step"),
+        ("number", " is an object of type int; name a factory (config, device), or a step without arguments"),
     ],
 )
 def test_object_that_is_neither_step_nor_factory_is_an_error(tmp_path: Any, name: str, text: str) -> None:

@@ -41,7 +41,10 @@ DYING = {
     "closes_every_descriptor": ("killed", "the worker was lost: the step closed or replaced the worker's pipe"),
     "puts_a_file_in_every_descriptor": ("killed", "the worker was lost: the step closed or replaced"),
     "HasInvalidTable": ("error", "'x' in row 0 of table 'mine' is of type set; use None, True, a number or a text"),
-    "HasReservedTable": ("error", "tables() has a table 'kernels', a name that cs_systems uses itself; choose another"),
+    "HasReservedTable": (
+        "error",
+        "tables() has a table 'kernels', a name that cs_systems reserves; choose another name",
+    ),
     "DescribesATensor": ("error", "'tokens' in describe() is of type Tensor; use None"),
     "predicts_a_text": ("error", "preflight() returned 'many'; return a number of bytes, or None"),
     "predicts_too_much": ("error", "preflight() returned a number that is too large; return a number of bytes"),

@@ -300,9 +300,9 @@ REFUSED = {
         "checkpoint requires a model, and workload attention has none; leave out checkpoint$"
     ),
     "run(Net())": r"config is a Net; give a RunConfig, or run\(model=model, inputs=batch\)",
-    "run(model=Net())": "model= requires inputs=: one batch, or a DataLoader of batches",
+    "run(model=Net())": "model= requires inputs=; give one batch, or a DataLoader of batches",
     "run(model=Net(), inputs=X, batches=[X])": "inputs= and batches= exclude each other; give one of them",
-    "run(inputs=X)": "inputs= was given without model=; give model= too",
+    "run(inputs=X)": "inputs= requires model=; give both",
     "run(model='small')": r"model is 'small'; give an nn.Module, or a ModelConfig such as preset\('small'\)",
     "run(workload=step, loss=step)": "workload= and loss= exclude each other; give all parts in a TrainingSetup",
     "run(RunConfig(workload='toy'), model=Net(), inputs=X)": "workload toy and model= exclude each other; leave out",
@@ -311,7 +311,7 @@ REFUSED = {
     "run(workload=step, name='a:b')": "name is 'a:b'; give a short text without a colon",
     "run(workload=Net())": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
     "run(workload=object())": r"workload is an object; give a factory \(config, device\), \(model, batch\)",
-    "run(workload=lambda a: a)": r"live <lambda>\(a\) is no factory or step; write a factory that takes \(config",
+    "run(workload=lambda a: a)": r"live <lambda>\(a\) has other arguments than a factory or a step; write a factory",
     "run(workload={'model': Net(), 'bach': X})": "no part 'bach'; did you mean batch or batches. The names are model,",
     "run(RunConfig(), 3, steps=2)": r"run takes only config by position; give the others by name, as in run\(model=…\)",
     "run(name='mine')": "name= requires a live object; leave it out",
@@ -332,7 +332,7 @@ REFUSED = {
     "grid(batch_size=4)": r"batch_size is 4; give a list of values, such as batch_size=\[4\]",
     "grid(size=[])": "size has no value; give at least one$",
     "grid(size=['tiny'], heads=[4])": (
-        r"heads belongs to an attention call, and the workload is train_step; leave out heads, or give RunConfig\("
+        r"heads is a size of an attention call, but the workload is train_step; leave out heads, or give RunConfig\("
     ),
     "grid(['small'])": "base is a list; give a RunConfig, and the axes by name",
     "grid(model=['small'], d_ff=[8])": "model is 'small'; it must be a ModelConfig",

@@ -121,15 +121,18 @@ def test_more_ranks_than_devices_are_unavailable() -> None:
             "num_heads 4 is not divisible by 3 ranks; choose tp_degree \\(for tp alone: world_size\\) among 1, 2, 4",
         ),
         ({"strategy": "ddp_flat+tp"}, "tp with another strategy requires tp_degree; set it to the number of ranks"),
-        ({"strategy": "tp", "tp_degree": 1}, "tp alone divides blocks over all 2 ranks; leave out tp_degree"),
+        (
+            {"strategy": "tp", "tp_degree": 1},
+            "tp_degree 1 is not possible with tp alone, which divides each block over all 2 ranks",
+        ),
         ({"strategy": "ddp_flat+tp", "tp_degree": 3}, "tp_degree 3 does not divide 2 ranks; choose one of 1, 2"),
         (
             {"strategy": "ddp_flat", "device": "cuda:1"},
-            "cuda:1 is a single device, but each rank needs its own; use",
+            "device cuda:1 is a single GPU, but each rank needs its own; use",
         ),
         (
             {"strategy": "ddp_flat", "workload": "attention", "mode": "forward"},
-            "workload attention trains no model; drop strategy ddp_flat",
+            "strategy ddp_flat requires a model to train, and workload attention trains none",
         ),
     ],
 )
@@ -139,5 +142,5 @@ def test_invalid_strategies_are_refused_before_any_process_starts(fields: dict[s
 
 
 def test_ranks_in_process_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a distributed cell needs its own processes; drop in_process=True"):
+    with pytest.raises(ConfigError, match="a distributed cell needs its own processes; leave out in_process=True"):
         run(CELLS["ddp_flat"], in_process=True)

@@ -340,7 +340,10 @@ def test_tensors_are_named_from_a_preset(tmp_path: Path) -> None:
         == "names are guessed: the tensors have the sizes of the preset large; give --size to choose another"
     )
     assert given.note == "tensors are named by their size, from the preset large"
-    with pytest.raises(ConfigError, match=r"--size xl does not fit: .* lacks tensors of that preset; drop --size"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--size xl does not match the snapshot, which lacks tensors of that preset; leave out --size",
+    ):
         tensor_names(found, "xl")
     with pytest.raises(ConfigError, match="unknown size 'larg'; did you mean large"):
         tensor_names(found, "larg")

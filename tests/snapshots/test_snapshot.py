@@ -70,8 +70,8 @@ def test_planted_code_runs_in_plain_pickle(tmp_path: Path, monkeypatch: pytest.M
     ("data", "message"),
     [
         (b"", "is empty: the snapshot was never written"),
-        (b'{"segments": []}', "is not a pickle; write a memory snapshot with"),
-        (b"PK\x03\x04 torch.save", "is not a pickle"),
+        (b'{"segments": []}', "is not a memory snapshot of PyTorch, which is a pickle file; write one with"),
+        (b"PK\x03\x04 torch.save", "is not a memory snapshot of PyTorch"),
         (
             pickle.dumps({"segments": [], "device_traces": [[], []]}),
             "no memory of a CUDA device; record on a GPU",
@@ -89,7 +89,7 @@ def test_planted_code_runs_in_plain_pickle(tmp_path: Path, monkeypatch: pytest.M
         (pickle.dumps({"segments": [{"address": "0x1"}]}), "'0x1' is not a size, address or stream"),
         (
             pickle.dumps({"segments": [{"address": 0, "blocks": [{"size": 512, "state": "lost"}]}]}),
-            "'lost' is not a state of a block",
+            "'lost' is an unknown state of a block",
         ),
         (
             pickle.dumps({"device_traces": [[{"action": "alloc", "addr": 0, "size": -1}]]}),
@@ -170,7 +170,7 @@ def test_device_option_selects_one_of_two(write_snapshot: Write) -> None:
     )
     with pytest.raises(ConfigError, match="holds 2 devices; choose one with --device 0 or 2"):
         read(path)
-    with pytest.raises(ConfigError, match="holds no device 1; choose --device 0 or 2"):
+    with pytest.raises(ConfigError, match="holds no data of device 1; choose --device 0 or 2"):
         read(path, device=1)
     assert len(read(path, device=0).events) == 1
     assert len(read(path, device=2).segments) == 1
@@ -218,7 +218,10 @@ def test_sidecar_is_read_and_checked(snapshot_path: Path, tmp_path: Path) -> Non
     assert sidecar.config is not None
     assert sidecar.config.batch_size == 2
     for wrong, message in (
-        (data | {"schema_version": 2}, "has schema_version 2, not 1; remove it"),
+        (
+            data | {"schema_version": 2},
+            "has schema_version 2, but this version of cs-systems reads 1; use the version that wrote it, or remove",
+        ),
         (
             data | {"tensors": [tensor | {"kind": "cache"}]},
             "has the unknown tensor kind 'cache'; valid kinds are parameter, gradient",

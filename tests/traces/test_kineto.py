@@ -70,7 +70,7 @@ def test_truncated_trace_is_refused(kineto_path: Path, tmp_path: Path, share: fl
             '{"traceEvents": []}',
             "holds no kernel and no range; record with activities=.*ProfilerActivity.CUDA.*, and mark",
         ),
-        ('{"traceEvents": [{"ph": "X", ]}', "is truncated or damaged: it is invalid at event 0"),
+        ('{"traceEvents": [{"ph": "X", ]}', "is damaged: event 1 is not valid JSON; record again"),
         ('{"a" 1, "traceEvents": []}', "does not begin as a Chrome trace"),
         ('{"\xff', "is not text"),
     ],
@@ -109,7 +109,7 @@ def test_processes_with_equal_launch_numbers_are_refused(kineto_events: list[Eve
     path = write_trace([*kineto_events, *of_another_process(kineto_events, 0)])
     with pytest.raises(
         ConfigError,
-        match=r"the processes 482, 999 with the same launch .* is unknown; analyze a separate trace",
+        match=r"the processes 482, 999 with the same correlation ids, .* is unknown; analyze a separate trace",
     ):
         read(path)
 
@@ -123,7 +123,7 @@ def test_process_option_selects_one_of_two(
         "the file holds several processes: 482 (714 kernels), 999 (714 kernels); read is 482, which has the most "
         "kernels, and --process reads another"
     )
-    with pytest.raises(ConfigError, match=r"no kernel of process 7; choose one with --process: 482"):
+    with pytest.raises(ConfigError, match=r"no kernel of process 7; choose --process among 482"):
         read(path, 7)
     own, other = profile(read(path, 482)), profile(read(path, 999))
     assert (own.groups, own.places.codes.tolist()) == (kineto_profile.groups, kineto_profile.places.codes.tolist())

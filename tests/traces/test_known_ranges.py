@@ -192,7 +192,7 @@ def test_damaged_file_of_names_is_refused(tmp_path: Path, text: str, message: st
 def test_missing_file_of_names_is_refused_in_plain_words(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "nosuch.toml", "does not exist; give a TOML file"),
-        (tmp_path, "cannot be read: Is a directory; give a TOML file"),
+        (tmp_path, "is a folder; give a TOML file"),
     ):
         with pytest.raises(ConfigError) as raised:
             read_habits(path)

@@ -49,16 +49,16 @@ def test_every_k_covers_each_block_once(layers: int, size: int) -> None:
     [
         ("evry:4", r"unknown checkpoint 'evry:4'; did you mean every\? The names are none, every:K, blocks:0,2,5-7"),
         ("every", "unknown checkpoint 'every'; choose among"),
-        ("every:0", "checkpoint every:0 has 0 blocks; give a whole number of at least 1"),
+        ("every:0", "0 in checkpoint every:0 is too few blocks; give a whole number of at least 1"),
         ("every:x", "'x' in checkpoint 'every:x' is not a number of blocks"),
         ("blocks:9", "a block that does not exist; the model has blocks 0 to 6"),
         ("blocks:1-", "'1-' in checkpoint 'blocks:1-' is not a block or a range; write blocks:0,2,5-7"),
         ("blocks:5-2", "a block that does not exist; the model has blocks 0 to 6"),
-        ("selective:products:0", "checkpoint selective:products:0 has 0 blocks; give a whole number"),
+        ("selective:products:0", "0 in checkpoint selective:products:0 is too few blocks; give a whole number"),
         ("selective:norm", "unknown checkpoint 'selective:norm'"),
         (
             "nested:2:4",
-            "each level of checkpoint 'nested:2:4' must be smaller than the level around it; write nested:8:2",
+            "the numbers of blocks in checkpoint 'nested:2:4' must become smaller from left to right; write a form",
         ),
         ("nested:4", "unknown checkpoint 'nested:4'"),
     ],
@@ -141,7 +141,10 @@ def test_record_has_checkpoint_or_reason() -> None:
     )
     assert refused.status == "unavailable"
     assert refused.reason is not None
-    assert "naive is not; use --attention sdpa_flash, or --checkpoint selective:matmul" in refused.reason
+    assert (
+        "naive does not compute in one operator; use --attention sdpa_flash, or --checkpoint selective:matmul"
+        in refused.reason
+    )
 
 
 def test_one_operator_names_are_attention_backends() -> None:

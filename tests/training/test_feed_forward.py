@@ -22,8 +22,11 @@ CELL = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", p
     [
         ({}, "a Hopper GPU is required; use fused_swiglu"),
         ({"precision": Precision.FP32}, "its kernels compute in bf16, and the cell in fp32; use --precision bf16"),
-        ({"parts": ("fp8_linear", "fused_feed_forward")}, "fp8_linear replaces the same products; drop one of them"),
-        ({"checkpoint": "selective:products"}, "selective:products would not keep its product"),
+        (
+            {"parts": ("fp8_linear", "fused_feed_forward")},
+            "fp8_linear replaces the same products; leave one of them out",
+        ),
+        ({"checkpoint": "selective:products"}, "selective:products cannot keep the result of its fused product"),
         ({"model": replace(preset("tiny"), d_ff=96)}, "d_ff 96 must be multiples of 64; use fused_swiglu"),
     ],
     ids=str,

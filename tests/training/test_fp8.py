@@ -260,7 +260,7 @@ def test_unavailable_fp8_has_reason_and_remedy() -> None:
         "use bf16"
     )
     assert reason(replace(TINY, workload="attention", mode=Mode.FORWARD)) == (
-        "fp8 applies to linear layers, and no attention backend supports it; use bf16"
+        "no attention backend computes in fp8, which is for linear layers; use bf16"
     )
 
 
@@ -308,7 +308,10 @@ def test_part_refuses_what_fp8_cannot_multiply() -> None:
         "fp8_linear: fp8 products need multiples of 16, and batch × context is 17; make it 16 or 32, or use bf16"
     )
     twice = replace(TINY, parts=("fp8_linear",))
-    assert parts.unavailable(twice) == "fp8_linear: --precision fp8 replaces the same layers; drop it from --parts"
+    assert (
+        parts.unavailable(twice)
+        == "fp8_linear: --precision fp8 already replaces the linear layers; leave fp8_linear out of --parts"
+    )
 
 
 def test_use_fp8_does_not_replace_root_linear_layer() -> None:

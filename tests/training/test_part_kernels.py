@@ -363,11 +363,11 @@ def test_compiled_model_is_one_graph_with_the_same_gradient_of_the_embedding() -
     [
         (
             lambda: fused_embedding_gradient._gradient(torch.ones(2, 3), torch.zeros(3, dtype=torch.int64), 4),
-            r"d_out \(2, 3\) and tokens \(3,\) need \(tokens, D\) and \(tokens,\)",
+            r"d_out has shape \(2, 3\) and tokens \(3,\); pass \(tokens, d_model\) and \(tokens,\)",
         ),
         (
             lambda: fused_swiglu.Gated.apply(torch.ones(2, 3), torch.ones(2, 4)),
-            r"gate \(2, 3\) and value \(2, 4\) need",
+            r"gate has shape \(2, 3\) and value \(2, 4\); pass one shape",
         ),
         (
             lambda: fused_swiglu.Gated.apply(torch.ones(2, 3), torch.ones(2, 3).half()),
@@ -377,18 +377,21 @@ def test_compiled_model_is_one_graph_with_the_same_gradient_of_the_embedding() -
             lambda: fused_rmsnorm.Norm.apply(torch.ones(2, 3), torch.ones(3, device="meta"), EPS),
             "tensors are on cpu and meta; move them to one device",
         ),
-        (lambda: fused_rmsnorm.Norm.apply(torch.ones(2, 3), torch.ones(4), EPS), r"x \(2, 3\) and weight \(4,\) need"),
+        (
+            lambda: fused_rmsnorm.Norm.apply(torch.ones(2, 3), torch.ones(4), EPS),
+            r"x has shape \(2, 3\) and weight \(4,\); pass",
+        ),
         (
             lambda: fused_rmsnorm.Norm.apply(torch.ones(1, 16385), torch.ones(16385), EPS),
             "d_model 16385 is over 16384; use the plain RMSNorm",
         ),
         (
             lambda: fused_rotary.Rotated.apply(*[torch.ones(1, 1, 9, 4)] * 2, *[torch.ones(8, 2)] * 2),
-            r"the tables \(8, 2\) need \(seq or more, d_head / 2\), for q \(1, 1, 9, 4\)",
+            r"the cosines and sines have shape \(8, 2\); pass \(seq or more, d_head / 2\) for q of shape",
         ),
         (
             lambda: fused_rotary.Rotated.apply(*[torch.ones(1, 1, 2, 3)] * 2, *[torch.ones(8, 1)] * 2),
-            "need one shape .batch, heads, seq, even d_head.",
+            "pass one shape .batch, heads, seq, d_head., with an even d_head",
         ),
     ],
 )
@@ -410,7 +413,7 @@ def test_rows_at_one_distance_are_recognised() -> None:
 def test_part_without_a_gpu_is_unavailable_with_the_remedy(part: parts.Part) -> None:
     pytest.importorskip("triton", reason="triton is not installed: pip install triton")
     assert part.unavailable(RunConfig(model=preset("tiny"), device="cpu")) == (
-        "Triton has no kernels for a CPU; drop it from --parts, or set TRITON_INTERPRET=1 (slow)"
+        "Triton compiles no kernels for a CPU; leave the part out of --parts, or set TRITON_INTERPRET=1 (slow)"
     )
 
 

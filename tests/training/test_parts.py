@@ -274,22 +274,25 @@ def test_fused_kernels_train_ranks_and_recomputed_blocks_as_the_plain_step_does(
         ({"parts": ("update_in_backward",)}, "default updates all parameters at once; use --optimizer adamw_master"),
         (
             {**MASTER, "parts": ("update_in_backward",), "mode": "forward-backward"},
-            "mode forward-backward has no update",
+            "mode forward-backward does not update the parameters",
         ),
-        ({"parts": ("joined_projections",), "precision": "fp8"}, "fp8 replaces the plain linear layers"),
+        (
+            {"parts": ("joined_projections",), "precision": "fp8"},
+            "fp8 replaces the same linear layers; leave joined_projections out",
+        ),
         (
             {"parts": ("fused_rotary", "joined_projections"), "checkpoint": "selective:matmul"},
-            "selective:matmul keeps the product that it rotates in place; drop joined_projections, or use --checkpoint",
+            "selective:matmul keeps the joined product, which fused_rotary overwrites; leave out joined_projections",
         ),
         (
             {"parts": ("fused_rmsnorm",), "model": WIDE},
-            "fused_rmsnorm: d_model 16400 is over 16384; drop it from --parts",
+            "fused_rmsnorm: d_model 16400 is over 16384; leave the part out of --parts",
         ),
         ({"optimizer": "adamw_master"}, "adamw_master keeps master weights of bf16 parameters"),
-        ({"graph": "step"}, "a CUDA graph needs a GPU; drop --graph"),
+        ({"graph": "step"}, "a CUDA graph needs a GPU; leave out --graph"),
         (
             {"parts": ("joined_projections",), "world_size": 2, "strategy": "ddp_naive"},
-            "joined_projections runs in one process; drop it from --parts, or use --strategy single",
+            "joined_projections does not support several ranks; leave it out of --parts, or use --strategy single",
         ),
         (
             {"compile": "default", "compile_scope": "block", "world_size": 2, "strategy": "tp"},
@@ -297,7 +300,7 @@ def test_fused_kernels_train_ranks_and_recomputed_blocks_as_the_plain_step_does(
         ),
         (
             {"checkpoint": "selective:products", "attention": "naive"},
-            "naive is not; use --attention sdpa_flash, or --checkpoint selective:matmul",
+            "naive does not compute in one operator; use --attention sdpa_flash, or --checkpoint selective:matmul",
         ),
     ],
     ids=str,

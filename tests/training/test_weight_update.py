@@ -108,10 +108,16 @@ def test_update_does_not_keep_the_model_alive() -> None:
     ("changed", "reason"),
     [
         ({}, "a Hopper GPU is required; use update_in_backward"),
-        ({"mode": "forward-backward"}, "mode forward-backward has no update; use --mode train-step"),
+        ({"mode": "forward-backward"}, "mode forward-backward does not update the parameters; use --mode train-step"),
         ({"optimizer": "default"}, "default updates all parameters at once; use --optimizer adamw_master"),
-        ({"parts": ("fp8_linear", "fused_weight_update")}, "fp8_linear replaces the same layers; drop one of them"),
-        ({"compile": "reduce-overhead"}, "replays backward without its host code; use --compile default --graph step"),
+        (
+            {"parts": ("fp8_linear", "fused_weight_update")},
+            "fp8_linear replaces the same layers; leave one of them out",
+        ),
+        (
+            {"compile": "reduce-overhead"},
+            "replays backward in a CUDA graph, where the update cannot run; use --compile default --graph step",
+        ),
         ({"model": replace(preset("tiny"), d_ff=96)}, "d_ff 96 must be multiples of 64; use update_in_backward"),
     ],
     ids=str,

@@ -189,8 +189,9 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
     assert (record.status, record.reason) == ("ok", None)
     record = measure("model", inputs="{source}:sized_batch", batch_size=6)
     assert (record.status, record.reason) == ("ok", None)
-    assert "odd_batch(width) gives no batch; write a function that takes (config, device), or no argument" in (
-        measure("model", inputs="{source}:odd_batch").reason or ""
+    assert (
+        "odd_batch(width) has other arguments than (config, device); write a function with these, or without arguments"
+        in (measure("model", inputs="{source}:odd_batch").reason or "")
     )
 
 
@@ -202,23 +203,26 @@ def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> N
     reason = measure("Wide").reason or ""
     assert reason.endswith("parts.py:Wide is a module without inputs; give its batch with --inputs path.py:name")
     reason = measure("batch", inputs="{source}:batch").reason or ""
-    assert reason.endswith("parts.py:batch is a Tensor and no module; name a model for --inputs")
+    assert reason.endswith("name an nn.Module, its class, or a function that returns one")
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("moved", "takes its device for a torch.device, which is device.torch; use that, or drop .to(device)"),
+        (
+            "moved",
+            "uses its argument device as a torch.device, but it is a Device, whose torch.device is",
+        ),
         ("unknown_part", "a training setup has no part 'data'; choose among model, batch, batches, loss, optimizer"),
         ("misspelt", "a training setup has no part 'optimiser'; did you mean optimizer? The names are model, batch"),
         ("no_key_fits", "Classifier.forward takes x, mask, labels, and the batch has pixels; rename its keys, or give"),
         ("no_loss", "the model returned Output without a loss; put the labels into the batch, or give a loss function"),
         ("vector_loss", "the loss function returned a tensor of shape (2,); return a scalar tensor"),
         ("ended", "batches is empty, or a generator that has ended; give a list or a DataLoader"),
-        ("both", "batch and batches are both given; give batch, for the same in every step, or batches, used in turn"),
+        ("both", "batch and batches are both given; give batch, which every step uses, or batches"),
         ("frozen", "the loss does not depend on a trainable parameter; set requires_grad of one to True, do not"),
         ("detached", "the loss does not depend on a trainable parameter; set requires_grad of one to True, do not"),
-        ("odd_scheduler", "scheduler gave 5; give a class or a function of the optimizer that makes one"),
+        ("odd_scheduler", "scheduler returned 5, which is no scheduler; give a class, or a function of the optimizer"),
         ("others_optimizer", "the optimizer holds parameters that are not the model's; make it from the same model"),
     ],
 )
@@ -231,7 +235,7 @@ def test_malformed_parts_are_named(measure: Measure, name: str, reason: str) -> 
 def test_optimizer_with_a_closure_is_refused(measure: Measure) -> None:
     record = measure("closure")
     assert record.status == "unavailable"
-    assert "optimizer LBFGS needs a closure that computes the loss again" in (record.reason or "")
+    assert "optimizer LBFGS calls a closure that computes the loss again" in (record.reason or "")
 
 
 def test_options_of_own_workloads_require_one() -> None:

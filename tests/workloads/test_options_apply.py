@@ -158,7 +158,7 @@ def test_checkpoint_recomputes_the_blocks_of_any_model(measure: Measure, tmp_pat
         (
             "module",
             "every:2",
-            "checkpoint every:2 spans several blocks, as only the built-in model allows",
+            "checkpoint every:2 joins several blocks, which works for the built-in model only",
         ),
         ("flat", "every:1", "checkpoint every:1 needs repeated blocks, and Linear has no ModuleList or Sequential"),
         ("module", "blocks:5", "names a block that does not exist; the model has blocks 0 to 2"),

@@ -199,7 +199,11 @@ def test_parameter_without_influence_is_not_the_worst() -> None:
 @pytest.mark.parametrize(
     ("made", "fields", "reason"),
     [
-        (_own, {"precision": Precision.FP32}, "fp32 is the reference of the errors, and is not compared with itself"),
+        (
+            _own,
+            {"precision": Precision.FP32},
+            "fp32 is the reference of the numerical errors, and is not compared with itself",
+        ),
         (_own, {"attention": "flex"}, "does not use attention="),
         (lambda config, device: print, {}, "is a step of its own, whose outputs and gradients are unknown; return"),
     ],

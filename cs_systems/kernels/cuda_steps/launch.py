@@ -166,7 +166,9 @@ def _check(step: Step, q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape[1] % ROWS_OF_TILE or q.shape[2] not in (32, 64, 128):
         raise ConfigError(f"n = {q.shape[1]} must be a multiple of {ROWS_OF_TILE} and d = {q.shape[2]} 32, 64 or 128")
     if any(tensor.dtype != step.dtype or not tensor.is_contiguous() for tensor in (q, k, v)):
-        raise ConfigError(f"{step.source} supports contiguous tensors of {step.dtype}; cast them and call contiguous()")
+        raise ConfigError(
+            f"{step.source} requires contiguous tensors of {step.dtype}; cast q, k and v, and call contiguous() on them"
+        )
 
 
 @cache

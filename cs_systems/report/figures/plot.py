@@ -81,7 +81,9 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
     data = frame(chosen)
     fitting = _fitting(chosen, data)
     if not fitting:
-        raise ConfigError("no data for a figure in these records; choose records with timings, peaks or profile tables")
+        raise ConfigError(
+            "these records have no data for a figure; choose records with timings, peak memory or profile tables"
+        )
     if kind is not None and kind not in fitting:
         raise ConfigError(f"these records have no data for the figure {kind!r}; choose {' or '.join(fitting)}")
     return _drawn(chosen, data, kind or fitting[0], titled)

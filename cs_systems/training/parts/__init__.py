@@ -104,7 +104,7 @@ def unavailable(config: RunConfig) -> str | None:
     """Return the reason that the parts of a cell cannot run, with the remedy, or None."""
     for name, part in chosen(config.parts).items():
         if config.is_distributed and not part.on_ranks:
-            return f"{name} runs in one process; drop it from --parts, or use --strategy single"
+            return f"{name} does not support several ranks; leave it out of --parts, or use --strategy single"
         if reason := part.unavailable(config):
             return f"{name}: {reason}"
     return None

@@ -36,7 +36,10 @@ def _gradient(d_out: Tensor, tokens: Tensor, rows: int) -> Tensor:
 def _check(d_out: Tensor, tokens: Tensor) -> None:
     check_one_device(d_out, tokens)
     if d_out.ndim != 2 or tokens.shape != d_out.shape[:1]:
-        raise ValueError(f"d_out {tuple(d_out.shape)} and tokens {tuple(tokens.shape)} need (tokens, D) and (tokens,)")
+        raise ValueError(
+            f"d_out has shape {tuple(d_out.shape)} and tokens {tuple(tokens.shape)}; pass "
+            "(tokens, d_model) and (tokens,)"
+        )
 
 
 _GRADIENT = prepared("embedding.gradient", ("d_out", "tokens"), ("d_table",), _check, has_rows)

@@ -167,12 +167,12 @@ def replace(model: nn.Module) -> None:
 
 def unavailable(config: RunConfig) -> str | None:
     if "fp8_linear" in config.parts:
-        return "fp8_linear replaces the same products; drop one of them from --parts"
+        return "fp8_linear replaces the same products; leave one of them out of --parts"
     if config.computes_in not in (Precision.BF16, Precision.BF16_PURE):
         return f"its kernels compute in bf16, and the cell in {config.computes_in.value}; use --precision bf16"
     plan = segments(config.checkpoint, config.model.num_layers)
     if any(segment.keeps in ("matmul", "products") for segment in plan):
-        return f"{config.checkpoint} would not keep its product, an operator of its own; use fused_swiglu"
+        return f"checkpoint {config.checkpoint} cannot keep the result of its fused product; use fused_swiglu instead"
     return products_unavailable(config, "fused_swiglu")
 
 

@@ -89,7 +89,7 @@ def _check(x: Tensor, weight: Tensor, *rest: Tensor) -> None:
     check_one_device(x, weight, *rest)
     if x.ndim < 2 or weight.shape != x.shape[-1:]:
         raise ValueError(
-            f"x {tuple(x.shape)} and weight {tuple(weight.shape)} need (..., rows, d_model) and (d_model,)"
+            f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}; pass (..., rows, d_model) and (d_model,)"
         )
     if x.shape[-1] > LARGEST_WIDTH:
         raise ValueError(f"d_model {x.shape[-1]} is over {LARGEST_WIDTH}; use the plain RMSNorm")
@@ -181,7 +181,7 @@ class FusedBlock(TransformerBlock):
 
 def unavailable(config: RunConfig) -> str | None:
     if config.model.d_model > LARGEST_WIDTH:
-        return f"d_model {config.model.d_model} is over {LARGEST_WIDTH}; drop it from --parts"
+        return f"d_model {config.model.d_model} is over {LARGEST_WIDTH}; leave the part out of --parts"
     return triton_operators.unavailable(config)
 
 

@@ -89,9 +89,15 @@ def _check(q: Tensor, k: Tensor, *rest: Tensor) -> None:
     check_alike(q, k, *values)
     check_one_device(q, cos, sin)
     if any(x.shape != q.shape for x in (k, *values)) or q.ndim != 4 or q.shape[-1] % 2:
-        raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} need one shape (batch, heads, seq, even d_head)")
+        raise ValueError(
+            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}; pass one shape (batch, "
+            "heads, seq, d_head), with an even d_head"
+        )
     if cos.shape != sin.shape or cos.ndim != 2 or cos.shape[0] < q.shape[2] or cos.shape[1] * 2 != q.shape[3]:
-        raise ValueError(f"the tables {tuple(cos.shape)} need (seq or more, d_head / 2), for q {tuple(q.shape)}")
+        raise ValueError(
+            f"the cosines and sines have shape {tuple(cos.shape)}; pass (seq or more, d_head / "
+            f"2) for q of shape {tuple(q.shape)}"
+        )
 
 
 _TABLES, _OUT = ("cos", "sin"), ("q_out", "k_out")
@@ -176,7 +182,8 @@ def unavailable(config: RunConfig) -> str | None:
     plan = segments(config.checkpoint, config.model.num_layers)
     if "joined_projections" in config.parts and any(segment.keeps in ("matmul", "products") for segment in plan):
         return (
-            f"{config.checkpoint} keeps the product that it rotates in place; drop joined_projections, or use "
+            f"checkpoint {config.checkpoint} keeps the joined product, which fused_rotary "
+            "overwrites; leave out joined_projections, or use "
             "--checkpoint every:1"
         )
     return triton_operators.unavailable(config)

@@ -49,7 +49,9 @@ def _backward(gate: Tensor, value: Tensor, d_out: Tensor) -> Tensor:
 def _check(gate: Tensor, value: Tensor, *rest: Tensor) -> None:
     check_alike(gate, value, *rest)
     if gate.shape != value.shape or gate.ndim < 2:
-        raise ValueError(f"gate {tuple(gate.shape)} and value {tuple(value.shape)} need one shape (..., rows, d_ff)")
+        raise ValueError(
+            f"gate has shape {tuple(gate.shape)} and value {tuple(value.shape)}; pass one shape (..., rows, d_ff)"
+        )
 
 
 _FORWARD = prepared("swiglu.forward", ("gate", "value"), ("out",), _check, has_rows)

@@ -191,7 +191,10 @@ def update_pass(weights: int) -> PreparedPass:
         for i in range(0, len(tensors) - 2, len(OPERANDS)):
             for x in tensors[i + 2 : i + len(OPERANDS)]:  # they are changed where they lie, and not in a copy
                 if not x.is_contiguous() or x.data_ptr() % 16:
-                    raise ValueError(f"a weight or state of shape {tuple(x.shape)} must be contiguous, at 16 bytes")
+                    raise ValueError(
+                        f"a weight or optimizer state of shape {tuple(x.shape)} must be "
+                        "contiguous and aligned to 16 bytes; pass a copy, x.clone()"
+                    )
 
     return product_pass(names(weights), (), launches, check)
 
@@ -200,9 +203,12 @@ def unavailable(config: RunConfig) -> str | None:
     if reason := update_in_backward.unavailable(config):
         return reason
     if config.compile in ("reduce-overhead", "max-autotune"):
-        return f"--compile {config.compile} replays backward without its host code; use --compile default --graph step"
+        return (
+            f"--compile {config.compile} replays backward in a CUDA graph, where the update cannot "
+            "run; use --compile default --graph step"
+        )
     if "fp8_linear" in config.parts:
-        return "fp8_linear replaces the same layers; drop one of them from --parts"
+        return "fp8_linear replaces the same layers; leave one of them out of --parts"
     return products_unavailable(config, "update_in_backward")
 
 

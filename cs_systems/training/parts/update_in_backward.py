@@ -101,7 +101,7 @@ def outside_blocks(model: nn.Module) -> Iterable[list[Tensor]]:
 
 def unavailable(config: RunConfig) -> str | None:
     if config.mode is not Mode.TRAIN_STEP:
-        return f"mode {config.mode.value} has no update; use --mode train-step"
+        return f"mode {config.mode.value} does not update the parameters; use --mode train-step"
     if config.optimizer not in MOMENTS:
         return f"{config.optimizer} updates all parameters at once; use --optimizer {' or '.join(MOMENTS)}"
     return None
