@@ -68,3 +68,11 @@ def test_no_text_has_a_plural_in_parentheses() -> None:
     ]
     assert found == [], "use core.units.counted:\n" + "\n".join(found)
     assert plural.search('f"{count} cell(s) only in A"')
+
+
+def test_changelog_has_one_short_sentence_for_each_change() -> None:
+    """A reader looks for what is new: a version took 6,000 words once."""
+    for version in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]:
+        assert len(version.split()) < 1500, version.split("\n")[0]
+        long = [entry for entry in re.split(r"\n- ", version)[1:] if len(entry.split("\n\n")[0].split()) > 35]
+        assert long == [], "say it in one sentence of at most 35 words"
