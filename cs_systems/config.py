@@ -102,6 +102,7 @@ L2_STATES = ("clear", "warm")
 CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
 _BUILT_IN_STEPS = ("train_step", "training_curve")
 BUILT_IN_ONLY = ("compile_scope", "graph", "parts")  # fields that apply to those steps alone
+STRATEGY_FIELDS = ("bucket_size_mb", "tp_degree")  # options of strategies that are fields of their own
 # Tuples of texts, with an example of one.
 _TUPLES = {
     "strategy_args": "comm_dtype=bf16", "profiler_args": "--option", "workload_args": "width=128",
@@ -226,7 +227,7 @@ class RunConfig:
     @property
     def strategy_options(self) -> dict[str, Any]:
         """Options of the strategy that are set."""
-        options = {name: getattr(self, name) for name in ("bucket_size_mb", "tp_degree")}
+        options = {name: getattr(self, name) for name in STRATEGY_FIELDS}
         return {name: value for name, value in options.items() if value is not None} | settings(self, "strategy_args")
 
     @property
@@ -338,7 +339,7 @@ def _check_ranks(config: RunConfig) -> None:
     `parallel.check` checks that the strategy exists and accepts its options.
     """
     counts(config, "world_size")
-    if doubled := settings(config, "strategy_args").keys() & {"bucket_size_mb", "tp_degree"}:
+    if doubled := settings(config, "strategy_args").keys() & {*STRATEGY_FIELDS}:
         raise ConfigError(f"{min(doubled)} cannot be given as an option of a strategy; use {option(min(doubled))}")
     if config.collective is not None:
         if config.workload != "collective" and ":" not in config.workload:

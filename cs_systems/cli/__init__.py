@@ -140,9 +140,9 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
     module = importlib.import_module(f"cs_systems.cli.{command}")
     if "--" in words:
         _check_before_script(words, module.ARGS)
-    from cs_systems.cli._options import check_values
+    from cs_systems.cli._options import check_words
 
-    check_values(words, module.ARGS)
+    check_words(words, module.ARGS)
     try:
         with standard_output(), _printable_parser_errors(words):
             args = tyro.cli(

@@ -30,6 +30,13 @@ class OfRank(NamedTuple):
     process: int | None
 
 
+def refuse_unused(given: Sequence[Path], sources: Sequence[Source], what: str) -> None:
+    """Raise ConfigError if one of the paths given contains none of the sources: it would be ignored."""
+    for path in given:
+        if all(source.given != path for source in sources):
+            raise ConfigError(f"{path} contains no {what}; leave it out")
+
+
 def read_profiles(args: Analyze, sources: Sequence[Source], process: int | None = None) -> list[Profile]:
     """Return the profiles of traces, by the options of the command line."""
     from cs_systems.traces.cache import cached

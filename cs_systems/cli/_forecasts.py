@@ -17,20 +17,20 @@ from cs_systems.record import RunRecord
 Forecast = Callable[[RunConfig], ForecastRow]
 Measure = Callable[[RunConfig], RunRecord]
 # By profiles/foreign_memory and profiles/memory_prediction.
-ERROR = (
-    "error: below 3% for thirteen families measured on one H200, of which eight were mended by their measurement; "
-    "larger where cuDNN takes another workspace for convolutions or recurrent layers, which only a GPU can tell; "
+ACCURACY = (
+    "accuracy: within 3% for thirteen families measured on one H200, of which eight were mended by their measurement; "
+    "worse where cuDNN takes another workspace for convolutions or recurrent layers, which only a GPU can tell; "
     "fragmentation of the allocator is not predicted"
 )
-ERROR_OF_FORMULA = "error: below 5% in each of 427 cells measured on one H200; fragmentation is not predicted"
+ACCURACY_OF_FORMULA = "accuracy: within 5% in each of 427 cells measured on one H200; fragmentation is not predicted"
 _CONTEXT_FIELDS = {"seq_len", "model.context_length"}
 
 
-def error_of(config: RunConfig) -> str:
-    """Return the error that a prediction of the cell's peak has by earlier measurements."""
+def accuracy_of(config: RunConfig) -> str:
+    """Return how accurate a prediction of the cell's peak is by earlier measurements."""
     if not is_foreign(config.workload):
-        return ERROR_OF_FORMULA
-    return ERROR if config.checkpoint == "none" else f"{ERROR}; checkpoints were not among them"
+        return ACCURACY_OF_FORMULA
+    return ACCURACY if config.checkpoint == "none" else f"{ACCURACY}; checkpoints were not among them"
 
 
 def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast, measure: Measure | None) -> None:
@@ -56,7 +56,7 @@ def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast, measure
         found.append(size("context", most(lambda n: with_context(config, n), config.tokens_per_sequence)))
     unread = "the factory reads neither config.batch_size nor config.tokens_per_sequence, so no size can be searched"
     say(f"  largest that fits: {', or '.join(found)}" if found else f"  {unread}")
-    for line in (error_of(config), *first["caveats"]):
+    for line in (accuracy_of(config), *first["caveats"]):
         say(f"  {line}")
 
 
@@ -87,7 +87,10 @@ def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measu
     say(f"  largest that fits: {size('batch', largest(needed, device_bytes, config.batch_size))}")
     measured = ", ".join(f"{human(peak, 'bytes')} at batch {n}" for n, peak in zip(sizes, peaks, strict=True))
     say(f"  extrapolated from measured peaks, because {reason.partition(';')[0]}: {measured}")
-    say(f"  error: a straight line through the measured peaks is at most {error:.1%} off; further away it may be more")
+    say(
+        f"  accuracy: a straight line through the measured peaks is at most {error:.1%} off; "
+        "further away it may be more"
+    )
 
 
 def _peak(record: RunRecord, reason: str) -> int:

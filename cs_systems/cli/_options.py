@@ -12,9 +12,9 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from itertools import chain, count, pairwise, product, takewhile
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_args, get_origin, get_type_hints
 
-from tyro.conf import UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from cs_systems.config import (
@@ -33,6 +33,7 @@ from cs_systems.config import (
 from cs_systems.core import plugins
 from cs_systems.core.checkpoint_plan import FORMS
 from cs_systems.core.recipes import RECIPES
+from cs_systems.core.units import counted
 from cs_systems.core.validation import option, shown
 
 # tyro checks the defaults of these without typeguard. For a `tuple[int, ...]` or an `int | None` it imports typeguard,
@@ -59,6 +60,8 @@ def _decimal(word: str) -> float:
 def _path(word: str) -> Path:
     if not word:  # a Path would take it for the current folder
         raise ValueError("the path is empty; give one, such as . for the current folder, or leave out the option")
+    if word == "-":
+        raise ValueError("- is not a path; give a file, or leave out the option to print")
     return Path(word)
 
 
@@ -132,6 +135,7 @@ else:
     Paths = Annotated[object, _several(Path, _path, "PATH", commas=False, empty=True)]
     # One word per occurrence of the option, because several words that start with -- cannot follow one another.
     Repeated = UseAppendAction[tuple]
+_REPEATED, _POSITIONAL = (get_args(marked)[1] for marked in (UseAppendAction[tuple], Positional[tuple]))
 
 
 def optional(metavar: str, help: str, default: str = "") -> Any:
@@ -175,51 +179,79 @@ def given(args: Any, default: Any = None) -> list[str]:
     ]
 
 
-def options_of(kind: type) -> list[str]:
-    """Return the options of a command's dataclass, nested ones and aliases included, without dashes in front."""
-    found, hints = [], get_type_hints(kind, include_extras=True)
+@dataclass(frozen=True)
+class Option:
+    """One option of a command, or one argument without a name.
+
+    names: without dashes in front, aliases included. takes: "nothing", a switch; "one" value; "several" values; or "one
+    each time", where the option may be repeated.
+    """
+
+    names: tuple[str, ...]
+    takes: str
+    is_positional: bool
+
+
+def described(kind: type) -> Iterator[Option]:
+    """Yield the options of a command's dataclass, nested ones included."""
+    types, hints = get_type_hints(kind), get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         nested = None if field.default_factory is MISSING else field.default_factory()
-        aliases = [name for extra in getattr(hints[field.name], "__metadata__", ()) for name in _aliases(extra)]
+        if is_dataclass(nested):
+            yield from described(type(nested))
+            continue
+        extras = getattr(hints[field.name], "__metadata__", ())
+        aliases = [name for extra in extras for name in getattr(extra, "aliases", None) or ()]
         names = [option(field.name.rstrip("_")), *aliases]
-        found += options_of(type(nested)) if is_dataclass(nested) else [name.removeprefix("--") for name in names]
-    return found
+        if types[field.name] is bool:
+            takes = "nothing"
+        elif _REPEATED in extras:
+            takes = "one each time"
+        else:
+            several = get_origin(types[field.name]) is tuple or any(
+                extra.nargs == "*" for extra in extras if isinstance(extra, PrimitiveConstructorSpec)
+            )
+            takes = "several" if several else "one"
+        yield Option(tuple(name.removeprefix("--") for name in names), takes, _POSITIONAL in extras)
 
 
-def check_values(words: Sequence[str], kind: type) -> None:
-    """Raise ConfigError for an option that takes one value and is followed by none, only by another option."""
-    needing, known = _with_one_value(kind), options_of(kind)
-    before = takewhile(lambda word: word != "--", words)
+def options_of(kind: type) -> list[str]:
+    """Return the options of a command's dataclass, nested ones and aliases included, without dashes in front."""
+    return [name for each in described(kind) if not each.is_positional for name in each.names]
+
+
+def check_words(words: Sequence[str], kind: type) -> None:
+    """Raise ConfigError for words that the parser would take in another sense, or refuse in riddles.
+
+    That is an option that takes a value and is followed by none, only by another option; an option of several values
+    that is given twice, where the first ones would be ignored; and more arguments without a name than the command has.
+    """
+    known = [*described(kind)]
+    named = {name: each for each in known if not each.is_positional for name in each.names}
+    before = [*takewhile(lambda word: word != "--", words)]
+    found: set[Option] = set()
     for word, following in pairwise([*before, "--"]):
-        ends = following == "--" or named_option(following) in known
-        if ends and "=" not in word and (name := named_option(word)) in needing:
+        name = named_option(word)
+        if name is None or name not in named:
+            continue
+        each = named[name]
+        ends = following == "--" or named_option(following) in named
+        if ends and "=" not in word and each.takes in ("one", "one each time"):
             raise ConfigError(f"--{name} has no value; give one, or leave out --{name}")
+        if each in found and each.takes == "several":
+            raise ConfigError(f"--{each.names[0]} is given twice; write all its values after one")
+        found.add(each)
+    paths = [each for each in known if each.is_positional]
+    if not any(each.takes == "several" for each in paths):
+        leading = [*takewhile(lambda word: not word.startswith("-"), before)]
+        if extra := leading[len(paths) :]:
+            takes = f"takes {counted(len(paths), 'path')}" if paths else "takes only options"
+            raise ConfigError(f"unexpected argument {extra[0]!r}, because the command {takes}; leave it out")
 
 
 def named_option(word: str) -> str | None:
     """Return the option that a word names, without dashes in front: `--warmup_s=3` → `warmup-s`; None if it is none."""
     return word[2:].partition("=")[0].replace("_", "-") if word.startswith("--") else None
-
-
-def _with_one_value(kind: type) -> set[str]:
-    """Return the options of a command's dataclass that take one value, neither none nor several."""
-    found, types = set[str](), get_type_hints(kind)
-    hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):
-        nested = None if field.default_factory is MISSING else field.default_factory()
-        if is_dataclass(nested):
-            found |= _with_one_value(type(nested))
-            continue
-        extras = getattr(hints[field.name], "__metadata__", ())
-        several = any(extra.nargs == "*" for extra in extras if isinstance(extra, PrimitiveConstructorSpec))
-        if not several and types[field.name] is not bool:
-            names = [option(field.name.rstrip("_")), *(name for extra in extras for name in _aliases(extra))]
-            found |= {name.removeprefix("--") for name in names}
-    return found
-
-
-def _aliases(extra: object) -> Sequence[str]:
-    return getattr(extra, "aliases", None) or ()
 
 
 def refuse(names: Collection[str], why: str) -> None:
@@ -246,7 +278,10 @@ def check_keep_graph(keep_graph: bool, modes: Collection[str]) -> None:
 class Workloads:
     """Step to measure: the built-in language model's, or your own."""
 
-    workload: Annotated[Names, arg(help="train_step, or your own: path.py:name, package.module:name")] = ("train_step",)
+    workload: Annotated[
+        Names,
+        arg(help="train_step, or your own, path.py:name: a step(), or a factory (config, device) of (model, batch)"),
+    ] = ("train_step",)
     inputs: Annotated[MaybeText, optional("PATH:NAME", "batch or batches, if --workload names a model")] = None
     set: Annotated[MaybeNames, flag("arguments of your workload's factory: lr=3e-4 width=128")] = ()
 

@@ -127,7 +127,7 @@ def conclude(records: list[Any], out: str) -> None:
     if not records:
         print(
             "cs-systems: nothing was recorded: the script ran no backward pass of torch in its main thread; run one "
-            "that trains there, or put a Recorder around its loop",
+            "that trains there, or record its loop by `with cs_systems.Recorder(out='runs/mine')`",
             file=sys.stderr,
         )
         return

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._files import inventory_text, ranks_in, ranks_text, read_profiles, recorded
+from cs_systems.cli._files import inventory_text, ranks_in, ranks_text, read_profiles, recorded, refuse_unused
 from cs_systems.cli._options import (
     Decimals,
     MaybeInt,
@@ -138,11 +138,13 @@ def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
     from cs_systems.traces.inventory import is_readable, traces_in
     from cs_systems.traces.proton import is_profile
 
+    readable = [source for source in sources if not source.is_inside or is_readable(source)]
+    if readable:
+        refuse_unused(args.files, readable, "trace")
     if merges and (ranks := ranks_in(sources, args.ranks)):
         return ranks_text(args, ranks)
     if len(sources) == 2 and len(traces_in(sources)) == 2 and not any(source.is_inside for source in sources):
         return _tables_of_traces(args, sources)
-    readable = [source for source in sources if not source.is_inside or is_readable(source)]
     if len(readable) == 1:
         one = readable[0]
         if one.path.suffix == ".ncu-rep":

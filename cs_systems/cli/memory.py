@@ -84,13 +84,13 @@ def run(args: Memory) -> int:
         return _show(args.show)
     configs = args.cells.configs(args.steps.base(), args.step)
     if args.fits is not None:
-        return _print_fits(configs, parse_bytes(args.fits, "--fits"))
+        return _print_fits(configs, _device_bytes(args.fits, "--fits"))
     if args.best_checkpoint != (args.budget is not None):
         raise ConfigError(
             "--best-checkpoint and --budget require each other; give both, as in --best-checkpoint --budget 40GiB"
         )
     if args.budget is not None:
-        return _run_cheapest(args, configs, parse_bytes(args.budget, "--budget"))
+        return _run_cheapest(args, configs, _device_bytes(args.budget, "--budget"))
     cells = _measured_cells(args, configs)
     if args.sweep.dry_run:
         return print_cells(cells, args.sweep)
@@ -100,6 +100,18 @@ def run(args: Memory) -> int:
         print_memory(record, folder)
     print(visible(f"records: {records_path(folder)}"))
     return exit_status(asked_for(records, args.sweep.of_part(cells)))
+
+
+def _device_bytes(text: str, option: str) -> int:
+    """Return the memory of a device in bytes. Raises ConfigError where nothing fits it."""
+    from cs_systems.core.units import human
+    from cs_systems.formulas.memory.fit import CONTEXT_BYTES
+
+    size_bytes = parse_bytes(text, option)
+    if size_bytes <= CONTEXT_BYTES:
+        context = human(CONTEXT_BYTES, "bytes")
+        raise ConfigError(f"{option} {text} is less than the {context} of the CUDA context alone; give more")
+    return size_bytes
 
 
 def _check_used(args: Memory) -> None:
@@ -221,7 +233,7 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
 
     Raises ConfigError if nothing makes it fit.
     """
-    from cs_systems.cli._forecasts import error_of
+    from cs_systems.cli._forecasts import accuracy_of
     from cs_systems.cli._sweep import asked_for, measured
     from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
@@ -234,7 +246,7 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
         predicted = f"{human(best.needed_bytes, 'bytes')} predicted, {more_flops:.1%} more FLOPs"
         say(f"{describe(config)}: {best.what}: {predicted}")
         if args.sweep.dry_run or not on_gpu:
-            say(f"  {error_of(best.config)}")
+            say(f"  {accuracy_of(best.config)}")
         if args.sweep.dry_run:
             return []
         cells = _measured_cells(args, [planned])

@@ -170,6 +170,8 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
             [name for name in given(args) if name == "train_steps"],
             "--train-steps trains only the built-in model, but --workload names another",
         )
+    elif tables and (names := [name for name in given(args) if name in ("inputs", "set")]):
+        refuse(names, f"{' '.join(map(option, names))} requires a model of your own, --workload path.py:name")
     if "model" in given(args) and "dtypes" not in tables:
         timed = not tables and {*args.model} <= {*PRESETS}
         instead = f"use --size {' '.join(args.model)} for timings" if timed else "leave out --model"
@@ -177,6 +179,8 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
     if tables and args.size != plain.size:
         instead = f"use --model {' '.join(args.size)}" if "dtypes" in tables else "leave it out"
         raise ConfigError(f"--size has no effect with --{tables[0]}; {instead}")
+    if args.explain and args.device == "cpu":
+        raise ConfigError("--explain compares kernels of a GPU, and --device is cpu; leave out one of them")
     names = given(args)
     if timing := [name for name in OF_TIMING if tables and name in names]:
         name, without = option(timing[0]), " ".join(map(option, tables))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from cs_systems.cli._files import refuse_unused
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths, given, optional, refuse
 from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
 from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text, first_reasons, none_readable
@@ -97,6 +98,7 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
         raise ConfigError(
             f"{args.files[0]} contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() wrote"
         )
+    refuse_unused(args.files, sources, "snapshot")
     if len(sources) > 2 or (len(sources) == 2 and any(source.is_inside for source in sources)):
         return _peaks(args, sources)
     compares = len(sources) == 2

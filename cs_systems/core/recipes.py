@@ -19,11 +19,13 @@ class Recipe:
         summary: one line for help and documentation.
         options: field of RunConfig → value.
         in_training: options that replace the others in a whole training step.
+        needs_hopper: whether it runs on Hopper GPUs only.
     """
 
     summary: str
     options: Mapping[str, Any]
     in_training: Mapping[str, Any] = field(default_factory=dict)
+    needs_hopper: bool = False
 
     def of(self, *, training: bool) -> dict[str, Any]:
         """Return the options of a whole training step, or of its first phases."""
@@ -53,5 +55,15 @@ RECIPES = {
             "parts": FAST_PARTS,
         },
         in_training={"parts": (*FAST_PARTS, "fused_weight_update")},
+        needs_hopper=True,
     ),
 }
+
+
+def of_hopper(config: Any, *, training: bool) -> str | None:
+    """Return the recipe for Hopper GPUs whose options a cell's RunConfig has, all of them, or None."""
+    for name, recipe in RECIPES.items():
+        options = recipe.of(training=training)
+        if recipe.needs_hopper and all(getattr(config, field) == value for field, value in options.items()):
+            return name
+    return None

@@ -45,22 +45,25 @@ class ModelConfig:
         if self.rope_theta <= 0:
             raise ConfigError(f"rope_theta is {self.rope_theta}; it must be above 0", "rope_theta")
         if self.d_model % self.num_heads:
-            fitting = sorted(_divisors(self.d_model // 2, self.num_heads)[:3]) if self.d_model % 2 == 0 else []
-            more = f"a d_model that is a multiple of {2 * self.num_heads}"
-            among = f"num_heads among {', '.join(map(str, fitting))}" if fitting else more
             raise ConfigError(
                 f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}{self._origin()}; "
-                f"choose {among}",
+                f"choose {self._fitting()}",
                 "d_model",
                 "num_heads",
             )
         if self.d_head % 2:
             raise ConfigError(
                 f"d_model {self.d_model} / num_heads {self.num_heads} is {self.d_head}, but rotary embeddings need "
-                f"an even number; choose a d_model that is a multiple of {2 * self.num_heads}",
+                f"an even number; choose {self._fitting()}",
                 "d_model",
                 "num_heads",
             )
+
+    def _fitting(self) -> str:
+        """Return which sizes would fit, for a message: the nearest numbers of heads, else a width."""
+        heads = sorted(_divisors(self.d_model // 2, self.num_heads)[:3]) if self.d_model % 2 == 0 else []
+        width = f"a d_model that is a multiple of {2 * self.num_heads}"
+        return f"num_heads among {', '.join(map(str, heads))}" if heads else width
 
     def _origin(self) -> str:
         """Return that num_heads is that of the preset, so that nobody looks for it among the options given."""

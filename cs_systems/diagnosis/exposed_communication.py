@@ -25,7 +25,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     without a profiler; the sentence has both.
     """
     step_s = evidence.step_s
-    if step_s is None:
+    if step_s is None or evidence.setting("world_size") == 1:
         return None
     rows: list[Row] = list(evidence.tables.get("overlap", ()))
     if rows:

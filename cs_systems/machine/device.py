@@ -202,7 +202,7 @@ def resolve(name: str) -> Device:
         return Device(torch.device("cpu"))
     if not torch.cuda.is_available():
         why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
-        raise DeviceUnavailable(f"no CUDA: {why}; see cs-systems doctor, or use device cpu where a CPU will do")
+        raise DeviceUnavailable(f"no CUDA: {why}; see cs-systems doctor, or use --device cpu where a CPU will do")
     index = int(name[5:]) if name.startswith("cuda:") else int(os.environ.get("LOCAL_RANK", 0))
     if index >= torch.cuda.device_count():
         raise DeviceUnavailable(

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.config import ConfigError, RunConfig, one_of
+from cs_systems.config import STRATEGY_FIELDS, ConfigError, RunConfig, one_of
 from cs_systems.core import plugins
+from cs_systems.core.validation import did_you_mean
 from cs_systems.formulas.communication import Payload
 from cs_systems.formulas.rank_layout import (
     Takes,
@@ -125,7 +126,9 @@ def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
     any_of = {option: takes for of_part in known.values() for option, takes in of_part.items()}
     for option, value in options.items():
         if option not in any_of:
-            raise ConfigError(f"strategy {name} has no option {option!r}; its options: {', '.join(any_of) or 'none'}")
+            own = [each for each in any_of if each not in STRATEGY_FIELDS]
+            remedy = did_you_mean(option, own) or f"its options: {', '.join(own) or 'none'}"
+            raise ConfigError(f"strategy {name} has no option {option!r}; {remedy}")
         _check_value(option, value, any_of[option])
     _check_mesh(name, splits, known, has_degree="tp_degree" in options)
     _check_composition(name, splits)

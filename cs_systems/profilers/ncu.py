@@ -46,6 +46,7 @@ REFUSED = (
 _REMEDY = "install it with apt install nsight-compute (NVIDIA's CUDA repository)"
 # The driver states in this file whether only root may read hardware counters.
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
+_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # one exists where an NVIDIA driver is loaded; the second in WSL
 
 
 def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
@@ -87,7 +88,11 @@ def check() -> Diagnostic:
 def problem() -> str | None:
     """Return the missing requirement, if any. Only ncu itself finds out later whether counters are permitted."""
     row = check()
-    return nsys.reason(row) if row["state"] == "missing" else None
+    if row["state"] != "missing":
+        return None
+    if not any(Path(driver).exists() for driver in _DRIVERS):
+        return "ncu requires an NVIDIA GPU, and this machine has no driver of one; use --with kineto or nsys"
+    return nsys.reason(row)
 
 
 def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:

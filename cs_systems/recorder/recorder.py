@@ -311,7 +311,9 @@ class Recorder:
         if not self._timed:
             status = "error" if error is None else _result.status_of(error)
             done, all_steps = len(self._warm), self._warmup + stage.steps
-            remedy = f"record a loop of at least {all_steps} steps, or fewer steps"
+            remedy = f"record a loop of at least {all_steps} steps"
+            if done > 1:
+                remedy += f", or fewer of them: warmup=1, steps={done - 1} (--steps 1:{done})"
             if error is not None:
                 remedy = "use a smaller batch or model" if status == "oom" else "correct the script"
             reason = f"{ended} after {done} of {self._warmup} warm-up steps; {remedy}"

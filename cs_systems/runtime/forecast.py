@@ -169,9 +169,7 @@ def _without_values() -> Iterator[None]:
 
 def _workload(config: RunConfig) -> tuple[ForeignWorkload, ModuleStep]:
     seed_all(config.seed)
-    workload = _foreign.build(plugins.get("workloads", config.workload), config, _CPU)
-    if isinstance(workload.inner, _foreign._FirstCall):
-        workload = _foreign.from_result(workload.inner.made(), config, _CPU, set())
+    workload = _foreign.built(config, _CPU)
     step = workload.inner
     if not isinstance(step, ModuleStep):
         raise Unavailable(

@@ -68,12 +68,14 @@ class Log:
     def last_output(self) -> str:
         """Return the last line that explains a process's end, as a clause: an exception's, else the last of all."""
         lines = [line for line in map(printable, self.tail(1 << 14).splitlines()) if line.strip()]
+        lines = [line for line in lines if not _USAGE.match(line)] or lines
         errors = [line for line in lines if _EXPLAINS.match(line)]
         candidates = errors or [line for line in lines if not line[0].isspace()]
         last = _RANK_PREFIX.sub("", (candidates or lines or [""])[-1].strip())
         return f"; its last output: {last[:200]}" if last else ""
 
 
+_USAGE = re.compile(r"usage: |Try '|Use the '")  # what a program prints after the reason that it refused an option
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before each line of a traceback
 # Lines that report an error: of Python exceptions, of C++, of the interpreter, and of programs.
 _EXPLAINS = re.compile(

@@ -63,6 +63,10 @@ def load(path: Path, how: str) -> Any:
         with closing(Unpacked(path)) as source, _metered_memory() as allow:
             return _Refusing(io.BufferedReader(_Metered(source, allow), CHUNK)).load()
     except _Refused as refused:
+        if "torch._utils._rebuild" in str(refused):
+            raise ConfigError(
+                f"{path} holds tensors, as a checkpoint of torch.save does; give a memory snapshot"
+            ) from None
         raise ConfigError(
             f"{path} was refused before anything in it ran: it requests {refused}, as a pickle that runs code does; "
             "give a memory snapshot, which holds only numbers, texts, lists and dictionaries"

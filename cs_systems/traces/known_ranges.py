@@ -71,7 +71,10 @@ def read_habits(path: Path) -> list[Habit]:
     found = []
     for source, table in tables.items():
         if not isinstance(table, dict):
-            raise ConfigError(f'--range-names {path}: {source!r} is no table; write ["{source}"] above its lines')
+            raise ConfigError(
+                f"--range-names {path}: {source!r} is no table; write tables such as [{source}] with lines such as "
+                'forward = ["my_forward"]'
+            )
         for means, names in table.items():
             one_of(f"meaning in {path}", means, MEANINGS)
             if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):

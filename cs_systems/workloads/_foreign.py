@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from cs_systems.config import ConfigError, Mode, RunConfig
+from cs_systems.config import STRATEGY_FIELDS, ConfigError, Mode, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.shapes import PRESETS
 from cs_systems.core.validation import option, settings, shown
@@ -22,7 +22,7 @@ from cs_systems.workloads._setup import TrainingSetup
 FORMS = "(model, batch), (model, batch, loss), a dict or TrainingSetup of such parts, a step to call, or a Workload"
 _STEP_FIELDS = (
     "batch_size", "seq_len", "mode", "attention", "precision", "compile", "optimizer", "checkpoint", "keep_graph", "l2",
-    "strategy", "strategy_args", "bucket_size_mb", "tp_degree",
+    "strategy", "strategy_args", *STRATEGY_FIELDS,
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ class ForeignWorkload:
         Those are options of the command line, or arguments of `run`, where a ModelConfig comes in the RunConfig.
         """
         name = self.config.workload
-        read = f"or read {', '.join(f'config.{field}' for field in fields)} in the factory"
+        read = f"or read {', '.join(f'config.{field}' for field in fields)} in a factory (config, device)"
         if not name.startswith(plugins.LIVE):
             options = " ".join(dict.fromkeys(map(option, fields)))
             return f"{name} does not use {options}; leave out {options}, {read}"
@@ -139,7 +139,11 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
         watched, read = observed(config)
         try:
             result = made(watched, device, **own)
-        except TypeError as error:
+        except (AttributeError, TypeError) as error:
+            if not any(kind.__name__ in str(error) for kind in (Device, type(watched))):
+                raise
+            if reason := _other_names(name, made):
+                raise ConfigError(reason) from error
             if Device.__name__ not in str(error):
                 raise
             remedy = "use that, or leave out .to(device): model and batch are moved for you"
@@ -172,6 +176,8 @@ def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str |
             "or a step without arguments"
         )
     is_factory = _takes_config(made, own)
+    if is_factory and (reason := _default_for_device(name, made)):
+        return reason
     if not is_factory and (isinstance(made, type) or not plugins.takes(made, **own)):
         return _cannot_call(name, made, own)
     return None
@@ -187,12 +193,41 @@ def _takes_config(made: Any, own: Mapping[str, Any]) -> bool:
     return first.default is first.empty or first.name == "config"
 
 
+def _default_for_device(name: str, made: Any) -> str | None:
+    """Return the reason that a factory (config, width=8) would get the device as its width, with the remedy."""
+    written = plugins.signature(made)
+    second = [*inspect.signature(made).parameters.values()][1:2] if written else []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not second or second[0].kind not in positional or second[0].default is second[0].empty:
+        return None
+    if second[0].name == "device":
+        return None
+    return f"{name}{written} gets the device as its second argument; put it there: (config, device, {second[0]})"
+
+
+def _other_names(name: str, made: Any) -> str | None:
+    """Return that a factory, whose code failed on its arguments, has other ones than (config, device), and a remedy."""
+    names = [*inspect.signature(made).parameters][:2] if plugins.signature(made) else ["config", "device"]
+    if names == ["config", "device"]:
+        return None
+    given = " ".join(f"{each}=VALUE" for each in names)
+    own = "" if name.startswith(plugins.LIVE) else f", or give its own with --set {given}"
+    return (
+        f"{name}{plugins.signature(made)} is called as a factory, with (config, device); give it these two "
+        f"arguments{own}"
+    )
+
+
 def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
     """Return why a factory or step cannot be called with the arguments of --set, and what to do."""
     by_position = () if own or isinstance(made, type) else (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
-    return _wrong_settings(name, made, own, by_position) or (
+    if reason := _wrong_settings(name, made, own, by_position):
+        return reason
+    lacking = None if name.startswith(plugins.LIVE) else _wrong_settings(name, made, own)
+    by_name = f", or {lacking.partition('; ')[2]}" if lacking else ""
+    return (
         f"{name}{plugins.signature(made)} has other arguments than a factory or a step; write a factory that takes "
-        "(config, device), or a step without arguments"
+        f"(config, device), or a step without arguments{by_name}"
     )
 
 
@@ -209,7 +244,21 @@ def _wrong_settings(name: str, made: Any, own: Mapping[str, Any], but: Collectio
     silent = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, *but)
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in silent]
     missing = [argument for argument in needed if argument not in (*own, "config", "device")]
-    return f"{name}{written} requires {missing[0]}; give it with --set {missing[0]}=VALUE" if missing else None
+    if not missing:
+        return None
+    values = " ".join(f"{argument}=VALUE" for argument in missing)
+    return f"{name}{written} requires {', '.join(missing)}; give {'them' if missing[1:] else 'it'} with --set {values}"
+
+
+def built(config: RunConfig, device: Device) -> ForeignWorkload:
+    """Return the workload that `config.workload` names; a function without arguments is called, for what it returns.
+
+    Raises ConfigError if it is none of FORMS, a step among them.
+    """
+    made = build(plugins.get("workloads", config.workload), config, device)
+    if isinstance(made.inner, _FirstCall):
+        return from_result(made.inner.made(), config, device, set())
+    return made
 
 
 class _FirstCall(CallableWorkload):
@@ -252,7 +301,10 @@ def from_result(
     if setup is not None:
         return ForeignWorkload(config, ModuleStep(config, device, setup), read, APPLIED + _OF_STRATEGY)
     if isinstance(result, nn.Module):
-        raise ConfigError(f"{name} returned a module without inputs; return (module, batch), or (module, batch, loss)")
+        raise ConfigError(
+            f"{name} returned a module without inputs; return (module, batch), or (module, batch, loss), or give the "
+            "batch with --inputs path.py:name"
+        )
     if callable(getattr(result, "step", None)):
         return ForeignWorkload(config, result, read)
     if not callable(result):
@@ -275,7 +327,7 @@ def _no_form(result: Any) -> str:
     return f"{shown(result)}; return {FORMS}"
 
 
-_OF_STRATEGY = ("strategy_args", "bucket_size_mb", "tp_degree")
+_OF_STRATEGY = ("strategy_args", *STRATEGY_FIELDS)
 
 
 def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
@@ -300,7 +352,7 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"{config.workload} returned an object of type {type(model).__name__}, but --inputs "
-            "requires a model; return an nn.Module"
+            "requires a model; return an nn.Module, or leave out --inputs"
         )
     batch, read = plugins.get("workloads", config.inputs), set[str]()
     if callable(batch) and not isinstance(batch, Mapping):
@@ -315,4 +367,6 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
                 f"--inputs {written} has other arguments than (config, device); write a "
                 "function with these, or without arguments"
             )
+    if isinstance(batch, (list, tuple, Mapping)) and not batch:
+        raise ConfigError(f"--inputs {config.inputs} gave an empty {type(batch).__name__}; return a batch")
     return from_result((model, batch), config, device, read)

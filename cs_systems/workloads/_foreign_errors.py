@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
-from cs_systems.core import plugins
 from cs_systems.core.rows import PrecisionErrorRow, Ran
 from cs_systems.machine.device import Device
 from cs_systems.workloads import Unavailable
-from cs_systems.workloads._foreign import build
+from cs_systems.workloads._foreign import built
 from cs_systems.workloads._module import ModuleStep
 from cs_systems.workloads.precision_error import PrecisionError
 
@@ -42,7 +41,7 @@ class ForeignErrors(PrecisionError):
 
     def _make(self, config: RunConfig) -> ModuleStep:
         torch.manual_seed(config.seed)
-        made = build(plugins.get("workloads", config.workload), config, self.device)
+        made = built(config, self.device)
         if not isinstance(made.inner, ModuleStep):
             raise Unavailable(
                 f"{config.workload} is a step of its own, whose outputs and gradients are unknown; "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.config import Mode, Phase, Precision, RunConfig
-from cs_systems.core import plugins
+from cs_systems.core import plugins, recipes
 from cs_systems.core.checkpoint_plan import segments
 from cs_systems.core.rows import Ran
 from cs_systems.formulas import cost
@@ -87,6 +87,9 @@ class TrainStep(Training):
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int | None:
+        recipe = recipes.of_hopper(config, training=config.mode is Mode.TRAIN_STEP)
+        if recipe and device.capability() != (9, 0):
+            raise Unavailable(f"the options of recipe {recipe} require a Hopper GPU; use --recipe compiled")
         call = _attention_call(config, device)
         backend = check_backend(config, device, call)
         if reason := checkpointing.unavailable(config):

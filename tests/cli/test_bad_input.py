@@ -38,7 +38,7 @@ MALFORMED = {
     "time --device gpu": "unknown device 'gpu'; use auto, cpu, cuda or cuda:N",
     "time --d-model 32": "--d-model 32 is not divisible by --num-heads 12 of the preset small; choose --num-heads",
     "time --num-heads 5": "--d-model 768 is not divisible by --num-heads 5; choose --num-heads among 3, 4, 6",
-    "time --d-model 36": "is 3, but rotary embeddings need an even number; choose a --d-model that is a multiple of 24",
+    "time --d-model 36": "is 3, but rotary embeddings need an even number; choose --num-heads among 6, 9, 18",
     "time --batch-size 0": "--batch-size is 0; it must be at least 1",
     "time --context-length -5": "--context-length is -5; it must be at least 1",
     "time --num-layers 0": "--num-layers is 0; it must be at least 1",
@@ -92,7 +92,7 @@ MALFORMED = {
     "parallel --strategy torch_ddp:view": "--strategy has 'view', which is not of the form name=value; write view",
     "parallel --strategy ddp_bucketed:": "strategy 'ddp_bucketed:' ends with a colon; leave it out, or add an option",
     "parallel --strategy ddp_bucketed::a=1": "'ddp_bucketed::a=1' has two colons in a row; write one",
-    "parallel --strategy torch_ddp:view=true": "torch_ddp has no option 'view'; its options: bucket_size_mb, ",
+    "parallel --strategy torch_ddp:view=true": "torch_ddp has no option 'view'; did you mean gradient_as_bucket_view?",
     "parallel --strategy ddp_bucketed:bucket_size_mb=1": "bucket_size_mb cannot be given as an option of a strategy",
     "parallel --strategy ddp_bucketed:last_bucket_mb=0": "last_bucket_mb is 0; it must be a number above 0",
     "parallel --strategy ddp_bucketed:last_bucket_mb=small": "last_bucket_mb is small; it must be a number above 0",
@@ -126,6 +126,17 @@ MALFORMED = {
     "precision --output .": "cannot write .: Is a directory",
     "precision --dtypes --output .": "cannot write .: Is a directory",
     "time --out /dev/null/runs": "cannot write to /dev/null/runs: Not a directory; choose another --out",
+    "compare a b c": "unexpected argument 'c', because the command takes 2 paths; leave it out",
+    "report a b --sort step": "unexpected argument 'b', because the command takes 1 path; leave it out",
+    "doctor now": "unexpected argument 'now', because the command takes only options; leave it out",
+    "time --size tiny --size small": "--size is given twice; write all its values after one",
+    "attention --batch 2 --batch-size 3": "--batch is given twice; write all its values after one",
+    "parallel --strategy ddp_bucketed:comm=bf16": "has no option 'comm'; did you mean comm_dtype?",
+    "time --size tiny --num-heads 64": "but rotary embeddings need an even number; choose --num-heads among 8, 16, 32",
+    "memory --size tiny --fits 500MiB": "--fits 500MiB is less than the 751 MiB of the CUDA context alone; give more",
+    "memory --best-checkpoint --budget 1MiB": "--budget 1MiB is less than the 751 MiB of the CUDA context",
+    "precision --dtypes --inputs own.py:batch": "--inputs requires a model of your own, --workload path.py:name",
+    "precision --explain --device cpu": "--explain compares kernels of a GPU, and --device is cpu; leave out",
     "report nowhere": "nowhere has no records; give the folder of a run, or its file records.jsonl",
 }
 
@@ -237,7 +248,7 @@ def test_missing_gpu_is_reported_with_remedy(impossible: dict[str, RunRecord]) -
         assert reason == f"cuda:99 does not exist: torch sees {seen}; use another device"
     else:
         assert reason.startswith("no CUDA: ")
-        assert reason.endswith("; see cs-systems doctor, or use device cpu where a CPU will do")
+        assert reason.endswith("; see cs-systems doctor, or use --device cpu where a CPU will do")
 
 
 def test_sweep_without_any_result_exits_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

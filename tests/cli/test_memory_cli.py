@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cs_systems.cli import _memory_text, main
-from cs_systems.cli._forecasts import ERROR, ERROR_OF_FORMULA
+from cs_systems.cli._forecasts import ACCURACY, ACCURACY_OF_FORMULA
 from cs_systems.cli.memory import _result_in_budget
 from cs_systems.config import PRESETS, RunConfig
 from cs_systems.formulas.memory.fit import CONTEXT_BYTES, algorithm_of
@@ -126,7 +126,7 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
         (["--no-caching-allocator"], "--no-caching-allocator requires --nsys; add --nsys"),
         (["--budget", "40GiB"], "--best-checkpoint and --budget require each other"),
         (["--best-checkpoint"], "--best-checkpoint and --budget require each other"),
-        (["--best-checkpoint", "--budget", "1MiB"], "--fits 1MiB shows which changes would help"),
+        (["--best-checkpoint", "--budget", "752MiB"], "--fits 752MiB shows which changes would help"),
         (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1'; did you mean every?"),
         (["--fits", "1GiB", "--attention", "json:loads"], "the memory that attention json:loads needs is unknown"),
         (["--show", "d", "--batch-size", "1"], "--show only prints recorded results; leave out --"),
@@ -216,7 +216,7 @@ def test_best_checkpoint_is_found_and_measured(tmp_path: Path, capsys: pytest.Ca
     assert record.config["checkpoint"] != "none"
     assert re.search(rf"--checkpoint {record.config['checkpoint']}: \d+ MiB predicted, \d+\.\d% more FLOPs", output)
     assert "more FLOPs" in output
-    assert ERROR_OF_FORMULA in " ".join(output.split())
+    assert ACCURACY_OF_FORMULA in " ".join(output.split())
     assert "the memory of a CPU is not limited; run on a GPU to verify that it fits" in output
 
 
@@ -237,13 +237,13 @@ def test_best_checkpoint_of_an_own_model_states_its_error(tmp_path: Path, capsys
     words = ["memory", "--workload", f"{source}:make", "--best-checkpoint", "--dry-run", "--budget"]
     assert main([*words, "1TiB"]) == 0
     plain = " ".join(capsys.readouterr().out.split())
-    assert plain.endswith(f"0.0% more FLOPs {ERROR}")
+    assert plain.endswith(f"0.0% more FLOPs {ACCURACY}")
     assert main([*words, "2GiB"]) == 0
     planned = " ".join(capsys.readouterr().out.split())
     assert re.search(
         r"--checkpoint (blocks|every|selective):\S+: [\d.]+ GiB predicted, [1-9]\d*\.\d% more FLOPs", planned
     )
-    assert planned.endswith(f"{ERROR}; checkpoints were not among them")
+    assert planned.endswith(f"{ACCURACY}; checkpoints were not among them")
 
 
 @pytest.mark.parametrize(("predicted", "off"), [(75, "25.0% too low"), (104, "4.0% too high")])
@@ -266,7 +266,7 @@ def test_stated_errors_are_those_of_the_committed_measurements() -> None:
             ratios.setdefault(cells[0], []).append(abs(float(cells[4]) - 1))
     near = [family for family, errors in ratios.items() if max(errors) < 0.03]
     assert (len(near), len(ratios)) == (13, 13)
-    assert "below 3% for thirteen families measured on one H200" in ERROR
+    assert "within 3% for thirteen families measured on one H200" in ACCURACY
     text = (PROFILES / "memory_prediction" / "table.md").read_text()
     within = [int(count) for count in re.findall(r"(\d+) of \1 cells within 5%", text)]
-    assert f"below 5% in each of {sum(within)} cells" in ERROR_OF_FORMULA
+    assert f"within 5% in each of {sum(within)} cells" in ACCURACY_OF_FORMULA

@@ -189,7 +189,7 @@ def test_missing_device_is_reported_once_per_table(tmp_path: Path, capsys: pytes
     assert text.count("not explained: only traces of a GPU contain kernels; profile on a GPU\n") == 1
     assert len(re.findall(r"^(?:fp32|bf16) +unavailable$", text, re.MULTILINE)) == 4
     reasons = re.findall(r"fp32, bf16: unavailable: no CUDA: [^;]*; (.*?) will do", " ".join(text.split()))
-    assert reasons == ["see cs-systems doctor, or use device cpu where a CPU"] * 2
+    assert reasons == ["see cs-systems doctor, or use --device cpu where a CPU"] * 2
     assert "gain:" not in text
 
 

@@ -9,6 +9,9 @@ from cs_systems.cli._options import ModelCells
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.recipes import RECIPES
+from cs_systems.machine.device import resolve
+from cs_systems.workloads import Unavailable
+from cs_systems.workloads.train_step import TrainStep
 
 
 def cells(**options: object) -> list[RunConfig]:
@@ -47,6 +50,18 @@ def test_each_recipe_is_a_cell_of_its_own() -> None:
 def test_unknown_recipe_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="unknown recipe 'fats'; did you mean fast"):
         cells(recipe=("fats",))
+
+
+def test_recipe_that_needs_a_hopper_gpu_is_unavailable_by_name() -> None:
+    for mode in ("train-step", "forward-backward"):
+        (cell,) = cells(recipe=("fast",), mode=(mode,))
+        with pytest.raises(
+            Unavailable, match=r"the options of recipe fast require a Hopper GPU; use --recipe compiled"
+        ):
+            TrainStep.preflight(cell, resolve("cpu"))
+    (cell,) = cells(recipe=("fast",), attention=("sdpa_cudnn",))
+    with pytest.raises(Unavailable, match=r"^(?!.*recipe fast)"):
+        TrainStep.preflight(cell, resolve("cpu"))
 
 
 def test_block_scope_needs_a_compiled_cell() -> None:

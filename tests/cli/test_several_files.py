@@ -158,6 +158,8 @@ def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
             ["analyze", "a.json", "b.json", "c.json"],
             "none of the 3 files can be read:\n  a.json does not exist; give a trace file\n  b.json does not",
         ),
+        (["analyze", "FOLDER/b.json.gz", "EMPTY"], "EMPTY contains no trace; leave it out"),
+        (["snapshot", "FOLDER/c.pickle.gz", "EMPTY"], "EMPTY contains no snapshot; leave it out"),
         (["analyze"], "no file is given; give a trace, the traces of all ranks, a folder or an archive"),
         (["snapshot"], "no file is given; give a snapshot, several, a folder or an archive"),
         (["snapshot", "EMPTY"], "contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() wrote"),

@@ -64,6 +64,11 @@ def traced(**tables: Any) -> dict[str, Any]:
     return busy | tables
 
 
+RANKS = RunConfig(  # type: ignore[arg-type]
+    precision="bf16", optimizer="adamw_fused", attention="sdpa_flash", world_size=2, strategy="ddp_flat"
+)
+
+
 def timed(config: RunConfig | None = None, measurement: Measurement | None = None, **known: Any) -> Evidence:
     """Return the evidence of a timed training step in bf16 near its ceiling."""
     costs = [{"phase": name, "hardware_flops": time_s * 0.4e15, "bytes": 1e6} for name, time_s in PHASES.items()]
@@ -117,7 +122,7 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
         "20% of the traced step is communication without computation beside it",
     ),
     "exposed-communication, of a rank": (
-        timed(tables={"overlap": [{"rank": r, "exposed_s": 0.05 * r, "step_s": 0.2} for r in (0, 1)]}),
+        timed(RANKS, tables={"overlap": [{"rank": r, "exposed_s": 0.05 * r, "step_s": 0.2} for r in (0, 1)]}),
         0.075,
         "25% of the traced step (50.0 ms of 200 ms) is communication",
     ),
@@ -288,6 +293,8 @@ def test_remedy_of_exposed_communication_is_not_what_the_cell_does_already(
     config = replace(evidence.config, strategy=strategy, strategy_args=args, world_size=2)
     (found,) = apply_rules(replace(evidence, config=config)) or []
     assert found.remedy.startswith(remedy)
+    alone = replace(config, world_size=1)
+    assert apply_rules(replace(evidence, config=alone)) == [], "one rank exchanges nothing"
 
 
 COMPILE = "compile (torch.compile; --compile), or capture the step in a CUDA graph (torch.cuda.graph; --graph step)"

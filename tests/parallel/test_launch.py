@@ -63,7 +63,7 @@ def test_invalid_composition_is_refused(name: str, complaint: str) -> None:
 
 
 def test_option_unknown_to_a_composition_is_refused() -> None:
-    with pytest.raises(ConfigError, match="ddp_bucketed\\+zero1 has no option 'bucket'; its options: bucket_size_mb"):
+    with pytest.raises(ConfigError, match="ddp_bucketed\\+zero1 has no option 'bucket'; did you mean last_bucket_mb"):
         compose("ddp_bucketed+zero1", bucket=3)
 
 

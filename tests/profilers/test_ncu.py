@@ -77,6 +77,7 @@ def test_invalid_options_are_refused_before_running(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setattr(ncu, "_DRIVERS", ("/",))
     assert main(["profile", *words, "--size", "tiny", "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -94,8 +95,17 @@ def test_cpu_cell_is_unavailable(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("fake")
 def test_missing_ncu_report_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ncu.problem() is None
+    monkeypatch.setattr(ncu, "_DRIVERS", ("/",))
     monkeypatch.setattr(ncu.importlib.util, "find_spec", lambda name: None)
     assert "lacks the package ncu-report to read its reports; pip install 'cs-systems[ncu]'" in (ncu.problem() or "")
+
+
+def test_machine_without_a_driver_is_named_before_ncu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setattr(ncu, "_DRIVERS", ("/nowhere",))
+    assert (
+        ncu.problem() == "ncu requires an NVIDIA GPU, and this machine has no driver of one; use --with kineto or nsys"
+    )
 
 
 @pytest.mark.parametrize("status", ["ok", "error", "killed"])

@@ -202,7 +202,11 @@ def test_loop_that_ends_before_the_profile_keeps_its_timing(tmp_path: Path) -> N
 def test_loop_that_ends_in_the_warm_up_is_an_error(tmp_path: Path) -> None:
     recorder, _ = train(tmp_path, 2, warmup=5, steps=20)
     assert [(r.status, r.reason) for r in recorder.records] == [
-        ("error", "the loop ended after 2 of 5 warm-up steps; record a loop of at least 25 steps, or fewer steps")
+        (
+            "error",
+            "the loop ended after 2 of 5 warm-up steps; record a loop of at least 25 steps, "
+            "or fewer of them: warmup=1, steps=1 (--steps 1:2)",
+        )
     ]
 
 

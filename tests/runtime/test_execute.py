@@ -221,7 +221,7 @@ def test_cuda_cell_without_cuda_is_unavailable() -> None:
     record = run(replace(TINY, device="cuda"))
     assert record.status == "unavailable"
     why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
-    assert f"no CUDA: {why}; see cs-systems doctor, or use device cpu" in (record.reason or "")
+    assert f"no CUDA: {why}; see cs-systems doctor, or use --device cpu" in (record.reason or "")
 
 
 @pytest.mark.slow

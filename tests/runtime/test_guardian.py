@@ -164,6 +164,7 @@ def test_exit_status_is_described(status: int, message: str) -> None:
     [
         ("", ""),
         ("a\nb\n", "; its last output: b"),
+        ("No such GPU: 0.\n\nusage: nsys profile\nTry 'nsys --help'.\n", "; its last output: No such GPU: 0."),
         (
             "Traceback (most recent call last):\n  File 'x', line 1\nValueError: so\n  frame #3\n",
             "; its last output: ValueError: so",

@@ -261,7 +261,8 @@ def test_option_that_a_step_does_not_use_is_refused() -> None:
     record = cs_systems.run(workload=step, precision="bf16", **QUICK)
     assert record.status == "unavailable"
     assert record.reason == (
-        "live step does not use precision=; leave out precision=, or read config.precision in the factory"
+        "live step does not use precision=; leave out precision=, or read config.precision in a "
+        "factory (config, device)"
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cs_systems.config import ConfigError
 from cs_systems.snapshots import snapshot as module
@@ -64,6 +65,13 @@ def test_planted_code_runs_in_plain_pickle(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     pickle.loads(stack_global("os", "system"))
     assert (tmp_path / "owned").exists()
+
+
+def test_checkpoint_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "model.pickle"
+    path.write_bytes(pickle.dumps(torch.zeros(2)))
+    with pytest.raises(ConfigError, match=r"holds tensors, as a checkpoint of torch.save does; give a memory snapshot"):
+        read(path)
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,10 @@ def test_fused_kernels_train_ranks_and_recomputed_blocks_as_the_plain_step_does(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"parts": ("update_in_backward",)}, "default updates all parameters at once; use --optimizer adamw_master"),
+        (
+            {"parts": ("update_in_backward",)},
+            "the default optimizer updates all parameters at once; use --optimizer adamw_master",
+        ),
         (
             {**MASTER, "parts": ("update_in_backward",), "mode": "forward-backward"},
             "mode forward-backward does not update the parameters",

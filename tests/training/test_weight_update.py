@@ -109,7 +109,10 @@ def test_update_does_not_keep_the_model_alive() -> None:
     [
         ({}, "a Hopper GPU is required; use update_in_backward"),
         ({"mode": "forward-backward"}, "mode forward-backward does not update the parameters; use --mode train-step"),
-        ({"optimizer": "default"}, "default updates all parameters at once; use --optimizer adamw_master"),
+        (
+            {"optimizer": "default"},
+            "the default optimizer updates all parameters at once; use --optimizer adamw_master",
+        ),
         (
             {"parts": ("fp8_linear", "fused_weight_update")},
             "fp8_linear replaces the same layers; leave one of them out",

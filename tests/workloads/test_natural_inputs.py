@@ -51,6 +51,10 @@ x, labels = torch.ones(2, 4), torch.tensor([0, 2])
 by_labels = lambda out, batch: nn.functional.cross_entropy(out.logits, batch[1])
 by_key = lambda out, batch: nn.functional.cross_entropy(out.logits, batch["target"])
 
+def second_is_size(config, width=4): return nn.Linear(width, 1), torch.ones(2, width)
+def own_names(width, depth): return nn.Linear(width, depth), torch.ones(2, width)
+def needs_one(width): return nn.Linear(width, 1), torch.ones(2, width)
+def no_batch(): return []
 def dict_with_loss(config, device): return Classifier(), {"x": x, "labels": labels}
 def encoding(config, device): return Classifier(), UserDict(x=x, labels=labels)
 def dict_with_target(config, device): return Classifier(), {"x": x, "target": labels}, by_key
@@ -200,6 +204,8 @@ def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> N
     assert reason.endswith("parts.py:Wide(width) requires width; give it with --set width=VALUE")
     record = measure("Wide", inputs="{source}:batch", workload_args=("width=3",))
     assert (record.status, record.reason) == ("ok", None)
+    record = measure("Wide", inputs="{source}:no_batch", workload_args=("width=3",))
+    assert (record.reason or "").endswith("parts.py:no_batch gave an empty list; return a batch")
     reason = measure("Wide").reason or ""
     assert reason.endswith("parts.py:Wide is a module without inputs; give its batch with --inputs path.py:name")
     reason = measure("batch", inputs="{source}:batch").reason or ""
@@ -213,6 +219,12 @@ def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> N
             "moved",
             "uses its argument device as a torch.device, but it is a Device, whose torch.device is",
         ),
+        ("second_is_size", "gets the device as its second argument; put it there: (config, device, width=4)"),
+        (
+            "own_names",
+            "(width, depth) is called as a factory, with (config, device); give it these two arguments, or give",
+        ),
+        ("needs_one", "or a step without arguments, or give it with --set width=VALUE"),
         ("unknown_part", "a training setup has no part 'data'; choose among model, batch, batches, loss, optimizer"),
         ("misspelt", "a training setup has no part 'optimiser'; did you mean optimizer? The names are model, batch"),
         ("no_key_fits", "Classifier.forward takes x, mask, labels, and the batch has pixels; rename its keys, or give"),
