@@ -21,6 +21,7 @@ from pathlib import Path
 
 from cs_systems import sweep
 from cs_systems.config import ModelConfig, RunConfig, preset
+from cs_systems.core import statistics
 from cs_systems.formulas.cost import block_parameter_count, matmul_weights, parameter_count
 from cs_systems.record import RunRecord
 
@@ -172,19 +173,21 @@ def pages(plans: Mapping[str, Plan], attention: str) -> Iterator[str]:
 
 def measured(records: list[RunRecord], plans: Mapping[str, Plan]) -> Iterator[str]:
     """Yield the table of the measured cells beside their predictions."""
-    yield "\n| strategy | optimizer | attention | s | predicted s | peak GiB | predicted GiB |"
-    yield "| --- | --- | --- | ---: | ---: | ---: | ---: |"
+    yield "\n| strategy | optimizer | attention | s | p10–p90 | predicted s | peak GiB | predicted GiB |"
+    yield "| --- | --- | --- | ---: | --- | ---: | ---: | ---: |"
     for record in records:
         cell = record.run_config
         chosen = plans[cell.optimizer]
         row = f"| {cell.strategy} | {cell.optimizer} | {cell.attention} |"
         predicted = f"{sum(chosen.seconds(cell.attention).values()):.2f}"
         if record.measurement is None:
-            yield f"{row} {record.status}: {record.reason} | {predicted} | | {chosen.peak_bytes() / GIB:.1f} |"
+            yield f"{row} {record.status}: {record.reason} | | {predicted} | | {chosen.peak_bytes() / GIB:.1f} |"
             continue
-        step = record.measurement.summary("step").median_s
-        peak = record.results["memory"][0]["peak_allocated_bytes"]
-        yield f"{row} {step:.2f} | {predicted} | {peak / GIB:.1f} | {chosen.peak_bytes() / GIB:.1f} |"
+        step = statistics.summary(record.measurement.durations_s("step"))
+        peak_bytes = record.measurement.peak_allocated_bytes
+        peak = "" if peak_bytes is None else f"{peak_bytes / GIB:.1f}"
+        spread = f"{step.p10:.2f}–{step.p90:.2f}"
+        yield f"{row} {step.median:.2f} | {spread} | {predicted} | {peak} | {chosen.peak_bytes() / GIB:.1f} |"
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cs_systems.config import ModelConfig, preset
+import cs_systems
+from cs_systems.config import ModelConfig, RunConfig, preset
 from cs_systems.core.checkpoint_plan import segments
 from cs_systems.model import BasicTransformerLM
 from cs_systems.training.checkpointing import checkpoint_forwards
@@ -78,3 +80,15 @@ def test_cells_of_the_plan_are_valid(script: Any) -> None:
         cell = script.config(plan, "fsdp", "flash_cuda")
         kept = [segment.keeps for segment in segments(cell.checkpoint, model.num_layers)]
         assert kept == [None] * plan.recomputed + ["products"] * (model.num_layers - plan.recomputed)
+
+
+def test_measured_cells_stand_beside_their_predictions(script: Any) -> None:
+    plan = script.Plan(preset("tiny"), 64, 1, "adamw_fused", 0)
+    cell = RunConfig(model=preset("tiny"), optimizer="adamw_fused", device="cpu", warmup=0, steps=3, rounds=1)
+    record = replace(cs_systems.run(cell, in_process=True), config={**cell.to_dict(), "attention": "sdpa_cudnn"})
+    out_of_memory = replace(record, status="oom", reason="no memory", measurement=None)
+    *_, measured, failed = script.measured([record, out_of_memory], {"adamw_fused": plan})
+    assert re.fullmatch(
+        r"\| single \| adamw_fused \| sdpa_cudnn \| \d.\d\d \| \d.\d\d–\d.\d\d \| 0.00 \|  \| 0.0 \|", measured
+    )
+    assert failed == "| single | adamw_fused | sdpa_cudnn | oom: no memory | | 0.00 | | 0.0 |"
