@@ -53,6 +53,10 @@ _TYPES: dict[str, tuple[Any, str]] = {
 }
 
 
+class DamagedRecord(ConfigError):
+    """Error for a field of a record from a file whose value no version of cs_systems writes."""
+
+
 class NewerSchema(ConfigError):
     """Error for a record of a newer version, which must not be mixed with records of this version."""
 
@@ -150,13 +154,13 @@ class Origin:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Origin:
-        """Return the origin of a record from a file. Raises ConfigError for a field of the wrong type."""
+        """Return the origin of a record from a file. Raises DamagedRecord for a field of the wrong type."""
         at = data.get("recorded_unix_s")
         if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= LATEST_UNIX_S:
-            raise ConfigError(f"recorded_unix_s is {shown(at)}; it must be a time from 0 to {LATEST_UNIX_S:.0e} s")
+            raise DamagedRecord(f"recorded_unix_s is {shown(at)}, not a time from 0 to {LATEST_UNIX_S:.0e} s")
         for name in ("command", "host"):
             if not isinstance(data.get(name), str | None):
-                raise ConfigError(f"{name} is {shown(data[name])}; it must be a text or null")
+                raise DamagedRecord(f"{name} is {shown(data[name])}, not a text or null")
         return cls(**data)
 
 
@@ -255,20 +259,20 @@ class RunRecord(Displayed):
 
 
 def _refuse_other_types(data: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a field of a record from a file has the wrong type."""
+    """Raise DamagedRecord if a field of a record from a file has the wrong type."""
     for name, (kind, what) in _TYPES.items():
         value = data.get(name)
         if name in data and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise ConfigError(f"{name} is {shown(value)}; it must be {what}")
+            raise DamagedRecord(f"{name} is {shown(value)}, not {what}")
     if not 0 <= data.get("repeat", 0) < 1 << 63:
-        raise ConfigError(f"repeat is {shown(data['repeat'])}; it must be at least 0 and below 2^63")
+        raise DamagedRecord(f"repeat is {shown(data['repeat'])}, not a whole number from 0")
     for name, rows in data.get("results", {}).items():
         if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-            raise ConfigError(f"results {shown(name)} is {shown(rows)}; it must be a list of rows")
+            raise DamagedRecord(f"results {shown(name)} is {shown(rows)}, not a list of rows")
 
 
 def _refuse_other_times(sample: Sample) -> None:
-    """Raise ConfigError if a time of a sample is impossible for a step.
+    """Raise DamagedRecord if a time of a sample is impossible for a step.
 
     Sums of such values would overflow or be NaN.
     """
@@ -276,7 +280,7 @@ def _refuse_other_times(sample: Sample) -> None:
     times |= {f"submit_s {name}": seconds for name, seconds in sample.submit_s.items()}
     for name, seconds in times.items():
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_S:
-            raise ConfigError(f"{name} of a sample is {shown(seconds)}; it must be a time from 0 to {LONGEST_S:.0e} s")
+            raise DamagedRecord(f"{name} of a sample is {shown(seconds)}, not a time from 0 to {LONGEST_S:.0e} s")
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, Any]:
@@ -357,6 +361,9 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
         except NewerSchema as error:
             raise ConfigError(f"{file}:{number}: {error}") from error
         except (ConfigError, TypeError, KeyError, AttributeError, ValueError) as error:
+            if strict and isinstance(error, DamagedRecord):
+                remedy = "delete the line, or measure again"
+                raise ConfigError(f"{file}:{number} is malformed: {error}; {remedy}") from error
             if strict and isinstance(error, ConfigError):
                 raise ConfigError(f"{file}:{number}: {error}") from error
             problem = f"{file}:{number} is not a record of this version ({error}); "

@@ -138,11 +138,11 @@ def test_grid_refuses_unknown_axis() -> None:
         (lambda: RunConfig(steps=True), "steps is True; it must be a whole number"),
         (lambda: RunConfig(steps="9"), "steps is '9'; it must be a whole number"),  # type: ignore[arg-type]
         (lambda: RunConfig(warmup=1.5), r"warmup is 1\.5; it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: RunConfig(warmup_s="1"), "warmup_s is '1'; it must be a number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(warmup_s="1"), "warmup_s is '1'; it must be a finite number"),  # type: ignore[arg-type]
         (lambda: RunConfig(seed=0.5), r"seed is 0\.5; it must be a whole number"),  # type: ignore[arg-type]
         (lambda: RunConfig(seq_len=64.0), r"seq_len is 64\.0; it must be a whole number"),  # type: ignore[arg-type]
         (lambda: ModelConfig(d_model=768.0), r"d_model is 768\.0; it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: ModelConfig(rope_theta="x"), "rope_theta is 'x'; it must be a number"),  # type: ignore[arg-type]
+        (lambda: ModelConfig(rope_theta="x"), "rope_theta is 'x'; it must be a finite number"),  # type: ignore[arg-type]
         (lambda: ModelConfig(rope_theta=-1.0), r"rope_theta is -1\.0; it must be above 0"),
         (lambda: AttentionShape(seq=10.5), r"seq is 10\.5; it must be a whole number"),  # type: ignore[arg-type]
         (lambda: AttentionShape(heads_kv=True), "heads_kv is True; it must be a whole number"),

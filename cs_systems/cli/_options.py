@@ -332,7 +332,11 @@ class ModelCells:
         if self.optimizer != ModelCells.optimizer and Mode.TRAIN_STEP not in self.mode:
             refuse(["optimizer"], f"--optimizer requires mode train-step, got {' and '.join(self.mode)}")
         if {*self.checkpoint} != {"none"} and {*self.mode} == {Mode.FORWARD} and not self.keep_graph:
-            refuse(["checkpoint"], "--checkpoint requires a mode with backward, or --keep-graph, got mode forward")
+            raise ConfigError(
+                "--checkpoint has no effect in mode forward, which runs no backward; leave out "
+                "--checkpoint, choose another "
+                "--mode, or add --keep-graph"
+            )
         names = [f.name for f in fields(ModelConfig) if f.name not in ("name", "context_length")]
         overrides = {name: [getattr(self, name)] for name in names if getattr(self, name) is not None}
         axes: dict[str, Sequence[Any]] = {"size": self.size, **overrides}

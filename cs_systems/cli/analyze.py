@@ -153,7 +153,10 @@ def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
     if not readable:
         for path in (*args.files, *(source.path for source in sources)):
             refuse_other(path, "analyze")
-        raise ConfigError(f"{args.files[0]} contains no trace; give traces, or a folder or archive of traces")
+        raise ConfigError(
+            f"{args.files[0]} contains no trace; give exports of nsys (.sqlite), Chrome traces "
+            "of torch.profiler (.json, .json.gz), or a folder of them"
+        )
     return inventory_text(args, sources)
 
 

@@ -183,7 +183,7 @@ def number(config: Any, name: str) -> None:
     """
     value = getattr(config, name)
     if not is_number(value) or not math.isfinite(value):
-        raise ConfigError(f"{name} is {shown(value)}; it must be a number", name)
+        raise ConfigError(f"{name} is {shown(value)}; it must be a finite number", name)
     object.__setattr__(config, name, float(value))
 
 
@@ -205,7 +205,7 @@ def flags(config: Any, *names: str) -> None:
 def short_name(what: str, name: Any) -> str:
     """Return the name of a loop or an object, as tables show it. Raises ConfigError if it is unfit for that."""
     if not isinstance(name, str) or not name or ":" in name or not name.isprintable():
-        raise ConfigError(f"{what} is {shown(name)}; give a short text without a colon")
+        raise ConfigError(f"{what} is {shown(name)}; give a text in one line, without a colon")
     return name
 
 

@@ -172,11 +172,11 @@ def _check_alone(model: nn.Module, blocks: list[SelfAttention | SwiGLU]) -> None
                 )
             if dim is not None and (p.ndim != 2 or p in _cuts):
                 why = (
-                    "it is already divided; wrap the model once"
+                    "it is divided already; wrap the model once"
                     if p in _cuts
-                    else "it divides matrices of linear layers that have no bias; remove the bias, or use fsdp"
+                    else "tp divides only linear layers without a bias; remove the bias, or use fsdp"
                 )
-                raise ConfigError(f"tp cannot divide {kind}: {why}")
+                raise ConfigError(f"tp cannot divide {kind}, because {why}")
 
 
 def _divide(block: SelfAttention | SwiGLU, group: ProcessGroup | None, degree: int) -> None:

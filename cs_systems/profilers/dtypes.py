@@ -42,7 +42,9 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 def collect(out: Path, record: RunRecord) -> Collected:
     found: Readings = take(out, "no dtype was read")
     if not found["modules"]:
-        raise ProfileLost("the step called no module; use a workload that calls modules, without torch.compile")
+        raise ProfileLost(
+            "no dtype was read, because the step called no nn.Module; call the model as a module, without --compile"
+        )
     results: Results = {"dtypes": table(found["modules"], found["loss"]), "autocast_contexts": found["contexts"]}
     cause = contradiction(record.run_config.precision, found["modules"], found["contexts"])
     return Collected({}, results, contradiction=cause)

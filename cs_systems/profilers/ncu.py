@@ -133,7 +133,10 @@ def collect(out: Path, record: RunRecord) -> Collected:
         output = log.read_text(errors="replace") if log.is_file() else ""
         if "No kernels were profiled" in output:
             options = " ".join(record.run_config.profiler_args)
-            raise ProfileLost(f"no kernel of the timed steps matches {options}; list the kernels with --with kineto")
+            raise ProfileLost(
+                f"no kernel of the timed steps matches {options}; list the kernels with "
+                "cs-systems profile --with kineto"
+            )
         if not output.strip():
             raise ProfileLost("ncu wrote neither a report nor a message; run it yourself: --show-command prints how")
         raise ProfileLost(f"ncu wrote no report: {nsys.last_line(output)}; all its messages are in {log}")

@@ -157,7 +157,8 @@ def export(out: Path) -> tuple[Path, Path]:
         raise ProfileLost("nsys left no report; read its messages in worker.log, beside the records")
     done = subprocess.run([*EXPORT, "-o", database, report], capture_output=True, text=True)
     if done.returncode or not database.is_file():
-        raise ProfileLost(f"nsys cannot export {report}: {last_line(done.stdout + done.stderr)}")
+        why = last_line(done.stdout + done.stderr)
+        raise ProfileLost(f"nsys cannot export {report}: {why}; see all its messages with {' '.join(EXPORT)} {report}")
     return report, database
 
 

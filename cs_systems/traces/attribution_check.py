@@ -49,7 +49,10 @@ def check(trace: Trace, places: Sequence[Place]) -> Agreement:
         ConfigError: The trace has no sequence numbers.
     """
     if not trace.ops:
-        raise ConfigError(f"{trace.source} has no sequence numbers; record with torch.profiler (Kineto)")
+        raise ConfigError(
+            f"{trace.source} has no sequence numbers; record with torch.profiler, with "
+            "ProfilerActivity.CPU among its activities"
+        )
     route = SequenceRoute(trace)
     checked, checked_s, wrong_s = 0, 0.0, 0.0
     wrong: dict[tuple[str, str], list[float]] = defaultdict(list)

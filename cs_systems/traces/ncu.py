@@ -78,7 +78,8 @@ def read(path: Path) -> list[CounterRow]:
         crash = signal.Signals(-done.returncode).name
         raise ConfigError(f"NVIDIA's ncu_report crashed ({crash}) on {path}; install its newest version: {INSTALL}")
     if done.returncode:
-        raise ConfigError((done.stderr.strip() or "no message").splitlines()[-1])
+        lines = (done.stderr.strip() or f"{path} cannot be read by ncu_report; install its newest version").splitlines()
+        raise ConfigError(lines[-1])
     found: list[CounterRow] = json.loads(done.stdout)
     return found
 

@@ -85,7 +85,8 @@ def _read(database: sql.Connection, path: Path, wanted: int | None) -> Trace:
                 owners.setdefault(pid, []).append((count, end, number))
     if twice := next((pid for pid, found in owners.items() if len(found) > 1), None):
         raise ConfigError(
-            f"{path} holds two processes with the pid {twice}, as of several machines; give the database of one of them"
+            f"{path} holds two processes with the same pid, {twice}, which happens where "
+            "several machines are merged; give the database of one machine"
         )
     counts = {pid: found[0][0] for pid, found in owners.items()}
     if any(counts.values()):

@@ -65,7 +65,7 @@ def test_model_called_outside_autocast_is_an_error_with_its_table(
     cause = "autocast was entered for cpu, but Sequential was called outside of it, in its parameters' dtype; call"
     assert f'error: {cause} Sequential inside torch.autocast("cpu", torch.bfloat16)' in text
     assert "0 Linear fp32 fp32 fp32 fp32 fp32 1 LayerNorm fp32" in text
-    assert "the step called no module; use a workload that calls modules" in text
+    assert "the step called no nn.Module; call the model as a module" in text
     assert (outside.status, outside.measurement) == ("error", None)
     assert {row["outputs"] for row in outside.results["dtypes"]} == {"float32"}
     assert nothing.status == "error"

@@ -133,7 +133,7 @@ def test_folder_of_records_names_the_report_command(tmp_path: Path, capsys: pyte
     assert f"contains records of runs; read it with cs-systems report {tmp_path}" in capsys.readouterr().err
     (folder := tmp_path / "counters.ncu-rep").mkdir()
     assert main(["analyze", str(folder)]) == 2
-    assert f"{folder} contains no trace; give traces, or a folder or archive of traces" in capsys.readouterr().err
+    assert f"{folder} contains no trace; give exports of nsys (.sqlite)" in capsys.readouterr().err
 
 
 def test_trace_and_another_file_are_not_compared(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -226,14 +226,14 @@ def record() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("wall_s", 1e308, "wall_s of a sample is 1e+308; it must be a time from 0 to 1e+09 s"),
-        ("wall_s", -1.0, "wall_s of a sample is -1.0; it must be a time"),
-        ("wall_s", float("nan"), "wall_s of a sample is nan; it must be a time"),
-        ("wall_s", "3", "wall_s of a sample is '3'; it must be a time"),
-        ("repeat", "3", "repeat is '3'; it must be a whole number"),
-        ("repeat", 10**30, "repeat is an int; it must be at least 0 and below 2^63"),
-        ("config", [], "config is a list; it must be an object"),
-        ("results", {"cost": 5}, "results 'cost' is 5; it must be a list of rows"),
+        ("wall_s", 1e308, "wall_s of a sample is 1e+308, not a time from 0 to 1e+09 s"),
+        ("wall_s", -1.0, "wall_s of a sample is -1.0, not a time"),
+        ("wall_s", float("nan"), "wall_s of a sample is nan, not a time"),
+        ("wall_s", "3", "wall_s of a sample is '3', not a time"),
+        ("repeat", "3", "repeat is '3', not a whole number"),
+        ("repeat", 10**30, "repeat is an int, not a whole number from 0"),
+        ("config", [], "config is a list, not an object"),
+        ("results", {"cost": 5}, "results 'cost' is 5, not a list of rows"),
     ],
 )
 def test_record_with_wrong_types_is_refused(
@@ -245,7 +245,7 @@ def test_record_with_wrong_types_is_refused(
     path = tmp_path / "records.jsonl"
     path.write_text(json.dumps(data) + "\n")
     assert main(["report", str(path)]) == 2
-    assert f"{path}:1: {message}" in capsys.readouterr().err
+    assert f"{path}:1 is malformed: {message}" in capsys.readouterr().err
 
 
 SMALL = {

@@ -309,7 +309,7 @@ REFUSED = {
     "run(RunConfig(workload='toy'), model=Net(), inputs=X)": "workload toy and model= exclude each other; leave out",
     "run(workload=step, timeout_s=3)": "timeout_s requires a worker process, which cannot receive a live",
     "run(model=Net(), inputs=X, strategy='torch_ddp', world_size=2)": "several ranks or a strategy requires a worker",
-    "run(workload=step, name='a:b')": "name is 'a:b'; give a short text without a colon",
+    "run(workload=step, name='a:b')": "name is 'a:b'; give a text in one line, without a colon",
     "run(workload=Net())": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
     "run(workload=object())": r"workload is an object; give a factory \(config, device\), \(model, batch\)",
     "run(workload=lambda a: a)": r"live <lambda>\(a\) has other arguments than a factory or a step; write a factory",

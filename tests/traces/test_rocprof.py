@@ -409,7 +409,7 @@ def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
 
 def test_two_processes_with_one_pid_are_refused(tmp_path: Path) -> None:
     path = changed_database(tmp_path, "INSERT INTO rocpd_info_process_0000_7 VALUES (1, 1, 7)")
-    with pytest.raises(ConfigError, match="holds two processes with the pid 7"):
+    with pytest.raises(ConfigError, match="holds two processes with the same pid, 7"):
         read(path)
 
 
