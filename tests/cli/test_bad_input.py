@@ -112,7 +112,7 @@ MALFORMED = {
     "profile --with kineto --rounds 2": "--rounds is 2, but a profile covers one round; leave out --rounds",
     "attention --dtype fp64": "'fp64'; did you mean fp16 or fp32? The names are bf16, fp16, fp32, tf32\n",
     "time --attention eff": "unknown attention backend 'eff'; did you mean sdpa_efficient? The names are ",
-    "time --mode forward --checkpoint every:1": "--checkpoint has no effect in mode forward, which runs no backward; leave",
+    "time --mode forward --checkpoint every:1": "--checkpoint has no effect in mode forward, which runs no backward",
     "time --keep-graph": "the other modes always keep the graph; leave out --keep-graph",
     "time --mode forward --optimizer adamw": "--optimizer requires mode train-step, got forward; leave out --optimizer",
     "attention --keep-graph --mode backward": "the other modes always keep the graph; leave out --keep-graph",
