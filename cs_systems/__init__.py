@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import PRESETS, AttentionShape, ModelConfig, RunConfig, grid, preset
-from cs_systems.version import __version__
+from cs_systems.core.version import __version__
 
 if TYPE_CHECKING:
     from cs_systems.diagnosis import diagnose

@@ -44,9 +44,9 @@ TRAINING_STEP = "training_step/h200.json"
 LLAMA = ("llama compiled", "llama cudagraphs")
 FAST, LOW = "fast", "fast in fp8"
 INTRODUCTION = """\
-A bf16 training step on one H200 at batch 4, medians in ms, both sides in one run. Llama: Hugging Face's of the same shape,
+A bf16 training step on one H200 at batch 4, medians in ms, both sides in one run. Llama: Hugging Face's of equal shape,
 compiled, with CUDA graphs where they help. fp8: `--parts fp8_linear` in place of the fused products; it changes the
-result. Floor: the arithmetic at the measured rate of a large bf16 product, plus the optimizer's bytes. MFU: that of fast.
+result. Floor: the arithmetic at the measured rate of a large bf16 product, plus the optimizer's bytes. MFU: of fast.
 Each part alone, and what did not help: [profiles/training_step](profiles/training_step/table.md).
 """
 PRESETS_INTRODUCTION = f"""\

@@ -24,9 +24,9 @@ from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
 from cs_systems.core.printable import command_line, visible
 from cs_systems.core.validation import nearest, option
+from cs_systems.core.version import __version__
 from cs_systems.report.files import FREE_SPACE, standard_output
 from cs_systems.runtime.lifetime import torchrun_rank
-from cs_systems.version import __version__
 
 # The order suits a newcomer. The texts are here because the overview is all that `--help` has to import.
 COMMANDS = {

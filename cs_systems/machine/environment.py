@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from cs_systems.core.version import __version__
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.record import Environment
-from cs_systems.version import __version__
 
 # Code that can change a number; the command line, the reports and the analysis cannot.
 _NOT_MEASURING = {"cli", "report", "traces", "snapshots", "comparison"}
