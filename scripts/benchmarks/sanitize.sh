@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Do attention kernels touch memory that is not theirs, or race in shared memory? compute-sanitizer over random small calls.
+# Do kernels touch memory that is not theirs, or race in shared memory? compute-sanitizer over random small calls.
 #
 # First two planted errors, which the tools must find: what finds nothing proves nothing. And two hand-overs of memory
 # by an mbarrier, both right: each lane of the reading warp arrives, or one lane does for all after __syncwarp, which
@@ -9,13 +9,16 @@
 # its PTX), which racecheck does not follow where the parts have barriers of their own. So what is reported at a
 # kernel's `gl.warp_specialize` and nowhere else does not count.
 #
-# Then each backend: its kernels are compiled without the tool, and 16 calls of scripts/fuzz_attention.py, forward and
-# backward, run under each tool, with every tensor an allocation of its own, so that one element past its end is seen.
-# Each part has its own limit, logs are kept. racecheck knows shared memory alone, and of copies by TMA and of wgmma's
-# reads only what it says it supports: what it finds there is to be read, what it does not find is no proof. Needs nvcc.
+# Then each backend, by 16 calls of scripts/fuzz_attention.py, forward and backward, and each part of the training step
+# with CUDA kernels of its own (fused_weight_update, fused_feed_forward), by its tests against float64. The kernels are
+# compiled without the tool; then the calls run under each tool, with every tensor an allocation of its own, so that
+# one element past its end is seen. Each part has its own limit, logs are kept. racecheck knows shared memory alone, and
+# of copies by TMA and of wgmma's reads only what it says it supports: what it finds there is to be read, what it does
+# not find is no proof. Needs nvcc.
 # Exit status 0: all clean.
 #
 #     bash scripts/benchmarks/sanitize.sh runs/sanitize flash_triton flash_cuda
+#     bash scripts/benchmarks/sanitize.sh runs/sanitize fused_weight_update fused_feed_forward
 #     TOOLS="memcheck racecheck synccheck" LIMIT_S=200 bash scripts/benchmarks/sanitize.sh runs/sanitize flash_gluon
 set -u
 out=${1:-runs/sanitize}
@@ -146,7 +149,10 @@ if [[ " ${backends[*]} " == *" flash_gluon "* ]]; then
 fi
 
 for backend in "${backends[@]}"; do
-    calls=(python3 scripts/fuzz_attention.py "$backend" --device cuda --scores 65536 --kinds 10 --cases 16)
+    case $backend in
+    fused_*) calls=(python3 -m pytest -q -m gpu -p no:cacheprovider -k kernel "tests/training/test_${backend#fused_}.py") ;;
+    *) calls=(python3 scripts/fuzz_attention.py "$backend" --device cuda --scores 65536 --kinds 10 --cases 16) ;;
+    esac
     timeout -k 5 "$limit" "${calls[@]}" >"$out/${backend}_alone.log" 2>&1
     status=$?
     echo "== ${backend} without a tool: status $status"

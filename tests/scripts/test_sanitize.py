@@ -54,6 +54,14 @@ def test_status_is_0_only_if_exactly_planted_errors_are_found(
     assert message in done.stdout
 
 
+def test_part_of_the_step_is_checked_by_its_tests(tmp_path: Path) -> None:
+    sanitizer = FINDS.format(pattern=f"{PLANTED}|*memcheck*pytest*tests/training/test_feed_forward.py*")
+    done = sanitize(tmp_path, sanitizer, backend="fused_feed_forward")
+    assert "== fused_feed_forward_memcheck: status 99" in done.stdout
+    assert "== fused_feed_forward_racecheck: status 0" in done.stdout
+    assert (ROOT / "tests/training/test_feed_forward.py").is_file()
+
+
 def test_calls_that_fail_without_a_tool_are_not_checked(tmp_path: Path) -> None:
     done = sanitize(tmp_path, FINDS.format(pattern=PLANTED), alone="echo 'case 3 failed'; exit 1")
     assert done.returncode == 1
