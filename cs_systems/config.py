@@ -281,7 +281,8 @@ def _check_types(config: RunConfig) -> None:
             else (shown(device), "auto, cpu, cuda or cuda:N")
         )
         raise ConfigError(f"device is {given}; write {name}", "device")
-    texts(config, "attention", "checkpoint", "strategy", "profiler")
+    texts(config, "attention", "strategy", "profiler")
+    of_type(config, str, "none, or a plan such as every:1", "checkpoint")
     flags(config, "keep_graph")
     for name, example in _TUPLES.items():
         words = getattr(config, name)

@@ -10,9 +10,10 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -366,12 +367,32 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
                 raise ConfigError(f"{file}:{number} is malformed: {error}; {remedy}") from error
             if strict and isinstance(error, ConfigError):
                 raise ConfigError(f"{file}:{number}: {error}") from error
-            problem = f"{file}:{number} is not a record of this version ({error}); "
+            problem = f"{file}:{number} is not a record of this version ({_in_words(error)}); "
             if strict:
                 remedy = "read it with the cs-systems version that wrote it, or remove the line"
                 raise ConfigError(problem + remedy) from error
             complaints.append(f"{problem}skipped")
     return records, complaints
+
+
+def _in_words(error: Exception) -> str:
+    """Return what a record lacks or has too much of, where Python tells it of the class that was called."""
+    text = str(error)
+    if lacking := re.search(r"missing \d+ required positional arguments?: (.+)", text):
+        return f"it lacks {lacking[1]}"
+    if unknown := re.search(r"unexpected keyword argument ('.+')", text):
+        return f"it has an unknown field {unknown[1]}"
+    return "its samples have values of different number" if text.startswith("zip() argument") else text
+
+
+def as_records(records: RunRecord | Iterable[RunRecord]) -> list[RunRecord]:
+    """Return one record or several as a list. Raises ConfigError for anything else."""
+    found = [records] if isinstance(records, RunRecord) or not isinstance(records, Iterable) else [*records]
+    if isinstance(records, str | os.PathLike):
+        raise ConfigError(f"records is the path {shown(os.fspath(records))}; give the result of read_records(path)[0]")
+    if wrong := [each for each in found if not isinstance(each, RunRecord)]:
+        raise ConfigError(f"records has {shown(wrong[0])}; give RunRecords, as run() returns and sweep() yields them")
+    return found
 
 
 def _is_torn(line: bytes) -> bool:

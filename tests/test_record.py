@@ -6,7 +6,9 @@ import json
 import re
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -237,4 +239,33 @@ def test_line_of_another_version_is_refused_with_remedy(damage: dict[str, object
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write(json.dumps(json.loads(some("b").to_json()) | damage) + "\n")
     with pytest.raises(ConfigError, match=r"records.jsonl:2 is not a record of this version \(.+\); read it with"):
+        read_records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda data: data | {"later": 3}, "it has an unknown field 'later'"),
+        (lambda data: {name: value for name, value in data.items() if name != "config"}, "it lacks 'config'"),
+        (
+            lambda data: (
+                data
+                | {
+                    "measurement": {
+                        "clock": "monotonic",
+                        "setup_s": 0.0,
+                        "samples": {"round": [0, 0], "warmup": [False]},
+                    }
+                }
+            ),
+            "its samples have values of different number",
+        ),
+    ],
+    ids=["unknown", "lacking", "samples"],
+)
+def test_what_a_record_lacks_is_said_in_words(
+    changed: Callable[[dict[str, Any]], dict[str, Any]], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "records.jsonl").write_text(json.dumps(changed(json.loads(some("a").to_json()))) + "\n")
+    with pytest.raises(ConfigError, match=re.escape(f"records.jsonl:1 is not a record of this version ({words})")):
         read_records(tmp_path)

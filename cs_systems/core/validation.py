@@ -80,6 +80,8 @@ def arguments_checked(function: T, instead: Mapping[str, str] | None = None) -> 
                 others = [each for each in named if each not in in_order]
                 remedy = f"give the others by name, as in {name}({others[0]}=…)" if others else "leave out the others"
                 raise ConfigError(f"{name} takes only {', '.join(in_order)} by position; {remedy}") from None
+            if missing := re.fullmatch(r"missing a required argument: '(\w+)'", str(error)):
+                raise ConfigError(f"{name} requires {missing[1]}; its arguments are {', '.join(named)}") from None
             raise ConfigError(f"{name}: {error}; its arguments are {', '.join(named)}") from None
 
     return checked  # type: ignore[return-value]

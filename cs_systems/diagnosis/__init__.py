@@ -127,17 +127,19 @@ def without_options(remedy: str) -> str:
     return _OPTIONS.sub("", remedy)
 
 
-def diagnose(records: RunRecord | Sequence[RunRecord]) -> list[Diagnosis] | None:
+def diagnose(records: RunRecord | Iterable[RunRecord]) -> list[Diagnosis] | None:
     """Return the diagnoses of a record or a run, each rule's once: in the cell with the most to gain.
 
     A cell that was timed and profiled is judged by both together. None if no record holds anything to judge.
+
+    Raises ConfigError for what is no record.
     """
     from cs_systems.comparison.precision_causes import computation
     from cs_systems.diagnosis._evidence import of_records
-    from cs_systems.record import RunRecord
+    from cs_systems.record import as_records
 
     cells: dict[Any, list[RunRecord]] = {}
-    for record in [records] if isinstance(records, RunRecord) else records:
+    for record in as_records(records):
         if record.status == "ok":
             cells.setdefault(computation(record), []).append(record)
     judged = [(of_cell[-1].run_config, apply_rules(of_records(of_cell))) for of_cell in cells.values()]

@@ -447,7 +447,7 @@ def _listed(what: str, given: Any, kind: type) -> list[Any]:
     for each in (found := list(given) if several else [given]):
         if not isinstance(each, kind):
             raise ConfigError(
-                f"{what} is of type {type(each).__name__}; give a torch {kind.__name__}, or a list of them"
+                f"{what} is {shown(each)}; give an instance of a torch {kind.__name__}, or a list of them"
             )
     return found
 
@@ -464,9 +464,12 @@ def _device_of(models: Sequence[nn.Module]) -> torch.device:
 def _named_device(device: Any) -> torch.device:
     """Return the device of that name. Raises ConfigError."""
     try:
-        return torch.device(device)
+        named = torch.device(device)
     except (RuntimeError, TypeError):
         raise ConfigError(f"device is {shown(device)}; give cpu, cuda or cuda:N, or a torch.device") from None
+    if named.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {named}, but torch finds no CUDA device; leave out device")
+    return named
 
 
 def _described(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
-from cs_systems.record import DONE, RunRecord
+from cs_systems.record import DONE, RunRecord, as_records
 from cs_systems.report.frame_cells import CELL_COLUMNS, cell_row, clear_unused_fields
 from cs_systems.report.frame_phases import PHASE_COLUMNS, STEP, phase_rows
 from cs_systems.report.series import typed
@@ -57,17 +57,17 @@ def by_kind(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     return {**clean, **profiled}
 
 
-def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
+def frame(records: RunRecord | Iterable[RunRecord]) -> pd.DataFrame:
     """Return the long DataFrame of `records`, with CELL_COLUMNS and PHASE_COLUMNS; the times come first.
 
-    Raises ConfigError for a malformed record.
+    Raises ConfigError for a malformed record, and for what is no record.
     """
     import pandas as pd
 
     cells: list[dict[str, Any]] = []
     rows: list[tuple[Any, ...]] = []
     owners: list[int] = []
-    records = list(records)
+    records = as_records(records)
     for index, record in enumerate(records):
         with _naming(index, record):
             cells.append(cell_row(index, record))

@@ -32,6 +32,8 @@ class ObjectState:
         """Keep the state. Raises ConfigError for a model whose parameters do not exist yet."""
         if any(is_lazy(parameter) for parameter in setup.model.parameters()):
             raise ConfigError("the model has lazy parameters without a shape; call it once before it is measured")
+        if any(parameter.is_meta for parameter in setup.model.parameters()):
+            raise ConfigError("the model is on the meta device, without values; give it memory with model.to_empty()")
         self._undo = [*_undo_all(setup)]
 
     def restore(self) -> None:
@@ -51,8 +53,9 @@ def _undo_all(setup: TrainingSetup) -> Iterator[Callable[[], object]]:
         yield partial(setattr, config, "use_cache", config.use_cache)
     if isinstance(setup.optimizer, torch.optim.Optimizer):
         yield from _optimizer(setup.optimizer)
-    if callable(load := getattr(setup.scheduler, "load_state_dict", None)):
-        state = copy.deepcopy(setup.scheduler.state_dict())
+    made: Any = None if isinstance(setup.scheduler, type) else setup.scheduler
+    if callable(load := getattr(made, "load_state_dict", None)):
+        state = copy.deepcopy(made.state_dict())
         yield lambda: load(state)
 
 

@@ -101,6 +101,12 @@ _ARGUMENTS = (
 BY_NAME = "name it as RunConfig(workload='path/to/file.py:name')"
 
 
+_INSTEAD = INSTEAD | {
+    "repeats": "measure it by sweep([config], repeats={value})",
+    "lr": "give optimizer=lambda parameters: torch.optim.AdamW(parameters, lr={value})",
+}
+
+
 @arguments_checked
 def run(
     config: RunConfig | None = None,
@@ -142,7 +148,7 @@ def run(
     """
     for argument in options:
         if argument not in _ARGUMENTS:
-            raise unknown_argument("run", argument, options[argument], _ARGUMENTS, INSTEAD)
+            raise unknown_argument("run", argument, options[argument], _ARGUMENTS, _INSTEAD)
     if config is not None and not isinstance(config, RunConfig):
         raise ConfigError(f"config is {shown(config)}; give a RunConfig, or run(model=model, inputs=batch)")
     named = {"model": model, "inputs": inputs, "loss": loss, "optimizer": optimizer, "workload": workload}

@@ -76,6 +76,8 @@ class ModuleStep(Training):
     def _make_optimizer(self) -> None:
         """Make the optimizer: the configuration's if it names one, else the setup's, else the default."""
         given = self.setup.optimizer
+        if next(self.model.parameters(), None) is None:
+            raise ConfigError("the model has no parameter that an optimizer could change; use mode forward")
         if given is None or self.config.optimizer != "default":
             super()._make_optimizer()
         elif isinstance(given, torch.optim.Optimizer):

@@ -324,11 +324,18 @@ def test_misuse_is_an_error_in_plain_words(tmp_path: Path) -> None:
         Recorder(net(), out=tmp_path).__enter__()
 
 
+def test_device_that_torch_does_not_find_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device is cuda:1, but torch finds no CUDA device; leave out device"):
+        Recorder(net(), out=tmp_path, device="cuda:1")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": 3}, "model is of type int; give a torch Module, or a list of them"),
-        ({"optimizer": [3]}, "optimizer is of type int; give a torch Optimizer, or a list of them"),
+        ({"model": 3}, "model is 3; give an instance of a torch Module, or a list of them"),
+        ({"optimizer": [3]}, "optimizer is 3; give an instance of a torch Optimizer, or a list of them"),
+        ({"model": nn.Linear}, "model is the class Linear; give an instance of a torch Module, or a list of them"),
         ({"steps": 0}, "steps is 0; give a whole number, at least 1"),
         ({"warmup": 1.5}, "warmup is 1.5; give a whole number, at least 0"),
         ({"profile": "ncu"}, "unknown profile 'ncu'; choose among kineto, nsys, none"),

@@ -318,6 +318,13 @@ REFUSED = {
     "run(name='mine')": "name= requires a live object; leave it out",
     "run(out='x', in_process=True)": "in_process=True writes no record; leave out out=, or in_process=True",
     "run(model=nn.LazyLinear(3), inputs=X)": "lazy parameters without a shape; call it once before",
+    "run(model=Net().to('meta'), inputs=X)": "on the meta device, without values; give it memory with model.to_empty",
+    "run(model=Net(), inputs=X, lr=1e-3)": r"run has no argument .*; give optimizer=lambda .*AdamW\(parameters, lr=0.001",
+    "run(RunConfig(), repeats=3)": r"no argument 'repeats'; measure it by sweep\(\[config\], repeats=3\)",
+    "RunConfig(checkpoint=True)": "checkpoint is True; it must be none, or a plan such as every:1",
+    "cs_systems.frame('runs/x')": r"records is the path 'runs/x'; give the result of read_records\(path\)\[0\]",
+    "cs_systems.diagnose(['runs/x'])": r"records has 'runs/x'; give RunRecords, as run\(\) returns",
+    "cs_systems.diagnose(None)": "records has None; give RunRecords",
     "run(model=Net(), inputs=X, loss=3)": "loss is 3; give a function",
     "sweep([Net()])": "a cell is a Net; .* cannot travel to a worker process: name it as RunConfig.*or measure it here",
     "sweep(RunConfig())": r"configs is a single RunConfig; give a list, or measure it with run\(config\)",
@@ -343,12 +350,12 @@ REFUSED = {
     "RunConfig(precison='bf16')": "RunConfig has no argument 'precison'; did you mean precision",
     "RunConfig(strategy_args='a=1')": r"strategy_args is 'a=1'; give a tuple of texts, such as \('comm_dtype=bf16',\)",
     "RunConfig(parts=('fused_rmsnorm', 3))": "parts has the element 3; each must be a text, such as 'fused_rmsnorm'",
-    "TrainingSetup()": "TrainingSetup: missing a required argument: 'model'; its arguments are model, batch",
+    "TrainingSetup()": "TrainingSetup requires model; its arguments are model, batch",
     "TrainingSetup(Net(), X, clip_norm='1')": "clip_norm is '1'; it must be a number above 0",
     "TrainingSetup(Net(), X, optimizer='adam')": "optimizer is 'adam'; give a class or function of the parameters",
     "Recorder(out='x', device='gpu')": "device is 'gpu'; give cpu, cuda or cuda:N, or a torch.device",
     "Recorder(out='x', stes=3)": "Recorder has no argument 'stes'; did you mean steps",
-    "Recorder(Net())": "Recorder: missing a required argument: 'out'; its arguments are model, optimizer",
+    "Recorder(Net())": "Recorder requires out; its arguments are model, optimizer",
     "Recorder([], out='x')": "model is an empty list; give a torch Module, or leave out model$",
     "Recorder(out='x', clock='x')": "clock is 'x'; give a function that returns seconds$",
     "Recorder(out='')": "out is ''; give the folder of the records$",
@@ -366,6 +373,17 @@ def test_wrong_argument_is_a_config_error_with_the_remedy(case: str) -> None:
 def test_context_that_would_change_the_step_is_refused(context: Callable[[], Any]) -> None:
     with context(), pytest.raises(ConfigError, match="call it outside"):
         cs_systems.run(model=Net(), inputs=X, **QUICK)
+
+
+def test_scheduler_may_be_a_class() -> None:
+    scheduler = torch.optim.lr_scheduler.ConstantLR
+    record = cs_systems.run(model=Net(), inputs=X, loss=lambda out: out.sum(), scheduler=scheduler, **QUICK)
+    assert (record.status, record.reason) == ("ok", None)
+
+
+def test_model_without_parameters_has_no_training_step() -> None:
+    record = cs_systems.run(model=nn.Identity(), inputs=X, loss=lambda out: out.sum(), **QUICK)
+    assert record.reason == "the model has no parameter that an optimizer could change; use mode forward"
 
 
 ANY = st.one_of(
