@@ -319,7 +319,7 @@ REFUSED = {
     "run(out='x', in_process=True)": "in_process=True writes no record; leave out out=, or in_process=True",
     "run(model=nn.LazyLinear(3), inputs=X)": "lazy parameters without a shape; call it once before",
     "run(model=Net().to('meta'), inputs=X)": "on the meta device, without values; give it memory with model.to_empty",
-    "run(model=Net(), inputs=X, lr=1e-3)": r"run has no argument .*; give optimizer=lambda .*AdamW\(parameters, lr=0.001",
+    "run(model=Net(), inputs=X, lr=1e-3)": r"no argument .lr.; give optimizer=lambda .*AdamW\(parameters, lr=0.001",
     "run(RunConfig(), repeats=3)": r"no argument 'repeats'; measure it by sweep\(\[config\], repeats=3\)",
     "RunConfig(checkpoint=True)": "checkpoint is True; it must be none, or a plan such as every:1",
     "cs_systems.frame('runs/x')": r"records is the path 'runs/x'; give the result of read_records\(path\)\[0\]",
