@@ -270,6 +270,8 @@ def _check_types(config: RunConfig) -> None:
     of_type(config, AttentionShape | None, "an AttentionShape", "shape")
     of_type(config, CollectiveShape | None, "a CollectiveShape", "collective")
     of_type(config, str | None, "a text, path/to/file.py:name", "inputs")
+    if isinstance(config.workload, ModelConfig):
+        raise ConfigError("workload is a ModelConfig; write RunConfig(model=preset('small'))", "workload")
     if not isinstance(config.workload, str):
         remedy = "give its name, 'path/to/file.py:name', or measure the object itself with run(model=…, inputs=…)"
         raise ConfigError(f"workload is {shown(config.workload)}; {remedy}")

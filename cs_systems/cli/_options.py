@@ -246,7 +246,9 @@ def check_words(words: Sequence[str], kind: type) -> None:
         leading = [*takewhile(lambda word: not word.startswith("-"), before)]
         if extra := leading[len(paths) :]:
             takes = f"takes {counted(len(paths), 'path')}" if paths else "takes only options"
-            raise ConfigError(f"unexpected argument {extra[0]!r}, because the command {takes}; leave it out")
+            is_own = ":" in extra[0] and "workload" in named
+            remedy = f"write --workload {extra[0]}" if is_own else "leave it out"
+            raise ConfigError(f"unexpected argument {extra[0]!r}, because the command {takes}; {remedy}")
 
 
 def named_option(word: str) -> str | None:

@@ -26,7 +26,7 @@ from tyro.conf import Positional, arg
 from cs_systems.cli._options import MaybePath, MaybeText, Names, RecordHost, flag, optional
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
-from cs_systems.core.validation import shown
+from cs_systems.core.validation import short_name, shown
 
 if TYPE_CHECKING:
     from cs_systems.record import RunRecord
@@ -55,7 +55,7 @@ class Run:
     snapshot: Annotated[bool, flag("the same as memory in --with")] = False
     stop: Annotated[bool, flag("end the script after the last recorded step, with exit status 0")] = False
     name: Annotated[MaybeText, optional("TEXT", "name of the loop in tables", "the script and its arguments")] = None
-    out: Annotated[MaybePath, optional("DIR", "folder of the records", "runs/NAME")] = None
+    out: Annotated[MaybePath, optional("DIR", "folder of the records", "runs/ and the script's name")] = None
     record_host: RecordHost = False
 
 
@@ -78,7 +78,7 @@ def run(args: Run) -> int:
     script, *arguments = words[1:] if words[0] == "-m" else [Path(words[0]).stem, *words[1:]]
     # Runs with other arguments are other cells: they are no repeats of each other.
     title = "".join(c if c.isprintable() and c != ":" else "_" for c in shlex.join([script, *arguments]))
-    name = args.name or title
+    name = title if args.name is None else short_name("--name", args.name)
     out = args.out or Path("runs") / script
     profile, snapshot = _profilers(args)
     options: dict[str, Any] = {"name": name, "out": str(out), "warmup": first, "steps": last - first}

@@ -188,7 +188,9 @@ class Recorder:
     ) -> None:
         self.close(error)
         if error is None and self._count == 0:
-            raise RuntimeError("no step was recorded; write `with recorder.step():` around the body of the loop")
+            raise RuntimeError(
+                "no step was recorded; write `with recorder.step():` around the body of the loop, and give it batches"
+            )
 
     def close(self, error: BaseException | None = None) -> None:
         """End the recording now: remove the hooks, and write the record of what was measured."""
@@ -312,7 +314,11 @@ class Recorder:
             status = "error" if error is None else _result.status_of(error)
             done, all_steps = len(self._warm), self._warmup + stage.steps
             remedy = f"record a loop of at least {all_steps} steps"
-            if done > 1:
+            if done == 0 and self._count > 1:
+                remedy = (
+                    f"none of {self._count} steps called step() of a torch optimizer; call it, or leave out optimizer"
+                )
+            elif done > 1:
                 remedy += f", or fewer of them: warmup=1, steps={done - 1} (--steps 1:{done})"
             if error is not None:
                 remedy = "use a smaller batch or model" if status == "oom" else "correct the script"

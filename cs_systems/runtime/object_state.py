@@ -33,7 +33,9 @@ class ObjectState:
         if any(is_lazy(parameter) for parameter in setup.model.parameters()):
             raise ConfigError("the model has lazy parameters without a shape; call it once before it is measured")
         if any(parameter.is_meta for parameter in setup.model.parameters()):
-            raise ConfigError("the model is on the meta device, without values; give it memory with model.to_empty()")
+            raise ConfigError(
+                "the model is on the meta device, without values; call model.to_empty(device='cpu') and initialise it"
+            )
         self._undo = [*_undo_all(setup)]
 
     def restore(self) -> None:

@@ -102,7 +102,7 @@ BY_NAME = "name it as RunConfig(workload='path/to/file.py:name')"
 
 
 _INSTEAD = INSTEAD | {
-    "repeats": "measure it by sweep([config], repeats={value})",
+    "repeats": "measure a RunConfig by sweep([config], repeats={value}), or call run() again with the same out",
     "lr": "give optimizer=lambda parameters: torch.optim.AdamW(parameters, lr={value})",
 }
 

@@ -167,6 +167,12 @@ class ModuleStep(Training):
     def _loss(self) -> Tensor:
         if self.setup.loss is not None:
             arguments = (self.output, self.batch) if self._loss_takes_batch else (self.output,)
+            if self._loss_takes_batch and _is_torchs(self.setup.loss) and not isinstance(self.batch, Tensor):
+                name = getattr(self.setup.loss, "__name__", type(self.setup.loss).__name__)
+                raise ConfigError(
+                    f"{name} takes (outputs, target), but a loss is called with (outputs, batch); write "
+                    "loss=lambda outputs, batch: …, with the target from the batch, such as batch[1]"
+                )
             loss = self.setup.loss(*arguments)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
                 found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -221,6 +227,12 @@ def _needs_closure(optimizer: Any) -> bool:
     except TypeError:
         return True
     return False
+
+
+def _is_torchs(loss: Any) -> bool:
+    """Return True for a loss of torch itself, whose second argument is the target alone."""
+    module = type(loss).__module__ if isinstance(loss, nn.Module) else getattr(loss, "__module__", "")
+    return str(module).startswith("torch.nn")
 
 
 def _takes_batch(loss: Callable[..., Any]) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from cs_systems.config import ConfigError
+from cs_systems.core import plugins
 from cs_systems.core.validation import choices, did_you_mean, fields_checked, of_type, shown
 
 _MAKES = {
@@ -62,6 +63,8 @@ class TrainingSetup:
             )
         if self.batches is not None and not isinstance(self.batches, Iterable):
             raise ConfigError(f"batches is {shown(self.batches)}; give an iterable, or batch=")
+        if isinstance(self.batches, Tensor):
+            raise ConfigError("batches is a tensor, which is one batch; give it as batch=, or a list of batches")
         if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate!r}; it must be a whole number of at least 1")
         of_type(self, int | float | None, "a number above 0", "clip_norm")
@@ -70,6 +73,13 @@ class TrainingSetup:
         for name, part in (("loss", self.loss), ("forward", self.forward)):
             if part is not None and not callable(part):
                 raise ConfigError(f"{name} is {shown(part)}; give a function")
+        for name, part, forms in (
+            ("loss", self.loss, ("outputs", "outputs, batch")),
+            ("forward", self.forward, ("model, batch",)),
+        ):
+            if part is not None and not any(plugins.takes(part, *form.split(", ")) for form in forms):
+                wanted = " or ".join(f"{name}({form})" for form in forms)
+                raise ConfigError(f"{name}{plugins.signature(part)} has other arguments; write {wanted}")
         for name, part in (("optimizer", self.optimizer), ("scheduler", self.scheduler)):
             if part is not None and not callable(part) and not callable(getattr(part, "step", None)):
                 raise ConfigError(f"{name} is {shown(part)}; give {_MAKES[name]}")

@@ -128,6 +128,7 @@ MALFORMED = {
     "time --out /dev/null/runs": "cannot write to /dev/null/runs: Not a directory; choose another --out",
     "compare a b c": "unexpected argument 'c', because the command takes 2 paths; leave it out",
     "report a b --sort step": "unexpected argument 'b', because the command takes 1 path; leave it out",
+    "time own.py:factory": "because the command takes only options; write --workload own.py:factory",
     "doctor now": "unexpected argument 'now', because the command takes only options; leave it out",
     "time --size tiny --size small": "--size is given twice; write all its values after one",
     "attention --batch 2 --batch-size 3": "--batch is given twice; write all its values after one",

@@ -324,6 +324,15 @@ def test_misuse_is_an_error_in_plain_words(tmp_path: Path) -> None:
         Recorder(net(), out=tmp_path).__enter__()
 
 
+def test_loop_without_a_step_of_the_optimizer_says_so(tmp_path: Path) -> None:
+    model = net()
+    with Recorder(model, torch.optim.SGD(model.parameters()), out=tmp_path, **CLEAN) as recorder:
+        for batch in batches(3):
+            with recorder.step():
+                loss_of(model, batch).backward()
+    assert "none of 3 steps called step() of a torch optimizer; call it, or" in str(recorder.records[0].reason)
+
+
 def test_device_that_torch_does_not_find_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="device is cuda:1, but torch finds no CUDA device; leave out device"):

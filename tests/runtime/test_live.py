@@ -318,13 +318,17 @@ REFUSED = {
     "run(name='mine')": "name= requires a live object; leave it out",
     "run(out='x', in_process=True)": "in_process=True writes no record; leave out out=, or in_process=True",
     "run(model=nn.LazyLinear(3), inputs=X)": "lazy parameters without a shape; call it once before",
-    "run(model=Net().to('meta'), inputs=X)": "on the meta device, without values; give it memory with model.to_empty",
+    "run(model=Net().to('meta'), inputs=X)": "on the meta device, without values; call model.to_empty",
     "run(model=Net(), inputs=X, lr=1e-3)": r"no argument .lr.; give optimizer=lambda .*AdamW\(parameters, lr=0.001",
-    "run(RunConfig(), repeats=3)": r"no argument 'repeats'; measure it by sweep\(\[config\], repeats=3\)",
+    "run(RunConfig(), repeats=3)": r"no argument 'repeats'; measure a RunConfig by sweep",
     "RunConfig(checkpoint=True)": "checkpoint is True; it must be none, or a plan such as every:1",
     "cs_systems.frame('runs/x')": r"records is the path 'runs/x'; give the result of read_records\(path\)\[0\]",
     "cs_systems.diagnose(['runs/x'])": r"records has 'runs/x'; give RunRecords, as run\(\) returns",
     "cs_systems.diagnose(None)": "records has None; give RunRecords",
+    "run(model=Net(), inputs=X, loss=lambda: 3)": r"loss\(\) has other arguments; write loss\(outputs\) or loss\(out",
+    "run(model=Net(), inputs=X, forward=lambda batch: 3)": r"forward\(batch\) has other .* write forward\(model, b",
+    "run(model=Net(), batches=X)": "batches is a tensor, which is one batch; give it as batch=, or a list of batches",
+    "RunConfig(preset('tiny'))": r"workload is a ModelConfig; write RunConfig\(model=preset\('small'\)\)",
     "run(model=Net(), inputs=X, loss=3)": "loss is 3; give a function",
     "sweep([Net()])": "a cell is a Net; .* cannot travel to a worker process: name it as RunConfig.*or measure it here",
     "sweep(RunConfig())": r"configs is a single RunConfig; give a list, or measure it with run\(config\)",
@@ -373,6 +377,14 @@ def test_wrong_argument_is_a_config_error_with_the_remedy(case: str) -> None:
 def test_context_that_would_change_the_step_is_refused(context: Callable[[], Any]) -> None:
     with context(), pytest.raises(ConfigError, match="call it outside"):
         cs_systems.run(model=Net(), inputs=X, **QUICK)
+
+
+def test_loss_of_torch_says_how_it_is_called() -> None:
+    labels = torch.zeros(len(X), dtype=torch.int64)
+    for loss in (nn.CrossEntropyLoss(), nn.functional.cross_entropy):
+        record = cs_systems.run(model=Net(), inputs=(X, labels), loss=loss, **QUICK)
+        assert record.status == "error"
+        assert "takes (outputs, target), but a loss is called with (outputs, batch); write loss=" in str(record.reason)
 
 
 def test_scheduler_may_be_a_class() -> None:
