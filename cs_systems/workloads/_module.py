@@ -49,7 +49,9 @@ class ModuleStep(Training):
         if reason := without_effect(config) or checkpoint_blocks(model, config.checkpoint):
             raise Unavailable(reason)
         self.parameters = sum(p.numel() for p in model.parameters())  # a strategy may leave parts of them
-        super().__init__(config, device, model.to(device.torch).train())
+        if config.mode is not Mode.FORWARD:  # forward alone keeps the mode: of a model in eval() it is inference
+            model.train()
+        super().__init__(config, device, model.to(device.torch))
         self.run_model = compiled(self.wrapped, config.compile)
         self.scheduler: Any = self._make_scheduler()
         self._iterator: Iterator[Any] | None = None

@@ -387,6 +387,16 @@ def test_loss_of_torch_says_how_it_is_called() -> None:
         assert "takes (outputs, target), but a loss is called with (outputs, batch); write loss=" in str(record.reason)
 
 
+@pytest.mark.parametrize(("mode", "trains"), [("forward", False), ("forward-backward", True)])
+def test_forward_alone_keeps_eval(mode: str, trains: bool) -> None:
+    seen: set[bool] = set()
+    model = Net().eval()
+    model.register_forward_hook(lambda module, *_: seen.add(module.training))
+    cs_systems.run(model=model, inputs=X, mode=mode, **QUICK)
+    assert seen == {trains}
+    assert not model.training
+
+
 def test_scheduler_may_be_a_class() -> None:
     scheduler = torch.optim.lr_scheduler.ConstantLR
     record = cs_systems.run(model=Net(), inputs=X, loss=lambda out: out.sum(), scheduler=scheduler, **QUICK)
