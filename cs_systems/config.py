@@ -98,6 +98,7 @@ COMPILE_SCOPES = ("model", "block")
 GRAPHS = ("none", "step")
 _MOST_BLOCKS = 4096  # of a model from outside the package, whose own number is known once it is built
 L2_STATES = ("clear", "warm")
+ALLOCATORS = ("default", "expandable_segments")
 # These workloads use every field that describes the computation; any other workload may ignore some.
 CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
 _BUILT_IN_STEPS = ("train_step", "training_curve")
@@ -149,6 +150,7 @@ class RunConfig:
     rounds: int = 1  # number of measurement rounds; the steps are divided among them
     l2: str = "warm"
     memory_limit_bytes: int | None = None
+    allocator: str = "default"  # settings of the caching allocator beside those of PYTORCH_CUDA_ALLOC_CONF
     seed: int = 0
     world_size: int = 1  # ranks, each with its own device
     strategy: str = "single"  # strategy of `parallel`; several are joined by +
@@ -177,6 +179,7 @@ class RunConfig:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         one_of("l2 state", self.l2, L2_STATES)
+        one_of("allocator", self.allocator, ALLOCATORS)
         if self.steps < self.rounds:
             raise ConfigError(
                 f"steps is {self.steps}, less than rounds {self.rounds}; give at least one step for each round",
@@ -476,6 +479,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         "bucket_size_mb": "" if config.bucket_size_mb is None else f"buckets of {config.bucket_size_mb:g} MB",
         "tp_degree": "" if config.tp_degree is None else f"tp_degree={config.tp_degree}",
         "world_size": "" if config.world_size == 1 else f"{config.world_size} ranks",
+        "allocator": "" if config.allocator == "default" else config.allocator,
         "profiler": "" if config.profiler == "none" else f"under {config.profiler}",
     }
     return " · ".join(text for name, text in parts.items() if text and name not in silent)

@@ -138,6 +138,7 @@ class Environment:
     throttle_reasons: tuple[str, ...] | None = None
     other_processes: int | None = None  # on the same GPU
     float32_matmul: str | None = None  # "ieee" or "tf32", as read back from torch
+    allocator_settings: str | None = None  # PYTORCH_CUDA_ALLOC_CONF, on a GPU
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Environment:

@@ -393,6 +393,7 @@ class Steps:
     seed: Annotated[Int, arg(help="random seed of parameters and data")] = 0
     device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
     memory_limit: Annotated[MaybeText, optional("SIZE", "emulate a GPU with less memory: 8GiB, 24GB")] = None
+    allocator: Annotated[str, arg(help="default, or expandable_segments: fewer gaps in a GPU's memory")] = "default"
 
     def base(self, **rest: Any) -> RunConfig:
         return RunConfig(
@@ -403,6 +404,7 @@ class Steps:
             seed=self.seed,
             device=self.device,
             memory_limit_bytes=None if self.memory_limit is None else parse_bytes(self.memory_limit, "--memory-limit"),
+            allocator=self.allocator,
             **rest,
         )
 

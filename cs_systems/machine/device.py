@@ -148,6 +148,21 @@ class Device:
         elif limit_bytes is not None:
             raise DeviceUnavailable("--memory-limit requires a CUDA device; leave out --memory-limit or run on a GPU")
 
+    def set_allocator(self, name: str) -> None:
+        """Set how the caching allocator takes memory from the device, for later allocations.
+
+        Args:
+            name: `default`, as the environment says; `expandable_segments`, segments that grow, so that tensors of
+                changing sizes leave fewer unusable gaps.
+
+        Raises:
+            DeviceUnavailable: the device is a CPU, which has no such allocator.
+        """
+        if self.is_cuda:
+            switch_allocator(name)
+        elif name != "default":
+            raise DeviceUnavailable(f"--allocator {name} requires a CUDA device; leave out --allocator")
+
     def release_memory(self) -> None:
         """Return cached blocks to the device, so that one cell's memory is not counted in the next cell.
 
@@ -174,6 +189,31 @@ class Device:
         if not precision.is_autocast:
             return nullcontext()
         return torch.autocast(self.torch.type, torch.float16 if precision is Precision.FP16 else torch.bfloat16)
+
+
+_allocator = "default"
+
+
+def allocator() -> str:
+    """Return the name that `switch_allocator` was last given."""
+    return _allocator
+
+
+def switch_allocator(name: str) -> None:
+    """Set the caching allocator of this process, for later allocations; see `Device.set_allocator`."""
+    global _allocator
+    if name == _allocator:
+        return
+    torch.cuda.empty_cache()  # its segments are those of the other setting
+    own = allocator_settings() or ""
+    switched = ("expandable_segments:False", own) if name == "default" else (own, "expandable_segments:True")
+    torch._C._accelerator_setAllocatorSettings(",".join(filter(None, switched)))  # of two, the later one counts
+    _allocator = name
+
+
+def allocator_settings() -> str | None:
+    """Return the settings of the caching allocator in this process's environment; None: there are none."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or None
 
 
 # Peaks (allocated, reserved) of each device before the current part, because `new_part` resets torch's counters.

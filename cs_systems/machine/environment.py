@@ -57,6 +57,7 @@ def environment(device: Device) -> Environment:
         throttle_reasons=gpu.throttle_reasons(),
         other_processes=gpu.ask(_other_processes),
         float32_matmul=devices.float32_matmul(),
+        allocator_settings=devices.allocator_settings() if device.is_cuda else None,
     )
 
 

@@ -30,6 +30,7 @@ _RUN_FIELDS = {
     "rounds": INTEGER,
     "l2": TEXT,
     "memory_limit_bytes": INTEGER,
+    "allocator": TEXT,
     "seed": INTEGER,
     "strategy": TEXT,
     "bucket_size_mb": REAL,
@@ -84,6 +85,7 @@ _NOT_OF_LOOPS = (
     "checkpoint",
     "keep_graph",
     "l2",
+    "allocator",
     "seed",
     "rounds",
     "warmup_s",
@@ -140,6 +142,7 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
         **{name: config.get(name) for name in _RUN_FIELDS},
         "compile_scope": None if config.get("compile") == "none" else config.get("compile_scope", "model"),
         "graph": config.get("graph", "none"),
+        "allocator": config.get("allocator", "default"),
         "parts": "+".join(config.get("parts", ())) or "none",
         "checkpoint": config.get("checkpoint", "none"),  # older records have none, as they have no strategy
         "strategy": ":".join([config.get("strategy", "single"), *config.get("strategy_args", ())]),

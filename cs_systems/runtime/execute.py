@@ -224,6 +224,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
     device.reset_peaks()  # discards the previous cell's peak, in case building this one fails
     devices.set_float32_matmul(config.precision)
     device.limit_memory(config.memory_limit_bytes)
+    device.set_allocator(config.allocator)
     warmup, warmup_s = config.warmup, config.warmup_s
     if cell.workload is None:
         started = time.perf_counter()

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from cs_systems.machine import device as devices
 from cs_systems.machine.device import set_cudnn_tf32
 from cs_systems.runtime.guardian import descendants
 
@@ -265,6 +266,7 @@ _SETTINGS = (
     _Setting("torch's backend flags", _backend_flags, _set_backend_flags),
     _Setting("the precision of float32 products", _float32_products, _set_float32_products),
     _Setting("the memory limit", _memory_limit, _set_memory_limit),
+    _Setting("the memory allocator", devices.allocator, devices.switch_allocator),
     _Setting("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     _Setting("Python's random numbers", random.getstate, random.setstate),
     _Setting("the environment", lambda: dict(os.environ), _set_environment),

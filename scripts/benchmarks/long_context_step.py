@@ -152,6 +152,7 @@ def config(chosen: Plan, strategy: str, attention: str) -> RunConfig:
         checkpoint=checkpoint,
         strategy=strategy,
         world_size=chosen.ranks,
+        allocator="expandable_segments",
         warmup=3,
         steps=5,
     )
@@ -193,19 +194,30 @@ def measured(records: list[RunRecord], plans: Mapping[str, Plan]) -> Iterator[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimizers", nargs="+", default=list(STATE_BYTES), choices=list(STATE_BYTES))
+    parser.add_argument("--recomputed", type=int, help="number of recomputed blocks (default: the fewest that fit)")
+    parser.add_argument("--layers", type=int, help="number of blocks (default: those of 8B)")
+    parser.add_argument("--strategies", nargs="+", default=["fsdp", "torch_fsdp2"], choices=["fsdp", "torch_fsdp2"])
+    parser.add_argument("--profiler", default="none", help="profiler of the run: kineto, memory_snapshot")
     parser.add_argument("--run", action="store_true", help="run the plan on two GPUs, with fsdp and torch_fsdp2")
     parser.add_argument("--out", type=Path, default=Path("runs/long_context"), help="folder of the records")
     args = parser.parse_args()
     model, tokens = preset("8B"), 32_768
     model = replace(model, vocab_size=151_936, context_length=tokens)
+    model = replace(model, num_layers=args.layers or model.num_layers)
     plans = {name: plan(model, tokens, 2, name) for name in args.optimizers}
+    if args.recomputed is not None:
+        plans = {name: replace(chosen, recomputed=args.recomputed) for name, chosen in plans.items()}
     print(f"# {model.name} at {tokens:,} tokens, one sequence on each of two GPUs")
     for line in pages(plans, "flash_cuda"):
         print(line, flush=True)
     if args.run:
-        ours = [config(chosen, "fsdp", "flash_cuda") for chosen in plans.values()]
-        stock = [config(plans["adamw_fused"], "torch_fsdp2", "sdpa_cudnn")] if "adamw_fused" in plans else []
-        for line in measured(list(sweep([*ours[:1], *stock, *ours[1:]], out=args.out)), plans):
+        cells = [
+            replace(config(chosen, strategy, attention), profiler=args.profiler)
+            for strategy, attention in (("fsdp", "flash_cuda"), ("torch_fsdp2", "sdpa_cudnn"))
+            for chosen in plans.values()
+            if strategy in args.strategies and (strategy == "fsdp" or chosen.optimizer == "adamw_fused")
+        ]
+        for line in measured(list(sweep(cells, out=args.out)), plans):
             print(line, flush=True)
 
 

@@ -82,6 +82,31 @@ def test_memory_limit_on_a_cpu_is_unavailable() -> None:
     )
 
 
+def test_expandable_segments_on_a_cpu_are_unavailable() -> None:
+    record = run(replace(TINY, allocator="expandable_segments"))
+    assert (record.status, record.reason) == (
+        "unavailable",
+        "--allocator expandable_segments requires a CUDA device; leave out --allocator",
+    )
+
+
+@pytest.mark.gpu
+def test_allocator_of_a_cell_is_set_for_that_cell_alone() -> None:
+    seen = []
+
+    def step() -> None:
+        x = torch.empty(8 << 20, device="cuda")
+        segments = [
+            s for s in torch.cuda.memory_snapshot() if s["address"] <= x.data_ptr() < s["address"] + s["total_size"]
+        ]
+        seen.append([segment["is_expandable"] for segment in segments])
+
+    for allocator in ("default", "expandable_segments", "default"):
+        record = cs_systems.run(step, allocator=allocator, device="cuda", warmup=0, steps=1)
+        assert record.status == "ok", record.reason
+    assert seen == [[False], [True], [False]]
+
+
 def test_ceiling_uses_the_compute_dtype_of_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Device, "name", "NVIDIA H200")
     config = replace(TINY, strategy="fsdp", world_size=2, strategy_args=("compute_dtype=bf16",))

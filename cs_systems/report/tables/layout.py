@@ -27,7 +27,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 # Conditions of the measurement.
-ENDING = _names("memory_limit_bytes device_name torch code_version seed repeat")
+ENDING = _names("memory_limit_bytes allocator device_name torch code_version seed repeat")
 LAYOUTS = {
     "train_step": Layout(
         identity=(

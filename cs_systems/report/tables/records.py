@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Fields of a configuration that apply to any step, including one that takes no configuration.
 ANY_STEP_FIELDS = (
-    *("device", "memory_limit_bytes", "precision", "seed"),
+    *("device", "memory_limit_bytes", "allocator", "precision", "seed"),
     *("warmup", "warmup_s", "steps", "rounds", "profiler"),
 )
 
