@@ -45,8 +45,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             if rows >= count:
                 of_weight = logits.t() @ chunk
             else:  # summed in the wide dtype, because each addition in bfloat16 would round
-                share = _wide_product(logits.t(), chunk, wide)
-                of_weight = share if of_weight is None else of_weight.add_(share)
+                of_weight = _add_wide_product(of_weight, logits.t(), chunk, wide)
         assert of_weight is not None
         ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype))
         return losses.mean()
@@ -60,8 +59,15 @@ class LinearCrossEntropy(torch.autograd.Function):
         return of_hidden, of_weight, None
 
 
-def _wide_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.mm(a, b, out_dtype=dtype) if a.is_cuda and a.dtype is not dtype else a.to(dtype) @ b.to(dtype)
+def _add_wide_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return total + a b, in place, of this dtype; None counts as zeros."""
+    if not a.is_cuda or a.dtype is dtype:
+        a, b = a.to(dtype), b.to(dtype)
+        return a @ b if total is None else total.addmm_(a, b)
+    if total is None:
+        return torch.mm(a, b, out_dtype=dtype)
+    torch.addmm(total, a, b, out_dtype=dtype, out=total)  # the product's kernel adds, so that the sum needs no pass
+    return total
 
 
 def _gradient_in_place(logits: Tensor, targets: Tensor, losses: Tensor, scale: float) -> None:
