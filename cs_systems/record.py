@@ -324,7 +324,8 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     """
     file = records_path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"{path} has no records; give the folder of a run, or its file records.jsonl")
+        lack = f"contains no {RECORDS_FILE}" if Path(path).exists() else "does not exist"
+        raise FileNotFoundError(f"{path} {lack}; give the folder of a run, or its file {RECORDS_FILE}")
     refuse_other(file, "report")
     with file.open("rb") as stream:
         if stream.read(2).startswith(GZIP_MAGIC):

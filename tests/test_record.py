@@ -186,7 +186,7 @@ def test_lines_that_are_no_records_are_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere has no records"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; give the folder"):
         read_records(tmp_path / "nowhere")
 
 

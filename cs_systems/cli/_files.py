@@ -13,6 +13,7 @@ from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line
 from cs_systems.core.sources import Source, is_archive
 from cs_systems.core.units import counted
+from cs_systems.core.validation import option
 from cs_systems.report.tables.files import CAPTIONS, FILES, FILES_CAPTION, HOLDS, HOLDS_CAPTION, LONG, NOTES, SHOWN
 
 if TYPE_CHECKING:
@@ -134,7 +135,12 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     from cs_systems.traces.inventory import row_of_error, row_of_other, row_of_profile, traces_in
 
     options = {*given(args)} - {"files", "format", "output", "process", "range", "between", "no_cache", "open"}
-    refuse(sorted(options), f"the {len(sources)} files are not the ranks of one job, so they are only listed")
+    if options:
+        named = " ".join(map(option, sorted(options)))
+        raise ConfigError(
+            f"{named} cannot be applied to {len(sources)} files that are not known to be ranks of one job, because "
+            f"they are only listed; give one file, add --ranks if they are such ranks, or leave out {named}"
+        )
     folders = {source.path.parent: cells_of(source.path.parent) for source in sources}
     rows: list[FileRow] = []
     reasons: list[str] = []

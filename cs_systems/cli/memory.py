@@ -195,9 +195,10 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
 def _check_predictable(configs: Sequence[RunConfig], option: str) -> None:
     for config in configs:
         if config.workload != "train_step" and not is_foreign(config.workload):
+            both = f"{option} and --budget" if option == "--best-checkpoint" else option
             raise ConfigError(
-                f"{option} predicts --workload train_step and your own models only, got "
-                f"{config.workload}; leave out {option}"
+                f"{option} works only with --workload train_step or a model of your own, and the workload is "
+                f"{config.workload}; use --workload train_step, or leave out {both}"
             )
         if config.compile != "none":
             raise ConfigError(f"{option} cannot predict memory with --compile, because {COMPILED}; leave out --compile")

@@ -151,7 +151,7 @@ class AttentionShape:
         one_of("alignment", self.align, ALIGNMENTS)
         if self.window is not None and not self.causal:
             raise ConfigError(
-                f"window {self.window} requires causal attention; add --causal, or leave out --window", "window"
+                f"window is {self.window}, but causal is False; set causal=True, or leave out window", "window"
             )
         if self.heads % self.kv_heads:
             fitting = sorted(_divisors(self.heads, self.kv_heads)[:8])

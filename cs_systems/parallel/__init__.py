@@ -271,5 +271,6 @@ def _check_mesh(
     for part, options in known.items():
         if "tp_degree" not in options:
             raise ConfigError(
-                f"{name} cannot be combined, because {part} does not support {divider}; use fsdp or ddp_* with it"
+                f"{name} cannot be combined, because {part} does not support {divider}; leave out {part} or {divider}, "
+                f"or use fsdp+{divider}"
             )

@@ -10,7 +10,10 @@ from cs_systems.record import RunRecord
 
 def collect(out: Path, record: RunRecord) -> Collected:
     if not record.results.get("precision_error"):
-        raise ProfileLost("the profiler precision_error measures only models of your own; use --workload path.py:name")
+        raise ProfileLost(
+            "the profiler precision_error measures only a model of your own; set workload to path.py:name, or for the "
+            "built-in model to precision_error, without a profiler"
+        )
     return Collected()
 
 

@@ -375,8 +375,12 @@ class _Reader:
         if not self.kernels and self.launched:
             raise ConfigError(f"{self.path} holds no kernel, although some were launched; {RECORD}")
         if not ranges and not self.kernels:
-            never = f" that ends ({self.endless[0]!r} never ends)" if self.endless else ""
-            raise ConfigError(f"{self.path} holds no range{never}; {mark}")
+            if self.endless:
+                raise ConfigError(
+                    f"{self.path} holds no kernel and no range that ends ({self.endless[0]!r} never ends); record "
+                    "again, and stop the profiler only after the ranges have ended"
+                )
+            raise ConfigError(f"{self.path} holds no range; {mark}")
 
     def _process(self, wanted: int | None) -> int:
         """Return the pid of the process to read: `wanted`, or the one with the most kernels, with a limitation.

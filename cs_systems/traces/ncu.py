@@ -91,7 +91,10 @@ def rows(path: Path) -> list[CounterRow]:
         report = load(str(path))
         found = [_row(action) for profiled in report for action in profiled]
     except Exception as error:  # NVIDIA's library raises exceptions of its own
-        raise ConfigError(f"ncu-report cannot read {path}: {error}; install an ncu-report as new as the ncu") from error
+        raise ConfigError(
+            f"ncu-report cannot read {path}: {error}; use an ncu-report at least as new as the ncu that wrote the "
+            "report: pip install --upgrade ncu-report"
+        ) from error
     if not found:
         raise ConfigError(f"{path} holds no profiled kernel; give a complete report of ncu, or profile again")
     return found

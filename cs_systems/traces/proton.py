@@ -161,7 +161,10 @@ class _Reader:
             parent, of = left.pop()
             for child in _list(of, "children"):
                 if not isinstance(child, dict) or not isinstance(frame := child.get("frame"), dict):
-                    raise ConfigError(f"{self.path} is no profile of Proton: {shown(child)} is no scope; {_REMEDY}")
+                    lack = "has no 'frame'" if isinstance(child, dict) else f"is {shown(child)}, not an object"
+                    raise ConfigError(
+                        f"{self.path} is not a profile of Proton: an entry under 'children' {lack}; {_REMEDY}"
+                    )
                 made = _Node(str(frame.get("name", "?")))
                 if made.name == LAUNCH_METADATA:
                     self.metadata += self._kernels_in(child)

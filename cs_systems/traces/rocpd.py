@@ -39,7 +39,7 @@ REQUIRED = {
 }  # fmt: skip
 KERNELS, VERSION = "rocpd_kernel_dispatch", "3"
 MOST_ROWS = 10_000_000  # kernels, copies and regions: about 4 GB of memory
-JSON_INSTEAD = "record with rocprofv3 --output-format json"
+JSON_INSTEAD = "record again with rocprofv3 --runtime-trace --output-format json"
 
 
 def is_database(path: Path) -> bool:
@@ -105,11 +105,13 @@ def _refuse(database: sql.Connection, path: Path, columns: Mapping[str, list[str
         tags = dict(database.execute(f"SELECT tag, value FROM {named}"))
         if (version := str(tags.get("schema_version", VERSION))) != VERSION:
             raise ConfigError(
-                f"{path} has version {version} of rocpd's schema, but only {VERSION} is read; {JSON_INSTEAD}"
+                f"{path} has version {version} of rocpd's schema, but only version {VERSION} can be read; "
+                f"{JSON_INSTEAD}"
             )
     for table, needed in REQUIRED.items():
         if lacking := [name for name in needed if name not in columns.get(f"rocpd_{table}{end}", ())]:
-            raise ConfigError(f"{path}: table rocpd_{table}{end} lacks {', '.join(lacking)}; {JSON_INSTEAD}")
+            columns_lacking = f"the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
+            raise ConfigError(f"{path} lacks {columns_lacking} in table rocpd_{table}{end}; {JSON_INSTEAD}")
     tables = ("kernel_dispatch", "memory_copy", "region")
     rows = sum(database.execute(f"SELECT count(*) FROM rocpd_{table}{end}").fetchone()[0] for table in tables)
     if rows > MOST_ROWS:

@@ -138,7 +138,7 @@ MALFORMED = {
     "memory --best-checkpoint --budget 1MiB": "--budget 1MiB is less than the 751 MiB of the CUDA context",
     "precision --dtypes --inputs own.py:batch": "--inputs requires a model of your own, --workload path.py:name",
     "precision --explain --device cpu": "--explain compares kernels of a GPU, and --device is cpu; leave out",
-    "report nowhere": "nowhere has no records; give the folder of a run, or its file records.jsonl",
+    "report nowhere": "nowhere does not exist; give the folder of a run, or its file records.jsonl",
 }
 
 

@@ -162,7 +162,8 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
         ),
         (
             ["--fits", "1GiB", "--workload", "toy"],
-            "--fits predicts --workload train_step and your own models only, got toy; leave out --fits",
+            "--fits works only with --workload train_step or a model of your own, and the workload is toy; use "
+            "--workload train_step, or leave out --fits",
         ),
     ],
 )

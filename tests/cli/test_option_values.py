@@ -37,8 +37,8 @@ VALID = {
     "causal": "true", "align": "lower_right", "l2": "clear", "collective": "broadcast", "size": "tiny", "dtype": "bf16",
     "strategy": "ddp_naive", "with": "overlap", "format": "csv", "columns": "size", "pivot": "size:attention:median_ms",
     "phase": "forward", "figure_kind": "phases", "table": "phases", "range": "step", "fits": "24GiB",
-    "budget": "40GiB", "allocator": "expandable_segments", "model": "toy", "show": "RUN", "kernel": "gemm", "nsys_arg": "--x",
-    "ncu_arg": "--x",
+    "budget": "40GiB", "allocator": "expandable_segments", "model": "toy", "show": "RUN",
+    "kernel": "gemm", "nsys_arg": "--x", "ncu_arg": "--x",
 }  # fmt: skip
 FILES = {"out": "RUN/new", "output": "RUN/table", "figure": "RUN/figure.svg"}
 

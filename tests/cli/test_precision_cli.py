@@ -223,7 +223,7 @@ def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pyte
         (["--dtypes", "--model", "nowhere:step"], "module 'nowhere' (from 'nowhere:step') was not found"),
         (
             ["--show", "no_such_folder"],
-            "no_such_folder has no records; give the folder",
+            "no_such_folder does not exist; give the folder",
         ),
         (
             ["--show", "profiles/attention_sample_run"],

@@ -143,7 +143,7 @@ def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
     [
         (
             ["analyze", "FOLDER", "--table", "phases"],
-            "the 5 files are not the ranks of one job, so they are only listed",
+            "cannot be applied to 5 files that are not known to be ranks of one job, because they are only listed",
         ),
         (
             ["analyze", "FOLDER/b.json.gz", "--ranks"],

@@ -61,7 +61,8 @@ LEAVES_NOTHING = {
     "nsys": "nsys left no report; read its messages in worker.log, beside the records",
     "nsys_memory": "nsys left no report; read its messages in worker.log, beside the records",
     "overlap": "torch.profiler left no trace of rank 0; check the free disk space",
-    "precision_error": "the profiler precision_error measures only models of your own; use --workload path.py:name",
+    "precision_error": "the profiler precision_error measures only a model of your own; set workload to "
+    "path.py:name, or for the built-in model to precision_error, without a profiler",
     "rank_memory": "no memory was read on rank 0; check the free disk space",
     "residuals": "no saved tensor was listed; check the free disk space",
 }

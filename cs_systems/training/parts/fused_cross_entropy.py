@@ -42,10 +42,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             logits = chunk @ weight.t()
             _gradient_in_place(logits, targets[start : start + rows], losses[start : start + rows], 1 / count)
             torch.mm(logits, weight, out=of_hidden[start : start + rows])
-            if rows >= count:
-                of_weight = logits.t() @ chunk
-            else:  # summed in the wide dtype, because each addition in bfloat16 would round
-                of_weight = _add_wide_product(of_weight, logits.t(), chunk, wide)
+            # Several shares are summed in the wide dtype, because each addition in bfloat16 would round.
+            one = rows >= count
+            of_weight = logits.t() @ chunk if one else _add_wide_product(of_weight, logits.t(), chunk, wide)
         assert of_weight is not None
         ctx.save_for_backward(of_hidden, of_weight.to(weight.dtype))
         return losses.mean()
