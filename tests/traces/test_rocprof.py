@@ -388,7 +388,7 @@ def changed_database(tmp_path: Path, *statements: str) -> Path:
     ("statement", "message"),
     [
         ("UPDATE rocpd_metadata_0000_7 SET value = '4.0.0'", "has version 4.0.0 of rocpd's schema, but only version 3"),
-        ("ALTER TABLE rocpd_region_0000_7 RENAME COLUMN start TO start_id", "lacks the column start in table rocpd_region"),
+        ("ALTER TABLE rocpd_region_0000_7 RENAME COLUMN start TO start_id", "lacks the column start in"),
         ("DROP TABLE rocpd_event_0000_7", "lacks the columns id, category_id"),
         ("ALTER TABLE rocpd_kernel_dispatch_0000_7 RENAME TO rocpd_op", "is a database of rocmProfileData, which is"),
         ("DELETE FROM rocpd_info_process_0000_7", "holds no process"),
