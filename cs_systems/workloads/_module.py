@@ -208,7 +208,7 @@ class ModuleStep(Training):
         return None if "parameters" in self.strategy.splits else super()._formula_sent_bytes()
 
     def describe(self) -> Ran:
-        tokens, samples = tokens_in(self.batch), samples_in(self.batch)
+        tokens, samples = tokens_in(self.batch), samples_in(self.batch, self.model)
         loss = None if self.loss is None else float(self.loss.detach()) * self.setup.accumulate
         return {
             "tokens": None if tokens is None else tokens * self.setup.accumulate,
