@@ -48,6 +48,7 @@ REMEDIES = {
     "no-forward": "pass the module that the loop calls: the one that DDP or torch.compile returned",
     "below-nsys": "record without nsys for times to compare",
     "mixed-steps": "name the iteration: Recorder(...), and with recorder.step(): around the body of the loop",
+    "mixed-batches": "compare tokens/s or samples/s, not times; or pad to one length, and drop the last short batch",
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",
@@ -90,6 +91,15 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
         steps = f"cs-systems run --steps {first}:{done}, or Recorder(warmup={first}, steps={done - first})"
         remedy += f", or time earlier steps: {steps}"
     return Caveat("few-samples", message, remedy)
+
+
+def with_mixed_batches(found: Iterable[Caveat], what: str) -> tuple[Caveat, ...]:
+    """Return the caveats with that of timed steps whose batches differ in size: their spread is no instability.
+
+    what: the consequence for the numbers.
+    """
+    message = f"the batches of the timed steps differ in size; {what}"
+    return (*(caveat for caveat in found if caveat.code != "unstable"), _caveat("mixed-batches", message))
 
 
 def caveats(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cs_systems.config import ConfigError
+from cs_systems.core.rows import Ran
+from cs_systems.core.statistics import total
 
 _ID_DTYPES = (torch.int64, torch.int32, torch.int16)  # bool and uint8 are masks
 
@@ -109,3 +111,42 @@ def tokens_in(batch: Any) -> int | None:
     first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
     is_ids = isinstance(first, Tensor) and first.dim() == 2 and first.dtype in _ID_DTYPES
     return first.numel() if is_ids else None
+
+
+class StepSize(NamedTuple):
+    """Size of the batches of one step: None where a batch does not tell it."""
+
+    tokens: int | None
+    samples: int | None
+    shapes: tuple[tuple[int, ...], ...]  # of all tensors
+
+    def __add__(self, other: Any) -> StepSize:
+        """Return the size of both batches together."""
+        tokens, samples, shapes = other
+        return StepSize(total([self.tokens, tokens]), total([self.samples, samples]), (*self.shapes, *shapes))
+
+
+NO_BATCH = StepSize(0, 0, ())
+
+
+def size_of(batch: Any, model: nn.Module) -> StepSize:
+    """Return the size of one batch of the model; it reads shapes alone, and never waits for the device."""
+    return StepSize(tokens_in(batch), samples_in(batch, model), tuple(tuple(t.shape) for t in tensors_in(batch)))
+
+
+def differ(sizes: Sequence[StepSize]) -> bool:
+    """Return True if the steps had batches of different shapes."""
+    return len({size.shapes for size in sizes}) > 1
+
+
+def sizes_row(sizes: Sequence[StepSize]) -> Ran:
+    """Return the tokens and samples of each timed step, and where their batches differ in size, of all together."""
+    tokens, samples = [size.tokens for size in sizes], [size.samples for size in sizes]
+    row: Ran = {"tokens": _of_each(tokens), "samples": _of_each(samples)}
+    if differ(sizes):
+        row |= {"timed_tokens": total(tokens), "timed_samples": total(samples)}
+    return row
+
+
+def _of_each(counts: Sequence[int | None]) -> int | None:
+    return counts[0] if len({*counts}) == 1 else None

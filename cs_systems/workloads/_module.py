@@ -17,7 +17,7 @@ from cs_systems.parallel._collectives import counting
 from cs_systems.training import fp8
 from cs_systems.training.checkpointing import checkpoint_blocks, without_effect
 from cs_systems.workloads import Unavailable
-from cs_systems.workloads._batches import call_with, loss_in, placed, samples_in, tokens_in
+from cs_systems.workloads._batches import NO_BATCH, StepSize, call_with, loss_in, placed, samples_in, size_of, tokens_in
 from cs_systems.workloads._calls import check_precision
 from cs_systems.workloads._setup import TrainingSetup
 from cs_systems.workloads._training import Training, compiled, strategy_of
@@ -57,6 +57,7 @@ class ModuleStep(Training):
         self._iterator: Iterator[Any] | None = None
         self.batch: Any = None if setup.batch is None else placed(setup.batch, device.torch, self._dtype)
         self.output: Any = None
+        self._sizes: list[StepSize] = []  # of the steps since `take_sizes`, where each has batches of its own
 
     def _check_parts(self, config: RunConfig) -> None:
         """Raise Unavailable for parts that the strategy cannot honour."""
@@ -121,6 +122,8 @@ class ModuleStep(Training):
         super().prepare()
 
     def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        if self.setup.batches is not None:
+            self._sizes.append(NO_BATCH)
         with counting() as self.calls:
             for _ in range(self.setup.accumulate):
                 if self.setup.batches is not None:
@@ -147,6 +150,7 @@ class ModuleStep(Training):
             except StopIteration:
                 self._iterator = None
             else:
+                self._sizes[-1] += size_of(self.batch, self.model)
                 return
         raise ConfigError("batches is empty, or a generator that has ended; give a list or a DataLoader")
 
@@ -199,6 +203,11 @@ class ModuleStep(Training):
         super()._update()
         if self.scheduler is not None:
             self.scheduler.step()
+
+    def take_sizes(self) -> list[StepSize]:
+        """Return the sizes of the steps since the last call; none if all steps use one batch."""
+        taken, self._sizes = self._sizes, []
+        return taken
 
     def cost(self) -> None:
         return None
