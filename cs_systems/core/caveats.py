@@ -65,6 +65,8 @@ LOOP_REMEDIES = {code: remedy for code, remedy in REMEDIES.items() if code != "f
     "launch-bound": "CPU-bound: the GPU waits for kernel launches; use a larger batch, torch.compile or CUDA graphs",
     "recompiled": f"{_LATER}; keep shapes and flags constant, because each change compiles again",
     "cudaMalloc": f"{_LATER}, when the caching allocator needs no more memory",
+    "mixed-batches": "compare tokens/s, given by `with recorder.step(tokens=…):`, not times; or pad to one length, and "
+    "drop the last short batch",
     "throttled": "record fewer steps, or cool the GPU",
     "shared-gpu": "stop the other processes, or choose another GPU with CUDA_VISIBLE_DEVICES",
 }

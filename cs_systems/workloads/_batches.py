@@ -96,7 +96,7 @@ def samples_in(batch: Any, model: nn.Module) -> int | None:
     Scalars do not count. The first dimension may be time where the model has a module with `batch_first=False`, such as
     nn.LSTM by default. It is then believed only beside a tensor of one dimension, such as labels.
     """
-    shapes = [tensor.shape for tensor in tensors_in(batch) if tensor.dim()]
+    shapes = [_shape(tensor) for tensor in tensors_in(batch) if tensor.dim()]
     if len({shape[0] for shape in shapes}) != 1:
         return None
     may_be_time = any(getattr(module, "batch_first", True) is False for module in model.modules())
@@ -131,7 +131,11 @@ NO_BATCH = StepSize(0, 0, ())
 
 def size_of(batch: Any, model: nn.Module) -> StepSize:
     """Return the size of one batch of the model; it reads shapes alone, and never waits for the device."""
-    return StepSize(tokens_in(batch), samples_in(batch, model), tuple(tuple(t.shape) for t in tensors_in(batch)))
+    return StepSize(tokens_in(batch), samples_in(batch, model), tuple(_shape(tensor) for tensor in tensors_in(batch)))
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return (tensor.size(0), tensor.numel()) if tensor.is_nested else tuple(tensor.shape)
 
 
 def differ(sizes: Sequence[StepSize]) -> bool:
