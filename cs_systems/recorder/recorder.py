@@ -32,7 +32,7 @@ from cs_systems.core.validation import arguments_checked, is_number, is_whole, s
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
-from cs_systems.profilers import rank_file
+from cs_systems.profilers import nsys, rank_file
 from cs_systems.record import RunRecord, Sample, append_record
 from cs_systems.recorder import _ranks, _result, hooks
 from cs_systems.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
@@ -88,6 +88,8 @@ class Recorder:
     `records` holds the records that were written by this process.
     """
 
+    _is_in_code = True  # the user wrote it into the loop, and gets refusals and warnings there
+
     @arguments_checked
     def __init__(
         self,
@@ -129,6 +131,8 @@ class Recorder:
         default = " + ".join(type(m).__name__ for m in models) or "unnamed"
         name = short_name("name", default if name is None else name)
         place = Device(_device_of(models) if device is None else _named_device(device))
+        if profile == "nsys" and self._is_in_code and _ranks.rank() == 0 and not nsys.started_this_process():
+            raise ConfigError(f"profile is 'nsys', but {nsys.not_started(place.is_cuda)}")
         self._subject = _result.Subject(name, place, models, optimizers, tokens, _ranks.world_size())
         self._out, self._warmup, self._patience_s, self._clock = Path(out), warmup, patience_s, clock
         self._record_host = record_host

@@ -22,6 +22,7 @@ from cs_systems import Recorder
 from cs_systems.comparison.runs import compare
 from cs_systems.config import ConfigError
 from cs_systems.core import origin
+from cs_systems.profilers import nsys
 from cs_systems.record import RunRecord, read_records
 from cs_systems.recorder import hooks
 from cs_systems.report.pages.records import render as render_page
@@ -158,11 +159,30 @@ def test_profile_is_a_record_of_its_own_beside_the_clean_one(tmp_path: Path) -> 
     assert "loop Sequential on" in render(recorder.records)
 
 
-def test_profile_of_nsys_refers_to_its_report(tmp_path: Path) -> None:
+def test_profile_of_nsys_refers_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nvtx")
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     recorder, _ = train(tmp_path, profile="nsys", profile_steps=1)
+    assert "below-nsys" in codes(recorder.records[0])
     caveat = recorder.records[1].warnings[-1]
     assert (caveat.code, caveat.remedy) == ("no-tables", "cs-systems analyze REPORT.nsys-rep")
+
+
+def test_profile_of_nsys_is_refused_in_a_process_that_nsys_did_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NSYS_PROFILING_SESSION_ID", "LD_PRELOAD", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError) as refused:
+        Recorder(net(), out=tmp_path, profile="nsys")
+    assert str(refused.value) == (
+        "profile is 'nsys', but nsys did not start this process; start it by nsys profile --trace=nvtx,osrt "
+        "--capture-range=nvtx '--nvtx-capture=timed steps' --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 "
+        "--capture-range-end=stop python train.py, or pass profile='kineto'"
+    )
+    assert "--trace=cuda,nvtx --cuda-graph-trace=node --capture-range=cudaProfilerApi" in nsys.not_started(on_cuda=True)
+    monkeypatch.setenv("LD_PRELOAD", "/opt/nsight-systems/target-linux-x64/libToolsInjectionProxy64.so")
+    assert Recorder(net(), out=tmp_path, profile="nsys").records == []
 
 
 def test_shorter_loop_has_a_caveat(tmp_path: Path) -> None:
