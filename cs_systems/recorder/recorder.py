@@ -217,6 +217,14 @@ class Recorder:
             self._end_stage("the loop ended" if error is None else f"the loop ended with {_described(error)}", error)
             self._off()
         self._state = "closed"
+        if error is None and self._count > 0:
+            self._warn_if_untimed()
+
+    def _warn_if_untimed(self) -> None:
+        """Warn if the loop ended before a step was timed: nothing else tells that the record is an error."""
+        record = next(iter(self.records), None)
+        if self._is_in_code and record is not None and record.status == "error":
+            warnings.warn(f"no step was timed: {record.reason}", RuntimeWarning, stacklevel=4)
 
     def _install(self, tracker: Tracker) -> None:
         self._installed.enter_context(hooks.hooked(tracker, self._subject.models))

@@ -29,6 +29,7 @@ from cs_systems.report.pages.records import render as render_page
 from cs_systems.report.reading import some_records
 from cs_systems.report.tables.records import render
 from tests import forks
+from tests.recorder import loops
 from tests.recorder.loops import CLEAN, batches, loader, loss_of, net, train
 
 
@@ -220,14 +221,15 @@ def test_loop_that_ends_before_the_profile_keeps_its_timing(tmp_path: Path) -> N
 
 
 def test_loop_that_ends_in_the_warm_up_is_an_error(tmp_path: Path) -> None:
-    recorder, _ = train(tmp_path, 2, warmup=5, steps=20)
-    assert [(r.status, r.reason) for r in recorder.records] == [
-        (
-            "error",
-            "the loop ended after 2 of 5 warm-up steps; record a loop of at least 25 steps, "
-            "or fewer of them: warmup=1, steps=1 (--steps 1:2)",
-        )
-    ]
+    reason = (
+        "the loop ended after 2 of 5 warm-up steps; record a loop of at least 25 steps, "
+        "or fewer of them: warmup=1, steps=1 (--steps 1:2)"
+    )
+    with pytest.warns(RuntimeWarning) as given:
+        recorder, _ = train(tmp_path, 2, warmup=5, steps=20)
+    assert [str(warning.message) for warning in given] == [f"no step was timed: {reason}"]
+    assert given[0].filename == loops.__file__
+    assert [(r.status, r.reason) for r in recorder.records] == [("error", reason)]
 
 
 def test_exception_passes_through_and_the_record_stays(tmp_path: Path) -> None:
@@ -337,7 +339,7 @@ def test_misuse_is_an_error_in_plain_words(tmp_path: Path) -> None:
     ):
         pass
     with (
-        Recorder(net(), out=tmp_path, **CLEAN) as recorder,
+        Recorder(net(), out=tmp_path, **CLEAN | {"warmup": 0}) as recorder,
         recorder.step(),
         pytest.raises(RuntimeError, match=r"another Recorder is active in this process; end its `with` block first"),
     ):
@@ -346,7 +348,8 @@ def test_misuse_is_an_error_in_plain_words(tmp_path: Path) -> None:
 
 def test_loop_without_a_step_of_the_optimizer_says_so(tmp_path: Path) -> None:
     model = net()
-    with Recorder(model, torch.optim.SGD(model.parameters()), out=tmp_path, **CLEAN) as recorder:
+    warned = pytest.warns(RuntimeWarning, match="no step was timed: the loop ended after 0 of 1 warm-up steps; none of")
+    with warned, Recorder(model, torch.optim.SGD(model.parameters()), out=tmp_path, **CLEAN) as recorder:
         for batch in batches(3):
             with recorder.step():
                 loss_of(model, batch).backward()
