@@ -36,6 +36,7 @@ from cs_systems.profilers import nsys, rank_file
 from cs_systems.record import RunRecord, Sample, append_record
 from cs_systems.recorder import _ranks, _result, hooks
 from cs_systems.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
+from cs_systems.runtime import observed
 from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.profiled import prefix, with_profile
 from cs_systems.workloads import Unavailable
@@ -195,6 +196,8 @@ class Recorder:
         self._installed, self._region = ExitStack(), ExitStack()
         self._install(self._tracker)
         self._state = "recording"
+        if self._is_in_code:  # a script that was not edited keeps running
+            observed.begin(self)
         atexit.register(self.close)
         self._mallocs, self._compiled = device.device_mallocs(), self._probes.compilations()
         return self
@@ -232,6 +235,7 @@ class Recorder:
     def _off(self) -> None:
         self._tracker = None
         self._installed.close()
+        observed.end(self)
         self._state = "done"
 
     def _at_first_forward(self) -> None:

@@ -346,6 +346,26 @@ def test_misuse_is_an_error_in_plain_words(tmp_path: Path) -> None:
         Recorder(net(), out=tmp_path).__enter__()
 
 
+def test_measurement_inside_an_active_recorder_is_refused(tmp_path: Path) -> None:
+    model, afterwards = net(), None
+    with Recorder(model, out=tmp_path, **CLEAN) as recorder:
+        for inputs, _ in batches(6):
+            with recorder.step():
+                model(inputs).sum().backward()
+                if not recorder.done:
+                    with pytest.raises(
+                        ConfigError, match=r"run\(\) was called inside an active Recorder; call it after"
+                    ):
+                        cs_systems.run(model=net(), inputs=inputs)
+                    with pytest.raises(ConfigError, match=r"sweep\(\) was called .* or when recorder\.done is True"):
+                        cs_systems.sweep([cs_systems.RunConfig()])
+        afterwards = cs_systems.run(model=net(), inputs=inputs, warmup=0, steps=1)
+    assert recorder.records[0].status == afterwards.status == "ok"
+    with pytest.raises(ValueError, match="oops"), Recorder(net(), out=tmp_path, **CLEAN) as recorder, recorder.step():
+        raise ValueError("oops")
+    assert cs_systems.run(model=net(), inputs=inputs, warmup=0, steps=1).status == "ok"
+
+
 def test_loop_without_a_step_of_the_optimizer_says_so(tmp_path: Path) -> None:
     model = net()
     warned = pytest.warns(RuntimeWarning, match="no step was timed: the loop ended after 0 of 1 warm-up steps; none of")
