@@ -149,7 +149,7 @@ def _profiled(profiler: str) -> Iterator[Caveat]:
 def _no_number(loss: float | None) -> Iterator[Caveat]:
     if loss is not None and not math.isfinite(loss):
         code, value = ("nan-loss", "NaN") if math.isnan(loss) else ("inf-loss", "infinite")
-        yield _caveat(code, f"the loss is {value}")
+        yield _caveat(code, f"the loss is {value}, so that its times are left out")
 
 
 def of_spread(m: Measurement, phase: str) -> Iterator[Caveat]:
