@@ -19,7 +19,7 @@ from cs_systems.training.checkpointing import checkpoint_blocks, without_effect
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._batches import NO_BATCH, StepSize, call_with, loss_in, placed, samples_in, size_of, tokens_in
 from cs_systems.workloads._calls import check_precision
-from cs_systems.workloads._setup import TrainingSetup
+from cs_systems.workloads._setup import TrainingSetup, check_scheduler
 from cs_systems.workloads._training import Training, compiled, strategy_of
 
 # Fields of a RunConfig that apply to any module, by their names in tables.
@@ -115,6 +115,7 @@ class ModuleStep(Training):
                 f"scheduler returned {shown(scheduler)}, which is no scheduler; give a class, "
                 "or a function of the optimizer that returns one"
             )
+        check_scheduler(scheduler, self.optimizer)
         return scheduler
 
     def prepare(self) -> None:

@@ -397,6 +397,34 @@ def test_forward_alone_keeps_eval(mode: str, trains: bool) -> None:
     assert not model.training
 
 
+def test_scheduler_of_another_optimizer_is_refused() -> None:
+    model = Net()
+    own, other = (torch.optim.SGD(net.parameters(), 0.1) for net in (model, Net()))
+    scheduler = torch.optim.lr_scheduler.StepLR(other, 1)
+    with pytest.raises(ConfigError) as refused:
+        cs_systems.run(model=model, inputs=BATCH, optimizer=own, scheduler=scheduler, **QUICK)
+    assert str(refused.value) == (
+        "the scheduler is of another optimizer (SGD) than the one that steps; give that one as optimizer=, or "
+        "scheduler=lambda optimizer: …"
+    )
+    made_anew = (
+        "the scheduler is of an optimizer (SGD) that does not step, because the step makes its own; give it as "
+        "optimizer=, or scheduler=lambda optimizer: …"
+    )
+    for options in ({}, {"optimizer": torch.optim.SGD}):
+        with pytest.raises(ConfigError) as refused:
+            cs_systems.run(model=model, inputs=BATCH, scheduler=scheduler, **options, **QUICK)
+        assert str(refused.value) == made_anew
+    setup = cs_systems.TrainingSetup(model, BATCH, optimizer=own, scheduler=torch.optim.lr_scheduler.StepLR(own, 1))
+    assert cs_systems.run(workload=setup, **QUICK).status == "ok"
+    record = cs_systems.run(RunConfig(optimizer="adamw"), workload=setup, **QUICK)  # replaces the setup's
+    assert (record.status, record.reason) == (
+        "error",
+        "the scheduler is of another optimizer (SGD) than the one that steps; give that one as optimizer=, or "
+        "scheduler=lambda optimizer: …",
+    )
+
+
 def test_scheduler_may_be_a_class() -> None:
     scheduler = torch.optim.lr_scheduler.ConstantLR
     record = cs_systems.run(model=Net(), inputs=X, loss=lambda out: out.sum(), scheduler=scheduler, **QUICK)
