@@ -257,6 +257,17 @@ def test_folder_is_an_ordinary_run_with_the_profile(tmp_path: Path) -> None:
         cs_systems.run(read[0].run_config)
 
 
+def test_profile_without_a_folder_names_no_file() -> None:
+    record = cs_systems.run(model=Net(), inputs=BATCH, profiler="kineto", **QUICK)
+    assert (record.status, record.artifacts) == ("ok", {})
+    (caveat,) = (caveat for caveat in record.warnings if caveat.code == "no-tables")
+    assert caveat.message == (
+        "the trace holds no kernel: it has times of the ranges on the host, but none of the device"
+    )
+    assert caveat.remedy == ("profile on a GPU, or see its operators: cs-systems analyze TRACE (give out= to keep it)")
+    assert ".trace.json" not in record.to_json()
+
+
 def test_option_that_a_step_does_not_use_is_refused() -> None:
     record = cs_systems.run(workload=step, precision="bf16", **QUICK)
     assert record.status == "unavailable"
