@@ -48,6 +48,7 @@ REMEDIES = {
     "no-forward": "pass the module that the loop calls: the one that DDP or torch.compile returned",
     "below-nsys": "record without nsys for times to compare",
     "mixed-steps": "name the iteration: Recorder(...), and with recorder.step(): around the body of the loop",
+    "mixed-batches": "compare tokens/s or samples/s, not times; or pad to one length, and drop the last short batch",
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",
@@ -64,6 +65,8 @@ LOOP_REMEDIES = {code: remedy for code, remedy in REMEDIES.items() if code != "f
     "launch-bound": "CPU-bound: the GPU waits for kernel launches; use a larger batch, torch.compile or CUDA graphs",
     "recompiled": f"{_LATER}; keep shapes and flags constant, because each change compiles again",
     "cudaMalloc": f"{_LATER}, when the caching allocator needs no more memory",
+    "mixed-batches": "compare tokens/s, given by `with recorder.step(tokens=…):`, not times; or pad to one length, and "
+    "drop the last short batch",
     "throttled": "record fewer steps, or cool the GPU",
     "shared-gpu": "stop the other processes, or choose another GPU with CUDA_VISIBLE_DEVICES",
 }
@@ -90,6 +93,15 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
         steps = f"cs-systems run --steps {first}:{done}, or Recorder(warmup={first}, steps={done - first})"
         remedy += f", or time earlier steps: {steps}"
     return Caveat("few-samples", message, remedy)
+
+
+def with_mixed_batches(found: Iterable[Caveat], what: str) -> tuple[Caveat, ...]:
+    """Return the caveats with that of timed steps whose batches differ in size: their spread is no instability.
+
+    what: the consequence for the numbers.
+    """
+    message = f"the batches of the timed steps differ in size; {what}"
+    return (*(caveat for caveat in found if caveat.code != "unstable"), _caveat("mixed-batches", message))
 
 
 def caveats(
@@ -137,7 +149,7 @@ def _profiled(profiler: str) -> Iterator[Caveat]:
 def _no_number(loss: float | None) -> Iterator[Caveat]:
     if loss is not None and not math.isfinite(loss):
         code, value = ("nan-loss", "NaN") if math.isnan(loss) else ("inf-loss", "infinite")
-        yield _caveat(code, f"the loss is {value}")
+        yield _caveat(code, f"the loss is {value}, so that its times are left out")
 
 
 def of_spread(m: Measurement, phase: str) -> Iterator[Caveat]:

@@ -24,6 +24,8 @@ class Ran(TypedDict, total=False):
     tokens: int | None  # in a step, of this rank
     samples: int | None  # of a user's own batch, in a step, of this rank
     world_tokens: int | None  # in a step, of all ranks
+    timed_tokens: int | None  # in all timed steps, of all ranks; only where their batches differ in size
+    timed_samples: int | None
     parameters: int
     loss: float | None  # of the last step
     attention: str

@@ -106,6 +106,12 @@ def summary(samples: Sequence[float]) -> Summary:
     )
 
 
+def total(counts: Sequence[int | None]) -> int | None:
+    """Return the sum, or None if one of the counts is unknown."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
 def quantile(samples: Sequence[float], q: float) -> float:
     """Return the q-quantile, 0 ≤ q ≤ 1, by linear interpolation (Hyndman & Fan 1996, type 7)."""
     import numpy as np

@@ -109,7 +109,7 @@ class Evidence:
         clock_max_hz: the highest SM clock of the GPU.
         throttle_reasons: why the GPU lowered its clock.
         memory: the memory at the peak.
-        has_mixed_steps: the steps are of several kinds, so that their spread is no noise.
+        has_mixed_steps: the steps are of several kinds or sizes, so that their spread is no noise.
     """
 
     tables: Results = field(default_factory=Results)
@@ -274,7 +274,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
         clock_max_hz=environment.sm_clock_max_hz if environment else None,
         throttle_reasons=(environment.throttle_reasons or ()) if environment else (),
         memory=memory,
-        has_mixed_steps=any(caveat.code == "mixed-steps" for r in timed for caveat in r.warnings),
+        has_mixed_steps=any(caveat.code in ("mixed-steps", "mixed-batches") for r in timed for caveat in r.warnings),
     )
 
 

@@ -7,7 +7,9 @@ does. The report is exported to SQLite, from which the tables are made. Options:
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -123,6 +125,18 @@ def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool
     """Return the command that runs the worker under `nsys profile`; a user's options come last, so that they win."""
     where = ON_CUDA if on_cuda else ON_CPU
     return ["nsys", "profile", *where, *ALWAYS, f"--output={out.absolute()}", *options, *argv]
+
+
+def started_this_process() -> bool:
+    """Return True below `nsys profile`, and below `nsys launch`, which sets no session at first."""
+    injected = (os.environ.get(name, "") for name in ("LD_PRELOAD", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"))
+    return "NSYS_PROFILING_SESSION_ID" in os.environ or any("libToolsInjection" in value for value in injected)
+
+
+def not_started(on_cuda: bool) -> str:
+    """Return that nsys did not start this process, whose loop is to be recorded, and the command that does."""
+    command = shlex.join(["nsys", "profile", *(ON_CUDA if on_cuda else ON_CPU), "--capture-range-end=stop"])
+    return f"nsys did not start this process; start it by {command} python train.py, or pass profile='kineto'"
 
 
 @contextmanager

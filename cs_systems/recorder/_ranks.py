@@ -14,13 +14,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from cs_systems.core.caveats import REMEDIES, Caveat, of_spread
+from cs_systems.core.rows import Ran, first_row
 from cs_systems.machine import process_group
 from cs_systems.record import RunRecord, Sample
 from cs_systems.recorder._result import aligned
@@ -86,7 +87,8 @@ def merged_loop(found: dict[int, RunRecord], missing: Sequence[int]) -> RunRecor
     for record in measured.values():
         assert record.measurement is not None
         kept = (*_last(_samples(record, True), warmup), *_samples(record, False)[:timed])
-        alike.append(replace(record, measurement=replace(record.measurement, samples=aligned(kept, names))))
+        cut = record if len(_samples(record, False)) == timed else _without_total(record)
+        alike.append(replace(cut, measurement=replace(record.measurement, samples=aligned(kept, names))))
     whole = merged(alike)
     rows = [row | {"rank": list(measured)[row["rank"]], "wait_s": None} for row in whole.results["ranks"]]
     notes = [] if not lost else [_missing(lost, found)]
@@ -98,10 +100,19 @@ def merged_loop(found: dict[int, RunRecord], missing: Sequence[int]) -> RunRecor
     )
 
 
+def _without_total(record: RunRecord) -> RunRecord:
+    """Return the record of a rank that timed more steps than another: their total is not that of the common steps."""
+    ran = first_row(record.results, "ran")
+    if ran.get("timed_tokens") is None:
+        return record
+    return replace(record, results={**record.results, "ran": [cast(Ran, {**ran, "timed_tokens": None})]})
+
+
 def _of_stragglers(whole: RunRecord) -> Iterator[Caveat]:
     """Yield the caveats of all ranks; the spread is that of the stragglers, which tables show."""
     assert whole.measurement is not None
-    yield from (caveat for caveat in of_spread(whole.measurement, "step") if caveat.code == "unstable")
+    if not any(caveat.code in ("mixed-steps", "mixed-batches") for caveat in whole.warnings):
+        yield from (caveat for caveat in of_spread(whole.measurement, "step") if caveat.code == "unstable")
     yield from (caveat for caveat in whole.warnings if caveat.code != "unstable")
 
 

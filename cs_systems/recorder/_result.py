@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from cs_systems.config import RunConfig
 from cs_systems.core import caveats
 from cs_systems.core.caveats import LOOP_REMEDIES, Caveat
 from cs_systems.core.rows import Ran, Results
+from cs_systems.core.statistics import total
 from cs_systems.core.units import counted
 from cs_systems.instrument.probes import graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
@@ -25,6 +26,14 @@ from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
 from cs_systems.record import LOOP, Environment, Measurement, Row, RunRecord, Sample, make_key
 from cs_systems.recorder.phases import BACKWARD, FORWARD, WAITING, in_order
+
+
+class StepInputs(NamedTuple):
+    """Size of what the models were called with in one step, and its tokens where the loop gave them."""
+
+    rows: int  # first dimensions of the first tensors, added up
+    elements: int
+    tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,7 @@ def success(
     subject: Subject,
     config: RunConfig,
     samples: Sequence[Sample],
+    inputs: Sequence[StepInputs],
     before: Environment,
     *,
     repeat: int,
@@ -90,6 +100,7 @@ def success(
 ) -> RunRecord:
     """Return the record of a stage with at least one timed step.
 
+    inputs: of the timed steps.
     ended: how the loop ended before all steps were timed. missing: the profilers that then saw no step. mallocs:
     cudaMalloc calls during the timed steps.
     """
@@ -102,9 +113,12 @@ def success(
     breaks = graph_break_rows(noted)
     found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks)
     found = (*found, *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs))
+    counts, differ = _counts(subject.tokens, inputs)
+    if differ:
+        found = caveats.with_mixed_batches(found, differ)
     found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
     known = {"precision": precision, "graph_breaks": len(noted) or None}
-    ran = cast(Ran, {**subject.ran(), **{name: value for name, value in known.items() if value}})
+    ran = cast(Ran, {**subject.ran(), **counts, **{name: value for name, value in known.items() if value}})
     broken: Results = {"graph_breaks": breaks} if breaks else {}
     return RunRecord(
         key=make_key(config, repeat, after),
@@ -116,6 +130,26 @@ def success(
         warnings=tuple({caveat.code: caveat for caveat in found}.values()),
         results={"ran": [ran], **broken},
     )
+
+
+def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]:
+    """Return the tokens of the timed steps, and if their batches differ in size, what follows from that; else "".
+
+    tokens: of each step, as the user has said. Where the inputs differ in size that is believed only if it is their
+    number of rows: each step then has as many samples.
+    """
+    given = [each.tokens for each in inputs]
+    rows, elements = {each.rows for each in inputs}, {each.elements for each in inputs}
+    if len({*given}) == len(rows) == len(elements) == 1:
+        return {"tokens": given[0] if tokens is None else tokens}, ""
+    if tokens is not None and rows == {tokens}:
+        given = [tokens] * len(inputs)
+    elif tokens is not None:
+        return {"tokens": None}, f"tokens={tokens} is not of each of them, and tokens/s is not known"
+    together = total(given)
+    of_each = given[0] if len({*given}) == 1 else None
+    what = "their median is of no one size" if together is None else "tokens/s is of all of them together"
+    return {"tokens": of_each, "timed_tokens": together}, what
 
 
 def failure(config: RunConfig, environment: Environment, *, repeat: int, status: str, reason: str) -> RunRecord:

@@ -68,9 +68,9 @@ def is_active() -> bool:
     return _tracker is not None
 
 
-def _begins(name: str) -> None:
+def _begins(name: str, arguments: Any = ()) -> None:
     if _tracker is not None and _tracker.observes():
-        _tracker.enter(name)
+        _tracker.enter(name, arguments)
 
 
 def _ends(name: str) -> None:
@@ -78,9 +78,9 @@ def _ends(name: str) -> None:
         _tracker.exit(name)
 
 
-def _forward_begins(*_: Any) -> None:
+def _forward_begins(_: nn.Module, *arguments: Any) -> None:
     if not torch.compiler.is_compiling():  # first, so that compiled code depends on nothing else here
-        _begins(FORWARD)
+        _begins(FORWARD, arguments)
 
 
 def _forward_ends(*_: Any) -> None:
@@ -107,7 +107,7 @@ def _on_model(model: nn.Module) -> Iterator[Callable[[], object]]:
         model.__dict__["_compiled_call_impl"] = _wrapped(compiled, lambda *_: FORWARD)
         yield lambda: model.__dict__.update(_compiled_call_impl=compiled)
         return
-    yield model.register_forward_pre_hook(_forward_begins).remove
+    yield model.register_forward_pre_hook(_forward_begins, with_kwargs=True).remove
     yield model.register_forward_hook(_forward_ends, always_call=True).remove
 
 
@@ -119,7 +119,7 @@ def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
         if _tracker is None or not _tracker.observes() or (name := tells(args, kwargs)) is None:
             return function(*args, **kwargs)
         tracker = _tracker
-        tracker.enter(name)
+        tracker.enter(name, (args, kwargs))
         try:
             return function(*args, **kwargs)
         finally:

@@ -18,6 +18,7 @@ from cs_systems.config import Phase
 from cs_systems.instrument.annotate import STEP, Label, OpenLabel, annotate
 from cs_systems.machine.device import Device
 from cs_systems.record import Sample
+from cs_systems.workloads._batches import tensors_in
 
 FORWARD, LOSS, BACKWARD, OPTIMIZER = (p.value for p in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER))
 INPUT, COPY, CLIP, ZERO_GRAD, HOST_SYNC = "input", "copy", "clip", "zero_grad", "host_sync"
@@ -146,6 +147,8 @@ class Tracker:
         idle: the phase in which a step begins.
         stepped: the optimizer was entered in this step.
         seen: all phases that were entered.
+        rows: the first dimensions of the models' inputs in this step, added up.
+        elements: the elements of these inputs.
         has_ranges: each phase is also a range of the active profiler.
         before_next: called once, before the next phase begins.
     """
@@ -161,6 +164,7 @@ class Tracker:
         self._rest = BETWEEN
         self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
         self.seen: set[str] = set()
+        self.rows = self.elements = 0
         self.before_next: Callable[[], object] | None = None
         self.begin_stage()
 
@@ -189,6 +193,7 @@ class Tracker:
         self._named.clear()
         self._found.clear()
         self._in_loss, self._rest, self.stepped = False, self.idle, False
+        self.rows = self.elements = 0
         self._timeline = Timeline(self._clocks, self.idle)
         self._label.switch((), self._ranges)
         self._show()
@@ -213,9 +218,16 @@ class Tracker:
     def is_open(self, name: str) -> bool:
         return any(found == name for found, _ in self._found)
 
-    def enter(self, name: str) -> None:
-        """Begin a phase that was found; the caller asks `observes` before."""
+    def enter(self, name: str, arguments: Any = ()) -> None:
+        """Begin a phase that was found; the caller asks `observes` before.
+
+        arguments: of the call that begins it. Of a model's, the sizes are added up; nothing waits for the device.
+        """
         self.call_before_next()
+        if name == FORWARD and not self.is_open(FORWARD):
+            inputs = [tensor for tensor in tensors_in(arguments) if tensor.dim()]
+            self.rows += inputs[0].size(0) if inputs else 0
+            self.elements += sum(tensor.numel() for tensor in inputs)
         if name == FORWARD and FORWARD not in self.seen:
             self._at_forward()
         self.seen.add(name)

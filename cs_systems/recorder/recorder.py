@@ -32,10 +32,11 @@ from cs_systems.core.validation import arguments_checked, is_number, is_whole, s
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
-from cs_systems.profilers import rank_file
+from cs_systems.profilers import nsys, rank_file
 from cs_systems.record import RunRecord, Sample, append_record
 from cs_systems.recorder import _ranks, _result, hooks
 from cs_systems.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
+from cs_systems.runtime import observed
 from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.profiled import prefix, with_profile
 from cs_systems.workloads import Unavailable
@@ -63,6 +64,7 @@ class _Taken(NamedTuple):
     timeline: Timeline
     compilations: int
     compile_s: float
+    size: _result.StepInputs
 
 
 class Recorder:
@@ -78,13 +80,16 @@ class Recorder:
         profile: "kineto", "none", or "nsys" in a process that runs under `nsys profile`.
         profile_steps: steps under the profiler, and under the memory history.
         snapshot: also record a CUDA memory snapshot.
-        tokens: tokens (or samples) of a step on one rank, from which the rate is computed.
+        tokens: tokens (or samples) of a step on one rank, from which the rate is computed; where steps differ, give
+            them to `step`.
         device: the device of the loop; by default that of the model's parameters.
         patience_s: how long rank 0 waits for the records of the other ranks.
         record_host: write the name of this host into the records, beside the date and the command.
 
     `records` holds the records that were written by this process.
     """
+
+    _is_in_code = True  # the user wrote it into the loop, and gets refusals and warnings there
 
     @arguments_checked
     def __init__(
@@ -127,6 +132,8 @@ class Recorder:
         default = " + ".join(type(m).__name__ for m in models) or "unnamed"
         name = short_name("name", default if name is None else name)
         place = Device(_device_of(models) if device is None else _named_device(device))
+        if profile == "nsys" and self._is_in_code and _ranks.rank() == 0 and not nsys.started_this_process():
+            raise ConfigError(f"profile is 'nsys', but {nsys.not_started(place.is_cuda)}")
         self._subject = _result.Subject(name, place, models, optimizers, tokens, _ranks.world_size())
         self._out, self._warmup, self._patience_s, self._clock = Path(out), warmup, patience_s, clock
         self._record_host = record_host
@@ -137,10 +144,20 @@ class Recorder:
         self._step = _Step(self)
         self._tracker: Tracker | None = None  # None: nothing is recorded, before and after
         self._in_step = False
+        self._given: list[int] = []  # tokens of the iterations of this step
 
-    def step(self) -> _Step:
-        """Return the context of one iteration of the loop; also a decorator of a function that runs one."""
-        return self._step
+    def step(self, tokens: int | None = None) -> _Step:
+        """Return the context of one iteration of the loop; also a decorator of a function that runs one.
+
+        tokens: tokens (or samples) of this iteration on this rank, where the batches differ in size.
+        """
+        if tokens is None:
+            return self._step
+        if not is_whole(tokens) or tokens < 0:
+            raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number")
+        if self._subject.tokens is not None:
+            raise ConfigError("tokens= of Recorder and of step() exclude each other; leave out that of Recorder")
+        return _Step(self, tokens)
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Return a context whose whole time belongs to phase `name`, in place of the phases found inside it."""
@@ -179,6 +196,8 @@ class Recorder:
         self._installed, self._region = ExitStack(), ExitStack()
         self._install(self._tracker)
         self._state = "recording"
+        if self._is_in_code:  # a script that was not edited keeps running
+            observed.begin(self)
         atexit.register(self.close)
         self._mallocs, self._compiled = device.device_mallocs(), self._probes.compilations()
         return self
@@ -201,6 +220,14 @@ class Recorder:
             self._end_stage("the loop ended" if error is None else f"the loop ended with {_described(error)}", error)
             self._off()
         self._state = "closed"
+        if error is None and self._count > 0:
+            self._warn_if_untimed()
+
+    def _warn_if_untimed(self) -> None:
+        """Warn if the loop ended before a step was timed: nothing else tells that the record is an error."""
+        record = next(iter(self.records), None)
+        if self._is_in_code and record is not None and record.status == "error":
+            warnings.warn(f"no step was timed: {record.reason}", RuntimeWarning, stacklevel=4)
 
     def _install(self, tracker: Tracker) -> None:
         self._installed.enter_context(hooks.hooked(tracker, self._subject.models))
@@ -208,12 +235,13 @@ class Recorder:
     def _off(self) -> None:
         self._tracker = None
         self._installed.close()
+        observed.end(self)
         self._state = "done"
 
     def _at_first_forward(self) -> None:
         self._precision = _result.precision_of(self._subject.device, self._subject.models)
 
-    def _step_begins(self) -> None:
+    def _step_begins(self, tokens: int | None = None) -> None:
         if self._tracker is None:
             if self._state == "new":
                 raise RuntimeError("recorder.step() was used outside of the recorder; write `with recorder:` around it")
@@ -225,6 +253,8 @@ class Recorder:
         if self._count == 0:
             self._setup_s = self._clock() - self._began_s
         self._in_step = True
+        if tokens is not None:
+            self._given.append(tokens)
         self._tracker.rest(OTHER)
 
     def _step_ends(self, failed: bool) -> None:
@@ -234,6 +264,7 @@ class Recorder:
             return
         self._count += 1
         if failed:  # its times are of no use, and the next step begins here
+            self._given.clear()
             tracker.start()
         elif self._subject.optimizers and not tracker.stepped:  # gradients are being accumulated
             tracker.rest(BETWEEN)
@@ -244,7 +275,10 @@ class Recorder:
         """Take the sample of the step that ends here, and begin the next one."""
         is_warmup = len(self._warm) < self._warmup
         timeline = tracker.end(synchronize=not self._stages[0].is_timed)
-        taken = _Taken(timeline, *self._probes.compilations())
+        tokens = sum(self._given) if self._given else None
+        self._given.clear()
+        size = _result.StepInputs(tracker.rows, tracker.elements, tokens)
+        taken = _Taken(timeline, *self._probes.compilations(), size)
         (self._warm if is_warmup else self._timed).append(taken)
         if is_warmup and len(self._warm) == self._warmup:
             self._mallocs = self._subject.device.device_mallocs()
@@ -335,6 +369,7 @@ class Recorder:
             self._subject,
             config,
             self._samples(),
+            [taken.size for taken in self._timed],
             self._before,
             repeat=Journal(self._out).times_done(config),
             setup_s=self._setup_s,
@@ -356,7 +391,7 @@ class Recorder:
             graphs, spent_s = taken.compilations - before[0], round(taken.compile_s - before[1], 9)
             sample = taken.timeline.sample(warmup=i < len(self._warm))
             samples.append(replace(sample, compiles=max(0, graphs), compile_s=max(0.0, spent_s)))
-            before = taken[1:]
+            before = taken.compilations, taken.compile_s
         return samples
 
     def _failure(self, stage: Stage, status: str, reason: str) -> RunRecord:
@@ -422,11 +457,11 @@ class Recorder:
 class _Step(ContextDecorator):
     """Context of one step."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, tokens: int | None = None) -> None:
+        self._recorder, self._tokens = recorder, tokens
 
     def __enter__(self) -> None:
-        self._recorder._step_begins()
+        self._recorder._step_begins(self._tokens)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._recorder._step_ends(failed=kind is not None)

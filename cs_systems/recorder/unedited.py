@@ -38,6 +38,8 @@ class ScriptRecorder(Recorder):
         waits_for_nsys: keep the record of a profile of nsys in `records` alone, because its report is still to come.
     """
 
+    _is_in_code = False
+
     def __init__(self, name: str, *, stop: bool = False, waits_for_nsys: bool = False, **options: Any) -> None:
         self._name, self._stop, self._waits_for_nsys, self._options = name, stop, waits_for_nsys, options
         self._first: weakref.ref[Optimizer] | None = None

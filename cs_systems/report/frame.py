@@ -9,12 +9,14 @@ reason. Columns hold base units, given by their names; unknown is null (NaN, NA 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
-from cs_systems.record import DONE, RunRecord, as_records
+from cs_systems.core.units import counted
+from cs_systems.record import DONE, RunRecord, as_records, records_path
 from cs_systems.report.frame_cells import CELL_COLUMNS, cell_row, clear_unused_fields
 from cs_systems.report.frame_phases import PHASE_COLUMNS, STEP, phase_rows
 from cs_systems.report.series import typed
@@ -31,10 +33,18 @@ CLEAN = "none"  # profiler of clean records, whose times are timings
 
 
 def load(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Load the frame of the records under `path`, without failed attempts that a resumed sweep has since replaced."""
+    """Load the frame of the records under `path`, without failed attempts that a resumed sweep has since replaced.
+
+    Warns if lines were skipped because they are no records; `read_records` returns a complaint about each.
+    """
     from cs_systems.report.reading import sound_records
 
-    return frame(without_retried(sound_records(path)[0]))
+    records, complaints = sound_records(path)
+    if complaints:
+        lines, first = counted(len(complaints), "line"), complaints[0].removesuffix("; skipped")
+        remedy = "repeat the run to measure what is missing, or delete the lines"
+        warnings.warn(f"{records_path(path)}: {lines} skipped, first {first}; {remedy}", RuntimeWarning, stacklevel=2)
+    return frame(without_retried(records))
 
 
 def without_retried(records: Sequence[RunRecord]) -> list[RunRecord]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cs_systems.config import CONFIGURED, ModelConfig
 from cs_systems.core.rows import first_row
-from cs_systems.record import RunRecord
+from cs_systems.record import NO_TIMING, RunRecord
 from cs_systems.report import collectives, origins
 from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT
 
@@ -150,7 +150,7 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
         **(_shape(config["shape"]) if config.get("shape") else {}),
         **(_model(config) if config["workload"] != "attention" else {}),
         "status": record.status,
-        "reason": record.reason,
+        "reason": record.reason or _left_out(record),
         "warnings": "; ".join(dict.fromkeys(w.code for w in record.warnings)) or None,
         "device_name": environment and environment.device_name,
         "torch": environment and environment.torch,
@@ -186,6 +186,11 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
         for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
             cell[name] = _first_known(getattr(measurement, name), cell[name])
     return cell
+
+
+def _left_out(record: RunRecord) -> str | None:
+    """Return why a measured record has no times, and what to do; None if it has."""
+    return next((f"{w.message}; {w.remedy}" for w in record.warnings if w.code in NO_TIMING), None)
 
 
 def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:

@@ -56,7 +56,6 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
         yield {}
         return
     costs = {row["phase"]: row for row in record.results.get("cost", ())}
-    tokens, samples = (_of_all_ranks(record, what) for what in ("tokens", "samples"))
     for phase in (*(p for p in measurement.phase_names() if p != STEP), STEP):
         rounds = _rounds(measurement, phase)
         if not rounds:
@@ -81,17 +80,24 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
         }
         if phase == STEP:
             row |= {
-                "tokens_per_s": _ratio(tokens, durations.median),
-                "samples_per_s": _ratio(samples, durations.median),
+                "tokens_per_s": _counted_per_s(record, measurement, "tokens", durations.median),
+                "samples_per_s": _counted_per_s(record, measurement, "samples", durations.median),
                 **collectives.step(record),
             }
         yield row
 
 
-def _of_all_ranks(record: RunRecord, what: str) -> int | None:
-    """Return the tokens or samples of a step, of all ranks together."""
-    of_a_rank = first_row(record.results, "ran").get(what)
-    return of_a_rank and of_a_rank * data_ranks(record.config)
+def _counted_per_s(record: RunRecord, measurement: Measurement, what: str, median_s: float) -> float | None:
+    """Return the tokens or samples of all ranks per second, of the median step.
+
+    Where the batches differ in size, no step stands for the others: it is the rate of all timed steps together.
+    """
+    ran = first_row(record.results, "ran")
+    if (together := ran.get(f"timed_{what}")) is not None:
+        seconds = sum(measurement.durations_s(STEP))
+        return _ratio(together, seconds) if isfinite(seconds) else None
+    of_a_rank = ran.get(what)
+    return _ratio(of_a_rank and of_a_rank * data_ranks(record.config), median_s)
 
 
 def _rounds(measurement: Measurement, phase: str) -> list[list[float]]:

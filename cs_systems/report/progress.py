@@ -23,7 +23,7 @@ def outcome(record: RunRecord) -> str:
     if record.measurement is None:
         return f"{record.status}: {record.reason}"
     if not record.is_timing:
-        return "; ".join(f"{w.message}, not timed [{w.code}]" for w in record.warnings if w.code in NO_TIMING)
+        return "; ".join(f"{w.message} [{w.code}]" for w in record.warnings if w.code in NO_TIMING)
     if not is_timed(record.config["workload"], record.run_config.profiler):
         return "done"
     marks = "".join(f" [{w.code}]" for w in record.warnings)

@@ -33,6 +33,7 @@ from cs_systems.runtime.process_state import ProcessState, seed_all
 from cs_systems.runtime.timing import measure
 from cs_systems.runtime.warming import WarmupProgress
 from cs_systems.workloads import Unavailable, Workload, _foreign
+from cs_systems.workloads._batches import StepSize, differ, sizes_row
 from cs_systems.workloads._foreign_errors import ForeignErrors
 from cs_systems.workloads._module import ModuleStep
 from cs_systems.workloads._training import Training
@@ -42,6 +43,7 @@ Emit = Callable[[Message], object]
 REVISIT_WARMUP = 1
 # Share of the device that residents may fill by prediction; the rest is for allocations that no formula predicts.
 RESIDENT_SHARE = 0.8
+_COUNTED_STEPS = 3  # tries to get a step of the usual size, of which FLOPs are counted
 _COSTS = tuple(f.name for f in dataclasses.fields(PhaseCost))
 
 
@@ -95,6 +97,7 @@ class _Cell:
     setup_s: float = 0.0
     peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
     graph_breaks: list[Any] = field(default_factory=list)  # as torch.compile noted them
+    sizes: list[StepSize] = field(default_factory=list)  # one for each sample, if each step has batches of its own
     held_bytes: int = 0  # of device memory, between its visits
     others_bytes: int = 0  # device memory that other cells hold while this one is visited
     before: Environment | None = None
@@ -252,10 +255,17 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
         except _foreign.FactoryFound as found:
             cell.workload = _foreign.from_result(found.result, config, device, set())
             cell.samples += samples(cell.workload, region=_region(cell.workload, config, device, out))
+        cell.sizes += _sizes(cell.workload)
         cell.graph_breaks += graph_breaks()[known:]
     cell.peaks.append((_own_peak_bytes(cell, device), None if shared else device.peak_reserved_bytes()))
     if shared:
         cell.held_bytes = device.allocated_bytes() - cell.others_bytes
+
+
+def _sizes(workload: Workload | None) -> list[StepSize]:
+    """Return the sizes of the steps of a user's own model since the last call, if each step has batches of its own."""
+    inner = getattr(workload, "inner", None)
+    return inner.take_sizes() if isinstance(inner, ModuleStep) else []
 
 
 def _own_peak_bytes(cell: _Cell, device: Device) -> int | None:
@@ -304,6 +314,9 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     description = plain_row("describe()", cell.workload.describe(), is_foreign)
     if isinstance(cell.workload, _foreign.ForeignWorkload):
         description |= {"uses": cell.workload.uses}
+    sizes = [size for size, sample in zip(cell.sizes, cell.samples, strict=False) if not sample.warmup]
+    if sizes:
+        description |= sizes_row(sizes)
     breaks = graph_break_rows(cell.graph_breaks)
     warnings = caveats.caveats(
         measurement,
@@ -314,6 +327,9 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         phase=getattr(cell.workload, "judged_phase", None),
         graph_breaks=breaks,
     )
+    if differ(sizes):
+        what = "rates are of all of them together, and FLOPs were not counted"
+        warnings = caveats.with_mixed_batches(warnings, what)
     if cell.graph_breaks or (cell.config.compile != "none" and any(s.compiles for s in cell.samples)):
         description |= {"graph_breaks": len(cell.graph_breaks)}
     rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}
@@ -327,7 +343,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         environment=after,
         measurement=measurement,
         warnings=warnings,
-        results={"ran": [ran], **broken, **_tables(cell, device)},
+        results={"ran": [ran], **broken, **_tables(cell, device, sizes)},
     )
 
 
@@ -340,12 +356,12 @@ def _provenance(config: RunConfig) -> dict[str, str]:
     return row
 
 
-def _tables(cell: _Cell, device: Device) -> Results:
+def _tables(cell: _Cell, device: Device, sizes: Sequence[StepSize]) -> Results:
     """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
     made: Any = getattr(cell.workload, "tables", dict)()
     is_ours = isinstance(getattr(cell.workload, "inner", cell.workload), (Training, ForeignErrors))
     own = cast(Results, made if is_ours or not plugins.is_foreign(cell.config.workload) else plain_tables(made))
-    measured = _measured_cost(cell.workload)
+    measured = None if differ(sizes) else _measured_cost(cell.workload, sizes[:1])
     own |= _forecast(cell, device)
     tables = {**own, **_cost_tables(cell, device, measured.phases if measured else None)}
     return cast(Results, {**tables, "modules": measured.modules} if measured else tables)
@@ -376,17 +392,25 @@ def _forecast(cell: _Cell, device: Device) -> Results:
     }
 
 
-def _measured_cost(workload: Workload | None) -> MeasuredCost | None:
-    """Run one more step of a user's own model and count its FLOPs; None where that is not possible."""
+def _measured_cost(workload: Workload | None, sizes: Sequence[StepSize]) -> MeasuredCost | None:
+    """Run one more step of a user's own model and count its FLOPs; None where that is not possible.
+
+    sizes: of one step, if each has batches of its own; a step of another size, such as the last of an epoch, is left
+    out.
+    """
     inner = getattr(workload, "inner", None)
     if not isinstance(inner, ModuleStep) or inner.config.is_distributed:
         return None
     try:
-        inner.prepare()
-        return measured_cost(inner.model, inner.step())
+        for _ in range(_COUNTED_STEPS):
+            inner.prepare()
+            cost = measured_cost(inner.model, inner.step())
+            if inner.take_sizes() == [*sizes]:
+                return cost
+        print("no FLOPs were counted: the batches after the timed steps have other sizes", file=sys.stderr)  # noqa: T201
     except Exception as error:  # the measurement itself has succeeded
         print(f"no FLOPs were counted: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return None
+    return None
 
 
 def _cost_tables(cell: _Cell, device: Device, measured: Mapping[str, PhaseCost] | None = None) -> Results:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from cs_systems.config import RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.caveats import Caveat
 from cs_systems.profilers import ProfileLost, Profiler
 from cs_systems.record import RunRecord
 from cs_systems.runtime.channel import run_request, to_json
@@ -56,5 +58,15 @@ def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
         record,
         results=record.results | found.results,
         artifacts={what: file.name for what, file in found.artifacts.items()} if keep else {},
-        warnings=record.warnings + found.warnings,
+        warnings=record.warnings + (found.warnings if keep else tuple(_without_file(w, out) for w in found.warnings)),
+    )
+
+
+def _without_file(caveat: Caveat, out: Path) -> Caveat:
+    """Return the caveat without the name of a file that is deleted, because the call has no folder for it."""
+    file = re.compile(rf"\S*{re.escape(out.name)}[\w.-]*")
+    return replace(
+        caveat,
+        message=file.sub("the trace", caveat.message),
+        remedy=file.sub("TRACE (give out= to keep it)", caveat.remedy),
     )

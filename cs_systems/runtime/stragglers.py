@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from cs_systems.core.caveats import Caveat
-from cs_systems.core.rows import PeaksRow, RankRow, Results
+from cs_systems.core.rows import PeaksRow, Ran, RankRow, Results, first_row
+from cs_systems.core.statistics import total
+from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import Measurement, RunRecord, Sample
 
 
@@ -65,7 +67,29 @@ def merged(records: Sequence[RunRecord]) -> RunRecord:
     if "memory" in first.results:
         peak = together.peak_allocated_bytes
         results["memory"] = [{**row, "peak_allocated_bytes": peak} for row in first.results["memory"]]
+    if "ran" in first.results:
+        results["ran"] = [{**first.results["ran"][0], **_counts(records)}]
     return replace(first, measurement=together, warnings=_warnings(records), results=results)
+
+
+def _counts(records: Sequence[RunRecord]) -> Ran:
+    """Return the tokens and samples of all ranks in the timed steps, if the batches of steps or ranks differ."""
+    rows = [first_row(record.results, "ran") for record in records]
+    steps = [len(record.measurement.timed) for record in records if record.measurement is not None]
+    counts: dict[str, int | None] = {}
+    for what, together in (("tokens", "timed_tokens"), ("samples", "timed_samples")):
+        each = [row.get(what) for row in rows]
+        if len({*each}) == 1 and not any(together in row for row in rows):
+            continue
+        ranks = [row.get(together, _times(own, n)) for row, own, n in zip(rows, each, steps, strict=True)]
+        whole = total(ranks)  # ranks that divide blocks among each other have the same batches
+        counts[together] = None if whole is None else whole * data_ranks(records[0].config) // len(records)
+        counts[what] = each[0] if len({*each}) == 1 else None
+    return cast(Ran, counts)
+
+
+def _times(count: int | None, steps: int) -> int | None:
+    return None if count is None else count * steps
 
 
 def ranks_table(measurements: Sequence[Measurement]) -> list[RankRow]:

@@ -22,7 +22,7 @@ from cs_systems.core.rows import ForecastRow, PreflightRow
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, shown, unknown_argument
 from cs_systems.profilers import Profiler, ProfilerUnusable
 from cs_systems.record import DONE, Environment, RunRecord, make_key
-from cs_systems.runtime import profiled, scheduler
+from cs_systems.runtime import observed, profiled, scheduler
 from cs_systems.runtime.channel import Visit, Warming
 from cs_systems.runtime.journal import AFRESH, FolderRefused, Journal
 from cs_systems.runtime.lifetime import torchrun_rank
@@ -146,6 +146,7 @@ def run(
     Raises:
         ConfigError: malformed arguments. What fails while it is measured becomes the status of the record.
     """
+    observed.refuse_inside("run")
     for argument in options:
         if argument not in _ARGUMENTS:
             raise unknown_argument("run", argument, options[argument], _ARGUMENTS, _INSTEAD)
@@ -312,6 +313,7 @@ def sweep(
 
     Raises ConfigError for malformed input, and OSError for a folder that cannot be written, before the first cell runs.
     """
+    observed.refuse_inside("sweep")
     cells = _listed(configs)
     check(cells, repeats, timeout_s)
     _check_options(out=out, fresh=fresh, skip_oom=skip_oom, interleave=interleave, record_host=record_host)

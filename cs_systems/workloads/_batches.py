@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cs_systems.config import ConfigError
+from cs_systems.core.rows import Ran
+from cs_systems.core.statistics import total
+
+_ID_DTYPES = (torch.int64, torch.int32, torch.int16)  # bool and uint8 are masks
 
 
 def placed(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
@@ -73,15 +77,30 @@ def loss_in(outputs: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def samples_in(batch: Any) -> int | None:
-    """Return the samples of a batch, the first dimension of its first tensor; None if there is none."""
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch of any nesting, in order."""
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else None
+        yield batch
+        return
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         parts: Any = [getattr(batch, f.name) for f in dataclasses.fields(batch)]
     else:
         parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
-    return next((samples for part in parts if (samples := samples_in(part)) is not None), None)
+    for part in parts:
+        yield from tensors_in(part)
+
+
+def samples_in(batch: Any, model: nn.Module) -> int | None:
+    """Return the samples of a batch: the first dimension, if all of its tensors share it; None if they do not.
+
+    Scalars do not count. The first dimension may be time where the model has a module with `batch_first=False`, such as
+    nn.LSTM by default. It is then believed only beside a tensor of one dimension, such as labels.
+    """
+    shapes = [_shape(tensor) for tensor in tensors_in(batch) if tensor.dim()]
+    if len({shape[0] for shape in shapes}) != 1:
+        return None
+    may_be_time = any(getattr(module, "batch_first", True) is False for module in model.modules())
+    return None if may_be_time and all(len(shape) > 1 for shape in shapes) else shapes[0][0]
 
 
 def tokens_in(batch: Any) -> int | None:
@@ -90,5 +109,48 @@ def tokens_in(batch: Any) -> int | None:
         ids = batch.get("input_ids")
         return ids.numel() if isinstance(ids, Tensor) else None
     first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-    is_ids = isinstance(first, Tensor) and first.dim() == 2 and not first.is_floating_point()
+    is_ids = isinstance(first, Tensor) and first.dim() == 2 and first.dtype in _ID_DTYPES
     return first.numel() if is_ids else None
+
+
+class StepSize(NamedTuple):
+    """Size of the batches of one step: None where a batch does not tell it."""
+
+    tokens: int | None
+    samples: int | None
+    shapes: tuple[tuple[int, ...], ...]  # of all tensors
+
+    def __add__(self, other: Any) -> StepSize:
+        """Return the size of both batches together."""
+        tokens, samples, shapes = other
+        return StepSize(total([self.tokens, tokens]), total([self.samples, samples]), (*self.shapes, *shapes))
+
+
+NO_BATCH = StepSize(0, 0, ())
+
+
+def size_of(batch: Any, model: nn.Module) -> StepSize:
+    """Return the size of one batch of the model; it reads shapes alone, and never waits for the device."""
+    return StepSize(tokens_in(batch), samples_in(batch, model), tuple(_shape(tensor) for tensor in tensors_in(batch)))
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return (tensor.size(0), tensor.numel()) if tensor.is_nested else tuple(tensor.shape)
+
+
+def differ(sizes: Sequence[StepSize]) -> bool:
+    """Return True if the steps had batches of different shapes."""
+    return len({size.shapes for size in sizes}) > 1
+
+
+def sizes_row(sizes: Sequence[StepSize]) -> Ran:
+    """Return the tokens and samples of each timed step, and where their batches differ in size, of all together."""
+    tokens, samples = [size.tokens for size in sizes], [size.samples for size in sizes]
+    row: Ran = {"tokens": _of_each(tokens), "samples": _of_each(samples)}
+    if differ(sizes):
+        row |= {"timed_tokens": total(tokens), "timed_samples": total(samples)}
+    return row
+
+
+def _of_each(counts: Sequence[int | None]) -> int | None:
+    return counts[0] if len({*counts}) == 1 else None

@@ -17,9 +17,9 @@ from cs_systems.parallel._collectives import counting
 from cs_systems.training import fp8
 from cs_systems.training.checkpointing import checkpoint_blocks, without_effect
 from cs_systems.workloads import Unavailable
-from cs_systems.workloads._batches import call_with, loss_in, placed, samples_in, tokens_in
+from cs_systems.workloads._batches import NO_BATCH, StepSize, call_with, loss_in, placed, samples_in, size_of, tokens_in
 from cs_systems.workloads._calls import check_precision
-from cs_systems.workloads._setup import TrainingSetup
+from cs_systems.workloads._setup import TrainingSetup, check_scheduler
 from cs_systems.workloads._training import Training, compiled, strategy_of
 
 # Fields of a RunConfig that apply to any module, by their names in tables.
@@ -57,6 +57,7 @@ class ModuleStep(Training):
         self._iterator: Iterator[Any] | None = None
         self.batch: Any = None if setup.batch is None else placed(setup.batch, device.torch, self._dtype)
         self.output: Any = None
+        self._sizes: list[StepSize] = []  # of the steps since `take_sizes`, where each has batches of its own
 
     def _check_parts(self, config: RunConfig) -> None:
         """Raise Unavailable for parts that the strategy cannot honour."""
@@ -114,6 +115,7 @@ class ModuleStep(Training):
                 f"scheduler returned {shown(scheduler)}, which is no scheduler; give a class, "
                 "or a function of the optimizer that returns one"
             )
+        check_scheduler(scheduler, self.optimizer)
         return scheduler
 
     def prepare(self) -> None:
@@ -121,6 +123,8 @@ class ModuleStep(Training):
         super().prepare()
 
     def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        if self.setup.batches is not None:
+            self._sizes.append(NO_BATCH)
         with counting() as self.calls:
             for _ in range(self.setup.accumulate):
                 if self.setup.batches is not None:
@@ -147,6 +151,7 @@ class ModuleStep(Training):
             except StopIteration:
                 self._iterator = None
             else:
+                self._sizes[-1] += size_of(self.batch, self.model)
                 return
         raise ConfigError("batches is empty, or a generator that has ended; give a list or a DataLoader")
 
@@ -200,6 +205,11 @@ class ModuleStep(Training):
         if self.scheduler is not None:
             self.scheduler.step()
 
+    def take_sizes(self) -> list[StepSize]:
+        """Return the sizes of the steps since the last call; none if all steps use one batch."""
+        taken, self._sizes = self._sizes, []
+        return taken
+
     def cost(self) -> None:
         return None
 
@@ -208,7 +218,7 @@ class ModuleStep(Training):
         return None if "parameters" in self.strategy.splits else super()._formula_sent_bytes()
 
     def describe(self) -> Ran:
-        tokens, samples = tokens_in(self.batch), samples_in(self.batch)
+        tokens, samples = tokens_in(self.batch), samples_in(self.batch, self.model)
         loss = None if self.loss is None else float(self.loss.detach()) * self.setup.accumulate
         return {
             "tokens": None if tokens is None else tokens * self.setup.accumulate,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cs_systems.config import ConfigError
 from cs_systems.core import plugins
@@ -83,6 +84,7 @@ class TrainingSetup:
         for name, part in (("optimizer", self.optimizer), ("scheduler", self.scheduler)):
             if part is not None and not callable(part) and not callable(getattr(part, "step", None)):
                 raise ConfigError(f"{name} is {shown(part)}; give {_MAKES[name]}")
+        check_scheduler(self.scheduler, self.optimizer)
 
     @classmethod
     def of(cls, made: Any) -> TrainingSetup | None:
@@ -99,6 +101,22 @@ class TrainingSetup:
             batch, loss = made[1], made[2] if len(made) == 3 else None
             return cls(made[0], batches=batch, loss=loss) if _is_loader(batch) else cls(made[0], batch, loss=loss)
         return None
+
+
+def check_scheduler(scheduler: Any, optimizer: Any) -> None:
+    """Raise ConfigError if a scheduler changes another optimizer than the one that steps.
+
+    optimizer: the one that steps; what makes it, or None, if the step makes its own.
+    """
+    scheduled = getattr(scheduler, "optimizer", None)
+    groups = getattr(optimizer, "param_groups", None)  # a wrapper, as Accelerate's, shares those of the optimizer in it
+    if isinstance(scheduler, type) or not isinstance(scheduled, Optimizer) or scheduled.param_groups is groups:
+        return
+    name = type(scheduled).__name__
+    what = f"another optimizer ({name}) than the one that steps; give that one as optimizer="
+    if groups is None:
+        what = f"an optimizer ({name}) that does not step, because the step makes its own; give it as optimizer="
+    raise ConfigError(f"the scheduler is of {what}, or scheduler=lambda optimizer: …")
 
 
 def _is_loader(batch: Any) -> bool:

@@ -60,7 +60,7 @@ def test_profiler_and_nonfinite_loss_are_caveats() -> None:
         "nan-loss",
     ]
     (infinite,) = caveats(samples(), CLEAN, CLEAN, loss=-math.inf)
-    assert (infinite.code, infinite.message) == ("inf-loss", "the loss is infinite")
+    assert (infinite.code, infinite.message) == ("inf-loss", "the loss is infinite, so that its times are left out")
 
 
 def test_launch_bound_names_the_phase() -> None:

@@ -22,12 +22,14 @@ from cs_systems import Recorder
 from cs_systems.comparison.runs import compare
 from cs_systems.config import ConfigError
 from cs_systems.core import origin
+from cs_systems.profilers import nsys
 from cs_systems.record import RunRecord, read_records
 from cs_systems.recorder import hooks
 from cs_systems.report.pages.records import render as render_page
 from cs_systems.report.reading import some_records
 from cs_systems.report.tables.records import render
 from tests import forks
+from tests.recorder import loops
 from tests.recorder.loops import CLEAN, batches, loader, loss_of, net, train
 
 
@@ -158,11 +160,30 @@ def test_profile_is_a_record_of_its_own_beside_the_clean_one(tmp_path: Path) -> 
     assert "loop Sequential on" in render(recorder.records)
 
 
-def test_profile_of_nsys_refers_to_its_report(tmp_path: Path) -> None:
+def test_profile_of_nsys_refers_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nvtx")
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     recorder, _ = train(tmp_path, profile="nsys", profile_steps=1)
+    assert "below-nsys" in codes(recorder.records[0])
     caveat = recorder.records[1].warnings[-1]
     assert (caveat.code, caveat.remedy) == ("no-tables", "cs-systems analyze REPORT.nsys-rep")
+
+
+def test_profile_of_nsys_is_refused_in_a_process_that_nsys_did_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NSYS_PROFILING_SESSION_ID", "LD_PRELOAD", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError) as refused:
+        Recorder(net(), out=tmp_path, profile="nsys")
+    assert str(refused.value) == (
+        "profile is 'nsys', but nsys did not start this process; start it by nsys profile --trace=nvtx,osrt "
+        "--capture-range=nvtx '--nvtx-capture=timed steps' --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 "
+        "--capture-range-end=stop python train.py, or pass profile='kineto'"
+    )
+    assert "--trace=cuda,nvtx --cuda-graph-trace=node --capture-range=cudaProfilerApi" in nsys.not_started(on_cuda=True)
+    monkeypatch.setenv("LD_PRELOAD", "/opt/nsight-systems/target-linux-x64/libToolsInjectionProxy64.so")
+    assert Recorder(net(), out=tmp_path, profile="nsys").records == []
 
 
 def test_shorter_loop_has_a_caveat(tmp_path: Path) -> None:
@@ -200,14 +221,15 @@ def test_loop_that_ends_before_the_profile_keeps_its_timing(tmp_path: Path) -> N
 
 
 def test_loop_that_ends_in_the_warm_up_is_an_error(tmp_path: Path) -> None:
-    recorder, _ = train(tmp_path, 2, warmup=5, steps=20)
-    assert [(r.status, r.reason) for r in recorder.records] == [
-        (
-            "error",
-            "the loop ended after 2 of 5 warm-up steps; record a loop of at least 25 steps, "
-            "or fewer of them: warmup=1, steps=1 (--steps 1:2)",
-        )
-    ]
+    reason = (
+        "the loop ended after 2 of 5 warm-up steps; record a loop of at least 25 steps, "
+        "or fewer of them: warmup=1, steps=1 (--steps 1:2)"
+    )
+    with pytest.warns(RuntimeWarning) as given:
+        recorder, _ = train(tmp_path, 2, warmup=5, steps=20)
+    assert [str(warning.message) for warning in given] == [f"no step was timed: {reason}"]
+    assert given[0].filename == loops.__file__
+    assert [(r.status, r.reason) for r in recorder.records] == [("error", reason)]
 
 
 def test_exception_passes_through_and_the_record_stays(tmp_path: Path) -> None:
@@ -317,16 +339,37 @@ def test_misuse_is_an_error_in_plain_words(tmp_path: Path) -> None:
     ):
         pass
     with (
-        Recorder(net(), out=tmp_path, **CLEAN) as recorder,
+        Recorder(net(), out=tmp_path, **CLEAN | {"warmup": 0}) as recorder,
         recorder.step(),
         pytest.raises(RuntimeError, match=r"another Recorder is active in this process; end its `with` block first"),
     ):
         Recorder(net(), out=tmp_path).__enter__()
 
 
+def test_measurement_inside_an_active_recorder_is_refused(tmp_path: Path) -> None:
+    model, afterwards = net(), None
+    with Recorder(model, out=tmp_path, **CLEAN) as recorder:
+        for inputs, _ in batches(6):
+            with recorder.step():
+                model(inputs).sum().backward()
+                if not recorder.done:
+                    with pytest.raises(
+                        ConfigError, match=r"run\(\) was called inside an active Recorder; call it after"
+                    ):
+                        cs_systems.run(model=net(), inputs=inputs)
+                    with pytest.raises(ConfigError, match=r"sweep\(\) was called .* or when recorder\.done is True"):
+                        cs_systems.sweep([cs_systems.RunConfig()])
+        afterwards = cs_systems.run(model=net(), inputs=inputs, warmup=0, steps=1)
+    assert recorder.records[0].status == afterwards.status == "ok"
+    with pytest.raises(ValueError, match="oops"), Recorder(net(), out=tmp_path, **CLEAN) as recorder, recorder.step():
+        raise ValueError("oops")
+    assert cs_systems.run(model=net(), inputs=inputs, warmup=0, steps=1).status == "ok"
+
+
 def test_loop_without_a_step_of_the_optimizer_says_so(tmp_path: Path) -> None:
     model = net()
-    with Recorder(model, torch.optim.SGD(model.parameters()), out=tmp_path, **CLEAN) as recorder:
+    warned = pytest.warns(RuntimeWarning, match="no step was timed: the loop ended after 0 of 1 warm-up steps; none of")
+    with warned, Recorder(model, torch.optim.SGD(model.parameters()), out=tmp_path, **CLEAN) as recorder:
         for batch in batches(3):
             with recorder.step():
                 loss_of(model, batch).backward()

@@ -77,11 +77,11 @@ def test_script_is_profiled_and_stopped(tmp_path: Path) -> None:
 def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> None:
     pytest.importorskip("nvtx")
     options = ["--steps", "1:3", "--with", "nsys", "--record-host", "--out", str(tmp_path)]
-    run = ["-m", "cs_systems", "run", *options, "--", SCRIPT, "5", "x"]
+    run = ["-m", "cs_systems", "run", *options, "--", SCRIPT, "5", "below"]
     done = started(*run)
     assert done.returncode == 5, done.stderr
     (line,) = done.stdout.splitlines()  # none of nsys's messages
-    assert line.startswith("__main__ ['5', 'x'] False typed ")
+    assert line.startswith("__main__ ['5', 'below'] False typed ")
     timed, profiled = read_records(tmp_path)[0]
     assert "below-nsys" in [c.code for c in timed.warnings]
     assert profiled.status == "ok"
@@ -94,7 +94,7 @@ def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> 
     assert {"forward", "backward", "optimizer"} <= {row["range"] for row in profiled.results["ranges"]}
     assert (tmp_path / profiled.artifacts["nsys"]).is_file()
     assert not list(tmp_path.glob(".nsys-*"))
-    assert done.stderr.count("loop script 5 x on") == 2
+    assert done.stderr.count("loop script 5 below on") == 2
     assert "under nsys" in done.stderr
 
 

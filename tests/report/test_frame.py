@@ -128,6 +128,21 @@ def test_load_drops_failed_attempts_that_were_repeated(tmp_path: Path, train_rec
     assert data[data["repeat"] == 0]["median_s"].tolist() == expected["median_s"].tolist()
 
 
+def test_load_warns_of_lines_that_are_no_records(tmp_path: Path, train_records: list[RunRecord]) -> None:
+    append_record(tmp_path, train_records[0])
+    file = tmp_path / "records.jsonl"
+    whole = file.read_text()
+    file.write_text(f'{whole}{whole[:40]}\n{{"a": 1,}}\n')
+    with pytest.warns(RuntimeWarning) as given:
+        data = load(tmp_path)
+    assert data["median_s"].tolist() == frame(train_records[:1])["median_s"].tolist()
+    assert [str(warning.message) for warning in given] == [
+        f"{file}: 2 lines skipped, first {file}:2 is incomplete (the run was interrupted while writing it); repeat the "
+        "run to measure what is missing, or delete the lines"
+    ]
+    assert given[0].filename == __file__
+
+
 def test_load_of_no_path_is_rejected_with_remedy() -> None:
     with pytest.raises(ConfigError, match=r"^path is 5; give the folder of a run, or its file records\.jsonl$"):
         load(5)  # type: ignore[arg-type]

@@ -257,6 +257,17 @@ def test_folder_is_an_ordinary_run_with_the_profile(tmp_path: Path) -> None:
         cs_systems.run(read[0].run_config)
 
 
+def test_profile_without_a_folder_names_no_file() -> None:
+    record = cs_systems.run(model=Net(), inputs=BATCH, profiler="kineto", **QUICK)
+    assert (record.status, record.artifacts) == ("ok", {})
+    (caveat,) = (caveat for caveat in record.warnings if caveat.code == "no-tables")
+    assert caveat.message == (
+        "the trace holds no kernel: it has times of the ranges on the host, but none of the device"
+    )
+    assert caveat.remedy == ("profile on a GPU, or see its operators: cs-systems analyze TRACE (give out= to keep it)")
+    assert ".trace.json" not in record.to_json()
+
+
 def test_option_that_a_step_does_not_use_is_refused() -> None:
     record = cs_systems.run(workload=step, precision="bf16", **QUICK)
     assert record.status == "unavailable"
@@ -395,6 +406,34 @@ def test_forward_alone_keeps_eval(mode: str, trains: bool) -> None:
     cs_systems.run(model=model, inputs=X, mode=mode, **QUICK)
     assert seen == {trains}
     assert not model.training
+
+
+def test_scheduler_of_another_optimizer_is_refused() -> None:
+    model = Net()
+    own, other = (torch.optim.SGD(net.parameters(), 0.1) for net in (model, Net()))
+    scheduler = torch.optim.lr_scheduler.StepLR(other, 1)
+    with pytest.raises(ConfigError) as refused:
+        cs_systems.run(model=model, inputs=BATCH, optimizer=own, scheduler=scheduler, **QUICK)
+    assert str(refused.value) == (
+        "the scheduler is of another optimizer (SGD) than the one that steps; give that one as optimizer=, or "
+        "scheduler=lambda optimizer: …"
+    )
+    made_anew = (
+        "the scheduler is of an optimizer (SGD) that does not step, because the step makes its own; give it as "
+        "optimizer=, or scheduler=lambda optimizer: …"
+    )
+    for options in ({}, {"optimizer": torch.optim.SGD}):
+        with pytest.raises(ConfigError) as refused:
+            cs_systems.run(model=model, inputs=BATCH, scheduler=scheduler, **options, **QUICK)
+        assert str(refused.value) == made_anew
+    setup = cs_systems.TrainingSetup(model, BATCH, optimizer=own, scheduler=torch.optim.lr_scheduler.StepLR(own, 1))
+    assert cs_systems.run(workload=setup, **QUICK).status == "ok"
+    record = cs_systems.run(RunConfig(optimizer="adamw"), workload=setup, **QUICK)  # replaces the setup's
+    assert (record.status, record.reason) == (
+        "error",
+        "the scheduler is of another optimizer (SGD) than the one that steps; give that one as optimizer=, or "
+        "scheduler=lambda optimizer: …",
+    )
 
 
 def test_scheduler_may_be_a_class() -> None:

@@ -96,3 +96,21 @@ NAMES = ["rank 0 on cpu", "rank 1 on cpu"]
 def test_failure_names_its_rank(answers: dict[int, CellRecord], status: str, reason: str | None) -> None:
     found = verdict(answers, NAMES)
     assert (found.status, found.reason) == (status, reason)
+
+
+def counted(steps: list[tuple[float, float]], **ran: int | None) -> RunRecord:
+    made = record(steps)
+    return dataclasses.replace(
+        made,
+        config=made.config | {"world_size": 2, "strategy": "ddp_naive"},
+        results={**made.results, "ran": [{"samples": None, **ran}]},
+    )
+
+
+def test_tokens_of_ranks_whose_batches_differ_are_added() -> None:
+    equal = merged([counted(FAST, tokens=8), counted(SLOW, tokens=8)])
+    assert equal.results["ran"] == [{"samples": None, "tokens": 8}]
+    ranks = [counted(FAST, tokens=None, timed_tokens=10), counted(SLOW, tokens=4)]
+    assert merged(ranks).results["ran"] == [{"samples": None, "tokens": None, "timed_tokens": 10 + 2 * 4}]
+    unknown = merged([counted(FAST, tokens=None, timed_tokens=None), counted(SLOW, tokens=4)])
+    assert unknown.results["ran"][0]["timed_tokens"] is None

@@ -74,7 +74,10 @@ def test_step_with_nan_loss_has_a_row_without_time(records: list[RunRecord]) -> 
     assert row["status"] == "ok"
     assert "nan-loss" in row["warnings"]
     assert row["median_s"] != row["median_s"]
-    assert outcome(broken) == "the loss is NaN, not timed [nan-loss]"
+    assert row["reason"] == (
+        "the loss is NaN, so that its times are left out; lower the learning rate or use another precision"
+    )
+    assert outcome(broken) == "the loss is NaN, so that its times are left out [nan-loss]"
 
 
 def test_reports_show_no_time_of_step_with_nan_loss(records: list[RunRecord]) -> None:
@@ -84,9 +87,9 @@ def test_reports_show_no_time_of_step_with_nan_loss(records: list[RunRecord]) ->
     assert ",,,," not in valid
     assert ":attend,,,," in broken
     assert "nan-loss" in broken
-    assert "nan-loss (1 cell): the loss is NaN → lower the learning rate" in render(records, "markdown").replace(
-        "\\", ""
-    )
+    assert "nan-loss (1 cell): the loss is NaN, so that its times are left out → lower the learning rate" in render(
+        records, "markdown"
+    ).replace("\\", "")
     assert kinds(records[1:]) == []
     assert "nan-loss" in html.render(records)
     assert "nan-loss" in html.render(records[1:])

@@ -67,7 +67,7 @@ def test_mode_selects_the_phases(measure, mode: Mode, phases: tuple[str, ...]) -
 
 def test_loss_function_of_the_factory_is_used(measure) -> None:  # type: ignore[no-untyped-def]
     for name, message in (
-        ("with_loss", "the loss is NaN, not timed"),
+        ("with_loss", "the loss is NaN, so that its times are left out [nan-loss]"),
         ("with_infinite_loss", "the loss is infinite,"),
     ):
         record = measure(name)

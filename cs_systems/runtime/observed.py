@@ -1,0 +1,27 @@
+"""Recorders that observe a loop of this process at the moment; meanwhile `run` and `sweep` refuse to measure.
+
+A measurement inside a recorded loop would become a part of its steps, and use the device beside it.
+"""
+
+from __future__ import annotations
+
+from cs_systems.config import ConfigError
+
+_active: set[int] = set()
+
+
+def begin(recorder: object) -> None:
+    _active.add(id(recorder))
+
+
+def end(recorder: object) -> None:
+    _active.discard(id(recorder))
+
+
+def refuse_inside(function: str) -> None:
+    """Raise ConfigError if a Recorder is active."""
+    if _active:
+        raise ConfigError(
+            f"{function}() was called inside an active Recorder; call it after its `with` block, or when "
+            "recorder.done is True"
+        )
