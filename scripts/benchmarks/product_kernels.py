@@ -36,13 +36,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=["small", "medium", "large", "2.7B"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[2048, 8192])
+    parser.add_argument("--cases", nargs="+", default=[*CASES], choices=[*CASES])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     device, rows = resolve("cuda"), list[dict[str, Any]]()
     print(f"{device.name}, torch {torch.__version__}: medians in µs (p10–p90)")
     for size in args.sizes:
         for tokens in args.tokens:
-            for case in (update, forward, backward):
+            for case in (CASES[name] for name in args.cases):
                 rows.append(measured(case, preset(size), tokens, device) | {"size": size, "tokens": tokens})
                 print(line(rows[-1]), flush=True)
             if args.json:
@@ -109,6 +110,9 @@ def backward(model: ModelConfig, tokens: int) -> Case:
 
     fused = partial(fused_feed_forward._BACKWARD.run, (d_out, w2, both), (d_both,))
     return 2 * tokens * d * f, {"products": lambda: torch.mm(d_out, w2, out=d_h), "separate": separate, "fused": fused}
+
+
+CASES = {"update": update, "forward": forward, "backward": backward}
 
 
 def random(*shape: int) -> Tensor:

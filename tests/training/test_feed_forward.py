@@ -77,5 +77,5 @@ def test_kernels_compute_what_float64_does(shape: tuple[int, int, int]) -> None:
 @pytest.mark.gpu
 def test_kernels_refuse_float32() -> None:
     x, w = torch.randn(8, 64, device="cuda"), torch.randn(128, 64, device="cuda")
-    with pytest.raises(ValueError, match=r"take bfloat16, got torch.float32; cast the inputs"):
+    with pytest.raises(ValueError, match=r"take bfloat16 tensors, got torch.float32; cast them to bfloat16"):
         fused_feed_forward._forward(x, w)

@@ -66,8 +66,8 @@ def test_graph_gives_the_bits_of_the_uncaptured_step(options: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"compile": "reduce-overhead"}, "--compile reduce-overhead captures graphs of its own"),
-        ({"optimizer": "adamw"}, "adamw counts its steps on the host; use --optimizer adamw_fused"),
+        ({"compile": "reduce-overhead"}, "--compile reduce-overhead captures CUDA graphs itself"),
+        ({"optimizer": "adamw"}, "optimizer adamw counts its steps on the CPU"),
         ({"warmup": 3}, "the step is captured after 3 others; use --warmup 4 or more"),
         ({"profiler": "kineto"}, "kineto does not see the phases of a CUDA graph"),
     ],

@@ -2,16 +2,17 @@
 // d_both (tokens, 2 F), whose columns are the gradients of gate and value in turns, as the columns of both. dh is left,
 // rounded to bfloat16, in shared memory (product.cuh), and never written to memory.
 //
-// Each finishing warp has every FINISHERS-th pair of rows of a tile; the copy engine loads its next AHEAD pairs of both.
+// Each finishing warp has every FINISHERS-th pair of rows of a tile, and loads its next AHEAD pairs of both. Each lane copies
+// what it reads: rows that the copy engine loads wait behind the operands of the product. Both and d_both pass through the
+// L2 cache as what is used once, so that the operands stay there.
 #include "product.cuh"
 
 constexpr int RUN = 2;  // rows together: the latencies of one hide behind the other
 constexpr u32 ROW_BYTES = 2 * COLUMNS * 2;
 constexpr int PARTS = COLUMNS / 128;  // of a row: a lane has four columns of dh of every 128
 
-struct Shared : SharedMemory<FINISHERS * AHEAD * RUN * ROW_BYTES, FINISHERS * AHEAD> {
+struct Shared : SharedMemory<FINISHERS * AHEAD * RUN * ROW_BYTES, 0> {
   DEVICE u32 row(int warp, int slot) const { return extra() + (warp * AHEAD + slot) * RUN * ROW_BYTES; }
-  DEVICE u32 row_full(int warp, int slot) const { return extra_barrier(warp * AHEAD + slot); }
 };
 
 struct Sizes {
@@ -32,6 +33,7 @@ KERNEL gated_backward(const __grid_constant__ Products products, const u16* both
   typedef Walk<AHEAD, RUN> Rows;
   run_block(products, at, [&](int warp, int first, int step, u32 rank) {
     const int lane = lane_id();
+    const u64 once = read_once();
     const auto place = [&](const Rows& run) {
       return 2 * (static_cast<long long>(run.tile.row + run.row) * sizes.columns + run.tile.column);
     };
@@ -39,14 +41,18 @@ KERNEL gated_backward(const __grid_constant__ Products products, const u16* both
     finish_rows<AHEAD>(
         products, at, Rows(products, warp, first, rank), step, rank,
         [&](const Rows& run) {
-          const u32 full = at.row_full(warp, run.slot), bytes = least(sizes.columns - run.tile.column, COLUMNS) * 4;
-          const int rows = rows_of(run);
-          if (rows <= 0) return barrier_arrive(full);
-          barrier_expect(full, rows * bytes);
-          const u16* from = both + place(run);
+          if (run.number < products.tiles) {
+            const int rows = rows_of(run), columns = sizes.columns - run.tile.column - 4 * lane;
+            const u32 to = at.row(warp, run.slot) + 16 * lane;
+            const uint4* from = reinterpret_cast<const uint4*>(both + place(run)) + lane;
 #pragma unroll
-          for (int r = 0; r < RUN; r++)
-            if (r < rows) bulk_load(at.row(warp, run.slot) + r * ROW_BYTES, from + 2 * r * sizes.columns, bytes, full);
+            for (int r = 0; r < RUN; r++)
+#pragma unroll
+              for (int p = 0; p < PARTS; p++)
+                if (r < rows && 128 * p < columns)
+                  copy_async(to + r * ROW_BYTES + 512 * p, from + (r * sizes.columns >> 2) + 32 * p, once);
+          }
+          copy_commit();
         },
         [&](const Rows& run, u32 half) {
           const u32 from = at.row(warp, run.slot) + 16 * lane, there = four_of_row(half, run.row % PRODUCT_ROWS);
@@ -54,7 +60,7 @@ KERNEL gated_backward(const __grid_constant__ Products products, const u16* both
           const int rows = rows_of(run), columns = sizes.columns - run.tile.column - 4 * lane;
           uint4 x[RUN][PARTS];
           uint2 g[RUN][PARTS];
-          barrier_wait(at.row_full(warp, run.slot), run.phase);
+          copy_wait<AHEAD - 1>();
 #pragma unroll
           for (int r = 0; r < RUN; r++)
 #pragma unroll
@@ -70,7 +76,7 @@ KERNEL gated_backward(const __grid_constant__ Products products, const u16* both
               const float2 low = unpack(g[r][p].x), high = unpack(g[r][p].y);
               const uint4 y = {gradients(x[r][p].x, low.x), gradients(x[r][p].y, low.y), gradients(x[r][p].z, high.x),
                                gradients(x[r][p].w, high.y)};
-              if (r < rows && 128 * p < columns) to[(r * sizes.columns >> 2) + 32 * p] = y;
+              if (r < rows && 128 * p < columns) __stcs(to + (r * sizes.columns >> 2) + 32 * p, y);
             }
         });
   });

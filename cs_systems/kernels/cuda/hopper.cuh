@@ -154,6 +154,23 @@ DEVICE void bulk_add_f32(float* to, u32 from, u32 bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
+// Copies of 16 bytes by each lane itself, which do not wait behind those of the copy engine. Copies since the last commit
+// form one group; `copy_wait` waits until all but the last GROUPS groups are there, for the lane that copied.
+DEVICE void copy_async(u32 to, const void* from, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy) : "memory");
+}
+DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int GROUPS>
+DEVICE void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+// Return the policy of the L2 cache for what is read once: it makes room first.
+DEVICE u64 read_once() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Stores and additions of this thread since the last commit form one group. `bulk_wait_read` waits until all but the
 // last GROUPS groups have left shared memory; `bulk_wait` waits until they are complete.
 DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -222,13 +222,12 @@ struct Walk {
   }
 };
 
-// Call `load(walk)` by one lane RING runs ahead, and `use(walk, half)` by all lanes once the rows of the tile are there.
+// Call `load(walk)` RING runs ahead, also behind the last tile, and `use(walk, half)` once the rows of the tile are there.
 template <int RING, typename Shared, typename Rows, typename Load, typename Use>
 DEVICE void finish_rows(const Products& all, Shared at, Rows here, int step, u32 rank, Load load, Use use) {
   RingPlace<1> read;
   Rows ahead = here;
-  for (int i = 0; i < RING && ahead.number < all.tiles; i++, ahead.advance(all, step, rank))
-    if (lane_id() == 0) load(ahead);
+  for (int i = 0; i < RING; i++, ahead.advance(all, step, rank)) load(ahead);
   while (here.number < all.tiles) {
     const int w = here.row / PRODUCT_ROWS;
     if (here.row % PRODUCT_ROWS < Rows::STEP) barrier_wait(at.summed(w), read.phase);
@@ -236,10 +235,8 @@ DEVICE void finish_rows(const Products& all, Shared at, Rows here, int step, u32
     if (here.row % PRODUCT_ROWS + Rows::STEP >= PRODUCT_ROWS) release(at.finished(w));
     if (here.row + Rows::STEP >= ROWS) read.advance();
     __syncwarp();  // all lanes have read what was loaded ahead
-    if (ahead.number < all.tiles) {
-      if (lane_id() == 0) load(ahead);
-      ahead.advance(all, step, rank);
-    }
+    load(ahead);
+    ahead.advance(all, step, rank);
     here.advance(all, step, rank);
   }
 }

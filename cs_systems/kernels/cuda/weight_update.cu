@@ -196,7 +196,10 @@ KERNEL update_weights(const __grid_constant__ Products products, const __grid_co
     const Rows begin(products, weights, warp, first, rank, static_cast<u32>(progress[0]) * 0x85EBCA77u);
     finish_rows<AHEAD>(
         products, at, begin, step, rank,
-        [&](const Rows& row) { load_row(row, at.row(warp, row.slot), at.row_full(warp, row.slot)); },
+        [&](const Rows& row) {
+          if (lane_id() == 0 && row.number < products.tiles)
+            load_row(row, at.row(warp, row.slot), at.row_full(warp, row.slot));
+        },
         [&](const Rows& row, u32 half) {
           update_row(row, at.row(warp, row.slot), at.row_full(warp, row.slot), half, now);
         });
