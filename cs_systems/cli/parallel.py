@@ -172,9 +172,11 @@ def cells(args: Parallel) -> list[RunConfig]:
             "another strategy, or leave out --world-size"
         )
     if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):
-        raise ConfigError("--tp-degree requires --strategy fsdp+tp or ddp_*+tp; add one, or leave out --tp-degree")
+        raise ConfigError(
+            "--tp-degree requires a strategy such as fsdp+tp; add --strategy fsdp+tp, or leave out --tp-degree"
+        )
     if args.figure and "overlap" not in args.with_:
-        raise ConfigError("--figure requires --with overlap; add overlap to --with")
+        raise ConfigError("--figure requires --with overlap; add overlap to --with, or leave out --figure")
     if args.bucket_size_mb and not any("bucket_size_mb" in options_of(_plain(name)) for name in args.strategy):
         raise ConfigError(
             "--bucket-size-mb requires a strategy with buckets; add one to --strategy, such as ddp_bucketed"

@@ -154,9 +154,10 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
         (["--", "-m", "nopackage.train"], "no module is named 'nopackage'; correct its name, or start in the folder"),
         (
             ["--foo", "--", "train.py"],
-            "unknown option --foo; leave it out; if it is an option of the script, write it after the script's name\n",
+            "unknown option --foo; leave it out, or, if --foo is an option of the script, write it after the script's "
+            "name\n",
         ),
-        (["--step=3:9", "--", "train.py"], "unknown option --step; write --steps or --stop; if it is an option of the"),
+        (["--step=3:9", "--", "train.py"], "unknown option --step; write --steps or --stop, or, if --step is an option of"),
         (["--", "/tmp"], "script '/tmp' is a folder; name a .py file in it"),
         (
             ["--", "python", "train.py", "--lr", "3"],
