@@ -205,7 +205,9 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
     degree = args.tp_degree if _has_two_dimensions(name) else None
     written, (name, *settings) = name, name.split(":")
     if "" in settings:
-        where = "ends with a colon; leave it out" if written.endswith(":") else "has two colons in a row; write one"
+        where = (
+            "ends with a colon; leave out the colon" if written.endswith(":") else "has two colons in a row; write one"
+        )
         raise ConfigError(f"strategy {written!r} {where}, or add an option such as comm_dtype=bf16")
     if name == "single":
         return []

@@ -90,7 +90,7 @@ MALFORMED = {
     "parallel --bucket-size-mb large --strategy ddp_bucketed": "--bucket-size-mb must be a number of MiB, got 'large'",
     "parallel --bucket-size-mb 0 --strategy ddp_bucketed": "--bucket-size-mb is 0.0; it must be above 0",
     "parallel --strategy torch_ddp:view": "--strategy has 'view', which is not of the form name=value; write view",
-    "parallel --strategy ddp_bucketed:": "strategy 'ddp_bucketed:' ends with a colon; leave it out, or add an option",
+    "parallel --strategy ddp_bucketed:": "strategy 'ddp_bucketed:' ends with a colon; leave out the colon, or add",
     "parallel --strategy ddp_bucketed::a=1": "'ddp_bucketed::a=1' has two colons in a row; write one",
     "parallel --strategy torch_ddp:view=true": "torch_ddp has no option 'view'; did you mean gradient_as_bucket_view?",
     "parallel --strategy ddp_bucketed:bucket_size_mb=1": "bucket_size_mb cannot be given as an option of a strategy",
