@@ -157,7 +157,10 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
             os.close(each)
         if not left.exists():
             text = last_line(messages.read_text())
-            print(f"cs-systems: nothing was recorded; nsys ended with the message: {text}", file=sys.stderr)
+            print(
+                f"cs-systems: nothing was recorded, and nsys ended with {text!r}; try it without --with nsys",
+                file=sys.stderr,
+            )
         else:
             records = read_records(left)[0] if left.stat().st_size else []
             conclude([_with_report(record, out, report) for record in records], str(out))
