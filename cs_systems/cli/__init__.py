@@ -25,7 +25,7 @@ from cs_systems.core import origin
 from cs_systems.core.printable import command_line, visible
 from cs_systems.core.validation import nearest, option
 from cs_systems.core.version import __version__
-from cs_systems.report.files import FREE_SPACE, standard_output
+from cs_systems.report.files import FREE_SPACE, SHORTER, standard_output
 from cs_systems.runtime.lifetime import torchrun_rank
 
 # The order suits a newcomer. The texts are here because the overview is all that `--help` has to import.
@@ -48,6 +48,7 @@ REMEDIES = {
     errno.EACCES: "change its permissions, or give another path",
     errno.ENOSPC: FREE_SPACE,
     errno.EDQUOT: FREE_SPACE,
+    errno.ENAMETOOLONG: SHORTER,
 }
 EXIT_MALFORMED = 2
 EXIT_INTERRUPTED = 130
@@ -175,9 +176,9 @@ def _check_before_script(words: Sequence[str], kind: type) -> None:
         if (name := named_option(word)) and name not in known:
             near = nearest(name, known)
             remedy = f"write {' or '.join(map(option, near))}" if near else "leave it out"
-            raise ConfigError(
-                f"unknown option --{name}; {remedy}; if it is an option of the script, write it after the script's name"
-            )
+            if hasattr(kind, "script"):
+                remedy += f", or, if --{name} is an option of the script, write it after the script's name"
+            raise ConfigError(f"unknown option --{name}; {remedy}")
 
 
 def _suggest(words: Sequence[str], kind: type) -> None:

@@ -84,7 +84,8 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
         pids = nsys.processes(one.path) if one.path.suffix == ".sqlite" else []
         if len(pids) < 2:
             raise ConfigError(
-                f"--ranks merges the traces of several ranks, but {one.label} is of one rank; leave out --ranks"
+                f"--ranks merges the traces of several ranks, but {one.label} is of one rank; give the traces of the "
+                "other ranks too, or leave out --ranks"
             )
         return [OfRank(one, rank, pid) for rank, pid in enumerate(pids)]
     found = ranks_of([source.path for source in traces], only_if_certain=not wanted)
@@ -176,7 +177,7 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     where = ", ".join(map(str, sorted(roots)[:3])) + (" …" if len(roots) > 3 else "")
     heading = [
         f"{where} · {counted(len(rows), 'file')}",
-        "not the ranks of one job, so each is listed and none is analyzed",
+        "not known to be ranks of one job, so each is listed and none is analyzed",
     ]
     return joined(document_text(args.format, heading, parts, args.output), args.format, f"Files of {where}")
 

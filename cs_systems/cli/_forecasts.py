@@ -97,7 +97,9 @@ def _peak(record: RunRecord, reason: str) -> int:
     """Return the measured peak. Raises ConfigError where there is none, and says why nothing was predicted."""
     peak = record.measurement.peak_allocated_bytes if record.measurement else None
     if peak is None:
-        raise ConfigError(f"the memory cannot be predicted: {reason}; measured: {record.status}: {record.reason}")
+        raise ConfigError(
+            f"the memory cannot be predicted: {reason}; measuring it instead failed: {record.status}: {record.reason}"
+        )
     return peak
 
 

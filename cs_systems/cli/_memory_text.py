@@ -52,7 +52,10 @@ def print_memory(record: RunRecord, folder: Path) -> None:
     if record.status != "ok":
         say(f"{title}: {record.status}: {record.reason}\n")
     if record.status == "oom" and record.run_config.profiler == "memory_snapshot" and not record.artifacts:
-        say("no snapshot: memory ran out before it began, while building the model or in --warmup; use --warmup 0\n")
+        say(
+            "no snapshot: memory ran out while the model was built or in the warm-up, before the snapshot began; use "
+            "--warmup 0, or a smaller model or batch\n"
+        )
     tables = as_tables(results)
     if rows := tables.get("memory_phases"):
         shown = [name for name in SHOWN if name in ("step", "phase") or any(row[name] is not None for row in rows)]

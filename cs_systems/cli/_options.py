@@ -61,7 +61,9 @@ def _path(word: str) -> Path:
     if not word:  # a Path would take it for the current folder
         raise ValueError("the path is empty; give one, such as . for the current folder, or leave out the option")
     if word == "-":
-        raise ValueError("- is not a path; give a file, or leave out the option to print")
+        raise ValueError(
+            "- does not mean standard input or output here; give the path of a file, or leave out the option"
+        )
     return Path(word)
 
 
@@ -239,7 +241,9 @@ def check_words(words: Sequence[str], kind: type) -> None:
         if ends and "=" not in word and each.takes in ("one", "one each time"):
             raise ConfigError(f"--{name} has no value; give one, or leave out --{name}")
         if each in found and each.takes == "several":
-            raise ConfigError(f"--{each.names[0]} is given twice; write all its values after one")
+            raise ConfigError(
+                f"--{each.names[0]} is given twice; write all its values after a single --{each.names[0]}"
+            )
         found.add(each)
     paths = [each for each in known if each.is_positional]
     if not any(each.takes == "several" for each in paths):
@@ -442,7 +446,8 @@ class Sweep:
             )
         if not (mine := cells[int(match[1]) :: int(match[2])]):
             raise ConfigError(
-                f"--part {self.part} selects no cell, because the sweep has only {len(cells)}; use fewer jobs"
+                f"--part {self.part} selects no cell, because the sweep has only {counted(len(cells), 'cell')}; use "
+                f"K/N with N at most {len(cells)}, such as 0/{len(cells)}"
             )
         return mine
 

@@ -126,8 +126,9 @@ def conclude(records: list[Any], out: str) -> None:
     """Print the table of the records to standard error."""
     if not records:
         print(
-            "cs-systems: nothing was recorded: the script ran no backward pass of torch in its main thread; run one "
-            "that trains there, or record its loop by `with cs_systems.Recorder(out='runs/mine')`",
+            "cs-systems: nothing was recorded, because the script ran no backward pass of torch in its main thread; "
+            "run a script that trains there, or write `with cs_systems.Recorder(out='runs/mine') as recorder:` around "
+            "its loop and `with recorder.step():` around the loop's body",
             file=sys.stderr,
         )
         return

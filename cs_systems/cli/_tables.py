@@ -51,7 +51,10 @@ def check_top(top: int | None, tables: Sequence[str], long: Sequence[str]) -> No
 def first_reasons(reasons: Sequence[str]) -> list[str]:
     """Return why files cannot be read, for the first of them, and how many more there are."""
     rest = len(reasons) - MOST_REASONS
-    return [*reasons[:MOST_REASONS], *([f"{rest} more files cannot be read"] if rest > 0 else [])]
+    return [
+        *reasons[:MOST_REASONS],
+        *([f"{rest} more file{'s cannot' if rest > 1 else ' cannot'} be read"] if rest > 0 else []),
+    ]
 
 
 def none_readable(reasons: Sequence[str]) -> str:

@@ -217,7 +217,7 @@ def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[st
     unfit += ["--format html"] if args.format == "html" else []
     if unfit:
         raise ConfigError(
-            f"{source.label} contains {holds}, for which {' '.join(unfit)} has no effect; use only {allowed}"
+            f"{' '.join(unfit)} cannot be used with {source.label}, which contains {holds}; use only {allowed}"
         )
 
 

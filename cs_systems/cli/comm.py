@@ -99,11 +99,12 @@ def parse_sizes(text: str) -> list[int]:
     factor = rest[1] if len(rest) == 2 else str(FACTOR)
     if not first or not rest[0] or len(rest) > 2 or not factor.isdecimal() or int(factor) < 2:
         raise ConfigError(
-            f"{text!r} is not a range of sizes; write FIRST:LAST, such as 1KiB:1GiB, or 1KiB:1GiB:2 to double each size"
+            f"--size {text!r} is not a range of sizes; write FIRST:LAST, such as 1KiB:1GiB, or "
+            "1KiB:1GiB:2 to double each size"
         )
     size, last = parse_bytes(first, "--size"), parse_bytes(rest[0], "--size")
     if size > last:
-        raise ConfigError(f"the range {text!r} begins above its end; give the smaller size first, as in 1KiB:1GiB")
+        raise ConfigError(f"--size {text!r} begins above its end; give the smaller size first, as in 1KiB:1GiB")
     sizes = []
     while size <= last:
         sizes.append(size)

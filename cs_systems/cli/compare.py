@@ -84,6 +84,8 @@ def run(args: Compare) -> int:
     traces = [path for path in (args.a, args.b) if command_for(path) == "analyze"]
     if len(traces) == 1:
         other = args.b if traces[0] == args.a else args.a
+        if not other.exists():
+            raise ConfigError(f"{other} does not exist; give two traces, or two runs")
         command = command_line("cs-systems", "analyze", traces[0])
         raise ConfigError(f"{traces[0]} is a trace, and {other} is not; read it with {command}, or give two traces")
     if all(command_for(path) == "analyze" for path in (args.a, args.b)):
@@ -94,7 +96,9 @@ def run(args: Compare) -> int:
         if args.fail_on:
             raise ConfigError("--fail-on requires two runs, because two traces get no verdict; leave out --fail-on")
         if args.format == "csv":
-            raise ConfigError("--format csv writes one table; use cs-systems analyze A B --format csv --table phases")
+            table = ("--format", "csv", "--table", "phases")
+            command = command_line("cs-systems", "analyze", args.a, args.b, *table)
+            raise ConfigError(f"--format csv writes one table, and two traces have several; use {command}")
         if args.format == "github":
             raise ConfigError(
                 "--format github requires two runs, because two traces get no verdict; use --format markdown"

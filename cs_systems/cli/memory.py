@@ -84,7 +84,7 @@ def run(args: Memory) -> int:
         return _show(args.show)
     configs = args.cells.configs(args.steps.base(), args.step)
     if args.fits is not None:
-        return _print_fits(configs, _device_bytes(args.fits, "--fits"))
+        return _print_fits(args, configs, _device_bytes(args.fits, "--fits"))
     if args.best_checkpoint != (args.budget is not None):
         raise ConfigError(
             "--best-checkpoint and --budget require each other; give both, as in --best-checkpoint --budget 40GiB"
@@ -120,9 +120,9 @@ def _check_used(args: Memory) -> None:
     if args.show is not None:
         refuse([name for name in names if name != "show"], "--show only prints recorded results")
     if args.fits is not None:
-        refuse([name for name in names if name in NOT_OF_FITS], "--fits predicts and measures nothing")
+        refuse([name for name in names if name in NOT_OF_FITS], "--fits predicts memory without measuring a step")
     if args.best_checkpoint:
-        itself = "--best-checkpoint chooses the checkpoint plan, within --budget, for each cell"
+        itself = "--best-checkpoint runs every cell, and chooses its checkpoint plan and memory limit by --budget"
         refuse([name for name in names if name in ("checkpoint", "memory_limit", "part")], itself)
 
 
@@ -146,7 +146,7 @@ def _measured_cells(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfi
     from cs_systems.profilers.nsys_memory import UNCACHED
 
     if args.no_caching_allocator and not args.nsys:
-        raise ConfigError("--no-caching-allocator requires --nsys; add --nsys")
+        raise ConfigError("--no-caching-allocator requires --nsys; add --nsys, or leave out --no-caching-allocator")
     options = (UNCACHED,) if args.no_caching_allocator else ()
     profilers = (
         ("memory", True, ()),
@@ -162,13 +162,13 @@ def _measured_cells(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfi
     ]
 
 
-def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
+def _print_fits(args: Memory, configs: Sequence[RunConfig], device_bytes: int) -> int:
     from cs_systems.cli import _forecasts
     from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import fits
     from cs_systems.runtime.sweep import check, forecasting, preflight, run
 
-    _check_predictable(configs, "--fits")
+    _check_predictable(args, configs, "--fits")
     if own := [config for config in configs if is_foreign(config.workload)]:
         check(own)
         has_gpu = preflight([replace(own[0], device="cuda")])[0]["reason"] is None
@@ -192,7 +192,7 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
     return 0
 
 
-def _check_predictable(configs: Sequence[RunConfig], option: str) -> None:
+def _check_predictable(args: Memory, configs: Sequence[RunConfig], option: str) -> None:
     for config in configs:
         if config.workload != "train_step" and not is_foreign(config.workload):
             both = f"{option} and --budget" if option == "--best-checkpoint" else option
@@ -201,7 +201,8 @@ def _check_predictable(configs: Sequence[RunConfig], option: str) -> None:
                 f"{config.workload}; use --workload train_step, or leave out {both}"
             )
         if config.compile != "none":
-            raise ConfigError(f"{option} cannot predict memory with --compile, because {COMPILED}; leave out --compile")
+            by = "--compile" if {*args.cells.compile} != {"none"} else f"--recipe {' '.join(args.cells.recipe)}"
+            raise ConfigError(f"{option} cannot predict memory with {by}, because {COMPILED}; leave out {by}")
 
 
 def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int) -> int:
@@ -210,7 +211,7 @@ def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int)
     from cs_systems.runtime.journal import Journal
     from cs_systems.runtime.sweep import check, preflight
 
-    _check_predictable(configs, "--best-checkpoint")
+    _check_predictable(args, configs, "--best-checkpoint")
     on_gpu = args.steps.device != "cpu" and preflight([replace(configs[0], device="cuda")])[0]["reason"] is None
     if args.sweep.dry_run:
         for config in configs:
@@ -262,7 +263,7 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
     helps = "the largest batch and context that fit" if is_foreign(config.workload) else "which changes would help"
     raise ConfigError(
         f"{describe(config)} does not fit {human(budget_bytes, 'bytes')} with any checkpoint plan; "
-        f"--fits {args.budget} shows {helps}"
+        f"to see {helps}, use --fits {args.budget} instead of --best-checkpoint and --budget"
     )
 
 

@@ -172,9 +172,11 @@ def cells(args: Parallel) -> list[RunConfig]:
             "another strategy, or leave out --world-size"
         )
     if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):
-        raise ConfigError("--tp-degree requires --strategy fsdp+tp or ddp_*+tp; add one, or leave out --tp-degree")
+        raise ConfigError(
+            "--tp-degree requires a strategy such as fsdp+tp; add --strategy fsdp+tp, or leave out --tp-degree"
+        )
     if args.figure and "overlap" not in args.with_:
-        raise ConfigError("--figure requires --with overlap; add overlap to --with")
+        raise ConfigError("--figure requires --with overlap; add overlap to --with, or leave out --figure")
     if args.bucket_size_mb and not any("bucket_size_mb" in options_of(_plain(name)) for name in args.strategy):
         raise ConfigError(
             "--bucket-size-mb requires a strategy with buckets; add one to --strategy, such as ddp_bucketed"
@@ -203,7 +205,9 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
     degree = args.tp_degree if _has_two_dimensions(name) else None
     written, (name, *settings) = name, name.split(":")
     if "" in settings:
-        where = "ends with a colon; leave it out" if written.endswith(":") else "has two colons in a row; write one"
+        where = (
+            "ends with a colon; leave out the colon" if written.endswith(":") else "has two colons in a row; write one"
+        )
         raise ConfigError(f"strategy {written!r} {where}, or add an option such as comm_dtype=bf16")
     if name == "single":
         return []

@@ -153,7 +153,10 @@ def _is_own(args: PrecisionOptions) -> bool:
     """Return True for models of the user's own. Raises ConfigError for another workload than the built-in model."""
     for name in args.step.workload:
         if not is_foreign(name) and name != RunConfig.workload:
-            raise ConfigError(f"--workload must be path.py:name or package.module:name, got {name}; correct it")
+            raise ConfigError(
+                f"--workload must be path.py:name or package.module:name, got {name}; name a model of your own, or "
+                "leave out --workload for the built-in model"
+            )
     return is_foreign(args.step.workload[0])
 
 
@@ -165,7 +168,11 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
             [name for name in given(args) if name == "model"],
             "--model has no effect with --workload, which names the model",
         )
-        refuse([name for name in NUMERICS if name in tables], "these tables use no model, but --workload names one")
+        if numerics := [option(name) for name in NUMERICS if name in tables]:
+            raise ConfigError(
+                f"--workload names a model, which has no effect on {' and '.join(numerics)}; leave out --workload or "
+                f"{' and '.join(numerics)}"
+            )
         refuse(
             [name for name in given(args) if name == "train_steps"],
             "--train-steps trains only the built-in model, but --workload names another",
@@ -190,9 +197,11 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
             [name for name in names if name in (*OF_PRESETS, "mode")], "--accumulation and --normalization use no model"
         )
     if tables and not _is_own(args) and not PRESETS.keys() & {*args.model}:
+        unfit = [name for name in names if name in OF_PRESETS]
         refuse(
-            [name for name in names if name in OF_PRESETS],
-            f"these options apply only to a preset such as small, got --model {' '.join(args.model)}",
+            unfit,
+            f"{' '.join(map(option, unfit))} requires a preset such as --model small, got --model "
+            f"{' '.join(args.model)}",
         )
 
 

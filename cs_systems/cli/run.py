@@ -156,7 +156,11 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
         for each in streams:
             os.close(each)
         if not left.exists():
-            print(f"cs-systems: no record from nsys: {last_line(messages.read_text())}", file=sys.stderr)
+            text = last_line(messages.read_text())
+            print(
+                f"cs-systems: nothing was recorded, and nsys ended with {text!r}; try it without --with nsys",
+                file=sys.stderr,
+            )
         else:
             records = read_records(left)[0] if left.stat().st_size else []
             conclude([_with_report(record, out, report) for record in records], str(out))

@@ -144,7 +144,7 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     from cs_systems.snapshots.tables import file_row
 
     options = {*given(args)} - {"files", "device", "format", "output", "open"}
-    refuse(sorted(options), "several snapshots are only listed, each with its peak")
+    refuse(sorted(options), f"of {len(sources)} snapshots, only the peaks are shown")
     rows, reasons = [], []
     for source in sources:
         try:

@@ -106,7 +106,11 @@ def contradiction(
     asked, name = AUTOCAST.get(precision), _first_root(modules)
     if asked is None:
         if own := [name for name in in_effect if name.split()[0] == device]:
-            return f"requested {precision.value}, but the step ran under autocast ({own[0]}); use that --precision"
+            dtype = own[0].split()[1]
+            return (
+                f"requested {precision.value}, but the step ran under autocast in {dtype}; use precision "
+                f"{SHORT.get(dtype, dtype)}, or remove autocast from the step"
+            )
         return _not_pure(modules) if precision is Precision.BF16_PURE else None
     if f"{device} {asked}" in in_effect:
         return _not_fp8(modules) if precision is Precision.FP8 else None
@@ -114,7 +118,7 @@ def contradiction(
     for other in in_effect:
         found, dtype = other.split()
         if found == device:
-            return f"requested {asked}, but autocast runs in {dtype}; {fix}, or use another --precision"
+            return f"requested {asked}, but autocast runs in {dtype}; {fix}, or use precision {SHORT.get(dtype, dtype)}"
         return (
             f"autocast is on for {found}, but {name}'s tensors are on {device}: it only casts operations on its own "
             f"device; {fix}"
@@ -143,7 +147,8 @@ def _not_fp8(modules: Sequence[ModuleDtypes]) -> str | None:
     if any(row["type"] == FP8_LAYER for row in modules):
         return None
     return (
-        "requested fp8, but no layer computes in it; use cs_systems.training.fp8.use_fp8(model), or another --precision"
+        "requested fp8, but no layer computes in it; call cs_systems.training.fp8.use_fp8(model), or use another "
+        "precision"
     )
 
 

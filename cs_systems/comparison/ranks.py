@@ -247,10 +247,10 @@ def check(ranks: Sequence[Rank]) -> None:
         reasons.append(f"{' and '.join(twice[1][:2])} are both of rank {twice[0]}")
     sizes = {one.job.world_size: one.source for one in ranks if one.job.world_size}
     if len(sizes) > 1:
-        reasons.append("; ".join(f"{source} is of {size} ranks" for size, source in sizes.items()))
+        reasons.append(" and ".join(f"{source} is of a job of {size} ranks" for size, source in sizes.items()))
     profilers = {one.profiler: one.source for one in ranks}
     if len(profilers) > 1:
-        reasons.append("; ".join(f"{source} is of {name}" for name, source in profilers.items()))
+        reasons.append(" and ".join(f"{source} is a trace of {name}" for name, source in profilers.items()))
     known = sorted((one for one in ranks if one.job.began_s is not None), key=lambda one: one.job.began_s or 0.0)
     for first, second in pairwise(known):
         gap_s = (second.job.began_s or 0.0) - (first.job.began_s or 0.0) - first.length_s
@@ -258,7 +258,9 @@ def check(ranks: Sequence[Rank]) -> None:
             reasons.append(f"{second.source} begins {human(gap_s, 's')} after {first.source} ends")
             break
     if reasons:
-        raise ConfigError(f"the files are not the ranks of one job: {reasons[0]}; give one trace for each rank")
+        raise ConfigError(
+            f"the files are not the ranks of one job: {reasons[0]}; give one trace of each rank of the same job"
+        )
 
 
 def _matched(ranks: Sequence[Rank]) -> tuple[list[dict[int, Collective]], int]:

@@ -100,7 +100,9 @@ def compare(
     ]
     if not rows:
         if cells_a.keys() & cells_b.keys():
-            raise ConfigError(f"no cell of both runs has the phase {' or '.join(phases)}; choose another phase")
+            raise ConfigError(
+                f"no cell of both runs has the phase {' or '.join(phases)}; choose a phase of both, such as step"
+            )
         first_a, first_b = (describe(next(iter(cells.values()))[0].run_config) for cells in (cells_a, cells_b))
         raise ConfigError(
             f"no cell of the baseline, such as {first_a!r}, matches a cell of the candidate, such as {first_b!r}; "
@@ -158,7 +160,7 @@ def _without(identity: Mapping[str, Any], field: str) -> str:
     dropped = model if field == "size" else {name for name in identity if name.rpartition(".")[2] == field}
     if not dropped:
         raise ConfigError(
-            f"the configurations have no field {field!r}; use one such as attention, precision, size or compile"
+            f"{field!r} is not a setting of the cells; use a setting such as attention, precision, size or compile"
         )
     return json.dumps({name: value for name, value in identity.items() if name not in dropped}, sort_keys=True)
 

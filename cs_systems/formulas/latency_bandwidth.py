@@ -48,8 +48,10 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Fit | None:
     Raises:
         ValueError: the numbers of sizes and times differ, or a time is not finite and above 0.
     """
-    if len(sizes_bytes) != len(times_s) or any(not (t > 0 and math.isfinite(t)) for t in times_s):
-        raise ValueError("a fit requires one finite time above 0 for each size")
+    if len(sizes_bytes) != len(times_s):
+        raise ValueError(f"{len(times_s)} times are given for {len(sizes_bytes)} sizes; give one time for each size")
+    if bad := [t for t in times_s if not (t > 0 and math.isfinite(t))]:
+        raise ValueError(f"a time is {bad[0]} s; give only finite times above 0")
     distinct = len(set(sizes_bytes))
     if distinct < FEWEST_SIZES:
         return None

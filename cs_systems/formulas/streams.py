@@ -34,8 +34,10 @@ class Timeline:
         Raises:
             ValueError: the duration is negative, or a dependency has not been added yet.
         """
-        if not seconds >= 0 or any(not 0 <= number < len(self.tasks) for number in after):
-            raise ValueError(f"task {name} must take 0 s or more, got {seconds}, after earlier tasks, got {after}")
+        if not seconds >= 0:
+            raise ValueError(f"task {name} takes {seconds} s; give a duration of at least 0")
+        if unknown := [number for number in after if not 0 <= number < len(self.tasks)]:
+            raise ValueError(f"task {name} waits for task {unknown[0]}, which does not exist yet; add that task first")
         begin = max([self._free_s.get(stream, 0.0), *(self.ends_s[number] for number in after)])
         self.tasks.append(Task(stream, name, seconds, after))
         self.starts_s.append(begin)

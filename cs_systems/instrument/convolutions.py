@@ -22,9 +22,8 @@ COPIES_CAVEAT = (
     "kernels of 1×1, and then the prediction is too high"
 )
 TRANSFORMS_CAVEAT = (
-    "convolutions in fp32: cuDNN chooses on the GPU if it works by Fourier transforms, which may take over 2 GiB; the "
-    "prediction is too high or too low by these where it chooses otherwise than for the sizes that were measured "
-    "(--precision tf32 and bf16 need none)"
+    "convolutions in fp32: on the GPU cuDNN decides whether it uses Fourier transforms, which may take over 2 GiB; "
+    "where it decides otherwise than predicted, the prediction is wrong by that memory (tf32 and bf16 use none)"
 )
 
 

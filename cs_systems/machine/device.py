@@ -146,7 +146,7 @@ class Device:
             fraction = 1.0 if limit_bytes is None else min(1.0, limit_bytes / total)
             torch.cuda.set_per_process_memory_fraction(fraction, self.torch)
         elif limit_bytes is not None:
-            raise DeviceUnavailable("--memory-limit requires a CUDA device; leave out --memory-limit or run on a GPU")
+            raise DeviceUnavailable("a memory limit requires a CUDA device; leave out the memory limit, or use a GPU")
 
     def set_allocator(self, name: str) -> None:
         """Set how the caching allocator takes memory from the device, for later allocations.
@@ -161,7 +161,9 @@ class Device:
         if self.is_cuda:
             switch_allocator(name)
         elif name != "default":
-            raise DeviceUnavailable(f"--allocator {name} requires a CUDA device; leave out --allocator")
+            raise DeviceUnavailable(
+                f"the allocator {name} requires a CUDA device; leave out the allocator, or use a GPU"
+            )
 
     def release_memory(self) -> None:
         """Return cached blocks to the device, so that one cell's memory is not counted in the next cell.
@@ -242,11 +244,13 @@ def resolve(name: str) -> Device:
         return Device(torch.device("cpu"))
     if not torch.cuda.is_available():
         why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
-        raise DeviceUnavailable(f"no CUDA: {why}; see cs-systems doctor, or use --device cpu where a CPU will do")
+        raise DeviceUnavailable(f"no CUDA: {why}; see cs-systems doctor, or use device cpu where a CPU is enough")
     index = int(name[5:]) if name.startswith("cuda:") else int(os.environ.get("LOCAL_RANK", 0))
     if index >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
         raise DeviceUnavailable(
-            f"{name} does not exist: torch sees {counted(torch.cuda.device_count(), 'GPU')}; use another device"
+            f"cuda:{index} does not exist, because torch sees {counted(last + 1, 'GPU')}; use cuda:0"
+            f"{f' to cuda:{last}' if last else ''}"
         )
     torch.cuda.set_device(index)
     return Device(torch.device("cuda", index))

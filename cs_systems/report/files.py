@@ -12,10 +12,16 @@ from pathlib import Path
 from cs_systems.config import ConfigError
 
 ELSEWHERE = "choose a file in a folder with write permission"
+SHORTER = "choose a shorter name"
+NO_FOLDER = "correct the folder in the path"
 FREE_SPACE = "free some space, then run the same command again"
 REMEDIES = {
     errno.ENOSPC: FREE_SPACE,
     errno.EDQUOT: FREE_SPACE,
+    errno.EISDIR: "name a file in it",
+    errno.ENOTDIR: NO_FOLDER,
+    errno.EEXIST: NO_FOLDER,
+    errno.ENAMETOOLONG: SHORTER,
     errno.ENXIO: "start the program that reads the FIFO first",
 }
 STREAMS = (Path("/dev"), Path("/dev/fd"))  # links in these lead to open descriptors, whose position must be kept
@@ -114,6 +120,10 @@ def _named(file: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         message = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         place = getattr(error, "filename", None)
-        reason = f"{message} ({place})" if place and not str(place).endswith(".part") else message
+        reason = (
+            f"{message} ({place})"
+            if place and str(place) != str(file) and not str(place).endswith(".part")
+            else message
+        )
         remedy = REMEDIES.get(getattr(error, "errno", None) or 0, ELSEWHERE)
         raise ConfigError(f"cannot write {file}: {reason}; {remedy}") from error

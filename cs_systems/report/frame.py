@@ -103,6 +103,7 @@ def _naming(index: int, record: RunRecord) -> Iterator[None]:
     except ConfigError as error:
         raise ConfigError(f"record {index + 1} (key {record.key}): {error}") from error
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise ConfigError(
-            f"record {index + 1} (key {record.key}) is malformed: {error!r}; delete its line, or measure again"
+            f"record {index + 1} (key {record.key}) is malformed: {reason}; delete its line, or measure again"
         ) from error

@@ -90,7 +90,7 @@ MALFORMED = {
     "parallel --bucket-size-mb large --strategy ddp_bucketed": "--bucket-size-mb must be a number of MiB, got 'large'",
     "parallel --bucket-size-mb 0 --strategy ddp_bucketed": "--bucket-size-mb is 0.0; it must be above 0",
     "parallel --strategy torch_ddp:view": "--strategy has 'view', which is not of the form name=value; write view",
-    "parallel --strategy ddp_bucketed:": "strategy 'ddp_bucketed:' ends with a colon; leave it out, or add an option",
+    "parallel --strategy ddp_bucketed:": "strategy 'ddp_bucketed:' ends with a colon; leave out the colon, or add",
     "parallel --strategy ddp_bucketed::a=1": "'ddp_bucketed::a=1' has two colons in a row; write one",
     "parallel --strategy torch_ddp:view=true": "torch_ddp has no option 'view'; did you mean gradient_as_bucket_view?",
     "parallel --strategy ddp_bucketed:bucket_size_mb=1": "bucket_size_mb cannot be given as an option of a strategy",
@@ -120,8 +120,8 @@ MALFORMED = {
     "analyze a.json b.json --top 3": "a comparison of two traces shows every row; leave out --top",
     "snapshot a.pickle b.pickle --size small": "--size names the tensors of one snapshot, and two were given",
     "report runs --figure-kind rate": "--figure-kind requires --figure; add --figure FILE",
-    "comm --figure figure.txt": "cannot write a figure to 'figure.txt'; its name must end in .svg, .png, .pdf",
-    "comm --output .": "cannot write .: Is a directory",
+    "comm --figure figure.txt": "cannot write a figure to 'figure.txt'; its name must end in .svg, .png or .pdf",
+    "comm --output .": "cannot write .: Is a directory; name a file in it",
     "parallel --output /dev/null/tables.txt": "cannot write /dev/null/tables.txt: ",
     "precision --output .": "cannot write .: Is a directory",
     "precision --dtypes --output .": "cannot write .: Is a directory",
@@ -130,8 +130,8 @@ MALFORMED = {
     "report a b --sort step": "unexpected argument 'b', because the command takes 1 path; leave it out",
     "time own.py:factory": "because the command takes only options; write --workload own.py:factory",
     "doctor now": "unexpected argument 'now', because the command takes only options; leave it out",
-    "time --size tiny --size small": "--size is given twice; write all its values after one",
-    "attention --batch 2 --batch-size 3": "--batch is given twice; write all its values after one",
+    "time --size tiny --size small": "--size is given twice; write all its values after a single --size",
+    "attention --batch 2 --batch-size 3": "--batch is given twice; write all its values after a single --batch",
     "parallel --strategy ddp_bucketed:comm=bf16": "has no option 'comm'; did you mean comm_dtype?",
     "time --size tiny --num-heads 64": "but rotary embeddings need an even number; choose --num-heads among 8, 16, 32",
     "memory --size tiny --fits 500MiB": "--fits 500MiB is less than the 751 MiB of the CUDA context alone; give more",
@@ -246,10 +246,12 @@ def test_missing_gpu_is_reported_with_remedy(impossible: dict[str, RunRecord]) -
     reason = impossible["GPU that does not exist"].reason or ""
     if torch.cuda.is_available():
         seen = counted(torch.cuda.device_count(), "GPU")
-        assert reason == f"cuda:99 does not exist: torch sees {seen}; use another device"
+        last = torch.cuda.device_count() - 1
+        devices = f"cuda:0 to cuda:{last}" if last else "cuda:0"
+        assert reason == f"cuda:99 does not exist, because torch sees {seen}; use {devices}"
     else:
         assert reason.startswith("no CUDA: ")
-        assert reason.endswith("; see cs-systems doctor, or use --device cpu where a CPU will do")
+        assert reason.endswith("; see cs-systems doctor, or use device cpu where a CPU is enough")
 
 
 def test_sweep_without_any_result_exits_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,9 +59,12 @@ def test_size_is_one_value_or_a_range(text: str, sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--size", "1KiB:2KiB:1"), "'1KiB:2KiB:1' is not a range of sizes; write FIRST:LAST, such as 1KiB:1GiB, or"),
-        (("--size", "1KiB:"), "'1KiB:' is not a range of sizes; write FIRST:LAST, such as 1KiB:1GiB"),
-        (("--size", "2KiB:1KiB"), "the range '2KiB:1KiB' begins above its end; give the smaller size first"),
+        (
+            ("--size", "1KiB:2KiB:1"),
+            "--size '1KiB:2KiB:1' is not a range of sizes; write FIRST:LAST, such as 1KiB:1GiB, or",
+        ),
+        (("--size", "1KiB:"), "--size '1KiB:' is not a range of sizes; write FIRST:LAST, such as 1KiB:1GiB"),
+        (("--size", "2KiB:1KiB"), "--size '2KiB:1KiB' begins above its end; give the smaller size first"),
         (("--size", "many"), "'many' is not a size in bytes"),
         (("--size", "0B"), "--size '0B' must be more than 0 bytes; use a form such as 8GiB or 512B"),
         (

@@ -123,7 +123,7 @@ def test_pairs_of_options_are_applied_or_refused(command: str, capsys: pytest.Ca
         ("report RUN --columns size --pivot size:attention:median_ms", "leave out --columns or --pivot"),
         ("report RUN --figure-kind phases", "--figure-kind requires --figure"),
         ("report RUN --format html --pivot=", "leave out --columns, --pivot and --phase"),
-        ("memory --fits 24GiB --steps 5", "--fits predicts and measures nothing; leave out --steps"),
+        ("memory --fits 24GiB --steps 5", "--fits predicts memory without measuring a step; leave out --steps"),
         ("profile --with nsys --show-command --fresh", "prints the commands and runs nothing; leave out --fresh"),
         ("profile --with kineto --kernel=", "--kernel requires --with ncu, got --with kineto"),
         (

@@ -133,7 +133,7 @@ def test_fifo_is_written_with_a_reader_and_refused_without(capsys: pytest.Captur
 @pytest.mark.parametrize("file", ["a run", "/", "."])
 def test_folder_as_output_is_refused(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "a run", "a run", "--output", file]) == 2
-    remedy = "name another file" if file == "a run" else "choose a file in"
+    remedy = "name another file" if file == "a run" else "name a file in it"
     assert remedy in capsys.readouterr().err
 
 

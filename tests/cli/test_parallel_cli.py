@@ -260,7 +260,7 @@ def test_each_rank_has_a_row_with_equal_transfer_time(records: list[RunRecord]) 
 def test_analyze_of_a_run_names_the_cell_of_each_trace(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(run[2])]) == 0
     out = capsys.readouterr().out
-    assert "not the ranks of one job, so each is listed and none is analyzed" in out
+    assert "not known to be ranks of one job, so each is listed and none is analyzed" in out
     cells = " ".join(out[out.index("contents of the files") : out.index("records.jsonl")].split())
     assert cells.count("tiny ctx 64 batch 1") == 3
     assert cells.count("zero1_flat") == 2
@@ -291,7 +291,7 @@ def test_torch_ddp_has_predicted_but_no_counted_bytes() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("tp --tp-degree 2", "--tp-degree requires --strategy fsdp+tp or ddp_*+tp; add one, or leave out"),
+        ("tp --tp-degree 2", "--tp-degree requires a strategy such as fsdp+tp; add --strategy fsdp+tp, or"),
         (
             "fsdp+tp",
             "tp with another strategy requires --tp-degree; set it to the number of ranks that share one block",

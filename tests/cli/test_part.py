@@ -33,7 +33,10 @@ def test_parts_divide_all_cells_evenly(count: int, jobs: int) -> None:
         ("4/4", "--part must be K/N with K below N, got '4/4'; for four jobs, use 0/4, 1/4, 2/4 and 3/4"),
         ("1", "--part must be K/N with K below N, got '1'"),
         ("0/0", "--part must be K/N with K below N, got '0/0'"),
-        ("3/4", "--part 3/4 selects no cell, because the sweep has only 2"),
+        (
+            "3/4",
+            "--part 3/4 selects no cell, because the sweep has only 2 cells; use K/N with N at most 2, such as 0/2",
+        ),
     ],
 )
 def test_invalid_part_is_refused(part: str, text: str) -> None:

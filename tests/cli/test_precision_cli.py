@@ -188,8 +188,8 @@ def test_missing_device_is_reported_once_per_table(tmp_path: Path, capsys: pytes
     text = capsys.readouterr().out
     assert text.count("not explained: only traces of a GPU contain kernels; profile on a GPU\n") == 1
     assert len(re.findall(r"^(?:fp32|bf16) +unavailable$", text, re.MULTILINE)) == 4
-    reasons = re.findall(r"fp32, bf16: unavailable: no CUDA: [^;]*; (.*?) will do", " ".join(text.split()))
-    assert reasons == ["see cs-systems doctor, or use --device cpu where a CPU"] * 2
+    reasons = re.findall(r"fp32, bf16: unavailable: no CUDA: [^;]*; (.*?) is enough", " ".join(text.split()))
+    assert reasons == ["see cs-systems doctor, or use device cpu where a CPU"] * 2
     assert "gain:" not in text
 
 
@@ -242,15 +242,18 @@ def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pyte
         (["--accumulation", "--mode", "forward", "--batch-size", "1"], "no model; leave out --mode --batch-size"),
         (
             ["--dtypes", "--context-length", "8"],
-            "these options apply only to a preset such as small, got --model toy; leave out --context-length",
+            "--context-length requires a preset such as --model small, got --model toy; leave out --context-length",
         ),
         (["--dtypes", "--mode", "backward"], "mode backward requires workload attention"),
-        (["--workload", "toy"], "--workload must be path.py:name or package.module:name, got toy; correct it"),
+        (["--workload", "toy"], "--workload must be path.py:name or package.module:name, got toy; name a model"),
         (
             ["--workload", "json:loads", "--model", "medium"],
             "--model has no effect with --workload, which names the model; leave out --model",
         ),
-        (["--workload", "json:loads", "--accumulation"], "but --workload names one; leave out --accumulation"),
+        (
+            ["--workload", "json:loads", "--accumulation"],
+            "no effect on --accumulation; leave out --workload or --accumulation",
+        ),
         (["--workload", "json:loads", "--train-steps", "3"], "names another; leave out --train-steps"),
     ],
 )

@@ -43,7 +43,7 @@ FIX = '; call Net inside torch.autocast("cpu", torch.bfloat16)'
             "fp32",
             [module(autocast="cpu bfloat16")],
             [],
-            "but the step ran under autocast (cpu bfloat16); use that --precision",
+            "but the step ran under autocast in bfloat16; use precision bf16, or remove autocast",
         ),
         ("bf16-pure", [module()], [], "there are parameters in float32; use model.bfloat16()"),
     ],

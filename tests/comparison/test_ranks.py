@@ -172,9 +172,12 @@ def test_collectives_that_contradict_each_other_in_time_give_no_waiting(job: Mer
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda one: replace(one, rank=0), r"are both of rank 0; give one trace for each rank"),
-        (lambda one: replace(one, profiler="nsys"), r"is of kineto; .* is of nsys"),
-        (lambda one: replace(one, job=replace(one.job, world_size=8)), r"is of 3 ranks; .* is of 8 ranks"),
+        (lambda one: replace(one, rank=0), r"are both of rank 0; give one trace of each rank of the same job"),
+        (lambda one: replace(one, profiler="nsys"), r"is a trace of kineto and .* is a trace of nsys"),
+        (
+            lambda one: replace(one, job=replace(one.job, world_size=8)),
+            r"is of a job of 3 ranks and .* is of a job of 8 ranks",
+        ),
         (
             lambda one: replace(one, job=replace(one.job, began_s=one.job.began_s + 3600)),
             r"begins 1 h after|begins 3,6",

@@ -99,7 +99,7 @@ def test_doubts_list_unmatched_cells_other_versions_and_caveats() -> None:
 
 
 def test_phase_that_no_matched_cell_has_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="no cell of both runs has the phase optimizer; choose another phase"):
+    with pytest.raises(ConfigError, match="no cell of both runs has the phase optimizer; choose a phase of both"):
         compare([record(BASE, 1.0)], [record(BASE, 2.0, 1)], ["optimizer"])
 
 
@@ -337,7 +337,7 @@ def test_csv_of_two_traces_is_rejected_and_names_analyze(capsys: pytest.CaptureF
     trace = str(Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz")
     assert main(["compare", trace, trace, "--format", "csv"]) == 2
     assert (
-        "--format csv writes one table; use cs-systems analyze A B --format csv --table phases"
+        f"and two traces have several; use cs-systems analyze {trace} {trace} --format csv --table phases"
         in capsys.readouterr().err
     )
     assert main(["analyze", trace, trace, "--format", "csv", "--table", "phases"]) == 0
@@ -385,3 +385,9 @@ def test_cells_of_different_workloads_are_not_compared_silently() -> None:
         )
         assert doubt in compare(run(a), run(b)).doubts
     assert compare(run("loop train"), run("loop train")).doubts == []
+
+
+def test_trace_beside_a_missing_file_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz")
+    assert main(["compare", trace, "nowhere"]) == 2
+    assert "nowhere does not exist; give two traces, or two runs" in capsys.readouterr().err

@@ -70,7 +70,14 @@ def test_fit_requires_three_sizes() -> None:
     assert fit([1024, 1024, 4096], [1e-5, 1e-5, 2e-5]) is None
 
 
-@pytest.mark.parametrize("times", [[1e-5, 0.0, 1e-5], [1e-5, 1e-5], [1e-5, float("nan"), 1e-5]])
-def test_fit_rejects_times_that_are_zero_missing_or_nan(times: list[float]) -> None:
-    with pytest.raises(ValueError, match="one finite time above 0 for each size"):
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([1e-5, 0.0, 1e-5], "a time is 0.0 s; give only finite times above 0"),
+        ([1e-5, 1e-5], "2 times are given for 3 sizes; give one time for each size"),
+        ([1e-5, float("nan"), 1e-5], "a time is nan s; give only finite times above 0"),
+    ],
+)
+def test_fit_rejects_times_that_are_zero_missing_or_nan(times: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         fit([1, 2, 3], times)

@@ -154,9 +154,13 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
         (["--", "-m", "nopackage.train"], "no module is named 'nopackage'; correct its name, or start in the folder"),
         (
             ["--foo", "--", "train.py"],
-            "unknown option --foo; leave it out; if it is an option of the script, write it after the script's name\n",
+            "unknown option --foo; leave it out, or, if --foo is an option of the script, write it after the script's "
+            "name\n",
         ),
-        (["--step=3:9", "--", "train.py"], "unknown option --step; write --steps or --stop; if it is an option of the"),
+        (
+            ["--step=3:9", "--", "train.py"],
+            "unknown option --step; write --steps or --stop, or, if --step is an option of",
+        ),
         (["--", "/tmp"], "script '/tmp' is a folder; name a .py file in it"),
         (
             ["--", "python", "train.py", "--lr", "3"],
@@ -191,4 +195,4 @@ def test_script_without_training_is_told_so(tmp_path: Path) -> None:
     script.write_text("print('done')")
     done = forks.python("-m", "cs_systems", "run", "--", str(script))
     assert (done.returncode, done.stdout) == (0, "done\n")
-    assert "nothing was recorded: the script ran no backward pass" in done.stderr
+    assert "nothing was recorded, because the script ran no backward pass" in done.stderr

@@ -57,12 +57,17 @@ def test_report_writes_page_and_figure_into_new_folders(folder: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--output", "--figure"])
 def test_unwritable_output_exits_with_2(folder: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
-    for file in (folder / "records.jsonl" / "x.svg", folder / "figure.svg"):
-        (folder / "figure.svg").mkdir(exist_ok=True)
+    (folder / "figure.svg").mkdir(exist_ok=True)
+    for file, remedy in {
+        folder / "records.jsonl" / "x.svg": "correct the folder in the path",
+        folder / "figure.svg": "name a file in it",
+    }.items():
         assert main(["report", str(folder), option, str(file)]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"cs-systems: cannot write {file}: ")
-        assert error.endswith("choose a file in a folder with write permission\n")
+        assert error.endswith(f"; {remedy}\n")
+    assert main(["report", str(folder), option, str(folder / f"{'x' * 300}.svg")]) == 2
+    assert capsys.readouterr().err.endswith(": File name too long; choose a shorter name\n")
 
 
 def test_figure_of_two_workloads_is_drawn_for_each(
@@ -126,7 +131,7 @@ def test_incomplete_record_line_is_named_and_others_are_shown(folder: Path, caps
         (["--columns", "size", "ranks"], "'ranks' is the heading of column world_size; use world_size"),
         (["--columns", "size", "forward"], "'forward' is the heading of column forward.median_s; use forward.median_s"),
         (["--format", "html", "--columns", "size"], "leave out --columns, --pivot and --phase"),
-        (["--figure", "figure.bmp"], "its name must end in .svg, .png, .pdf"),
+        (["--figure", "figure.bmp"], "its name must end in .svg, .png or .pdf"),
     ],
 )
 def test_malformed_option_exits_with_2_and_remedy(
@@ -155,7 +160,7 @@ def test_figure_option_prints_table_only_when_requested(
     assert main([*drawn, "--columns", "sizze"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("cs-systems: unknown column 'sizze'; did you mean size or ")
-    assert said.endswith(f"? list the names with cs-systems report {folder} --format csv | head -1")
+    assert said.endswith(f"? List the names with cs-systems report {folder} --format csv | head -1")
     assert main([*drawn, "--columns", "foo"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == (

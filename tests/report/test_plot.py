@@ -279,7 +279,7 @@ def test_figure_in_a_page_takes_the_colors_of_the_page(train_records: list[RunRe
 def test_undrawable_figure_is_rejected_with_remedy(
     tmp_path: Path, attention_records: list[RunRecord], broken_records: list[RunRecord]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"its name must end in \.svg, \.png, \.pdf"):
+    with pytest.raises(ConfigError, match=r"its name must end in \.svg, \.png or \.pdf"):
         plot.save(attention_records, tmp_path / "figure.bmp")
     with pytest.raises(ConfigError, match="no data for the figure 'phases'; choose rate or time or memory or warmup"):
         plot.figure(attention_records, "phases")

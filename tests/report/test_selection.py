@@ -37,7 +37,14 @@ def test_where_keeps_cells_that_meet_every_condition(
 @pytest.mark.parametrize(
     ("conditions", "message"),
     [
-        (["attention=naiv"], "no record meets --where 'attention=naiv'; attention is naive, sdpa_flash"),
+        (
+            ["attention=naive", "size=xxl"],
+            "no record that meets 'attention=naive' also meets --where 'size=xxl'; choose by their values of size: ",
+        ),
+        (
+            ["attention=naiv"],
+            "no record meets --where 'attention=naiv'; choose by the values of attention: naive, sdpa_flash",
+        ),
         (["atention=naive"], "did you mean attention"),
         (
             ["naive"],
@@ -46,7 +53,7 @@ def test_where_keeps_cells_that_meet_every_condition(
         (["attention==naive"], "'==' is not an operator of --where in 'attention==naive'; write attention=naive"),
         (["median_ms=<3"], "'=<' is not an operator of --where in 'median_ms=<3'; write median_ms<=3"),
         (["size~=xl"], "'~=' is not an operator of --where in 'size~=xl'; use =, !=, <=, >=, < or >"),
-        (["size<xl"], "< in --where 'size<xl' compares numbers, got 'xl'; use = or != for names"),
+        (["size<xl"], "< in --where 'size<xl' compares numbers, got 'xl'; give a number, or use = or != for names"),
     ],
 )
 def test_malformed_condition_is_rejected_with_remedy(
@@ -104,10 +111,13 @@ def test_speedup_is_the_ratio_of_the_typical_steps_beside_it() -> None:
 def test_relative_to_rejects_what_is_no_baseline(train_records: list[RunRecord]) -> None:
     for wrong, message in (
         ("attention", "--relative-to is 'attention'; write a column, = and a value, such as attention=naive"),
-        ("attention=flex", "no cell meets --relative-to 'attention=flex'; attention is naive, sdpa_flash$"),
-        ("mfu=0", "no cell meets --relative-to 'mfu=0'"),
+        (
+            "attention=flex",
+            "no cell meets --relative-to 'attention=flex'; choose one of the values of attention: naive, sdpa_flash$",
+        ),
+        ("mfu=0", "'mfu' is not a setting of the cells; use a setting such as attention, precision, size or compile"),
         ("attention!=naive", "'!=' is not an operator of --relative-to in 'attention!=naive'; write attention=naive"),
-        ("device_name=NVIDIA H200", "the configurations have no field 'device_name'"),
+        ("device_name=NVIDIA H200", "'device_name' is not a setting of the cells"),
     ):
         with pytest.raises(ConfigError, match=message):
             tables(train_records, relative_to=wrong)

@@ -78,7 +78,7 @@ def test_memory_limit_on_a_cpu_is_unavailable() -> None:
     record = run(replace(TINY, memory_limit_bytes=1 << 40))
     assert (record.status, record.reason) == (
         "unavailable",
-        "--memory-limit requires a CUDA device; leave out --memory-limit or run on a GPU",
+        "a memory limit requires a CUDA device; leave out the memory limit, or use a GPU",
     )
 
 
@@ -86,7 +86,7 @@ def test_expandable_segments_on_a_cpu_are_unavailable() -> None:
     record = run(replace(TINY, allocator="expandable_segments"))
     assert (record.status, record.reason) == (
         "unavailable",
-        "--allocator expandable_segments requires a CUDA device; leave out --allocator",
+        "the allocator expandable_segments requires a CUDA device; leave out the allocator, or use a GPU",
     )
 
 
@@ -246,7 +246,7 @@ def test_cuda_cell_without_cuda_is_unavailable() -> None:
     record = run(replace(TINY, device="cuda"))
     assert record.status == "unavailable"
     why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
-    assert f"no CUDA: {why}; see cs-systems doctor, or use --device cpu" in (record.reason or "")
+    assert f"no CUDA: {why}; see cs-systems doctor, or use device cpu" in (record.reason or "")
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def test_text_is_three_tables_of_80_columns_and_csv_is_one(
     assert header.split(",")[:4] == ["kernel", "ranges", "grid", "block"]
     assert line.startswith("gemm<128>(float *),step > forward")
     assert main(["analyze", "a.ncu-rep", "--table", "kernels"]) == 2
-    shown = "contains counters of kernels, for which {} has no effect; use only --format (not html) and --output"
+    shown = "{} cannot be used with a.ncu-rep, which contains counters of kernels; use only --format (not html) and --"
     assert shown.format("--table") in capsys.readouterr().err
     assert main(["analyze", "a.ncu-rep", "--top", "3", "--format", "html", "--output", "page.html"]) == 2
     assert shown.format("--top --format html") in capsys.readouterr().err

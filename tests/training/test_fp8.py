@@ -226,7 +226,8 @@ def test_step_without_fp8_layers_contradicts_requested_precision() -> None:
 
     assert contradiction_of(Precision.FP8) is None
     assert contradiction_of(Precision.BF16) == (
-        "requested fp8, but no layer computes in it; use cs_systems.training.fp8.use_fp8(model), or another --precision"
+        "requested fp8, but no layer computes in it; call cs_systems.training.fp8.use_fp8(model), or use another "
+        "precision"
     )
     assert "requested bfloat16, but the step enters no autocast" in str(contradiction_of(Precision.FP32))
 

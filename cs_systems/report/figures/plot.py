@@ -85,7 +85,10 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
             "these records have no data for a figure; choose records with timings, peak memory or profile tables"
         )
     if kind is not None and kind not in fitting:
-        raise ConfigError(f"these records have no data for the figure {kind!r}; choose {' or '.join(fitting)}")
+        kinds = [*by_kind(without_retried(records))]
+        which = f"the records of {kinds[0]}, which come first," if kinds[1:] else "these records"
+        other = f", or give only the records of {' or '.join(kinds[1:])}" if kinds[1:] else ""
+        raise ConfigError(f"{which} have no data for the figure {kind!r}; choose {' or '.join(fitting)}{other}")
     return _drawn(chosen, data, kind or fitting[0], titled)
 
 
@@ -110,7 +113,7 @@ def check_ending(path: Path) -> str:
     """Return the ending of a figure's file without the dot. Raises ConfigError for one not in ENDINGS."""
     ending = path.suffix.lstrip(".")
     if ending not in ENDINGS:
-        raise ConfigError(f"cannot write a figure to {str(path)!r}; its name must end in .{', .'.join(ENDINGS)}")
+        raise ConfigError(f"cannot write a figure to {str(path)!r}; its name must end in .svg, .png or .pdf")
     return ending
 
 

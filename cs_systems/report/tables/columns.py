@@ -34,7 +34,7 @@ class UnknownColumn(ConfigError):
     def __init__(self, name: str, listed_by: str = "cs_systems.frame(records).columns") -> None:
         self.name = name
         hint = did_you_mean(name, units.in_all_units(NAMES))
-        super().__init__(f"unknown column {name!r}; {hint and hint + ' '}list the names with {listed_by}")
+        super().__init__(f"unknown column {name!r}; {f'{hint} List' if hint else 'list'} the names with {listed_by}")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,9 @@ def condition(text: str, option: str, signs: Sequence[str] = SIGNS) -> Condition
         raise ConfigError(f"{sign!r} is not an operator of {option} in {text!r}; {write}")
     values = tuple(part.strip() for part in value.split(","))
     if sign in ORDERS and not re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", values[0]):
-        raise ConfigError(f"{sign} in {option} {text!r} compares numbers, got {value!r}; use = or != for names")
+        raise ConfigError(
+            f"{sign} in {option} {text!r} compares numbers, got {value!r}; give a number, or use = or != for names"
+        )
     return Condition(text, name, sign, values)
 
 
@@ -86,7 +88,12 @@ def select(records: Sequence[RunRecord], texts: Sequence[str]) -> list[RunRecord
         known = values_of(chosen, wanted.column)
         kept = [record for record, value in zip(chosen, known, strict=True) if wanted.holds(value)]
         if not kept:
-            raise ConfigError(f"no record meets --where {text!r}; {wanted.column} is {listed(known)}")
+            before = " and ".join(map(repr, conditions[: conditions.index(text)]))
+            which = f"record that meets {before} also" if before else "record"
+            raise ConfigError(
+                f"no {which} meets --where {text!r}; choose by {'their' if before else 'the'} values of "
+                f"{wanted.column}: {listed(known)}"
+            )
         chosen = kept
     return chosen
 

@@ -38,9 +38,11 @@ def with_speedups(table: Table, records: Sequence[RunRecord], rows: Sequence[int
     wanted = condition(relative_to, "--relative-to", ("=",))
     known = values_of(records, wanted.column)
     baselines = [wanted.holds(value) for value in known]
+    compared = speedups(records, wanted.column, baselines)  # also refuses a column that is not a setting
     if not any(baselines):
-        raise ConfigError(f"no cell meets --relative-to {relative_to!r}; {wanted.column} is {listed(known)}")
-    compared = speedups(records, wanted.column, baselines)
+        raise ConfigError(
+            f"no cell meets --relative-to {relative_to!r}; choose one of the values of {wanted.column}: {listed(known)}"
+        )
     shown = [None if baselines[i] else compared[i] for i in rows]
     gains = tuple(None if c is None else 1 / c.ratio for c in shown)
     texts = tuple(
