@@ -62,17 +62,29 @@ def test_truncated_trace_is_refused(kineto_path: Path, tmp_path: Path, share: fl
         read(path)
 
 
+def test_damaged_gzip_is_refused_as_truncated_or_damaged(kineto_path: Path, tmp_path: Path) -> None:
+    content = bytearray(kineto_path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 200] = b"\xff" * 200
+    path = tmp_path / "damaged.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is truncated or damaged \(Error .*\); copy it again, or record it again"):
+        read(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "holds no traceEvents; export it with torch.profiler's export_chrome_trace"),
+        (
+            "{}",
+            "is not a trace, because it has no traceEvents; give a file that torch.profiler's export_chrome",
+        ),
         (
             '{"traceEvents": []}',
             "holds no kernel and no range; record with activities=.*ProfilerActivity.CUDA.*, and mark",
         ),
         ('{"traceEvents": [{"ph": "X", ]}', "is damaged: event 1 is not valid JSON; record again"),
         ('{"a" 1, "traceEvents": []}', "does not begin as a Chrome trace"),
-        ('{"\xff', "is not text"),
+        ('{"\xff', "has bytes that are not text"),
     ],
 )
 def test_invalid_trace_is_refused_with_remedy(tmp_path: Path, text: str, message: str) -> None:
