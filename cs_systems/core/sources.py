@@ -6,6 +6,8 @@ a device, or whose path leaves the folder, is refused, and so is an archive that
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import stat
 import tarfile
@@ -80,6 +82,8 @@ def opened(paths: Sequence[Path], suffixes: tuple[str, ...]) -> Iterator[list[So
         except ConfigError as error:
             text = str(error)
             for root_text, path in unpacked.items():
+                own = rf"(read it with cs-systems \w+) \S*{re.escape(root_text)}/.*"  # a command that reads the archive
+                text = re.sub(own, lambda found, path=path: f"{found[1]} {shlex.quote(str(path))}", text)  # type: ignore[misc]
                 text = text.replace(f"{root_text}/", f"{path}:").replace(root_text, str(path))
             raise ConfigError(text, *error.fields) from None
 

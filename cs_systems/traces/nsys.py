@@ -124,7 +124,7 @@ def exported(report: Path) -> Iterator[Path]:
         target = Path(folder) / "export.sqlite"
         done = subprocess.run([*EXPORT, "-o", target, report.resolve()], capture_output=True, text=True)
         if done.returncode or not target.is_file():
-            output = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+            output = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1].rstrip(".")
             raise ConfigError(
                 f"nsys cannot export {report}: {output}; use an nsys at least as new as the one that recorded it, "
                 "or record again if the report is truncated"

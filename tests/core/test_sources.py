@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from cs_systems.core import sources
+from cs_systems.core.file_types import refuse_other
 from cs_systems.core.sources import opened
 from cs_systems.core.validation import ConfigError
 
@@ -119,6 +120,17 @@ def test_member_outside_the_folder_is_refused(make: Callable[[Path], None], mess
     with pytest.raises(ConfigError, match=message), opened([path], SUFFIXES):
         raise AssertionError("never opened")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_command_for_a_file_of_an_archive_names_the_archive(tmp_path: Path) -> None:
+    with zipfile.ZipFile(path := tmp_path / "a b.zip", "w") as archive:
+        archive.writestr("model/data.pkl", b"\x80\x02}q\x00.")
+    with pytest.raises(ConfigError) as raised, opened([path], (".pkl",)) as (source,):
+        refuse_other(source.path, "analyze")
+    assert str(raised.value) == (
+        f"{path}:model/data.pkl contains a pickle, the format of memory snapshots; read it with "
+        f"cs-systems snapshot '{path}'"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

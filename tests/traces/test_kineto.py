@@ -132,8 +132,8 @@ def test_process_option_selects_one_of_two(
     backward = [e for e in kineto_events if e.get("cat") == "user_annotation" and e["name"] == "backward"]
     path = write_trace([*kineto_events, *of_another_process([e for e in kineto_events if e not in backward], 100_000)])
     assert read(path).limitations[0] == (
-        "the file holds several processes: 482 (714 kernels), 999 (714 kernels); read is 482, which has the most "
-        "kernels, and --process reads another"
+        "the file holds several processes: 482 (714 kernels), 999 (714 kernels); process 482 is read, because it "
+        "has the most kernels; --process reads another"
     )
     with pytest.raises(ConfigError, match=r"no kernel of process 7; choose --process among 482"):
         read(path, 7)

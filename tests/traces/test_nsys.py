@@ -118,8 +118,8 @@ def test_process_option_selects_one_of_two(export: Export) -> None:
     first = read(path)
     assert [kernel.function.name for kernel in first.kernels] == ["gemm"]
     assert first.limitations[0] == (
-        "the file holds several processes: 7 (1 kernel), 9 (1 kernel); read is 7, which has the most kernels, and "
-        "--process reads another; if they are the ranks of a job, --ranks merges them"
+        "the file holds several processes: 7 (1 kernel), 9 (1 kernel); process 7 is read, because it has the most "
+        "kernels; --process reads another; if they are the ranks of a job, --ranks merges them"
     )
     with pytest.raises(ConfigError, match=r"no kernel of process 8"):
         read(path, process=8)

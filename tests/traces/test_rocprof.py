@@ -319,7 +319,7 @@ def test_one_of_several_processes_is_read(tmp_path: Path, write: Write) -> None:
     path = write(tmp_path / "a.json", [STEPS, other])
     trace = read(path)
     assert times_of(trace).keys() == expected_of(STEPS).keys()
-    assert "the file holds several processes: 7 (4 kernels), 8 (2 kernels); read is 7" in trace.limitations[0]
+    assert "the file holds several processes: 7 (4 kernels), 8 (2 kernels); process 7 is read" in trace.limitations[0]
     assert times_of(read(path, 8)).keys() == {"other gemm", "other norm"}
     with pytest.raises(ConfigError, match="holds no kernel of process 9; choose --process among 7"):
         read(path, 9)
