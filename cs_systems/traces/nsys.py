@@ -369,7 +369,7 @@ class _Reader:
         found = self._calls_of(correlation)
         if found is None:
             self.limitations.append(
-                "no CUDA call was recorded, so no kernel has a phase; record with --trace=cuda,nvtx"
+                "no CUDA call was recorded, so no kernel has a phase; record with nsys profile --trace=cuda,nvtx"
             )
             nowhere = np.full(len(correlation), np.nan)
             return np.full(len(correlation), UNKNOWN), nowhere, nowhere

@@ -228,7 +228,7 @@ def find_steps(
         limits = "".join(f"; {limitation}" for limitation in trace.limitations)
         if not len(trace.ranges):
             raise ConfigError(
-                f"--range {pattern} cannot be used, because {trace.source} has no range; leave it out{limits}"
+                f"--range {pattern!r} cannot be used, because {trace.source} has no range; leave it out{limits}"
             )
         raise ConfigError(
             f"{trace.source}: no range is named {pattern!r}; choose one with --range: {_names(trace)}{limits}"

@@ -196,7 +196,7 @@ def test_glob_selects_steps(nsys_profile: Profile) -> None:
     ):
         profile(nsys_profile.trace, "iteration")
     bare = replace(nsys_profile.trace, ranges=NO_RANGES)
-    with pytest.raises(ConfigError, match=r"--range iteration cannot be used, because .* has no range; leave it out"):
+    with pytest.raises(ConfigError, match=r"--range 'iteration' cannot be used, because .* has no range; leave it out"):
         profile(bare, "iteration")
 
 
