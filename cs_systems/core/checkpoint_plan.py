@@ -104,9 +104,9 @@ def _rows(first: int, stop: int, sizes: Sequence[int]) -> tuple[Segment, ...]:
 
 
 def _count(checkpoint: str, word: str) -> int:
-    if word.isdigit() and int(word) < 1:
+    if word.isdecimal() and int(word) < 1:
         raise ValueError(f"{word} in checkpoint {checkpoint} is too few blocks; give a whole number of at least 1")
-    if not word.isdigit():
+    if not word.isdecimal():
         raise ValueError(f"{word!r} in checkpoint {checkpoint!r} is not a number of blocks; {choices('', FORMS)}")
     return int(word)
 
@@ -115,11 +115,15 @@ def _chosen(checkpoint: str, words: str, num_layers: int) -> set[int]:
     chosen: set[int] = set()
     for word in words.split(","):
         first, dash, last = word.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"{word!r} in checkpoint {checkpoint!r} is not a block or a range; write blocks:0,2,5-7")
-        chosen |= set(range(int(first), int(last or first) + 1))
-    if not chosen or max(chosen) >= num_layers:
-        raise ValueError(
-            f"checkpoint {checkpoint!r} names a block that does not exist; the model has blocks 0 to {num_layers - 1}"
-        )
+        begin, end = int(first), int(last or first)
+        if begin > end:
+            raise ValueError(f"range {word} in checkpoint {checkpoint!r} ends before it begins; write {last}-{first}")
+        if end >= num_layers:
+            raise ValueError(
+                f"checkpoint {checkpoint!r} names block {end}, which does not exist; "
+                f"the model has blocks 0 to {num_layers - 1}"
+            )
+        chosen |= set(range(begin, end + 1))
     return chosen

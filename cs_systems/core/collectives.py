@@ -73,7 +73,7 @@ class CollectiveShape:
             ranks = f" for each of {world_size} ranks" if self.collective in DIVIDED else ""
             raise ConfigError(
                 f"{self.collective} of {self.size_bytes:,} bytes is not a whole number of {self.dtype} elements{ranks}"
-                f"; give {' or '.join(f'{size:,}' for size in near)} bytes"
+                f"; give {' or '.join(f'{size}B' for size in near)}"
             )
 
     @property

@@ -21,13 +21,16 @@ PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\
 SCOPES = re.compile(rb'\s*\[\s*\{\s*"(children|frame|metrics)"\s*:')
 SCOPES_TRACE = re.compile(rb'\s*\{\s*"displayTimeUnit"\s*:\s*"us"\s*,\s*"traceEvents"\s*:.*"call_stack"', re.DOTALL)
 ROCPROF = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"')  # JSON of AMD's rocprofv3
-_SQLITE_INSTEAD = "not SQLite; export the report with nsys export -t sqlite"
-_ROCPROF_INSTEAD = "which is not read; record with rocprofv3 --runtime-trace --output-format json, or rocpd"
+_SQLITE_INSTEAD = "which cs-systems cannot read; export the report again with nsys export -t sqlite"
+_ROCPROF_INSTEAD = "which cs-systems cannot read; record again with rocprofv3 --runtime-trace --output-format json"
+_PERFETTO_INSTEAD = (
+    "which cs-systems cannot read; record again as JSON, such as with rocprofv3 --runtime-trace --output-format json"
+)
 # Files that no command reads, by how they begin → what they are, and what to give instead.
 UNREAD = (
     (
         re.compile(rb'\{"data":\["|data: "|\x89HDF\r\n|PAR1|ARROW1|\xff{4}.{,99}table_name', re.DOTALL),
-        f"an export of nsys, {_SQLITE_INSTEAD}",
+        f"an export of nsys in another format than SQLite, {_SQLITE_INSTEAD}",
     ),
     (
         re.compile(rb'"?(Kind"?,"?(Agent_Id|Operation)|Domain"?,"?Function|Index"?,"?KernelName)\b'),
@@ -43,15 +46,17 @@ UNREAD = (
     ),
     (
         re.compile(rb'\s*\{[^\[{]*"schema"\s*:\s*"[\d.]+'),
-        "an execution trace of PyTorch, which has no times; give the trace of torch.profiler recorded with it",
+        "an execution trace of PyTorch, which has no times; give the trace that torch.profiler's export_chrome_trace "
+        "wrote",
     ),
     (
         re.compile(rb"\s*\[\s*\[|<html>\s*<head>.{,99}<title>GPU Memory Timeline", re.DOTALL),
-        "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot to cs-systems snapshot",
+        "a memory timeline of export_memory_timeline, which cs-systems cannot read; write a memory snapshot with "
+        "torch.cuda.memory._dump_snapshot(FILE), and give it to cs-systems snapshot",
     ),
     (
         re.compile(rb"[ -:<-z|~]+;[ -z|~]* \d+\n"),
-        "a list of stacks of export_stacks, which has no times; give the trace of export_chrome_trace",
+        "a list of stacks of export_stacks, which has no single kernels; give the trace that export_chrome_trace wrote",
     ),
 )
 PERFETTO = (".pftrace", ".perfetto-trace")  # names of Perfetto's traces, whose content does not decide
@@ -138,7 +143,7 @@ def refuse_other(path: Path, command: str) -> None:
         if pattern.match(begins):
             raise ConfigError(f"{path} is {what}")
     if path.suffix in PERFETTO:
-        raise ConfigError(f"{path} is a trace of Perfetto, {_ROCPROF_INSTEAD}")
+        raise ConfigError(f"{path} is a trace in Perfetto's own format, {_PERFETTO_INSTEAD}")
     if path.is_dir() and next(path.glob("*.parquet"), None):
         raise ConfigError(f"{path} is an export of nsys in Parquet, {_SQLITE_INSTEAD}")
     if (found := command_for(path) or command) != command:

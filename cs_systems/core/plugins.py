@@ -122,7 +122,7 @@ def get(package: str, name: str) -> Any:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except ImportError as error:
         raise ConfigError(
-            f"{source} cannot be imported: {error}; install what it imports, or correct the import"
+            f"{source} cannot be imported: {error}; correct the name or the import, or install the missing package"
         ) from error
     if not hasattr(module, attribute):
         raise ConfigError(_lacks(source, attribute, vars(module)))

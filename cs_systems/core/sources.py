@@ -6,6 +6,8 @@ a device, or whose path leaves the folder, is refused, and so is an archive that
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import stat
 import tarfile
@@ -25,6 +27,7 @@ MOST_FILES = 10_000  # in a folder, or members of an archive
 LARGEST_BYTES = 64 << 30  # of an archive's members together
 CHUNK = 1 << 20
 UNPACK = "unpack it yourself and give the folder"
+_EXPANDED = f"{MOST_EXPANSION} times its size, unlike any trace or snapshot"
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ def opened(paths: Sequence[Path], suffixes: tuple[str, ...]) -> Iterator[list[So
         except ConfigError as error:
             text = str(error)
             for root_text, path in unpacked.items():
+                own = rf"(read it with cs-systems \w+) \S*{re.escape(root_text)}/.*"  # a command that reads the archive
+                text = re.sub(own, lambda found, path=path: f"{found[1]} {shlex.quote(str(path))}", text)  # type: ignore[misc]
                 text = text.replace(f"{root_text}/", f"{path}:").replace(root_text, str(path))
             raise ConfigError(text, *error.fields) from None
 
@@ -102,16 +107,20 @@ def _files(folder: Path) -> list[Path]:
 def _unpack(path: Path, folder: Path, suffixes: tuple[str, ...]) -> None:
     """Unpack the members with one of the suffixes."""
     members = _zip_members if head(path).startswith(b"PK") else _tar_members
-    limit = min(LARGEST_BYTES, max(EXPANSION_FROM, MOST_EXPANSION * path.stat().st_size))
-    limit = min(limit, shutil.disk_usage(folder).free - (1 << 30))
+    largest = min(LARGEST_BYTES, max(EXPANSION_FROM, MOST_EXPANSION * path.stat().st_size))
+    free = max(0, shutil.disk_usage(folder).free - (1 << 30))
     written = 0
     try:
         for count, (name, problem, open_member) in enumerate(members(path)):
             if count >= MOST_FILES:
-                raise ConfigError(f"{path} has over {MOST_FILES:,} members; {UNPACK}")
+                raise ConfigError(
+                    f"{path} has over {MOST_FILES:,} files; unpack it yourself and give a folder with fewer"
+                )
             parts = PurePosixPath(name.replace("\\", "/")).parts
-            if not parts or ".." in parts or parts[0] == "/" or ":" in parts[0] or not name.isprintable():
+            if not parts or ".." in parts or parts[0] == "/" or ":" in parts[0]:
                 problem = "has a path that leaves the archive"
+            elif not name.isprintable():
+                problem = "has a path with unprintable characters"
             if problem:
                 raise ConfigError(f"{path}: member {name!r} {problem}; {UNPACK}, if you trust it")
             if name.endswith("/") or not name.endswith(suffixes) or parts[-1].startswith("."):
@@ -121,13 +130,18 @@ def _unpack(path: Path, folder: Path, suffixes: tuple[str, ...]) -> None:
             with target.open("xb") as file, closing(open_member()) as member:
                 while data := member.read(CHUNK):
                     written += len(data)
-                    if written > limit:
+                    if written > free:
                         raise ConfigError(
-                            f"{path} unpacks to over {limit:,} bytes: {MOST_EXPANSION} times its size, "
-                            f"{LARGEST_BYTES >> 30} GiB or the free space of the disk; {UNPACK}"
+                            f"{path} unpacks to more than the {free / 2**30:.1f} GiB that {folder.parent.parent} has "
+                            "free; set TMPDIR to a folder on a larger disk"
                         )
+                    if written > largest:
+                        over = f"{LARGEST_BYTES >> 30} GiB" if largest == LARGEST_BYTES else _EXPANDED
+                        raise ConfigError(f"{path} unpacks to over {over}; if you trust it, {UNPACK}")
                     file.write(data)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except NotImplementedError as error:
+        raise ConfigError(f"{path} is compressed in a way that Python cannot unpack ({error}); {UNPACK}") from None
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ConfigError(f"{path} is a damaged archive ({error}); copy it again") from None
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"{path} contains two files with the path {name!r}; {UNPACK}") from None

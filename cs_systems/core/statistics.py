@@ -87,7 +87,7 @@ def summary(samples: Sequence[float]) -> Summary:
     import numpy as np
 
     if not samples:
-        raise ValueError("no samples: a summary needs at least one")
+        raise ValueError("there is no sample to summarize; give at least one")
     ordered = sorted(samples)
     low, high = median_interval(ordered) or (None, None)
     mean = statistics.fmean(ordered)
@@ -117,7 +117,7 @@ def quantile(samples: Sequence[float], q: float) -> float:
     import numpy as np
 
     if not samples:
-        raise ValueError("no samples: a quantile needs at least one")
+        raise ValueError("there is no sample to take a quantile of; give at least one")
     return float(np.quantile(samples, q))
 
 
@@ -311,7 +311,8 @@ def _blocks(rounds: Rounds) -> list[Sequence[float]]:
 
 def _logs(durations: Sequence[float]) -> list[float]:
     if not durations or min(durations) <= 0:
-        raise ValueError("a comparison needs durations, all above 0")
+        wrong = f"the duration {min(durations):g} is not above 0" if durations else "there is no duration"
+        raise ValueError(f"{wrong}; give durations above 0 to compare")
     return [math.log(d) for d in durations]
 
 

@@ -78,10 +78,13 @@ def arguments_checked(function: T, instead: Mapping[str, str] | None = None) -> 
                 raise unknown_argument(name, given, kwargs[given], named, instead) from None
             if "too many positional" in str(error):
                 others = [each for each in named if each not in in_order]
-                remedy = f"give the others by name, as in {name}({others[0]}=…)" if others else "leave out the others"
+                remedy = "give the others by name" if others or takes_any else "leave out the others"
+                remedy += f", as in {name}({others[0]}=…)" if others else ""
                 raise ConfigError(f"{name} takes only {', '.join(in_order)} by position; {remedy}") from None
-            if missing := re.fullmatch(r"missing a required argument: '(\w+)'", str(error)):
+            if missing := re.fullmatch(r"missing a required(?: keyword-only)? argument: '(\w+)'", str(error)):
                 raise ConfigError(f"{name} requires {missing[1]}; its arguments are {', '.join(named)}") from None
+            if twice := re.fullmatch(r"multiple values for argument '(\w+)'", str(error)):
+                raise ConfigError(f"{name} has {twice[1]} twice, by position and by name; give it once") from None
             raise ConfigError(f"{name}: {error}; its arguments are {', '.join(named)}") from None
 
     return checked  # type: ignore[return-value]

@@ -28,7 +28,7 @@ from cs_systems.traces.trace import Trace
 STEADY = 3  # the last steps of the warm-up that count as steady; the ones before them compile and allocate
 UNMARKED = (
     "in this compile mode the model runs as one function without ranges: its kernels have a phase, but no layer or "
-    "part; use --compile default, or no --compile, to see layers"
+    "part; use the compile mode default, or none, to see layers"
 )
 FUSED = (
     "{:.1%} of the kernel time is in kernels that are fused over several layers: each belongs to the layer with most "

@@ -40,10 +40,10 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    found: Readings = take(out, "no dtype was read")
+    found: Readings = take(out, "the dtypes were not written")
     if not found["modules"]:
         raise ProfileLost(
-            "no dtype was read, because the step called no nn.Module; call the model as a module, without --compile"
+            "no dtype was read, because the step called no nn.Module; call the model as a module, and do not compile it"
         )
     results: Results = {"dtypes": table(found["modules"], found["loss"]), "autocast_contexts": found["contexts"]}
     cause = contradiction(record.run_config.precision, found["modules"], found["contexts"])

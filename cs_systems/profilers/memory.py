@@ -40,7 +40,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    found: Readings = take(out, "no memory was read")
+    found: Readings = take(out, "the readings of memory were not written")
     predicted = closed_form(record) or by_fake_tensors(record)
     results: Results = {
         "memory_phases": [_with_prediction(row, predicted, record.run_config.warmup) for row in found["phases"]],

@@ -91,7 +91,7 @@ def problem() -> str | None:
     if row["state"] != "missing":
         return None
     if not any(Path(driver).exists() for driver in _DRIVERS):
-        return "ncu requires an NVIDIA GPU, and this machine has no driver of one; use --with kineto or nsys"
+        return "ncu requires an NVIDIA GPU, and this machine has no NVIDIA driver; use the profiler kineto or nsys"
     return nsys.reason(row)
 
 
@@ -117,7 +117,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from cs_systems.workloads import Unavailable
 
     if not device.is_cuda:
-        raise Unavailable("--with ncu requires a CUDA device; use --with kineto")
+        raise Unavailable("the profiler ncu requires a CUDA device; use the profiler kineto")
     with nsys.region(out, device, model):
         yield
 
@@ -138,7 +138,10 @@ def collect(out: Path, record: RunRecord) -> Collected:
                 "cs-systems profile --with kineto"
             )
         if not output.strip():
-            raise ProfileLost("ncu wrote neither a report nor a message; run it yourself: --show-command prints how")
+            raise ProfileLost(
+                "ncu wrote neither a report nor a message; run ncu yourself, with the command that "
+                "cs-systems profile --with ncu --kernel REGEX --show-command prints"
+            )
         raise ProfileLost(f"ncu wrote no report: {nsys.last_line(output)}; all its messages are in {log}")
     try:
         return Collected({"ncu": report}, {"counters": reports.read(report)})

@@ -65,7 +65,7 @@ def check() -> Diagnostic:
         )
     folder = Path(path).resolve().parent.parent
     if not any(folder.glob("host-linux-*/QdstrmImporter")):
-        remedy = f"ln -s the host-linux-x64 folder of the same nsys to {folder}/host-linux-x64"
+        remedy = f"find the folder host-linux-x64 of the same nsys, and run ln -s FOLDER {folder}/host-linux-x64"
         return diagnostic("nsys", f"{found} lacks its importer and cannot write a .nsys-rep", "problem", remedy)
     return diagnostic("nsys", found)
 
@@ -107,7 +107,7 @@ def loses_ranges() -> str | None:
 
 
 def last_line(output: str) -> str:
-    return (output.strip().splitlines() or ["no message"])[-1]
+    return (output.strip().splitlines() or ["no message"])[-1].rstrip(".")
 
 
 def problem() -> str | None:

@@ -46,7 +46,8 @@ def collect(out: Path, record: RunRecord) -> Collected:
         skew = skew_rows(ranks)
     except ConfigError as error:
         skew = [SkewRow(rank=rank, transfer_s=None, waiting_s=None) for rank in range(len(ranks))]
-        caveats = (Caveat("no-skew", str(error), "profile once more, with fewer --steps"),)
+        what, _, remedy = str(error).partition("; ")
+        caveats = (Caveat("no-skew", what, remedy),)
     rows: list[RankOverlapRow] = [
         {"rank": row["rank"], **median_row(own), **row} for row, own in zip(skew, ranks, strict=True)
     ]

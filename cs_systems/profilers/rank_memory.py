@@ -53,7 +53,9 @@ def collect(out: Path, record: RunRecord) -> Collected:
     trained, sharing = _trained_bytes(record), data_ranks(record.config)
     rows: list[RankMemoryRow] = []
     for rank in range(config.world_size):
-        phases: list[StateReading] = take(rank_file(out, rank), f"no memory was read on rank {rank}")["phases"]
+        phases: list[StateReading] = take(
+            rank_file(out, rank), f"the readings of memory of rank {rank} were not written"
+        )["phases"]
         for stage, read in _last_of_each_stage(phases):
             expected = expected_of(trained, config.strategy, sharing, read["step"] + config.warmup, stage)
             sizes = {

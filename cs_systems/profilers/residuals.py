@@ -54,7 +54,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    results: Results = take(out, "no saved tensor was listed")
+    results: Results = take(out, "the list of saved tensors was not written")
     if record.config["workload"] == "train_step":
         results["residual_stream"] = [{"bytes": residual_stream_bytes(record.run_config)}]
     by_formula = kept_by_formula(record)

@@ -190,6 +190,7 @@ def _read(path: Path, choose: Callable[[list[int]], list[int]]) -> list[Snapshot
         raise ConfigError(f"{path} is not a snapshot that PyTorch wrote: {cause}; write one with {_HOW}") from None
 
 
+_REMOVE = "remove that file, which only adds details"
 _HOW = "torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps"
 
 
@@ -250,7 +251,7 @@ def _refuse_repeated(what: str, values: Iterable[Any]) -> None:
     """
     values = list(values)
     if len({*map(id, values)}) < len(values):
-        raise ValueError(f"several places share one {what}, as PyTorch never writes it")
+        raise ValueError(f"the same {what} occurs twice")
 
 
 class _Stacks:
@@ -391,7 +392,9 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
     if not path.is_file():
         return None
     if path.stat().st_size > MOST_SIDECAR_BYTES:
-        raise ConfigError(f"{path} has {path.stat().st_size >> 20} MiB, too much for a snapshot's JSON file; remove it")
+        raise ConfigError(
+            f"{path} has {path.stat().st_size >> 20} MiB, too much for the JSON file of a snapshot; {_REMOVE}"
+        )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema_version"] != SIDECAR_VERSION:
@@ -399,12 +402,13 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
             raise ConfigError(
                 f"{path}, written beside the snapshot, has schema_version {version}, but this "
                 f"version of cs-systems reads {SIDECAR_VERSION}; use the version that wrote it, "
-                "or remove that file, which only adds details"
+                f"or {_REMOVE}"
             )
         tensors = tuple(_tensor(t) for t in data["tensors"] if t.get("device", 0) == device)
         if unknown := {t.kind for t in tensors} - {*TENSOR_KINDS}:
             raise ConfigError(
-                f"{path} has the unknown tensor kind {shown(unknown.pop())}; valid kinds are {', '.join(TENSOR_KINDS)}"
+                f"{path} has the unknown tensor kind {shown(unknown.pop())}, and not one of {', '.join(TENSOR_KINDS)}; "
+                f"{_REMOVE}"
             )
         config = RunConfig.from_dict(data["config"]) if data.get("config") else None
         most = data.get("max_allocated_bytes")
@@ -412,7 +416,8 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path} is not a valid JSON file of a snapshot ({error}); remove it") from None
+        cause = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ConfigError(f"{path} is not a valid JSON file of a snapshot ({cause}); {_REMOVE}") from None
 
 
 def _tensor(fields: Mapping[str, Any]) -> Tensor:

@@ -23,7 +23,8 @@ MEMORY_PER_FILE_BYTE = 8  # memory that a byte of a pickled snapshot takes as Py
 MOST_PER_BYTE = 16  # limit for a byte of any pickle, beyond FREE_BYTES
 FREE_BYTES = 1 << 28
 CHUNK = 1 << 20
-AGAIN = "dump it again, with fewer events (max_entries) if the disk is full"
+FEWER = "fewer events (max_entries of _record_memory_history)"
+AGAIN = f"dump it again, with {FEWER} if the disk is full"
 # Messages of the unpickler for input that ends too early, old protocols included.
 _CUT = re.compile("truncated|Ran out of input|pickle data was")
 
@@ -95,7 +96,7 @@ def _refuse_beyond_memory(path: Path) -> None:
     if available is not None and needed > max(available, 2**30):
         raise ConfigError(
             f"{path} is {size / 2**30:.1f} GiB and needs about {needed / 2**30:.0f} GiB of memory, "
-            f"but {available / 2**30:.0f} GiB are free; record fewer events (max_entries), or read it on a "
+            f"but {available / 2**30:.0f} GiB are free; record {FEWER}, or read it on a "
             "machine with more memory"
         )
 

@@ -65,7 +65,10 @@ def header(text: Text) -> Event:
         return {}
     while not (found := _EVENTS.search(text.text)):
         if not text.extend():
-            raise ConfigError(f"{text.path} holds no traceEvents; export it with torch.profiler's export_chrome_trace")
+            raise ConfigError(
+                f"{text.path} is not a trace, because it has no traceEvents; give a file that torch.profiler's "
+                "export_chrome_trace wrote"
+            )
     try:
         before: Event = json.loads(text.text[: found.end()] + "]}")
     except json.JSONDecodeError:

@@ -91,7 +91,7 @@ def read(path: Path, process: int | None = None) -> Trace:
             job = jobs.job(before, reader.origin_us)
             return replace(reader.trace(devices, process, modules), job=job)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ConfigError(f"{path} is truncated ({error}); copy it again, or record it again") from None
+            raise ConfigError(f"{path} is truncated or damaged ({error}); copy it again, or record it again") from None
         except OverflowError:
             raise ConfigError(
                 f"{path} is damaged: the number of a thread, device or stream is out of range; record again"
@@ -100,7 +100,8 @@ def read(path: Path, process: int | None = None) -> Trace:
             raise ConfigError(f"{path} is damaged: values are nested hundreds of levels deep; record again") from None
         except UnicodeDecodeError:
             raise ConfigError(
-                f"{path} is not text, so it is not a trace of torch.profiler; gunzip an export of nsys first"
+                f"{path} has bytes that are not text, unlike a trace of torch.profiler; record again, or if it is a "
+                "gzipped export of nsys, gunzip it"
             ) from None
 
 

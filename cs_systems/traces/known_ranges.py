@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cs_systems.config import ConfigError, Phase
-from cs_systems.core.validation import choices, nearest, one_of
+from cs_systems.core.validation import choices, did_you_mean, nearest, one_of
 from cs_systems.traces.inferred_phases import are_marked, infers_backward
 from cs_systems.traces.range_names import MEANS, PARTS, PHASES, STEP, Meaning, general, is_operator, meaning
 from cs_systems.traces.trace import Categorical, Trace
@@ -72,13 +72,18 @@ def read_habits(path: Path) -> list[Habit]:
     for source, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(
-                f"--range-names {path}: {source!r} is no table; write tables such as [{source}] with lines such as "
-                'forward = ["my_forward"]'
+                f"--range-names {path} has {source} outside of a table; write a line such as [mine] before it, and "
+                'names as in forward = ["my_forward"]'
             )
         for means, names in table.items():
-            one_of(f"meaning in {path}", means, MEANINGS)
+            if means not in MEANINGS:
+                remedy = choices(did_you_mean(means, MEANINGS), MEANINGS)
+                raise ConfigError(f"--range-names {path} has the unknown meaning {means!r} in [{source}]; {remedy}")
             if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-                raise ConfigError(f"--range-names {path}: {means} of {source!r} must be a list of names")
+                raise ConfigError(
+                    f"--range-names {path}: {means} in [{source}] is not a list of names; "
+                    f'write {means} = ["my_range", "other_range"]'
+                )
             found.append(Habit(source, means, tuple(names)))
     return found
 
@@ -108,7 +113,7 @@ def with_habits(
         if not habit.matched(everywhere | exact):
             near = nearest(habit.names[0], everywhere)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
-            listed = [*map(repr, sorted(everywhere)[:MOST_LISTED])]
+            listed = [*map(repr, sorted(everywhere)[:MOST_LISTED]), *(["…"] if len(everywhere) > MOST_LISTED else [])]
             remedy = choices(hint, listed) if listed else "leave out --phase, because the trace has no ranges"
             raise ConfigError(
                 f"--phase {habit.means} names the range {habit.names[0]!r}, which the trace does not have; {remedy}"

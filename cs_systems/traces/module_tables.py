@@ -161,7 +161,7 @@ def why_nothing(profile: Profile) -> str | None:
     if modules is not None and not any(map(modules.is_module, opened)):
         return (
             f"{begins}none of the model's {len(modules.rows)} modules was called while the trace was recorded: the "
-            "step runs another model, or a compiled one; use --compile default, or no --compile"
+            "step runs another model, or a compiled one; use the compile mode default, or none"
         )
     if modules is None:
         tried = f"; {profile.why_no_blocks}" if profile.why_no_blocks else ""

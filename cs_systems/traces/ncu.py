@@ -22,6 +22,7 @@ from cs_systems.config import ConfigError
 from cs_systems.core.rows import CounterRow
 
 INSTALL = "pip install 'cs-systems[ncu]', or put the folder extras/python of ncu on PYTHONPATH"
+UPGRADE = "pip install --upgrade ncu-report"
 _PEAK, _ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained_active"
 _GLOBAL, _SHARED = "l1tex__t_bytes_pipe_lsu_mem_global_op", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op"
@@ -76,9 +77,11 @@ def read(path: Path) -> list[CounterRow]:
     done = subprocess.run([sys.executable, "-m", __name__, path.resolve()], capture_output=True, text=True)
     if done.returncode < 0:
         crash = signal.Signals(-done.returncode).name
-        raise ConfigError(f"NVIDIA's ncu_report crashed ({crash}) on {path}; install its newest version: {INSTALL}")
+        raise ConfigError(f"NVIDIA's ncu-report crashed ({crash}) on {path}; install its newest version: {UPGRADE}")
     if done.returncode:
-        lines = (done.stderr.strip() or f"{path} cannot be read by ncu_report; install its newest version").splitlines()
+        lines = (
+            done.stderr.strip() or f"ncu-report cannot read {path}; install its newest version: {UPGRADE}"
+        ).splitlines()
         raise ConfigError(lines[-1])
     found: list[CounterRow] = json.loads(done.stdout)
     return found
@@ -93,7 +96,7 @@ def rows(path: Path) -> list[CounterRow]:
     except Exception as error:  # NVIDIA's library raises exceptions of its own
         raise ConfigError(
             f"ncu-report cannot read {path}: {error}; use an ncu-report at least as new as the ncu that wrote the "
-            "report: pip install --upgrade ncu-report"
+            f"report: {UPGRADE}"
         ) from error
     if not found:
         raise ConfigError(f"{path} holds no profiled kernel; give a complete report of ncu, or profile again")
@@ -106,7 +109,7 @@ def _loader() -> Callable[[str], Any]:
             warnings.simplefilter("ignore", DeprecationWarning)  # from its SWIG types, under Python 3.12 and newer
             import ncu_report
     except ImportError as error:
-        raise ConfigError(f"a report of ncu requires NVIDIA's package ncu-report ({error}); {INSTALL}") from None
+        raise ConfigError(f"a report of ncu requires NVIDIA's package ncu-report ({error}); run {INSTALL}") from None
     load: Callable[[str], Any] = ncu_report.load_report
     return load
 

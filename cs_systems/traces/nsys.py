@@ -87,7 +87,8 @@ def read(path: Path, process: int | None = None) -> Trace:
             return _Reader(database, path, process).trace()
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"{path} lacks data that exports of nsys 2021 to 2026 have ({error}); export it with such a version"
+                f"{path} lacks data that exports of nsys 2021 to 2026 have ({error}); export it again from the "
+                ".nsys-rep with such a version"
             ) from None
         except (sqlite3.DatabaseError, MemoryError, OverflowError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is a damaged export ({error}); export it again from the .nsys-rep") from None
@@ -123,8 +124,11 @@ def exported(report: Path) -> Iterator[Path]:
         target = Path(folder) / "export.sqlite"
         done = subprocess.run([*EXPORT, "-o", target, report.resolve()], capture_output=True, text=True)
         if done.returncode or not target.is_file():
-            output = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-            raise ConfigError(f"nsys cannot export {report}: {output}; use an nsys as new as the one that recorded it")
+            output = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1].rstrip(".")
+            raise ConfigError(
+                f"nsys cannot export {report}: {output}; use an nsys at least as new as the one that recorded it, "
+                "or record again if the report is truncated"
+            )
         yield target
 
 
@@ -166,7 +170,8 @@ class _Reader:
         if (rows := sum(map(self._rows_of, present))) > MOST_ROWS:
             raise ConfigError(
                 f"{self.path} holds {rows:,} kernels, calls and ranges, but only {MOST_ROWS:,} fit into memory; record "
-                "fewer steps, with --capture-range=cudaProfilerApi"
+                "fewer steps, with nsys profile --capture-range=cudaProfilerApi, and torch.cuda.profiler.start() and "
+                "stop() around them"
             )
         kernels, ranges = self._has(KERNELS) or self._has(GRAPHS), self._has(NVTX)
         if not kernels and (not ranges or any(map(self._has, (RUNTIME, *COPIES.values())))):
@@ -175,7 +180,9 @@ class _Reader:
                     f"{self.path} is an SQLite file without tables of a profiler; give an export of nsys (.sqlite) or "
                     "a database of rocprofv3 (.db)"
                 )
-            raise ConfigError(f"{self.path} holds no kernel; record with --trace=cuda,nvtx while the GPU works")
+            raise ConfigError(
+                f"{self.path} holds no kernel; record with nsys profile --trace=cuda,nvtx while the GPU works"
+            )
 
     def _has(self, table: str) -> bool:
         return table in self.columns and bool(self.database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall())
@@ -362,7 +369,7 @@ class _Reader:
         found = self._calls_of(correlation)
         if found is None:
             self.limitations.append(
-                "no CUDA call was recorded, so no kernel has a phase; record with --trace=cuda,nvtx"
+                "no CUDA call was recorded, so no kernel has a phase; record with nsys profile --trace=cuda,nvtx"
             )
             nowhere = np.full(len(correlation), np.nan)
             return np.full(len(correlation), UNKNOWN), nowhere, nowhere
@@ -451,7 +458,8 @@ class _Reader:
             self.limitations.append(never_end(endless))
         if not ended.any() and not self._has(KERNELS) and not self._has(GRAPHS):
             never = f" that ends ({endless[0]!r} never ends); record until the step has ended" if endless else ""
-            raise ConfigError(f"{self.path} holds no NVTX range{never or '; mark step, forward, backward …'}")
+            mark = "; mark step, forward, backward … with torch.cuda.nvtx.range_push and range_pop"
+            raise ConfigError(f"{self.path} holds no NVTX range{never or mark}")
         return Ranges(named, _s(start), _s(end), thread).take(ended)
 
     def _overheads(self) -> list[tuple[float, float]]:

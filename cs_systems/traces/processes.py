@@ -43,8 +43,8 @@ def chosen_process(
     busiest = min(counts, key=lambda pid: (-counts[pid], pid))
     ranks = "; if they are the ranks of a job, --ranks merges them" if can_merge else ""
     return busiest, (
-        f"the file holds several processes: {known}; read is {busiest}, which has the most {what}s, and --process "
-        f"reads another{ranks}"
+        f"the file holds several processes: {known}; process {busiest} is read, because it has the most {what}s; "
+        f"--process reads another{ranks}"
     )
 
 

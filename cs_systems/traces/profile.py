@@ -166,6 +166,13 @@ def profile(
     number, inside = steps_of(kernels.launched_s, chosen)
     outside = {"before the first step": number < 0, "between or after the steps": (number >= 0) & ~inside}
     if len(kernels) and not inside.any():
+        if between:
+            begin = chosen[0].start_s - max(between[0], 0.0)
+            first, last = kernels.launched_s.min() - begin, kernels.launched_s.max() - begin
+            raise ConfigError(
+                f"none of the {len(kernels)} kernels of {trace.source} was launched in --between {between[0]:g} "
+                f"{between[1]:g}; choose other times: the launches are from {first:.6g} to {last:.6g} s"
+            )
         raise ConfigError(
             f"{trace.source}: none of its {len(kernels)} kernels was launched inside {_listed(chosen)} "
             f"({(number < 0).sum()} before the first); choose other ranges with --range: {_names(trace)}"
@@ -219,6 +226,10 @@ def find_steps(
         return steps, []
     if pattern:
         limits = "".join(f"; {limitation}" for limitation in trace.limitations)
+        if not len(trace.ranges):
+            raise ConfigError(
+                f"--range {pattern!r} cannot be used, because {trace.source} has no range; leave it out{limits}"
+            )
         raise ConfigError(
             f"{trace.source}: no range is named {pattern!r}; choose one with --range: {_names(trace)}{limits}"
         )

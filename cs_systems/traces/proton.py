@@ -105,7 +105,9 @@ def _documents(path: Path) -> list[Any]:
     with closing(Unpacked(path)) as file:
         raw = file.read(MOST_BYTES + 1)
     if len(raw) > MOST_BYTES:
-        raise ConfigError(f"{path} has over {MOST_BYTES >> 20} MiB, too much for a profile of Proton")
+        raise ConfigError(
+            f"{path} has over {MOST_BYTES >> 20} MiB, too much for a profile of Proton; profile fewer steps"
+        )
     try:
         text = raw.decode("utf-8")
         if SCOPES_TRACE.match(raw):

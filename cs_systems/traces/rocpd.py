@@ -73,7 +73,7 @@ def _read(database: sql.Connection, path: Path, wanted: int | None) -> Trace:
     columns = sqlite.columns(database)
     ends = [name.removeprefix(KERNELS) for name in columns if name.startswith(KERNELS)]
     if not ends:
-        raise ConfigError(f"{path} is a database of rocmProfileData, which is not read; {RECORD}")
+        raise ConfigError(f"{path} is a database of rocmProfileData, which cs-systems cannot read; {RECORD}")
     for end in ends:
         _refuse(database, path, columns, end)
     # Counted by the number of the process in the tables, which is unique where a pid is not.

@@ -41,7 +41,7 @@ from cs_systems.traces.trace import (
 KEY = "rocprofiler-sdk-tool"
 LARGEST_BYTES = 1 << 29  # of the JSON: it takes about six times as much memory
 CHUNK = 1 << 22
-RECORD = "record with rocprofv3 --runtime-trace"
+RECORD = "record with rocprofv3 --runtime-trace --output-format json"
 MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")  # kinds of the calls of roctx that mark
 GPU = 2  # type of an agent
 Times = tuple[Any, Any]  # begin and end in ns, not checked yet
@@ -67,7 +67,7 @@ def read(path: Path, process: int | None = None) -> Trace:
         pid: len(_list(_dict(tool.get("buffer_records")).get("kernel_dispatch"))) for pid, tool in results.items()
     }
     if not counts:
-        raise ConfigError(f"{path} holds no process; {RECORD} again")
+        raise ConfigError(f"{path} holds no process; {RECORD}")
     pid, note = chosen_process(path, counts, "kernel", process)
     return _Json(results[pid]).made.trace(path, [note] if note else [])
 
@@ -132,8 +132,12 @@ class Recording:
             if self.counters:
                 what = f"counters of {counted(self.counters, 'kernel')} in place of their times"
                 raise ConfigError(f"{path} holds {what}; {RECORD}, without --pmc")
-            damaged = f" that can be read, and {counted(self.left_out, 'damaged record')}" if self.left_out else ""
-            raise ConfigError(f"{path} holds no kernel{damaged}; {RECORD} while the GPU works")
+            if self.left_out:
+                raise ConfigError(
+                    f"{path} is damaged: it holds no kernel, and {counted(self.left_out, 'record')} without a valid "
+                    "time or number; record again"
+                )
+            raise ConfigError(f"{path} holds no kernel; {RECORD} while the GPU works")
         if self.kernels and not self.calls:
             limitations.append(f"no HIP call was recorded, so no kernel has a phase; {RECORD}")
         if self.left_out:
@@ -192,7 +196,7 @@ def _tools(path: Path) -> list[dict[str, Any]]:
                 if file.count > LARGEST_BYTES:
                     raise ConfigError(
                         f"{path} has over {LARGEST_BYTES >> 20} MiB of JSON, which does not fit into memory; record "
-                        "with --output-format rocpd, or fewer steps"
+                        "fewer steps, or with --output-format rocpd"
                     )
             # Names of kernels are written as they stand in the program, which need not be UTF-8.
             found = json.loads(b"".join(parts).decode("utf-8", "replace"), strict=False)[KEY]

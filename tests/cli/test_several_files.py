@@ -153,7 +153,7 @@ def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
             ["analyze", "FOLDER/a.sqlite", "FOLDER/b.json.gz", "--ranks"],
             "the files are not the ranks of one job: FOLDER/a.sqlite",
         ),
-        (["analyze", "FOLDER/notes.json", "FOLDER/b.json.gz", "--ranks"], "notes.json holds no traceEvents"),
+        (["analyze", "FOLDER/notes.json", "FOLDER/b.json.gz", "--ranks"], "notes.json is not a trace"),
         (
             ["analyze", "a.json", "b.json", "c.json"],
             "none of the 3 files can be read:\n  a.json does not exist; give a trace file\n  b.json does not",

@@ -56,8 +56,7 @@ def test_size_that_ranks_cannot_divide_names_the_nearest(collective: str) -> Non
     with pytest.raises(ConfigError) as error:
         shape.check(3)
     assert str(error.value) == (
-        f"{collective} of 1,024 bytes is not a whole number of fp32 elements for each of 3 ranks; "
-        "give 1,020 or 1,032 bytes"
+        f"{collective} of 1,024 bytes is not a whole number of fp32 elements for each of 3 ranks; give 1020B or 1032B"
     )
     return None
 
@@ -65,7 +64,7 @@ def test_size_that_ranks_cannot_divide_names_the_nearest(collective: str) -> Non
 def test_size_of_partial_elements_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         CollectiveShape("all_reduce", 3).check(1)
-    assert str(error.value) == "all_reduce of 3 bytes is not a whole number of fp32 elements; give 4 bytes"
+    assert str(error.value) == "all_reduce of 3 bytes is not a whole number of fp32 elements; give 4B"
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_BYTES)

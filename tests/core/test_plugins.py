@@ -57,7 +57,8 @@ def test_module_that_cannot_be_imported_is_named_with_the_cause(tmp_path: Path) 
     with pytest.raises(ConfigError) as raised:
         plugins.get("workloads", f"{source}:make")
     assert str(raised.value) == (
-        f"{source} cannot be imported: No module named 'nowhere_at_all'; install what it imports, or correct the import"
+        f"{source} cannot be imported: No module named 'nowhere_at_all'; correct the name or the import, or "
+        "install the missing package"
     )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import shutil
 import stat
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cs_systems.core import sources
+from cs_systems.core.file_types import refuse_other
 from cs_systems.core.sources import opened
 from cs_systems.core.validation import ConfigError
 
@@ -118,12 +122,32 @@ def test_member_outside_the_folder_is_refused(make: Callable[[Path], None], mess
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_command_for_a_file_of_an_archive_names_the_archive(tmp_path: Path) -> None:
+    with zipfile.ZipFile(path := tmp_path / "a b.zip", "w") as archive:
+        archive.writestr("model/data.pkl", b"\x80\x02}q\x00.")
+    with pytest.raises(ConfigError) as raised, opened([path], (".pkl",)) as (source,):
+        refuse_other(source.path, "analyze")
+    assert str(raised.value) == (
+        f"{path}:model/data.pkl contains a pickle, the format of memory snapshots; read it with "
+        f"cs-systems snapshot '{path}'"
+    )
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_repeated_path_and_damage_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     zip_with(path, zipfile.ZipInfo("a.json"), times=2)
     with (
         pytest.raises(ConfigError, match=r"a.zip contains two files with the path 'a.json'; unpack"),
+        opened([path], SUFFIXES),
+    ):
+        pass
+    unknown = bytearray(path.read_bytes())
+    for place in (unknown.find(b"PK\x03\x04") + 8, unknown.find(b"PK\x01\x02") + 10):
+        unknown[place] = 9  # Deflate64, which Windows writes for large files
+    path.write_bytes(unknown)
+    with (
+        pytest.raises(ConfigError, match=r"compressed in a way that Python cannot unpack \(.*\); unpack it yourself"),
         opened([path], SUFFIXES),
     ):
         pass
@@ -139,11 +163,19 @@ def test_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a.json", bytes(sources.EXPANSION_FROM + 1))
-    with pytest.raises(ConfigError, match=r"bomb.zip unpacks to over [\d,]+ bytes"), opened([path], SUFFIXES):
+    with pytest.raises(ConfigError, match=r"bomb.zip unpacks to over 100 times its size"), opened([path], SUFFIXES):
         pass
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+        full = rf"unpacks to more than the 0.0 GiB that {tempfile.gettempdir()} has free; set TMPDIR to a folder"
+        with pytest.raises(ConfigError, match=full), opened([path], SUFFIXES):
+            pass
     tarred(path := tmp_path / "many.tgz")
     monkeypatch.setattr(sources, "MOST_FILES", 3)
-    with pytest.raises(ConfigError, match=r"many.tgz has over 3 members"), opened([path], SUFFIXES):
+    with (
+        pytest.raises(ConfigError, match=r"many.tgz has over 3 files; unpack it yourself and give a folder with fewer"),
+        opened([path], SUFFIXES),
+    ):
         pass
     in_folder(tmp_path / "folder")
     monkeypatch.setattr(sources, "MOST_FILES", 2)

@@ -88,7 +88,7 @@ def test_cpu_cell_is_unavailable(tmp_path: Path) -> None:
     (found,) = cs_systems.sweep([TINY], out=tmp_path / "out")
     assert (found.status, found.reason) == (
         "unavailable",
-        "--with ncu requires a CUDA device; use --with kineto",
+        "the profiler ncu requires a CUDA device; use the profiler kineto",
     )
 
 
@@ -104,7 +104,8 @@ def test_machine_without_a_driver_is_named_before_ncu(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setattr(ncu, "_DRIVERS", ("/nowhere",))
     assert (
-        ncu.problem() == "ncu requires an NVIDIA GPU, and this machine has no driver of one; use --with kineto or nsys"
+        ncu.problem()
+        == "ncu requires an NVIDIA GPU, and this machine has no NVIDIA driver; use the profiler kineto or nsys"
     )
 
 
@@ -129,7 +130,7 @@ def test_forbidden_counters_make_cell_unavailable(tmp_path: Path, status: str) -
             "no kernel of the timed steps matches -k=a",
         ),
         ("==ERROR== Failed to find metric sm__nonsense\n", "ncu wrote no report: ==ERROR== Failed to find metric"),
-        (None, "ncu wrote neither a report nor a message; run it yourself"),
+        (None, "ncu wrote neither a report nor a message; run ncu yourself"),
     ],
 )
 def test_missing_report_is_an_error_with_ncu_message(tmp_path: Path, log: str | None, message: str) -> None:

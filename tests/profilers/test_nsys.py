@@ -119,7 +119,7 @@ def test_show_command_runs_nothing(
             "old",
             "nsys 2021.1.3.14 is older than 2022.4: its exports lack columns; install a newer one with apt install",
         ),
-        ("half", "nsys 2024.2.3.38 lacks its importer and cannot write a .nsys-rep; ln -s the host-linux-x64"),
+        ("half", "nsys 2024.2.3.38 lacks its importer and cannot write a .nsys-rep; find the folder host-linux-x64"),
     ],
 )
 def test_unusable_nsys_is_refused_before_running(

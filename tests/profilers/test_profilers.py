@@ -53,18 +53,19 @@ def test_profiler_exports_its_parts_without_torch(name: str) -> None:
 
 
 LEAVES_NOTHING = {
-    "dtypes": "no dtype was read; check the free disk space",
+    "dtypes": "the dtypes were not written; check the free disk space",
     "kineto": "torch.profiler left no trace; check the free disk space",
-    "memory": "no memory was read; check the free disk space",
+    "memory": "the readings of memory were not written; check the free disk space",
     "memory_snapshot": "PyTorch left no snapshot; check the free disk space",
-    "ncu": "ncu wrote neither a report nor a message; run it yourself: --show-command prints how",
+    "ncu": "ncu wrote neither a report nor a message; run ncu yourself, with the command that "
+    "cs-systems profile --with ncu --kernel REGEX --show-command prints",
     "nsys": "nsys left no report; read its messages in worker.log, beside the records",
     "nsys_memory": "nsys left no report; read its messages in worker.log, beside the records",
     "overlap": "torch.profiler left no trace of rank 0; check the free disk space",
     "precision_error": "the profiler precision_error measures only a model of your own; set workload to "
     "path.py:name, or for the built-in model to precision_error, without a profiler",
-    "rank_memory": "no memory was read on rank 0; check the free disk space",
-    "residuals": "no saved tensor was listed; check the free disk space",
+    "rank_memory": "the readings of memory of rank 0 were not written; check the free disk space",
+    "residuals": "the list of saved tensors was not written; check the free disk space",
 }
 
 

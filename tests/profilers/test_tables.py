@@ -68,7 +68,7 @@ def test_nsys_and_kineto_give_the_same_tables(trace: Path, tmp_path: Path) -> No
     ("compile", "words"),
     [
         ("default", "0.0% of the kernel time is in kernels that are fused over several"),
-        ("reduce-overhead", "use --compile default"),
+        ("reduce-overhead", "use the compile mode default"),
     ],
 )
 def test_compiled_model_has_note_on_layers(compile: str, words: str, trace: Path, tmp_path: Path) -> None:

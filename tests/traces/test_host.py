@@ -115,7 +115,9 @@ def test_operators_are_read_although_kernels_are_lacking(
 def test_cpu_trace_of_two_processes_is_that_of_the_one_with_most_ranges(export: Export) -> None:
     path = host_only(export, [*RANGES, ("step", 0, 100, (9 << 24) + 1)])
     assert (
-        read(path).limitations[0].startswith("the file holds several processes: 7 (11 ranges), 9 (1 range); read is 7")
+        read(path)
+        .limitations[0]
+        .startswith("the file holds several processes: 7 (11 ranges), 9 (1 range); process 7 is read")
     )
     assert ns(profile(read(path, 9)), "total_s") == {(None, "step"): 100}
 

@@ -62,17 +62,29 @@ def test_truncated_trace_is_refused(kineto_path: Path, tmp_path: Path, share: fl
         read(path)
 
 
+def test_damaged_gzip_is_refused_as_truncated_or_damaged(kineto_path: Path, tmp_path: Path) -> None:
+    content = bytearray(kineto_path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 200] = b"\xff" * 200
+    path = tmp_path / "damaged.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is truncated or damaged \(Error .*\); copy it again, or record it again"):
+        read(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "holds no traceEvents; export it with torch.profiler's export_chrome_trace"),
+        (
+            "{}",
+            "is not a trace, because it has no traceEvents; give a file that torch.profiler's export_chrome",
+        ),
         (
             '{"traceEvents": []}',
             "holds no kernel and no range; record with activities=.*ProfilerActivity.CUDA.*, and mark",
         ),
         ('{"traceEvents": [{"ph": "X", ]}', "is damaged: event 1 is not valid JSON; record again"),
         ('{"a" 1, "traceEvents": []}', "does not begin as a Chrome trace"),
-        ('{"\xff', "is not text"),
+        ('{"\xff', "has bytes that are not text"),
     ],
 )
 def test_invalid_trace_is_refused_with_remedy(tmp_path: Path, text: str, message: str) -> None:
@@ -120,8 +132,8 @@ def test_process_option_selects_one_of_two(
     backward = [e for e in kineto_events if e.get("cat") == "user_annotation" and e["name"] == "backward"]
     path = write_trace([*kineto_events, *of_another_process([e for e in kineto_events if e not in backward], 100_000)])
     assert read(path).limitations[0] == (
-        "the file holds several processes: 482 (714 kernels), 999 (714 kernels); read is 482, which has the most "
-        "kernels, and --process reads another"
+        "the file holds several processes: 482 (714 kernels), 999 (714 kernels); process 482 is read, because it "
+        "has the most kernels; --process reads another"
     )
     with pytest.raises(ConfigError, match=r"no kernel of process 7; choose --process among 482"):
         read(path, 7)

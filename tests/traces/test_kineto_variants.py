@@ -23,6 +23,10 @@ from cs_systems.traces.tables import NO_COSTS, TABLES
 
 Event = dict[str, Any]
 WriteTrace = Callable[[Sequence[Event]], Path]
+OTHER_EXPORT = (
+    "an export of nsys in another format than SQLite, which cs-systems cannot read; export the report again with "
+    "nsys export -t sqlite"
+)
 
 
 def event(category: str, name: str, start: float, duration: float, pid: int, tid: int, **args: Any) -> Event:
@@ -187,32 +191,35 @@ def test_counters_in_place_of_kernels_are_refused_with_the_reason(write_trace: W
             '{\n "schema": "1.0.1", "pid": 5, "nodes": []}',
             "an execution trace of PyTorch, which has no times; give the",
         ),
-        ("[[-1, 1, 37888, 7]]", "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot"),
+        (
+            "[[-1, 1, 37888, 7]]",
+            "a memory timeline of export_memory_timeline, which cs-systems cannot read; write a memory snapshot",
+        ),
         (
             '<html>\n<head><meta charset="utf-8" /><title>GPU Memory Timeline HTML</title></head>\n<body>',
-            "a memory timeline of export_memory_timeline, not a trace; give a memory snapshot",
+            "a memory timeline of export_memory_timeline, which cs-systems cannot read; write a memory snapshot",
         ),
         (
             '"Kind","Agent_Id","Queue_Id","Kernel_Name"\n"KERNEL_DISPATCH",1,1,"gemm"\n',
-            "a table of rocprof in CSV, which is not read; record with rocprofv3 --runtime-trace --output-format json",
+            "a table of rocprof in CSV, which cs-systems cannot read; record again with rocprofv3",
         ),
         (
             '"Index","KernelName","gpu-id"\n0,"gemm",1\n',
-            "a table of rocprof in CSV, which is not read; record with rocprofv3 --runtime-trace",
+            "a table of rocprof in CSV, which cs-systems cannot read; record again with rocprofv3",
         ),
         (
             '{ "traceEvents":[{}\n,{"args":{"name":"CPU HIP API"},"ph":"M","pid":2,"name":"process_name"}]}',
-            "a trace of rocprof before version 3, which is not read; record with rocprofv3 --runtime-trace",
+            "a trace of rocprof before version 3, which cs-systems cannot read; record again with rocprofv3",
         ),
-        ('{"data":["GpuMetrics"]}', "an export of nsys, not SQLite; export the report with nsys export -t sqlite"),
-        ('data: "GpuMetrics"\n', "an export of nsys, not SQLite; export the report with nsys export -t sqlite"),
+        ('{"data":["GpuMetrics"]}', OTHER_EXPORT),
+        ('data: "GpuMetrics"\n', OTHER_EXPORT),
         (
             '{"$schema":"https://www.speedscope.app/file-format-schema.json","profiles":[]}',
             "a profile of the CPU's stacks for speedscope, which holds no kernels; give a trace of torch.profiler",
         ),
         (
             "train.py(3): f;torch/nn/modules/module.py(1750): _call_impl;aten::linear 123\ntrain.py(3): f 2\n",
-            "a list of stacks of export_stacks, which has no times; give the trace of export_chrome_trace",
+            "a list of stacks of export_stacks, which has no single kernels; give the trace that export_chrome_trace",
         ),
     ],
 )
@@ -229,14 +236,18 @@ def test_file_of_another_recorder_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("1_results.pftrace", b"\n\x10\x08\x01", "a trace of Perfetto, which is not read; record with rocprofv3"),
         (
-            "export.arrow",
-            b"\xff" * 4 + b"\xf0\0table_name",
-            "an export of nsys, not SQLite; export the report with nsys",
+            "1_results.pftrace",
+            b"\n\x10\x08\x01",
+            "a trace in Perfetto's own format, which cs-systems cannot read; record again as JSON",
         ),
-        ("export.h5", b"\x89HDF\r\n\x1a\n", "an export of nsys, not SQLite; export the report with nsys export"),
-        ("export/KERNEL.parquet", b"PAR1", "an export of nsys in Parquet, not SQLite; export the report with nsys"),
+        ("export.arrow", b"\xff" * 4 + b"\xf0\0table_name", OTHER_EXPORT),
+        ("export.h5", b"\x89HDF\r\n\x1a\n", OTHER_EXPORT),
+        (
+            "export/KERNEL.parquet",
+            b"PAR1",
+            "an export of nsys in Parquet, which cs-systems cannot read; export the report again with nsys",
+        ),
     ],
 )
 def test_binary_file_of_another_format_is_refused_by_its_name(

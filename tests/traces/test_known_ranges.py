@@ -177,9 +177,10 @@ def test_own_file_of_names_extends_the_known_ones(write_trace: WriteTrace, tmp_p
     ("text", "message"),
     [
         ("x", r"names.toml is not valid TOML: .* \(at .*\); correct that line$"),
-        ("forward = 3", "'forward' is no table"),
+        ("forward = 3", "has forward outside of a table; write a line such as"),
         ('[a]\nfoward = ["x"]', "did you mean forward"),
-        ("[a]\nforward = [3]", "forward of 'a' must be a list of names"),
+        ("[a]\nfwd = ['x']", "has the unknown meaning 'fwd' in .a.; did you mean forward"),
+        ("[a]\nforward = [3]", "forward in .a. is not a list of names; write forward = "),
     ],
 )
 def test_damaged_file_of_names_is_refused(tmp_path: Path, text: str, message: str) -> None:

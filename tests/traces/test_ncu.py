@@ -170,7 +170,9 @@ def test_invalid_report_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_missing_package_is_named_with_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ncu_report", None)
     (tmp_path / "a.ncu-rep").touch()
-    with pytest.raises(ConfigError, match=r"requires NVIDIA's package ncu-report .*; pip install 'cs-systems\[ncu\]'"):
+    with pytest.raises(
+        ConfigError, match=r"requires NVIDIA's package ncu-report .*; run pip install 'cs-systems\[ncu\]'"
+    ):
         ncu.rows(tmp_path / "a.ncu-rep")
 
 
@@ -179,7 +181,9 @@ def test_crash_of_ncu_report_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "ncu_report.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     (tmp_path / "a.ncu-rep").write_bytes(b"NVR\0")
-    with pytest.raises(ConfigError, match=r"ncu_report crashed .SIGSEGV. on .*a.ncu-rep; install its newest .*: pip"):
+    with pytest.raises(
+        ConfigError, match=r"ncu-report crashed .SIGSEGV. on .*a.ncu-rep; install its newest .*: pip install --upgrade"
+    ):
         ncu.read(tmp_path / "a.ncu-rep")
 
 

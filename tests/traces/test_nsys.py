@@ -78,7 +78,7 @@ def test_missing_table_is_accepted(change: Callable[..., Path], table: str) -> N
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        (f"DROP TABLE {KERNELS}", "holds no kernel; record with --trace=cuda,nvtx"),
+        (f"DROP TABLE {KERNELS}", "holds no kernel; record with nsys profile --trace=cuda,nvtx"),
         (f"DELETE FROM {KERNELS}", "holds no kernel"),
         (f"UPDATE {KERNELS} SET start = 'soon'", "is a damaged export .*KERNEL has a text where a number belongs"),
         (f"UPDATE {KERNELS} SET globalPid = 'x'", "is a damaged export .*KERNEL has a text where a number belongs"),
@@ -118,8 +118,8 @@ def test_process_option_selects_one_of_two(export: Export) -> None:
     first = read(path)
     assert [kernel.function.name for kernel in first.kernels] == ["gemm"]
     assert first.limitations[0] == (
-        "the file holds several processes: 7 (1 kernel), 9 (1 kernel); read is 7, which has the most kernels, and "
-        "--process reads another; if they are the ranks of a job, --ranks merges them"
+        "the file holds several processes: 7 (1 kernel), 9 (1 kernel); process 7 is read, because it has the most "
+        "kernels; --process reads another; if they are the ranks of a job, --ranks merges them"
     )
     with pytest.raises(ConfigError, match=r"no kernel of process 8"):
         read(path, process=8)
@@ -316,7 +316,7 @@ def test_report_requires_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     nsys = tmp_path / "nsys"
     nsys.write_text("#!/bin/sh\necho 'importer missing' >&2; exit 1\n")
     nsys.chmod(0o755)
-    with pytest.raises(ConfigError, match=r"nsys cannot export .*: importer missing; use an nsys as new"):
+    with pytest.raises(ConfigError, match=r"nsys cannot export .*: importer missing; use an nsys at least as new"):
         read(report)
     nsys.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n/bin/cp {nsys_path} "$2"\n')
     trace = read(report)

@@ -86,7 +86,7 @@ def test_waiting_recovers_planted_delays(count: int, transfers: list[int], data:
 
 
 def test_different_numbers_of_collectives_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"different numbers of collectives: 2, 3; trace the same steps"):
+    with pytest.raises(ConfigError, match=r"different numbers of collectives: 2, 3; profile once more"):
         waiting([np.ones(2), np.ones(3)])
 
 

@@ -305,7 +305,7 @@ def test_without_calls_no_cause_of_idle_time_is_claimed(
 ) -> None:
     path = write(tmp_path / "a.json", [made(calls=[], ranges=[], marks=[])])
     found = profile(read(path))
-    assert found.notes[0] == "no HIP call was recorded, so no kernel has a phase; record with rocprofv3 --runtime-trace"
+    assert found.notes[0] == f"no HIP call was recorded, so no kernel has a phase; {rocprof.RECORD}"
     assert "4 kernels have no recorded launch and are unattributed" in found.notes
     assert main(["analyze", str(path)]) == 0
     shown = capsys.readouterr().out
@@ -319,7 +319,7 @@ def test_one_of_several_processes_is_read(tmp_path: Path, write: Write) -> None:
     path = write(tmp_path / "a.json", [STEPS, other])
     trace = read(path)
     assert times_of(trace).keys() == expected_of(STEPS).keys()
-    assert "the file holds several processes: 7 (4 kernels), 8 (2 kernels); read is 7" in trace.limitations[0]
+    assert "the file holds several processes: 7 (4 kernels), 8 (2 kernels); process 7 is read" in trace.limitations[0]
     assert times_of(read(path, 8)).keys() == {"other gemm", "other norm"}
     with pytest.raises(ConfigError, match="holds no kernel of process 9; choose --process among 7"):
         read(path, 9)
@@ -343,8 +343,14 @@ def test_damaged_records_are_counted_and_left_out(tmp_path: Path, write: Write) 
 @FORMS
 def test_a_result_without_kernels_is_refused_with_the_remedy(tmp_path: Path, write: Write) -> None:
     nothing = made(kernels=[], ranges=[], marks=[], calls=[])
-    with pytest.raises(ConfigError, match="holds no kernel; record with rocprofv3 --runtime-trace while the GPU works"):
+    with pytest.raises(
+        ConfigError,
+        match=f"holds no kernel; {rocprof.RECORD} while the GPU works",
+    ):
         read(write(tmp_path / "a.json", [nothing]))
+    damaged = made(kernels=[("gemm", "soon", 9_100, 4, 1, 20, (1, 1, 1), (1, 1, 1))], ranges=[], marks=[], calls=[])
+    with pytest.raises(ConfigError, match="holds no kernel, and 1 record without a valid time or number; record again"):
+        read(write(tmp_path / "c.json", [damaged]))
     host = read(write(tmp_path / "b.json", [made(kernels=[])]))
     assert (len(host.ranges), len(host.kernels)) == (3, 0)
 
@@ -371,7 +377,7 @@ def test_a_truncated_or_empty_json_is_refused(tmp_path: Path, text: str) -> None
 def test_a_json_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = as_json(tmp_path / "a.json", [STEPS])
     monkeypatch.setattr(rocprof, "LARGEST_BYTES", 1 << 10)
-    with pytest.raises(ConfigError, match="does not fit into memory; record with --output-format rocpd, or fewer"):
+    with pytest.raises(ConfigError, match="does not fit into memory; record fewer steps, or with --output"):
         read(path)
 
 
@@ -390,7 +396,7 @@ def changed_database(tmp_path: Path, *statements: str) -> Path:
         ("UPDATE rocpd_metadata_0000_7 SET value = '4.0.0'", "has version 4.0.0 of rocpd's schema, but only version 3"),
         ("ALTER TABLE rocpd_region_0000_7 RENAME COLUMN start TO start_id", "lacks the column start in"),
         ("DROP TABLE rocpd_event_0000_7", "lacks the columns id, category_id"),
-        ("ALTER TABLE rocpd_kernel_dispatch_0000_7 RENAME TO rocpd_op", "is a database of rocmProfileData, which is"),
+        ("ALTER TABLE rocpd_kernel_dispatch_0000_7 RENAME TO rocpd_op", "is a database of rocmProfileData, which cs-"),
         ("DELETE FROM rocpd_info_process_0000_7", "holds no process"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cs_systems.formulas.cost import PhaseCost
 from cs_systems.traces import tables
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.read import read
+from cs_systems.traces.trace import NO_RANGES
 from tests.recorded import MAIN
 
 Export = Callable[..., Path]
@@ -193,6 +195,9 @@ def test_glob_selects_steps(nsys_profile: Profile) -> None:
         ConfigError, match=r"no range is named 'iteration'; choose one with --range: 'attention' \(12×\)"
     ):
         profile(nsys_profile.trace, "iteration")
+    bare = replace(nsys_profile.trace, ranges=NO_RANGES)
+    with pytest.raises(ConfigError, match=r"--range 'iteration' cannot be used, because .* has no range; leave it out"):
+        profile(bare, "iteration")
 
 
 def test_kernels_before_the_first_step_are_noted(export: Export) -> None:

@@ -51,9 +51,11 @@ def test_every_k_covers_each_block_once(layers: int, size: int) -> None:
         ("every", "unknown checkpoint 'every'; choose among"),
         ("every:0", "0 in checkpoint every:0 is too few blocks; give a whole number of at least 1"),
         ("every:x", "'x' in checkpoint 'every:x' is not a number of blocks"),
-        ("blocks:9", "a block that does not exist; the model has blocks 0 to 6"),
+        ("blocks:9", "names block 9, which does not exist; the model has blocks 0 to 6"),
         ("blocks:1-", "'1-' in checkpoint 'blocks:1-' is not a block or a range; write blocks:0,2,5-7"),
-        ("blocks:5-2", "a block that does not exist; the model has blocks 0 to 6"),
+        ("blocks:5-2", "range 5-2 in checkpoint 'blocks:5-2' ends before it begins; write 2-5"),
+        ("blocks:0-99999999999", "names block 99999999999, which does not exist; the model has blocks 0 to 6"),
+        ("every:²", "'²' in checkpoint 'every:²' is not a number of blocks"),
         ("selective:products:0", "0 in checkpoint selective:products:0 is too few blocks; give a whole number"),
         ("selective:norm", "unknown checkpoint 'selective:norm'"),
         (

@@ -161,7 +161,7 @@ def test_checkpoint_recomputes_the_blocks_of_any_model(measure: Measure, tmp_pat
             "checkpoint every:2 joins several blocks, which works for the built-in model only",
         ),
         ("flat", "every:1", "checkpoint every:1 needs repeated blocks, and Linear has no ModuleList or Sequential"),
-        ("module", "blocks:5", "names a block that does not exist; the model has blocks 0 to 2"),
+        ("module", "blocks:5", "names block 5, which does not exist; the model has blocks 0 to 2"),
     ],
 )
 def test_impossible_checkpoints_are_named(measure: Measure, name: str, plan: str, reason: str) -> None:
