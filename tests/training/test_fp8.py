@@ -310,7 +310,7 @@ def test_part_refuses_what_fp8_cannot_multiply() -> None:
     twice = replace(TINY, parts=("fp8_linear",))
     assert (
         parts.unavailable(twice)
-        == "fp8_linear: --precision fp8 already replaces the linear layers; leave fp8_linear out of --parts"
+        == "fp8_linear: precision fp8 already replaces the linear layers; leave fp8_linear out of parts"
     )
 
 
