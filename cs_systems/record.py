@@ -229,7 +229,8 @@ class RunRecord(Displayed):
     def from_dict(cls, data: Mapping[str, Any]) -> RunRecord:
         version = data.get("schema_version")
         if not isinstance(version, int):
-            raise ConfigError("not a record of cs_systems: it has no schema_version; give the records.jsonl of a run")
+            found = "it has no schema_version" if version is None else f"its schema_version is {shown(version)}"
+            raise ConfigError(f"not a record of cs_systems: {found}; give the records.jsonl of a run")
         if version > SCHEMA_VERSION:
             raise NewerSchema(
                 f"the record has schema {version}, but this version of cs-systems reads schemas up to "
