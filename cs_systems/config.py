@@ -37,7 +37,6 @@ from cs_systems.core.validation import (
     not_negative,
     number,
     of_type,
-    option,
     settings,
     shown,
     texts,
@@ -192,8 +191,8 @@ class RunConfig:
             counts(self, "seq_len")
             if self.seq_len > self.model.context_length:
                 raise ConfigError(
-                    f"sequence length {self.seq_len} is beyond the model's context length {self.model.context_length}; "
-                    f"give --context-length {self.seq_len} or a shorter sequence"
+                    f"seq_len is {self.seq_len}, more than the model's context_length {self.model.context_length}; "
+                    f"lower seq_len, or give a model with context_length {self.seq_len}"
                 )
         if self.memory_limit_bytes is not None:
             counts(self, "memory_limit_bytes")
@@ -345,8 +344,14 @@ def _check_ranks(config: RunConfig) -> None:
     `parallel.check` checks that the strategy exists and accepts its options.
     """
     counts(config, "world_size")
-    if doubled := settings(config, "strategy_args").keys() & {*STRATEGY_FIELDS}:
-        raise ConfigError(f"{min(doubled)} cannot be given as an option of a strategy; use {option(min(doubled))}")
+    if doubled := (given := settings(config, "strategy_args")).keys() & {*STRATEGY_FIELDS}:
+        name = min(doubled)
+        raise ConfigError(
+            f"strategy_args sets '{name}', which must be set separately; leave it out there, and use "
+            f"{name}={given[name]}",
+            "strategy_args",
+            name,
+        )
     if config.collective is not None:
         if config.workload != "collective" and ":" not in config.workload:
             raise ConfigError(
@@ -371,7 +376,7 @@ def _check_ranks(config: RunConfig) -> None:
             f"{config.workload} trains none; leave out strategy"
         )
     if config.is_distributed and config.device.startswith("cuda:"):
-        raise ConfigError(f"device {config.device} is a single GPU, but each rank needs its own; use --device cuda")
+        raise ConfigError(f"device {config.device} is a single GPU, but each rank needs its own; use device cuda")
 
 
 def _without_defaults(config: Any) -> dict[str, Any]:

@@ -229,11 +229,12 @@ class RunRecord(Displayed):
     def from_dict(cls, data: Mapping[str, Any]) -> RunRecord:
         version = data.get("schema_version")
         if not isinstance(version, int):
-            raise ConfigError("not a record of cs_systems: it has no schema_version; give the records.jsonl of a run")
+            found = "it has no schema_version" if version is None else f"its schema_version is {shown(version)}"
+            raise ConfigError(f"not a record of cs_systems: {found}; give the records.jsonl of a run")
         if version > SCHEMA_VERSION:
             raise NewerSchema(
-                f"the record has schema {version}, newer than {SCHEMA_VERSION}, "
-                "which this version reads; upgrade cs-systems"
+                f"the record has schema {version}, but this version of cs-systems reads schemas up to "
+                f"{SCHEMA_VERSION}; upgrade cs-systems"
             )
         _refuse_other_types(data)
         fields = dict(data)
@@ -384,7 +385,9 @@ def _in_words(error: Exception) -> str:
         return f"it lacks {lacking[1]}"
     if unknown := re.search(r"unexpected keyword argument ('.+')", text):
         return f"it has an unknown field {unknown[1]}"
-    return "its samples have values of different number" if text.startswith("zip() argument") else text
+    if isinstance(error, KeyError):
+        return f"it lacks {text}"
+    return "the columns of its samples differ in length" if text.startswith("zip() argument") else text
 
 
 def as_records(records: RunRecord | Iterable[RunRecord]) -> list[RunRecord]:

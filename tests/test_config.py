@@ -127,7 +127,7 @@ def test_grid_refuses_unknown_axis() -> None:
         (lambda: RunConfig(warmup=-1), "warmup is -1; it must not be negative"),
         (lambda: RunConfig(precision="bf61"), "unknown precision 'bf61'; did you mean bf16"),  # type: ignore[arg-type]
         (lambda: RunConfig(mode="fwd"), "unknown mode 'fwd'"),  # type: ignore[arg-type]
-        (lambda: RunConfig(seq_len=513), "beyond the model's context length 512; give --context-length 513"),
+        (lambda: RunConfig(seq_len=513), "seq_len is 513, more than the model's context_length 512; lower seq_len"),
         (lambda: RunConfig(steps=2, rounds=3), "steps is 2, less than rounds 3; give at least one step for each round"),
         (lambda: RunConfig(mode=Mode.BACKWARD), "mode backward requires workload attention"),
         (lambda: RunConfig(workload="attention"), "workload attention has no mode train-step"),

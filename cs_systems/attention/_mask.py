@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cs_systems.attention import AttentionCall
 from cs_systems.core.shapes import ALIGNMENTS
-from cs_systems.core.validation import ConfigError, is_whole, one_of
+from cs_systems.core.validation import ConfigError, is_whole, one_of, shown
 
 
 def causal_offset(seq_q: int, seq_k: int, align: str) -> int:
@@ -49,7 +49,7 @@ def check_window(window: int | None, causal: bool) -> None:
     if not causal:
         raise ConfigError(f"window={window} requires causal attention; pass causal=True, or leave out the window")
     if not is_whole(window) or window < 1:
-        raise ConfigError(f"window must be a whole number from 1, got {window!r}")
+        raise ConfigError(f"window is {shown(window)}; it must be a whole number of at least 1")
 
 
 def uneven_heads(heads_q: int, heads_kv: int) -> str:

@@ -93,7 +93,8 @@ def _unavailable(call: AttentionCall) -> str | None:
     generation, _ = found
     capability = torch.cuda.get_device_capability()
     if capability < generation.least_capability:
-        return f"{generation.name} does not run on compute capability {capability}; use sdpa_flash or sdpa_efficient"
+        instead = "sdpa_flash" if capability >= (8, 0) else "sdpa_efficient"
+        return f"{generation.name} does not run on compute capability {'.'.join(map(str, capability))}; use {instead}"
     largest = 128 if generation.distribution == "flash-attn-4" and capability >= (10, 0) else 256
     if call.d_head % 8 or call.d_head > largest:
         return f"{generation.name} supports d_head 8, 16, … {largest}, got {call.d_head}; use sdpa_math or naive"

@@ -352,7 +352,7 @@ def unavailable(call: AttentionCall) -> str | None:
 
 def _unavailable_interpreted(call: AttentionCall) -> str | None:
     if call.device != "cpu":
-        return "TRITON_INTERPRET is set, so nothing would run on the GPU; unset it, or use --device cpu"
+        return "TRITON_INTERPRET is set, so nothing would run on the GPU; unset it, or use device cpu"
     if call.dtype == "bfloat16":
         return "Triton's interpreter computes wrong bfloat16 products; use float32 or float16, or a GPU"
     if _release("triton") < (3, 7) and _release("numpy") >= (2, 4):

@@ -69,7 +69,7 @@ def _unavailable(call: AttentionCall) -> str | None:
     if reason := wrong_dtype(call, DTYPES) or cannot_compile(call.device):
         return reason
     if call.device == "cpu" and call.needs_backward:
-        return "FlexAttention has no backward on the CPU; use --mode forward, or the backend sdpa_flash"
+        return "FlexAttention has no backward on the CPU; use mode forward, or attention sdpa_flash"
     if call.device == "cuda" and call.d_head < 16:
         return f"FlexAttention supports d_head 16 and more, got {call.d_head}; use naive or sdpa_math"
     group = call.heads_q // call.heads_kv

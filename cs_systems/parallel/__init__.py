@@ -127,7 +127,8 @@ def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
     for option, value in options.items():
         if option not in any_of:
             own = [each for each in any_of if each not in STRATEGY_FIELDS]
-            remedy = did_you_mean(option, own) or f"its options: {', '.join(own) or 'none'}"
+            others = f", or choose among its options {', '.join(own)}" if own else ""
+            remedy = did_you_mean(option, own) or f"leave it out{others}"
             raise ConfigError(f"strategy {name} has no option {option!r}; {remedy}")
         _check_value(option, value, any_of[option])
     _check_mesh(name, splits, known, has_degree="tp_degree" in options)
@@ -272,5 +273,5 @@ def _check_mesh(
         if "tp_degree" not in options:
             raise ConfigError(
                 f"{name} cannot be combined, because {part} does not support {divider}; leave out {part} or {divider}, "
-                f"or use fsdp+{divider}"
+                f"or use fsdp+{divider} with tp_degree"
             )

@@ -14,7 +14,7 @@ def wrap(model: nn.Module) -> nn.Module:
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             f"strategy single trains on one process, but {dist.get_world_size()} were started; "
-            "use --world-size 1, or a strategy such as ddp_bucketed"
+            "start one process, or use a strategy such as ddp_bucketed"
         )
     return model
 

@@ -185,7 +185,7 @@ def _disturbances(cell: _Cell, clean: ProcessState) -> list[str]:
 def _disturber(cell: _Cell, repeat: int, disturbed: list[str]) -> RunRecord:
     error = ConfigError(
         f"the cell left {', '.join(disturbed)}, which would disturb the cells that are interleaved with it; "
-        "measure it without --interleave"
+        "measure it without interleave"
     )
     return _failure(cell, repeat, error)
 

@@ -59,7 +59,7 @@ def forecast(config: RunConfig, *, fake: bool = True) -> ForecastRow:
     except _OF_DATA as error:
         return _unknown(
             f"the model's code depends on the values of tensors ({error.func}), which fake tensors lack; "
-            "measure it at several --batch-size instead"
+            "measure it at several batch sizes instead"
         )
     except Exception as error:  # whatever the user's code raises under fake tensors
         first, *_ = str(error).splitlines() or [""]
@@ -128,14 +128,16 @@ def _fetch(run: Callable[[], Any], step: ModuleStep, mode: Any) -> None:
 def _check(config: RunConfig) -> None:
     """Raise Unavailable for a cell whose memory fake tensors cannot predict."""
     if not plugins.is_foreign(config.workload):
-        raise Unavailable(f"workload {config.workload} is predicted by formula; leave out --workload")
+        raise Unavailable(f"workload {config.workload} is predicted by formula; use cs_systems.preflight instead")
     if config.compile != "none":
         raise Unavailable(
             "the memory of a compiled model is not predicted, because the compiler decides which "
-            "tensors it keeps; leave out --compile"
+            "tensors it keeps; leave out compile"
         )
     if config.is_distributed:
-        raise Unavailable("the memory of your own model is predicted for one process only; leave out --strategy")
+        raise Unavailable(
+            "the memory of your own model is predicted for one process only; use strategy single and world_size 1"
+        )
 
 
 def _built(config: RunConfig, mode: Any) -> tuple[ForeignWorkload, ModuleStep]:

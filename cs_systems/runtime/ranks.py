@@ -169,7 +169,9 @@ class Ranks:
             event = self._next(deadline)
             if event is None:
                 names = ", ".join(rank.name for rank in waiting)
-                raise WorkerTimeout(f"{names} did not register within {START_TIMEOUT_S:g} s")
+                raise WorkerTimeout(
+                    f"{names} did not answer within {START_TIMEOUT_S:g} s; run cs-systems doctor, or use fewer ranks"
+                )
             rank, message = event
             assert isinstance(message, Ready)
             rank.hello = message

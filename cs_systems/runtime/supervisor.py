@@ -158,7 +158,7 @@ class Supervisor:
             [answer] = self._ready(kind, stays_fresh=True).request(request, ANSWER_TIMEOUT_S)
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
             self.close()
-            raise RuntimeError(f"the worker did not answer {type(request).__name__}: {error}") from error
+            raise RuntimeError(f"the worker process failed while it examined this machine: {error}") from error
         return answer
 
     def environment(self, device: str) -> Environment:
@@ -195,7 +195,7 @@ class Supervisor:
                     rows.append(cast(PreflightRow, reply.row))
                 continue
             except WorkerTimeout as error:
-                lost = f"the memory prediction hung: {error}; raise --timeout-s"
+                lost = f"the memory prediction hung: {error}; raise timeout_s"
             except (WorkerDied, ChannelError) as error:
                 lost = f"the memory prediction killed the worker: {error}"
             self.close()
@@ -212,7 +212,9 @@ class Supervisor:
             [reply] = self._ready(Kind(sources=config.sources)).request(request, self._timeout_s or ANSWER_TIMEOUT_S)
         except (WorkerTimeout, WorkerDied, ChannelError) as error:
             self.close()
-            raise ConfigError(f"the memory prediction of {config.workload} failed: {error}") from error
+            remedy = "; raise timeout_s" if isinstance(error, WorkerTimeout) else ""
+            message = f"the memory prediction of {config.workload} failed: {error}{remedy}"
+            raise ConfigError(message, "timeout_s") from error
         assert isinstance(reply, channel.Forecasted)
         return cast(ForecastRow, reply.row)
 
@@ -294,7 +296,7 @@ class Supervisor:
     def _lost_record(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
         """Return the record of a cell whose processes were lost."""
         if isinstance(error, WorkerTimeout):
-            return self._record(config, repeat, "timeout", f"{error}; raise --timeout-s")
+            return self._record(config, repeat, "timeout", f"{error}; raise timeout_s")
         if isinstance(error, (NotStarted, ChannelError)):
             return self._record(config, repeat, "error", str(error))
         status = "oom" if isinstance(error, WorkerOutOfMemory) else "killed"
@@ -337,7 +339,7 @@ def _only_memory(row: PreflightRow) -> Results:
 def _too_large(row: PreflightRow) -> str:
     sizes = row["predicted_peak_bytes"], row["device_memory_bytes"]
     predicted, memory = (human(size, "bytes") for size in sizes if size is not None)
-    return f"predicted peak {predicted} exceeds the available {memory}; not run because of --skip-oom"
+    return f"predicted peak {predicted} exceeds the available {memory}; not run because of skip_oom"
 
 
 def same_device(first: Ready, now: Ready) -> None:

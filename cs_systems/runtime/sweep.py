@@ -55,8 +55,8 @@ def _listed(configs: Iterable[RunConfig]) -> list[RunConfig]:
     for cell in cells:
         if not isinstance(cell, RunConfig):
             raise ConfigError(
-                f"a cell is {shown(cell)}; give RunConfigs. A live object cannot travel to a worker process: "
-                f"{BY_NAME}, or measure it here with run(model=…, inputs=…)"
+                f"a cell is {shown(cell)}; give RunConfigs. If it is a model or a step, {BY_NAME}, or measure it in "
+                "this process with run(model=…, inputs=…)"
             )
     return cells
 
@@ -98,7 +98,7 @@ _ARGUMENTS = (
     *("batches", "loss", "scheduler", "clip_norm", "accumulate", "forward"),  # parts of a TrainingSetup
     *_FIELDS,
 )
-BY_NAME = "name it as RunConfig(workload='path/to/file.py:name')"
+BY_NAME = "name the object as RunConfig(workload='path/to/file.py:name')"
 
 
 _INSTEAD = INSTEAD | {
@@ -162,7 +162,7 @@ def run(
     if live:
         return _run_live(config, live, name, out, timeout_s)
     if name is not None:
-        raise ConfigError("name= requires a live object; leave it out")
+        raise ConfigError("name= names a model or workload object, and none is given; leave out name=")
     if not in_process:
         return _run_in_worker(config, out, timeout_s)
     if out is not None:
@@ -220,7 +220,10 @@ def _run_live(
         "several ranks or a strategy": config.is_distributed,
     }
     if needs := [what for what, is_asked in reasons.items() if is_asked]:
-        raise ConfigError(f"{needs[0]} requires a worker process, which cannot receive a live object; {BY_NAME}")
+        raise ConfigError(
+            f"{needs[0]} requires a worker process, which cannot receive an object of this process; leave that out, "
+            f"or {BY_NAME}"
+        )
     from cs_systems.runtime import live as here
 
     if "workload" in live:

@@ -216,7 +216,7 @@ class Job:
         if dead := self._dead(ranks):
             return "killed", f"{', '.join(map(self._name, dead))} died; see the launcher's output"
         waited = f"{self._kind.patience_s:g} s" if self._kind else "too long"
-        return "timeout", f"{', '.join(map(self._name, ranks))} kept the others waiting for {waited}; raise --timeout-s"
+        return "timeout", f"{', '.join(map(self._name, ranks))} kept the others waiting for {waited}; raise timeout_s"
 
     def _dead(self, ranks: list[int]) -> list[int]:
         """Return which of these ranks ran on this host and have ended."""
@@ -259,7 +259,7 @@ class Job:
             elif store.check(["failed"]) and not over.wait(SETTLE_S):
                 self._report_failure(int(store.get("failed")), store)
             elif end is not None and time.monotonic() > end:
-                self._give_up("timeout", f"no answer within {timeout_s:g} s; raise --timeout-s")
+                self._give_up("timeout", f"no answer within {timeout_s:g} s; raise timeout_s")
 
     def _report_failure(self, rank: int, store: Any) -> None:
         for number in itertools.count(self._read[rank]):

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from cs_systems.config import Mode, RunConfig
+from cs_systems.config import Mode, Precision, RunConfig
 from cs_systems.core.checkpoint_plan import ONE_COMPILED_OPERATOR, ONE_OPERATOR, Segment, items, segments
+from cs_systems.machine.device import resolve_or_cpu
 
 _ATTENTION = (
     "_scaled_dot_product_flash_attention",
@@ -37,7 +38,7 @@ def without_effect(config: RunConfig) -> str | None:
         return None
     return (
         f"checkpoint {config.checkpoint} changes nothing in mode forward, which keeps no tensors for backward; "
-        "use --mode forward-backward, --keep-graph, or --checkpoint none"
+        "use mode forward-backward, keep_graph, or checkpoint none"
     )
 
 
@@ -47,9 +48,11 @@ def unavailable(config: RunConfig) -> str | None:
     plan = segments(config.checkpoint, config.model.num_layers)
     keeps_attention = any(segment.keeps in ("attention", "products") for segment in plan)
     if keeps_attention and config.attention not in one_operator:
-        remedy = f"use --attention {ONE_OPERATOR[0]}, or --checkpoint selective:matmul"
+        in_float32 = config.computes_in in (Precision.FP32, Precision.TF32)
+        operator = "sdpa_efficient" if in_float32 and resolve_or_cpu(config.device).is_cuda else "sdpa_flash"
+        remedy = f"use attention {operator}, or checkpoint selective:matmul"
         if config.attention in ONE_COMPILED_OPERATOR:
-            why, remedy = "computes in one operator only with --compile", f"add --compile, or {remedy}"
+            why, remedy = "computes in one operator only if compiled", f"use compile default, or {remedy}"
         else:
             why = "does not compute in one operator"
         return f"checkpoint {config.checkpoint} keeps attention's output, which {config.attention} {why}; {remedy}"
@@ -90,8 +93,8 @@ def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
     stacks = _stacks(model)
     if not stacks:
         return (
-            f"checkpoint {written} needs repeated blocks, and {type(model).__name__} has no ModuleList or Sequential "
-            "of one class; use checkpoint none"
+            f"checkpoint {written} requires repeated blocks, and {type(model).__name__} has no ModuleList or "
+            "Sequential of several blocks of one class; use checkpoint none"
         )
     if len(stacks) > 1 and written.startswith("blocks:"):
         return (

@@ -42,25 +42,28 @@ HAS_TRITON = find_spec("triton") is not None
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # the scale of a tensor of zeros, so that nothing is divided by 0
 
 
-def unavailable(device: Device) -> str | None:
-    """Return the reason that the device has no fp8 matrix products, with the remedy; None if it has them."""
+def unavailable(device: Device, instead: str = "use bf16") -> str | None:
+    """Return the reason that the device has no fp8 matrix products, and what to do `instead`; None if it has them."""
     found = device.capability()
     if found is None or found >= CAPABILITY:
         return None
     return (
         f"fp8 needs an NVIDIA GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or newer (Ada, Hopper, "
-        f"Blackwell), this GPU has {found[0]}.{found[1]}; use bf16"
+        f"Blackwell), this GPU has {found[0]}.{found[1]}; {instead}"
     )
 
 
-def misfit(sizes: Mapping[str, int]) -> str | None:
-    """Return the reason that a scaled matmul rejects one of the named sizes, with the nearest valid sizes, or None."""
+def misfit(sizes: Mapping[str, int], instead: str = "use bf16") -> str | None:
+    """Return the reason that a scaled matmul rejects one of the named sizes, or None.
+
+    Its remedy names the nearest valid sizes, and what to do `instead`.
+    """
     for name, size in sizes.items():
         if left := size % MULTIPLE:
             near = [n for n in (size - left, size - left + MULTIPLE) if n]
             return (
                 f"fp8 products need multiples of {MULTIPLE}, and {name} is {size}; make it "
-                f"{' or '.join(map(str, near))}, or use bf16"
+                f"{' or '.join(map(str, near))}, or {instead}"
             )
     return None
 

@@ -42,10 +42,15 @@ class MasterAdamW(AdamW):
         self.moments = moments
         self._tables: dict[tuple[int, ...], Any] = {}
         for p in (p for group in self.param_groups for p in group["params"]):
-            if p.dtype is not torch.bfloat16 or not p.is_contiguous():
+            if p.dtype is not torch.bfloat16:
                 raise ConfigError(
-                    f"this optimizer keeps master weights of bfloat16 parameters, got {p.dtype}; use --precision "
-                    "bf16-pure, or --optimizer adamw_fused"
+                    f"this optimizer keeps master weights of bfloat16 parameters, got {p.dtype}; use precision "
+                    "bf16-pure, or optimizer adamw_fused"
+                )
+            if not p.is_contiguous():
+                raise ConfigError(
+                    f"this optimizer requires contiguous parameters, and one of shape {tuple(p.shape)} is not; store "
+                    "its contiguous() copy in the model, or use optimizer adamw_fused"
                 )
 
     def step_group(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:

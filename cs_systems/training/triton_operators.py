@@ -80,7 +80,7 @@ def check_one_device(*tensors: Tensor) -> None:
 def unavailable(config: RunConfig) -> str | None:
     """Return the reason that Triton's kernels cannot run in a cell, with the remedy, or None."""
     if find_spec("triton") is None:
-        return "triton is not installed; run pip install triton (Linux), or leave the part out of --parts"
+        return "triton is not installed; run pip install triton (Linux), or leave the part out of parts"
     from cs_systems.kernels.triton.launch import INTERPRETED
 
     has_gpu = torch.cuda.is_available()
@@ -88,8 +88,8 @@ def unavailable(config: RunConfig) -> str | None:
     if INTERPRETED:
         return "TRITON_INTERPRET is set, so nothing would run on the GPU; unset it" if on_gpu else None
     if not on_gpu:
-        return "Triton compiles no kernels for a CPU; leave the part out of --parts, or set TRITON_INTERPRET=1 (slow)"
+        return "Triton compiles no kernels for a CPU; leave the part out of parts, or set TRITON_INTERPRET=1 (slow)"
     if has_gpu and (capability := torch.cuda.get_device_capability()) < (8, 0):
         have = ".".join(map(str, capability))
-        return f"compute capability 8.0 or newer is required, this GPU has {have}; leave the part out of --parts"
+        return f"compute capability 8.0 or newer is required, this GPU has {have}; leave the part out of parts"
     return None

@@ -51,7 +51,7 @@ def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> Att
             raise ConfigError(f"{config.attention}{problem}")
         if call.window is not None and not plugins.takes(backend, *"qkv", window=call.window):
             raise Unavailable(
-                f"{config.attention} takes no window; add the argument window=None, or leave out --window"
+                f"{config.attention} has no argument window; add window=None to its arguments, or leave out window"
             )
         return None
     if reason := backend.refusal(call):

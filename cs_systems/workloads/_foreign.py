@@ -12,7 +12,7 @@ from torch import nn
 from cs_systems.config import STRATEGY_FIELDS, ConfigError, Mode, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.shapes import PRESETS
-from cs_systems.core.validation import option, settings, shown
+from cs_systems.core.validation import settings, shown
 from cs_systems.machine.device import Device
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.workloads._module import APPLIED, ModuleStep
@@ -24,6 +24,9 @@ _STEP_FIELDS = (
     "batch_size", "seq_len", "mode", "attention", "precision", "compile", "optimizer", "checkpoint", "keep_graph", "l2",
     "strategy", "strategy_args", *STRATEGY_FIELDS,
 )  # fmt: skip
+
+
+_WORDS = {"model.name": "size", "strategy_args": "strategy"}  # fields whose option of the command line is another word
 
 
 class ForeignWorkload:
@@ -55,14 +58,15 @@ class ForeignWorkload:
             raise Unavailable(self._without_effect(ignored))
 
     def _without_effect(self, fields: Sequence[str]) -> str:
-        """Return that the fields have no effect, and what to do, in the words in which they were given.
+        """Return that the fields have no effect, and what to do.
 
-        Those are options of the command line, or arguments of `run`, where a ModelConfig comes in the RunConfig.
+        The words are those that the command line and RunConfig share, or for a live object the arguments of `run`,
+        where a ModelConfig comes in the RunConfig.
         """
         name = self.config.workload
         read = f"or read {', '.join(f'config.{field}' for field in fields)} in a factory (config, device)"
         if not name.startswith(plugins.LIVE):
-            options = " ".join(dict.fromkeys(map(option, fields)))
+            options = ", ".join(dict.fromkeys(_WORDS.get(field, field.rpartition(".")[2]) for field in fields))
             return f"{name} does not use {options}; leave out {options}, {read}"
         of_preset = any(field.startswith("model.") for field in fields)
         arguments = [f"{field}=" for field in fields if not field.startswith("model.")]
@@ -164,7 +168,7 @@ def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str |
     """
     own, is_live = own or {}, name.startswith(plugins.LIVE)
     if isinstance(made, nn.Module) or (isinstance(made, type) and issubclass(made, nn.Module)):
-        remedy = "use run(model=…, inputs=…)" if is_live else "give its batch with --inputs path.py:name"
+        remedy = "use run(model=…, inputs=…)" if is_live else "set inputs to its batch, path.py:name"
         return f"{name} is a module without inputs; {remedy}"
     if not callable(made):
         if _is_workload(made) or isinstance(made, (TrainingSetup, Mapping, tuple)):
@@ -210,8 +214,7 @@ def _other_names(name: str, made: Any) -> str | None:
     names = [*inspect.signature(made).parameters][:2] if plugins.signature(made) else ["config", "device"]
     if names == ["config", "device"]:
         return None
-    given = " ".join(f"{each}=VALUE" for each in names)
-    own = "" if name.startswith(plugins.LIVE) else f", or give its own with --set {given}"
+    own = "" if name.startswith(plugins.LIVE) else f", or give its own {_by_set(names)}"
     return (
         f"{name}{plugins.signature(made)} is called as a factory, with (config, device); give it these two "
         f"arguments{own}"
@@ -240,14 +243,20 @@ def _wrong_settings(name: str, made: Any, own: Mapping[str, Any], but: Collectio
         return None
     parameters = inspect.signature(made).parameters
     if unknown := [argument for argument in own if argument not in parameters]:
-        return f"{name}{written} has no argument {unknown[0]!r}; correct its name, or leave it out of --set"
+        return f"{name}{written} has no argument {unknown[0]!r}; correct its name, or leave it out"
     silent = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, *but)
     needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in silent]
     missing = [argument for argument in needed if argument not in (*own, "config", "device")]
     if not missing:
         return None
-    values = " ".join(f"{argument}=VALUE" for argument in missing)
-    return f"{name}{written} requires {', '.join(missing)}; give {'them' if missing[1:] else 'it'} with --set {values}"
+    given = "them" if missing[1:] else "it"
+    return f"{name}{written} requires {', '.join(missing)}; give {given} {_by_set(missing)}"
+
+
+def _by_set(names: Sequence[str]) -> str:
+    """Return how the arguments of a factory are given, on the command line and in Python."""
+    values = [f"{name}=VALUE" for name in names]
+    return f"with --set {' '.join(values)} (in Python workload_args={values})"
 
 
 def built(config: RunConfig, device: Device) -> ForeignWorkload:
@@ -302,8 +311,8 @@ def from_result(
         return ForeignWorkload(config, ModuleStep(config, device, setup), read, APPLIED + _OF_STRATEGY)
     if isinstance(result, nn.Module):
         raise ConfigError(
-            f"{name} returned a module without inputs; return (module, batch), or (module, batch, loss), or give the "
-            "batch with --inputs path.py:name"
+            f"{name} returned a module without inputs; return (module, batch), or (module, batch, loss), or set "
+            "inputs to its batch, path.py:name"
         )
     if callable(getattr(result, "step", None)):
         return ForeignWorkload(config, result, read)
@@ -338,21 +347,21 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
         own = settings(config, "workload_args")
         if not callable(made):
             raise ConfigError(
-                f"{config.workload} is {shown(made)}, but --inputs requires a model; name an "
+                f"{config.workload} is {shown(made)}, but inputs requires a model; name an "
                 "nn.Module, its class, or a function that returns one"
             )
         if not plugins.takes(made, **own):
             written = f"{config.workload}{plugins.signature(made)}"
-            remedy = "name a module, or its class, or leave out --inputs"
+            remedy = "name a module, or its class, or leave out inputs"
             raise ConfigError(
                 _wrong_settings(config.workload, made, own)
-                or f"{written} needs arguments, but with --inputs it is called without any; {remedy}"
+                or f"{written} needs arguments, but with inputs it is called without any; {remedy}"
             )
         model = made(**own)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"{config.workload} returned an object of type {type(model).__name__}, but --inputs "
-            "requires a model; return an nn.Module, or leave out --inputs"
+            f"{config.workload} returned an object of type {type(model).__name__}, but inputs "
+            "requires a model; return an nn.Module, or leave out inputs"
         )
     batch, read = plugins.get("workloads", config.inputs), set[str]()
     if callable(batch) and not isinstance(batch, Mapping):
@@ -364,9 +373,9 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
         else:
             written = f"{config.inputs}{plugins.signature(batch)}"
             raise ConfigError(
-                f"--inputs {written} has other arguments than (config, device); write a "
+                f"inputs {written} has other arguments than (config, device); write a "
                 "function with these, or without arguments"
             )
     if isinstance(batch, (list, tuple, Mapping)) and not batch:
-        raise ConfigError(f"--inputs {config.inputs} gave an empty {type(batch).__name__}; return a batch")
+        raise ConfigError(f"inputs {config.inputs} gave an empty {type(batch).__name__}; return a batch")
     return from_result((model, batch), config, device, read)

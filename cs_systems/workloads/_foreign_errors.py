@@ -29,11 +29,12 @@ class ForeignErrors(PrecisionError):
         if config.precision is Precision.FP32:
             raise Unavailable(
                 "fp32 is the reference of the numerical errors, and is not compared with "
-                "itself; choose another --precision"
+                "itself; choose another precision"
             )
         if config.is_distributed:
             raise Unavailable(
-                "the numerical error of a precision is measured on one process only; leave out --strategy"
+                "the numerical error of a precision is measured on one process only; use strategy single and "
+                "world_size 1"
             )
         self.config = replace(config, mode=Mode.FORWARD_BACKWARD)
         self.device, self.tokens = device, None
@@ -60,7 +61,10 @@ class ForeignErrors(PrecisionError):
         leaves = tree_leaves(dict(step.output) if hasattr(step.output, "keys") else step.output)
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim()]
         if not found:
-            raise ConfigError(f"the model returned {type(step.output).__name__} without a tensor of numbers")
+            raise ConfigError(
+                f"the model returned {type(step.output).__name__} without a tensor of floating-point numbers; let it "
+                "return such a tensor, or a dict or tuple that holds one"
+            )
         return torch.cat([leaf.detach().flatten().to(self.reference_dtype) for leaf in found])
 
     def describe(self) -> Ran:

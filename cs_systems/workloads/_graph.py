@@ -21,20 +21,23 @@ def unavailable(config: RunConfig, device: Device) -> str | None:
     if config.graph == "none":
         return None
     if not device.is_cuda:
-        return "a CUDA graph needs a GPU; leave out --graph"
+        return "a CUDA graph needs a GPU; leave out graph"
     if config.is_distributed:
-        return "the collectives of several ranks are not captured; leave out --graph, or use one process"
+        return "a CUDA graph cannot hold the collectives of several ranks; leave out graph, or use one process"
     if config.compile in ("reduce-overhead", "max-autotune"):
-        return f"--compile {config.compile} captures CUDA graphs itself; use --compile default, or leave out --graph"
+        return f"compile {config.compile} captures CUDA graphs itself; use compile default, or leave out graph"
     if config.optimizer not in OPTIMIZERS:
         return (
             f"optimizer {config.optimizer} counts its steps on the CPU, where a CUDA graph does not "
-            "repeat it; use --optimizer adamw_fused, or leave out --graph"
+            "repeat it; use optimizer adamw_fused, or leave out graph"
         )
     if config.warmup <= EAGER_STEPS:
-        return f"the step is captured after {EAGER_STEPS} others; use --warmup {EAGER_STEPS + 1} or more"
+        return (
+            f"graph step requires more than {EAGER_STEPS} warm-up steps, and warmup is {config.warmup}; use warmup "
+            f"{EAGER_STEPS + 1} or more"
+        )
     if config.profiler != "none":
-        return f"{config.profiler} does not see the phases of a CUDA graph; leave out --graph to profile the step"
+        return f"{config.profiler} does not see the phases of a CUDA graph; leave out graph to profile the step"
     return None
 
 

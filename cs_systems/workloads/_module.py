@@ -73,7 +73,7 @@ class ModuleStep(Training):
         if self.setup.accumulate > 1 and config.strategy != "single":
             raise Unavailable(
                 f"accumulate {self.setup.accumulate} is not supported by strategy {config.strategy}; "
-                "use 1, or strategy single"
+                "use accumulate 1, or strategy single"
             )
 
     def _make_optimizer(self) -> None:

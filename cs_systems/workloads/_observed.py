@@ -7,6 +7,7 @@ from typing import Any
 
 from cs_systems.config import AttentionShape, ModelConfig, RunConfig
 from cs_systems.core.collectives import CollectiveShape
+from cs_systems.core.validation import did_you_mean
 
 _READ = "_read"
 _LENGTHS = ("context_length", "seq_length", "sequence_length", "max_length", "block_size")  # names that others use
@@ -24,8 +25,12 @@ class _Observed:
         return value
 
     def __getattr__(self, name: str) -> Any:
-        near = "; the length of a sequence is config.tokens_per_sequence" if name in _LENGTHS else ""
-        raise AttributeError(f"the configuration has no field {name!r}{near}", name=name, obj=self)
+        known = object.__getattribute__(self, "__dataclass_fields__")
+        if name in _LENGTHS:
+            remedy = "the length of a sequence is config.tokens_per_sequence"
+        else:
+            remedy = did_you_mean(name, known) or f"its fields are {', '.join(known)}"
+        raise AttributeError(f"the configuration has no field {name!r}; {remedy}", name=name, obj=self)
 
 
 class _ObservedModel(_Observed, ModelConfig):

@@ -63,11 +63,13 @@ class Attention:
     @staticmethod
     def preflight(config: RunConfig, device: Device, *, packed: bool = False) -> int | None:
         if config.compile != "none":
-            raise Unavailable("--compile applies to models only; use --attention compiled to compile an attention call")
+            raise Unavailable(
+                "compile applies to models only; leave it out, or use attention compiled, which compiles the call"
+            )
         if config.precision is Precision.FP8:
             raise Unavailable("no attention backend computes in fp8, which is for linear layers; use bf16")
         if config.l2 == "clear" and not device.is_cuda:
-            raise Unavailable("--l2 clear requires a GPU; use --l2 warm")
+            raise Unavailable("l2 clear requires a GPU; use l2 warm")
         call = attention_call(config, device)
         backend = check_backend(config, device, call)
         return None if backend is None else _predicted_peak_bytes(config, device, backend.algorithm(call), packed)

@@ -174,7 +174,7 @@ def backend() -> str:
 
 
 def refusal(backend: str, shape: CollectiveShape, why: str = "") -> Unavailable:
-    return Unavailable(f"{backend} does not support {shape.collective} of {shape.dtype}{why}; choose another --dtype")
+    return Unavailable(f"{backend} does not support {shape.collective} of {shape.dtype}{why}; choose another dtype")
 
 
 @cache

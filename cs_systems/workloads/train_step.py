@@ -89,7 +89,10 @@ class TrainStep(Training):
     def preflight(config: RunConfig, device: Device) -> int | None:
         recipe = recipes.of_hopper(config, training=config.mode is Mode.TRAIN_STEP)
         if recipe and device.capability() != (9, 0):
-            raise Unavailable(f"the options of recipe {recipe} require a Hopper GPU; use --recipe compiled")
+            instead = ", ".join(f"{name} {value}" for name, value in recipes.RECIPES["compiled"].options.items())
+            raise Unavailable(
+                f"the options of recipe {recipe} require a Hopper GPU; use those of recipe compiled instead: {instead}"
+            )
         call = _attention_call(config, device)
         backend = check_backend(config, device, call)
         if reason := checkpointing.unavailable(config):
@@ -179,9 +182,15 @@ class TrainStep(Training):
 
 def _options_unavailable(config: RunConfig) -> str | None:
     if config.optimizer in MOMENTS and config.precision is not Precision.BF16_PURE:
-        return f"{config.optimizer} keeps master weights of bf16 parameters; use --precision bf16-pure, or adamw_fused"
+        return (
+            f"optimizer {config.optimizer} keeps master weights of bf16 parameters; use precision bf16-pure, or "
+            "optimizer adamw_fused"
+        )
     if config.compile_scope == "block" and config.is_distributed and "features" in strategy_of(config).splits:
-        return "blocks that ranks divide among themselves are not compiled alone; use --compile-scope model"
+        return (
+            f"strategy {config.strategy} divides each block over ranks, which compile_scope block does not support; "
+            "use compile_scope model"
+        )
     return None
 
 

@@ -197,7 +197,7 @@ def unavailable_reason(name: str, device: str, dtype: str, **case: object) -> st
             "float64",
             "float64 is not supported on cpu; use float32 or float16 or bfloat16, or the backend naive",
         ),
-        ("flex", "cpu", "float32", "no backward on the CPU; use --mode forward"),
+        ("flex", "cpu", "float32", "no backward on the CPU; use mode forward"),
         ("flash_attn", "cpu", "bfloat16", "a CUDA device is required; use sdpa_flash or flash_torch"),
     ],
 )
@@ -262,6 +262,24 @@ def test_flash_attention_4_backward_is_refused_when_d_head_is_not_a_multiple_of_
     if refused:
         assert f"computes a wrong gradient of q on Hopper at d_head {d_head}; use sdpa_flash" in str(reason)
     assert backend("flash_attn").unavailable(replace(call, needs_backward=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("generation", "capability", "instead"),
+    [
+        (1, (8, 0), "8.0; use sdpa_flash"),
+        (1, (7, 5), "7.5; use sdpa_efficient"),
+        (2, (7, 5), "7.5; use sdpa_efficient"),
+    ],
+)
+def test_flash_attn_on_an_older_gpu_names_a_backend_that_supports_it(
+    monkeypatch: pytest.MonkeyPatch, generation: int, capability: tuple[int, int], instead: str
+) -> None:
+    monkeypatch.setattr(flash_attn, "no_cuda", lambda: None)
+    monkeypatch.setattr(flash_attn, "_installed", lambda: (flash_attn._GENERATIONS[generation], None))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    reason = backend("flash_attn").unavailable(Case(130).call("cuda", "float16"))
+    assert f"does not run on compute capability {instead}" in str(reason)
 
 
 def test_flash_attn_gets_batch_seq_heads_layout(monkeypatch: pytest.MonkeyPatch) -> None:

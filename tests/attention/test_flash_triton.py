@@ -187,7 +187,7 @@ def test_packed_sequences_of_wrong_form_are_rejected() -> None:
     ("options", "words"),
     [
         ({"window": 4}, "window=4 requires causal attention; pass causal=True, or leave out the window"),
-        ({"window": 0, "causal": True}, "window must be a whole number from 1, got 0"),
+        ({"window": 0, "causal": True}, "window is 0; it must be a whole number of at least 1"),
     ],
 )
 @pytest.mark.parametrize("function", [attention, naive.attention])

@@ -93,7 +93,8 @@ MALFORMED = {
     "parallel --strategy ddp_bucketed:": "strategy 'ddp_bucketed:' ends with a colon; leave out the colon, or add",
     "parallel --strategy ddp_bucketed::a=1": "'ddp_bucketed::a=1' has two colons in a row; write one",
     "parallel --strategy torch_ddp:view=true": "torch_ddp has no option 'view'; did you mean gradient_as_bucket_view?",
-    "parallel --strategy ddp_bucketed:bucket_size_mb=1": "bucket_size_mb cannot be given as an option of a strategy",
+    "parallel --strategy ddp_bucketed:bucket_size_mb=1": "--strategy sets 'bucket_size_mb', which must be set "
+    "separately; leave it out there, and use --bucket-size-mb=1",
     "parallel --strategy ddp_bucketed:last_bucket_mb=0": "last_bucket_mb is 0; it must be a number above 0",
     "parallel --strategy ddp_bucketed:last_bucket_mb=small": "last_bucket_mb is small; it must be a number above 0",
     "parallel --strategy ddp_bucketed:comm_dtype=fp8": "unknown comm_dtype 'fp8'; did you mean fp16? The names are",
@@ -197,7 +198,8 @@ def test_values_are_separated_by_spaces_or_commas(line: str, capsys: pytest.Capt
 
 def test_sequence_longer_than_the_context_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="sequence length 65 is beyond the model's context length 64; give --context-length 65"
+        ConfigError,
+        match="seq_len is 65, more than the model's context_length 64; lower seq_len, or give a model with context_le",
     ):
         replace(TINY, seq_len=65)
 

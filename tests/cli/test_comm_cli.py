@@ -75,7 +75,7 @@ def test_size_is_one_value_or_a_range(text: str, sizes: list[int]) -> None:
         (("--dtype", "fp12"), "unknown dtype 'fp12'; did you mean"),
         (("--world-size", "0"), "--world-size is 0; it must be at least 1"),
         (("--calls", "0"), "calls is 0; it must be at least 1"),
-        (("--device", "cuda:1"), "device cuda:1 is a single GPU, but each rank needs its own; use --device cuda"),
+        (("--device", "cuda:1"), "device cuda:1 is a single GPU, but each rank needs its own; use device cuda"),
     ],
 )
 def test_invalid_options_exit_2_before_any_process_starts(
@@ -123,7 +123,7 @@ def test_call_that_gloo_lacks_is_unavailable_with_reason(ran: Ran) -> None:
     assert len(refused) == 3 * len(COLLECTIVES)
     for record in refused:
         name = record.config["collective"]["collective"]
-        assert record.reason == f"gloo does not support {name} of fp8; choose another --dtype"
+        assert record.reason == f"gloo does not support {name} of fp8; choose another dtype"
 
 
 def test_record_separates_set_up_skew_and_transfer(ran: Ran) -> None:

@@ -56,7 +56,7 @@ def test_recipe_that_needs_a_hopper_gpu_is_unavailable_by_name() -> None:
     for mode in ("train-step", "forward-backward"):
         (cell,) = cells(recipe=("fast",), mode=(mode,))
         with pytest.raises(
-            Unavailable, match=r"the options of recipe fast require a Hopper GPU; use --recipe compiled"
+            Unavailable, match=r"the options of recipe fast require a Hopper GPU; use those of recipe compiled instead"
         ):
             TrainStep.preflight(cell, resolve("cpu"))
     (cell,) = cells(recipe=("fast",), attention=("sdpa_cudnn",))

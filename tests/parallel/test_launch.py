@@ -53,7 +53,8 @@ def test_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
         ("ddp_flat+single", "because single runs alone; leave out single"),
         (
             "zero1+tp",
-            "zero1+tp cannot be combined, because zero1 does not support tp; leave out zero1 or tp, or use fsdp+tp",
+            "zero1+tp cannot be combined, because zero1 does not support tp; leave out zero1 or tp, or use fsdp+tp "
+            "with tp_degree",
         ),
         ("tp+tp", "strategy tp+tp names a part twice; name each once"),
         ("zero1", "zero1 alone does not average gradients over the ranks; use ddp_bucketed+zero1"),

@@ -206,7 +206,7 @@ def test_different_models_on_ranks_are_refused(ranks_by_size: Any, world_size: i
     [
         (
             "single",
-            "strategy single trains on one process, but 2 were started; use --world-size 1, or",
+            "strategy single trains on one process, but 2 were started; start one process, or use a strategy",
         ),
         ("backward twice", "backward ran again before finish_gradient_synchronization(); run all but the last"),
         ("unfrozen", "a parameter was unfrozen after the model was wrapped; wrap the model again"),

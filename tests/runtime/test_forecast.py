@@ -225,8 +225,8 @@ def test_prediction_for_cuda_agrees_with_the_closed_form(source: Path, precision
         ("routed", {}, "depends on the values of tensors"),
         ("step", {}, "is a step of its own"),
         ("silent", {}, "the step does not run on fake tensors: AssertionError"),
-        ("convolutions", {"compile": "default"}, "leave out --compile"),
-        ("convolutions", {"attention": "flex"}, "does not use --attention"),
+        ("convolutions", {"compile": "default"}, "leave out compile"),
+        ("convolutions", {"attention": "flex"}, "does not use attention"),
     ],
 )
 def test_what_cannot_be_predicted_has_a_reason(source: Path, name: str, fields: dict[str, str], reason: str) -> None:

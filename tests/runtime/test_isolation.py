@@ -107,7 +107,7 @@ def test_interleaved_cell_that_leaves_a_thread_fails_alone() -> None:
     records = {r.run_config.workload.rpartition(":")[2]: r for r in sweep(cells, interleave=True)}
     assert records["ReportsState"].status == "ok"
     assert records["leaves_a_thread"].status == "error"
-    assert re.search("cell left thread .*; measure it without --interleave", records["leaves_a_thread"].reason or "")
+    assert re.search("cell left thread .*; measure it without interleave", records["leaves_a_thread"].reason or "")
 
 
 def test_interleaved_cell_that_detaches_a_stream_fails_no_other() -> None:

@@ -111,7 +111,7 @@ def test_more_ranks_than_devices_are_unavailable() -> None:
         ({"strategy": "ddp_bucket"}, "unknown parallel strategy 'ddp_bucket'; did you mean ddp_bucketed"),
         ({"strategy": "ddp_flat+ddp_naive"}, "ddp_flat and ddp_naive both divide the batch; choose one"),
         ({"strategy": "zero1"}, "zero1 alone does not average gradients over the ranks; use ddp_bucketed\\+zero1"),
-        ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb'; its options: "),
+        ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb'; leave it out"),
         ({"world_size": 1, "bucket_size_mb": 2}, "single has no option 'bucket_size_mb'"),
         ({"strategy": "ddp_flat", "bucket_size_mb": 0}, "bucket_size_mb is 0.0; it must be above 0"),
         ({"world_size": 0, "strategy": "ddp_flat"}, "world_size is 0; it must be at least 1"),

@@ -58,7 +58,7 @@ CASUALTIES = {
     "raises": ("error", "ZeroDivisionError: the numerator was fine"),
     "is_killed": ("killed", "killed by SIGKILL (by a user, or by the system when memory ran out); its last output: "),
     "exits": ("killed", "exited with status 7"),
-    "hangs": ("timeout", "no answer within 5 s; raise --timeout-s"),
+    "hangs": ("timeout", "no answer within 5 s; raise timeout_s"),
     "python_runs_out_of_memory": ("oom", "MemoryError"),
     "torch_runs_out_of_memory": ("oom", "DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
     "prints": ("ok", None),
@@ -137,17 +137,17 @@ def test_prediction_that_hangs_or_dies_fails_only_its_cell() -> None:
     cells = [cell("fine"), cell("hangs_in_preflight"), cell("dies_in_preflight"), cell("fine", seed=1)]
     reasons = [row["reason"] for row in preflight(cells, timeout_s=3)]
     assert (reasons[0], reasons[3]) == (None, None)
-    assert reasons[1] == "the memory prediction hung: no answer within 3 s; raise --timeout-s"
+    assert reasons[1] == "the memory prediction hung: no answer within 3 s; raise timeout_s"
     assert reasons[2].startswith("the memory prediction killed the worker: killed by SIGKILL")
     (record,) = sweep([cells[1]], timeout_s=3, skip_oom=True)
-    assert (record.status, record.reason) == ("timeout", "no answer within 3 s; raise --timeout-s")
+    assert (record.status, record.reason) == ("timeout", "no answer within 3 s; raise timeout_s")
 
 
 def test_cell_skipped_as_oom_is_measured_without_skip_oom(tmp_path: Path) -> None:
     too_large = cell("predicted_not_to_fit")
     (skipped,) = sweep([too_large], out=tmp_path, skip_oom=True)
     assert (skipped.status, skipped.predicted, skipped.measurement) == ("oom", True, None)
-    assert "not run because of --skip-oom" in (skipped.reason or "")
+    assert "not run because of skip_oom" in (skipped.reason or "")
     assert list(sweep([too_large], out=tmp_path, skip_oom=True)) == []
     (measured,) = sweep([too_large], out=tmp_path)
     assert (measured.status, measured.predicted, measured.key) == ("ok", False, skipped.key)
@@ -252,7 +252,7 @@ def test_records_of_a_newer_schema_are_refused(
     (tmp_path / "records.jsonl").write_text(json.dumps(newer) + "\n")
     assert main(command(tmp_path)[3:]) == 2
     error = capfd.readouterr().err
-    assert "records.jsonl:1: the record has schema 99, newer than 2" in error
+    assert "records.jsonl:1: the record has schema 99, but this version of cs-systems reads schemas up to 2" in error
     assert "upgrade cs-systems" in error
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 1
 

@@ -18,7 +18,9 @@ from cs_systems.config import ConfigError, Mode, ModelConfig, Precision, RunConf
 from cs_systems.core import plugins
 from cs_systems.core.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
 from cs_systems.formulas.cost import FULL_MATRIX, recomputed_flops, step_cost
+from cs_systems.machine.device import Device
 from cs_systems.model import BasicTransformerLM
+from cs_systems.training import checkpointing
 from cs_systems.training.checkpointing import apply_checkpointing
 from cs_systems.training.losses import cross_entropy
 
@@ -144,9 +146,18 @@ def test_record_has_checkpoint_or_reason() -> None:
     assert refused.status == "unavailable"
     assert refused.reason is not None
     assert (
-        "naive does not compute in one operator; use --attention sdpa_flash, or --checkpoint selective:matmul"
+        "naive does not compute in one operator; use attention sdpa_flash, or checkpoint selective:matmul"
         in refused.reason
     )
+
+
+def test_selective_checkpoint_names_a_backend_that_computes_in_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's flash kernel takes no float32 on a GPU."""
+    monkeypatch.setattr(checkpointing, "resolve_or_cpu", lambda name: Device(torch.device("cuda", 0)))
+    config = RunConfig(checkpoint="selective:attention")
+    assert "use attention sdpa_efficient" in str(checkpointing.unavailable(config))
+    assert "use attention sdpa_flash" in str(checkpointing.unavailable(replace(config, precision=Precision.BF16)))
+    assert checkpointing.unavailable(replace(config, attention="sdpa_efficient")) is None
 
 
 def test_one_operator_names_are_attention_backends() -> None:

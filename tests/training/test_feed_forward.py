@@ -21,7 +21,7 @@ CELL = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", p
     ("changed", "reason"),
     [
         ({}, "a Hopper GPU is required; use fused_swiglu"),
-        ({"precision": Precision.FP32}, "its kernels compute in bf16, and the cell in fp32; use --precision bf16"),
+        ({"precision": Precision.FP32}, "its kernels compute in bf16, and the cell in fp32; use precision bf16"),
         (
             {"parts": ("fp8_linear", "fused_feed_forward")},
             "fp8_linear replaces the same products; leave one of them out",

@@ -306,12 +306,13 @@ def test_compiled_block_in_fp8_is_one_graph_with_the_same_gradients(names: tuple
 def test_part_refuses_what_fp8_cannot_multiply() -> None:
     odd = replace(TINY, precision=Precision.BF16, seq_len=17, parts=("fp8_linear",))
     assert parts.unavailable(odd) == (
-        "fp8_linear: fp8 products need multiples of 16, and batch × context is 17; make it 16 or 32, or use bf16"
+        "fp8_linear: fp8 products need multiples of 16, and batch × context is 17; make it 16 or 32, or leave "
+        "fp8_linear out of parts"
     )
     twice = replace(TINY, parts=("fp8_linear",))
     assert (
         parts.unavailable(twice)
-        == "fp8_linear: --precision fp8 already replaces the linear layers; leave fp8_linear out of --parts"
+        == "fp8_linear: precision fp8 already replaces the linear layers; leave fp8_linear out of parts"
     )
 
 

@@ -88,8 +88,16 @@ def test_stochastic_rounding_is_unbiased() -> None:
 
 
 def test_parameters_that_are_not_bfloat16_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"got torch.float32; use --precision bf16-pure, or --optimizer adamw_fused"):
+    with pytest.raises(ConfigError, match=r"got torch.float32; use precision bf16-pure, or optimizer adamw_fused"):
         MasterAdamW([nn.Parameter(torch.ones(2))])
+
+
+def test_remedy_for_a_parameter_that_is_not_contiguous_works() -> None:
+    p = nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16).t())
+    with pytest.raises(ConfigError, match=r"one of shape \(2, 3\) is not; store its contiguous\(\) copy in the model"):
+        MasterAdamW([p])
+    p.data = p.data.contiguous()
+    MasterAdamW([p])
 
 
 def run_kernel(optimizer: MasterAdamW) -> None:

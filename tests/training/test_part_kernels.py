@@ -413,7 +413,7 @@ def test_rows_at_one_distance_are_recognised() -> None:
 def test_part_without_a_gpu_is_unavailable_with_the_remedy(part: parts.Part) -> None:
     pytest.importorskip("triton", reason="triton is not installed: pip install triton")
     assert part.unavailable(RunConfig(model=preset("tiny"), device="cpu")) == (
-        "Triton compiles no kernels for a CPU; leave the part out of --parts, or set TRITON_INTERPRET=1 (slow)"
+        "Triton compiles no kernels for a CPU; leave the part out of parts, or set TRITON_INTERPRET=1 (slow)"
     )
 
 

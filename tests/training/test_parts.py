@@ -273,7 +273,7 @@ def test_fused_kernels_train_ranks_and_recomputed_blocks_as_the_plain_step_does(
     [
         (
             {"parts": ("update_in_backward",)},
-            "the default optimizer updates all parameters at once; use --optimizer adamw_master",
+            "the default optimizer updates all parameters at once; use optimizer adamw_master",
         ),
         (
             {**MASTER, "parts": ("update_in_backward",), "mode": "forward-backward"},
@@ -285,25 +285,25 @@ def test_fused_kernels_train_ranks_and_recomputed_blocks_as_the_plain_step_does(
         ),
         (
             {"parts": ("fused_rotary", "joined_projections"), "checkpoint": "selective:matmul"},
-            "selective:matmul keeps the joined product, which fused_rotary overwrites; leave out joined_projections",
+            "selective:matmul keeps the joined product, which fused_rotary overwrites; leave joined_projections out",
         ),
         (
             {"parts": ("fused_rmsnorm",), "model": WIDE},
-            "fused_rmsnorm: d_model 16400 is over 16384; leave the part out of --parts",
+            "fused_rmsnorm: d_model 16400 is over 16384; leave the part out of parts",
         ),
         ({"optimizer": "adamw_master"}, "adamw_master keeps master weights of bf16 parameters"),
-        ({"graph": "step"}, "a CUDA graph needs a GPU; leave out --graph"),
+        ({"graph": "step"}, "a CUDA graph needs a GPU; leave out graph"),
         (
             {"parts": ("joined_projections",), "world_size": 2, "strategy": "ddp_naive"},
-            "joined_projections does not support several ranks; leave it out of --parts, or use --strategy single",
+            "joined_projections does not support several ranks; leave it out of parts, or use one process without a s",
         ),
         (
             {"compile": "default", "compile_scope": "block", "world_size": 2, "strategy": "tp"},
-            "blocks that ranks divide among themselves are not compiled alone",
+            "divides each block over ranks, which compile_scope block does not support; use compile_scope model",
         ),
         (
             {"checkpoint": "selective:products", "attention": "naive"},
-            "naive does not compute in one operator; use --attention sdpa_flash, or --checkpoint selective:matmul",
+            "naive does not compute in one operator; use attention sdpa_flash, or checkpoint selective:matmul",
         ),
     ],
     ids=str,
@@ -317,7 +317,7 @@ def test_cell_that_cannot_apply_an_option_is_unavailable(options: dict[str, Any]
 
 def test_two_parts_of_one_thing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "get", lambda package, name: Part("loss"))
-    with pytest.raises(ConfigError, match="--parts a and b both replace the loss; choose one of them"):
+    with pytest.raises(ConfigError, match="parts a and b both replace the loss; leave out one of them"):
         parts.chosen(["a", "b"])
 
 

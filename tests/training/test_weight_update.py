@@ -108,10 +108,10 @@ def test_update_does_not_keep_the_model_alive() -> None:
     ("changed", "reason"),
     [
         ({}, "a Hopper GPU is required; use update_in_backward"),
-        ({"mode": "forward-backward"}, "mode forward-backward does not update the parameters; use --mode train-step"),
+        ({"mode": "forward-backward"}, "mode forward-backward does not update the parameters; use mode train-step"),
         (
             {"optimizer": "default"},
-            "the default optimizer updates all parameters at once; use --optimizer adamw_master",
+            "the default optimizer updates all parameters at once; use optimizer adamw_master",
         ),
         (
             {"parts": ("fp8_linear", "fused_weight_update")},
@@ -119,7 +119,7 @@ def test_update_does_not_keep_the_model_alive() -> None:
         ),
         (
             {"compile": "reduce-overhead"},
-            "replays backward in a CUDA graph, where the update cannot run; use --compile default --graph step",
+            "replays backward in a CUDA graph, where the update cannot run; use compile default and graph step",
         ),
         ({"model": replace(preset("tiny"), d_ff=96)}, "d_ff 96 must be multiples of 64; use update_in_backward"),
     ],

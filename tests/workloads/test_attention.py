@@ -185,9 +185,9 @@ def test_description_names_the_backend() -> None:
     ("change", "reason"),
     [
         ({"precision": Precision.TF32}, "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32"),
-        ({"l2": "clear"}, "--l2 clear requires a GPU; use --l2 warm"),
-        ({"compile": "default"}, "--compile applies to models only; use --attention compiled to compile"),
-        ({"attention": "flex"}, "flex: FlexAttention has no backward on the CPU; use --mode forward, or the backend"),
+        ({"l2": "clear"}, "l2 clear requires a GPU; use l2 warm"),
+        ({"compile": "default"}, "compile applies to models only; leave it out, or use attention compiled"),
+        ({"attention": "flex"}, "flex: FlexAttention has no backward on the CPU; use mode forward, or attention"),
     ],
 )
 def test_unavailable_cell_names_the_remedy(change: dict[str, object], reason: str) -> None:

@@ -83,7 +83,7 @@ def test_loss_function_of_the_factory_is_used(measure) -> None:  # type: ignore[
             "the model returned dict without a loss; put the labels into the batch, or give",
         ),
         ("alone", "returned a module without inputs; return (module, batch), or (module, batch, loss)"),
-        ("instance", "is a module without inputs; give its batch with --inputs path.py:name"),
+        ("instance", "is a module without inputs; set inputs to its batch, path.py:name"),
     ],
 )
 def test_missing_inputs_or_loss_are_named(measure, name: str, reason: str) -> None:  # type: ignore[no-untyped-def]

@@ -173,12 +173,13 @@ def test_arguments_reach_the_factory(measure: Measure) -> None:
     record = measure("sized", workload_args=("width=7", "bias=false"))
     assert record.results["ran"][0]["parameters"] == 28
     unknown = measure("sized", workload_args=("depth=7",))
-    assert "(config, device, *, width=2, bias=True) has no argument 'depth'; correct its name, or leave it out of" in (
+    assert "(config, device, *, width=2, bias=True) has no argument 'depth'; correct its name, or leave it out" in (
         unknown.reason or ""
     )
     missing = measure("needs_width")
-    assert "needs_width(config, device, *, width) requires width; give it with --set width=VALUE" in (
-        missing.reason or ""
+    assert (
+        "needs_width(config, device, *, width) requires width; give it with --set width=VALUE (in Python workload_args"
+        in (missing.reason or "")
     )
 
 
@@ -201,13 +202,15 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
 
 def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> None:
     reason = measure("Wide", inputs="{source}:batch").reason or ""
-    assert reason.endswith("parts.py:Wide(width) requires width; give it with --set width=VALUE")
+    assert reason.endswith(
+        "parts.py:Wide(width) requires width; give it with --set width=VALUE (in Python workload_args=['width=VALUE'])"
+    )
     record = measure("Wide", inputs="{source}:batch", workload_args=("width=3",))
     assert (record.status, record.reason) == ("ok", None)
     record = measure("Wide", inputs="{source}:no_batch", workload_args=("width=3",))
     assert (record.reason or "").endswith("parts.py:no_batch gave an empty list; return a batch")
     reason = measure("Wide").reason or ""
-    assert reason.endswith("parts.py:Wide is a module without inputs; give its batch with --inputs path.py:name")
+    assert reason.endswith("parts.py:Wide is a module without inputs; set inputs to its batch, path.py:name")
     reason = measure("batch", inputs="{source}:batch").reason or ""
     assert reason.endswith("name an nn.Module, its class, or a function that returns one")
 
@@ -224,7 +227,10 @@ def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> N
             "own_names",
             "(width, depth) is called as a factory, with (config, device); give it these two arguments, or give",
         ),
-        ("needs_one", "or a step without arguments, or give it with --set width=VALUE"),
+        (
+            "needs_one",
+            "or a step without arguments, or give it with --set width=VALUE (in Python workload_args=['width=VALUE'])",
+        ),
         ("unknown_part", "a training setup has no part 'data'; choose among model, batch, batches, loss, optimizer"),
         ("misspelt", "a training setup has no part 'optimiser'; did you mean optimizer? The names are model, batch"),
         ("no_key_fits", "Classifier.forward takes x, mask, labels, and the batch has pixels; rename its keys, or give"),

@@ -47,6 +47,7 @@ def reads_length(config, device):
     length = config.tokens_per_sequence
     return lambda: length
 def reads_misnamed_length(config, device): return lambda: config.context_length
+def reads_misspelled(config, device): return config.model.num_layer
 def reads_in_step(config, device): return lambda: config.attention
 def reads_width(config, device): return nn.Linear(config.model.d_model, 2), torch.ones(2, config.model.d_model)
 class Workload:
@@ -80,17 +81,17 @@ def measure(tmp_path: Path) -> Measure:
 @pytest.mark.parametrize(
     ("name", "fields", "options"),
     [
-        ("module", {"attention": "sdpa_flash"}, "--attention"),
-        ("module", {"batch_size": 8}, "--batch-size"),
-        ("module", {"model": preset("xl")}, "--size"),
-        ("module", {"model": replace(preset("small"), d_ff=64)}, "--d-ff"),
-        ("module", {"model": replace(preset("small"), context_length=128)}, "--context-length"),
-        ("step", {"compile": "default"}, "--compile"),
-        ("step", {"precision": "bf16"}, "--precision"),
-        ("Workload", {"strategy": "torch_ddp"}, "--strategy"),
-        ("Workload", {"mode": "forward"}, "--mode"),
-        ("reads_batch", {"batch_size": 8, "checkpoint": "every:1"}, "--checkpoint"),
-        ("reads_width", {"model": replace(preset("small"), d_model=96, vocab_size=7)}, "--vocab-size"),
+        ("module", {"attention": "sdpa_flash"}, "attention"),
+        ("module", {"batch_size": 8}, "batch_size"),
+        ("module", {"model": preset("xl")}, "size"),
+        ("module", {"model": replace(preset("small"), d_ff=64)}, "d_ff"),
+        ("module", {"model": replace(preset("small"), context_length=128)}, "context_length"),
+        ("step", {"compile": "default"}, "compile"),
+        ("step", {"precision": "bf16"}, "precision"),
+        ("Workload", {"strategy": "torch_ddp"}, "strategy"),
+        ("Workload", {"mode": "forward"}, "mode"),
+        ("reads_batch", {"batch_size": 8, "checkpoint": "every:1"}, "checkpoint"),
+        ("reads_width", {"model": replace(preset("small"), d_model=96, vocab_size=7)}, "vocab_size"),
     ],
 )
 def test_option_without_effect_makes_the_cell_unavailable(
@@ -123,6 +124,7 @@ def test_option_with_an_effect_is_measured(measure: Measure, name: str, fields: 
 def test_field_of_another_name_is_an_error_with_the_right_one(measure: Measure) -> None:
     reason = measure("reads_misnamed_length").reason or ""
     assert "no field 'context_length'; the length of a sequence is config.tokens_per_sequence" in reason
+    assert "no field 'num_layer'; did you mean num_layers" in (measure("reads_misspelled").reason or "")
 
 
 def test_only_used_fields_are_columns(measure: Measure) -> None:
@@ -160,7 +162,11 @@ def test_checkpoint_recomputes_the_blocks_of_any_model(measure: Measure, tmp_pat
             "every:2",
             "checkpoint every:2 joins several blocks, which works for the built-in model only",
         ),
-        ("flat", "every:1", "checkpoint every:1 needs repeated blocks, and Linear has no ModuleList or Sequential"),
+        (
+            "flat",
+            "every:1",
+            "every:1 requires repeated blocks, and Linear has no ModuleList or Sequential of several blocks",
+        ),
         ("module", "blocks:5", "names block 5, which does not exist; the model has blocks 0 to 2"),
     ],
 )
@@ -177,7 +183,7 @@ def test_checkpoints_without_backward_are_unavailable(measure: Measure, built_in
     assert record.status == "unavailable"
     assert record.reason == (
         "checkpoint every:1 changes nothing in mode forward, which keeps no tensors for backward; "
-        "use --mode forward-backward, --keep-graph, or --checkpoint none"
+        "use mode forward-backward, keep_graph, or checkpoint none"
     )
     assert measure("module", mode=Mode.FORWARD, checkpoint="every:1", keep_graph=True, **own).status == "ok"
 

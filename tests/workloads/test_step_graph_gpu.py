@@ -66,9 +66,15 @@ def test_graph_gives_the_bits_of_the_uncaptured_step(options: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"compile": "reduce-overhead"}, "--compile reduce-overhead captures CUDA graphs itself"),
-        ({"optimizer": "adamw"}, "optimizer adamw counts its steps on the CPU"),
-        ({"warmup": 3}, "the step is captured after 3 others; use --warmup 4 or more"),
+        (
+            {"compile": "reduce-overhead"},
+            "compile reduce-overhead captures CUDA graphs itself; use compile default, or leave out graph",
+        ),
+        (
+            {"optimizer": "adamw"},
+            "adamw counts its steps on the CPU, where a CUDA graph does not repeat it; use optimizer adamw_fused",
+        ),
+        ({"warmup": 3}, "graph step requires more than 3 warm-up steps, and warmup is 3; use warmup 4 or more"),
         ({"profiler": "kineto"}, "kineto does not see the phases of a CUDA graph"),
     ],
     ids=str,

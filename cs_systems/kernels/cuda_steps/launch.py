@@ -159,12 +159,13 @@ def step_named(name: str) -> Step:
 
 def _check(step: Step, q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.is_cuda:
-        raise ConfigError("the tensors are on the CPU; move them to a GPU, or call the reference")
+        raise ConfigError("the tensors are on the CPU; move them to a GPU, or call attend_reference")
     if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
-        shapes = [tuple(tensor.shape) for tensor in (q, k, v)]
-        raise ConfigError(f"q, k and v must have one shape (batch, n, d), got {shapes}")
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
+        raise ConfigError(f"q, k and v have shapes {shapes}; pass one shape (batch, n, d) for all three")
     if q.shape[1] % ROWS_OF_TILE or q.shape[2] not in (32, 64, 128):
-        raise ConfigError(f"n = {q.shape[1]} must be a multiple of {ROWS_OF_TILE} and d = {q.shape[2]} 32, 64 or 128")
+        n, d = q.shape[1:]
+        raise ConfigError(f"n is {n} and d is {d}; make n a multiple of {ROWS_OF_TILE}, and d 32, 64 or 128")
     if any(tensor.dtype != step.dtype or not tensor.is_contiguous() for tensor in (q, k, v)):
         raise ConfigError(
             f"{step.source} requires contiguous tensors of {step.dtype}; cast q, k and v, and call contiguous() on them"

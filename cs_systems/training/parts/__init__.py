@@ -77,7 +77,7 @@ def chosen(names: Iterable[str]) -> dict[str, Part]:
     replaced: dict[str, str] = {}
     for name, part in parts.items():
         if other := replaced.get(part.replaces):
-            raise ConfigError(f"--parts {other} and {name} both replace the {part.replaces}; choose one of them")
+            raise ConfigError(f"parts {other} and {name} both replace the {part.replaces}; leave out one of them")
         replaced[part.replaces] = name
     return parts
 
@@ -104,7 +104,9 @@ def unavailable(config: RunConfig) -> str | None:
     """Return the reason that the parts of a cell cannot run, with the remedy, or None."""
     for name, part in chosen(config.parts).items():
         if config.is_distributed and not part.on_ranks:
-            return f"{name} does not support several ranks; leave it out of --parts, or use --strategy single"
+            return (
+                f"{name} does not support several ranks; leave it out of parts, or use one process without a strategy"
+            )
         if reason := part.unavailable(config):
             return f"{name}: {reason}"
     return None

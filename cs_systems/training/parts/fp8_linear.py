@@ -42,10 +42,11 @@ class RotatingFp8Attention(JoinedAttention):
 
 def unavailable(config: RunConfig) -> str | None:
     if config.precision is Precision.FP8:
-        return "--precision fp8 already replaces the linear layers; leave fp8_linear out of --parts"
+        return "precision fp8 already replaces the linear layers; leave fp8_linear out of parts"
     model, rows = config.model, config.batch_size * config.tokens_per_sequence
     sizes = {"d_model": model.d_model, "d_ff": model.d_ff, "batch × context": rows}
-    return fp8.misfit(sizes) or fp8.unavailable(resolve(config.device))
+    instead = "leave fp8_linear out of parts"  # its cell may compute in bf16 already
+    return fp8.misfit(sizes, instead) or fp8.unavailable(resolve(config.device), instead)
 
 
 PART = Part(

@@ -167,9 +167,9 @@ def replace(model: nn.Module) -> None:
 
 def unavailable(config: RunConfig) -> str | None:
     if "fp8_linear" in config.parts:
-        return "fp8_linear replaces the same products; leave one of them out of --parts"
+        return "fp8_linear replaces the same products; leave one of them out of parts"
     if config.computes_in not in (Precision.BF16, Precision.BF16_PURE):
-        return f"its kernels compute in bf16, and the cell in {config.computes_in.value}; use --precision bf16"
+        return f"its kernels compute in bf16, and the cell in {config.computes_in.value}; use precision bf16"
     plan = segments(config.checkpoint, config.model.num_layers)
     if any(segment.keeps in ("matmul", "products") for segment in plan):
         return f"checkpoint {config.checkpoint} cannot keep the result of its fused product; use fused_swiglu instead"

@@ -181,7 +181,7 @@ class FusedBlock(TransformerBlock):
 
 def unavailable(config: RunConfig) -> str | None:
     if config.model.d_model > LARGEST_WIDTH:
-        return f"d_model {config.model.d_model} is over {LARGEST_WIDTH}; leave the part out of --parts"
+        return f"d_model {config.model.d_model} is over {LARGEST_WIDTH}; leave the part out of parts"
     return triton_operators.unavailable(config)
 
 

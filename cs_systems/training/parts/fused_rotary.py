@@ -183,8 +183,7 @@ def unavailable(config: RunConfig) -> str | None:
     if "joined_projections" in config.parts and any(segment.keeps in ("matmul", "products") for segment in plan):
         return (
             f"checkpoint {config.checkpoint} keeps the joined product, which fused_rotary "
-            "overwrites; leave out joined_projections, or use "
-            "--checkpoint every:1"
+            "overwrites; leave joined_projections out of parts, or use checkpoint every:1"
         )
     return triton_operators.unavailable(config)
 

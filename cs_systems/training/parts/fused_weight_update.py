@@ -204,11 +204,11 @@ def unavailable(config: RunConfig) -> str | None:
         return reason
     if config.compile in ("reduce-overhead", "max-autotune"):
         return (
-            f"--compile {config.compile} replays backward in a CUDA graph, where the update cannot "
-            "run; use --compile default --graph step"
+            f"compile {config.compile} replays backward in a CUDA graph, where the update cannot "
+            "run; use compile default and graph step"
         )
     if "fp8_linear" in config.parts:
-        return "fp8_linear replaces the same layers; leave one of them out of --parts"
+        return "fp8_linear replaces the same layers; leave one of them out of parts"
     return products_unavailable(config, "update_in_backward")
 
 

@@ -92,7 +92,7 @@ def join(model: nn.Module) -> None:
 
 def unavailable(config: RunConfig) -> str | None:
     if config.precision is Precision.FP8:
-        return "fp8 replaces the same linear layers; leave joined_projections out of --parts, or use --precision bf16"
+        return "fp8 replaces the same linear layers; leave joined_projections out of parts, or use precision bf16"
     return None
 
 

@@ -101,12 +101,10 @@ def outside_blocks(model: nn.Module) -> Iterable[list[Tensor]]:
 
 def unavailable(config: RunConfig) -> str | None:
     if config.mode is not Mode.TRAIN_STEP:
-        return f"mode {config.mode.value} does not update the parameters; use --mode train-step"
+        return f"mode {config.mode.value} does not update the parameters; use mode train-step"
     if config.optimizer not in MOMENTS:
         given = "the default optimizer" if config.optimizer == "default" else f"optimizer {config.optimizer}"
-        return (
-            f"{given} updates all parameters at once; use --optimizer {' or '.join(MOMENTS)}, and --precision bf16-pure"
-        )
+        return f"{given} updates all parameters at once; use optimizer {' or '.join(MOMENTS)}, and precision bf16-pure"
     return None
 
 
