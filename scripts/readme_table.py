@@ -6,8 +6,8 @@ Method: the rows of scripts/benchmarks/training_step.py, both sides in one run; 
     scripts/studies/step_time.py, the presets' training steps at one context; those of
     scripts/benchmarks/attention_peers.py, medians of forward and backward together; what
     scripts/benchmarks/ddp_variants.py and fsdp_launches.py left of a model on two GPUs, each with its own `alone`.
-Output: the part of README.md between the `headline` marks, and those of docs/results.md between the `presets`,
-    `attention` and `parallel` marks.
+Output: the part of README.md between the `headline` marks, and those of docs/results.md between the `headline`,
+    `presets`, `attention` and `parallel` marks.
 
     python scripts/readme_table.py            # or: make readme
 """
@@ -139,7 +139,7 @@ def parallel(root: Path) -> str:
     return f"{PARALLEL}\n{render_rows(rows, 'markdown', '2.7B on two H200s: steps')}"
 
 
-PAGES = {"README.md": ("headline",), "docs/results.md": ("presets", "attention", "parallel")}
+PAGES = {"README.md": ("headline",), "docs/results.md": ("headline", "presets", "attention", "parallel")}
 
 
 def filled(page: str, name: str) -> str:

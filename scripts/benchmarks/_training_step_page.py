@@ -69,7 +69,7 @@ EQUALITY = (
     "two GPUs is in [long_context](../long_context/table.md)."
 )
 REMARKS = (
-    "- The fused products gain 3 to 5% of the step at context 2048 and 7 to 12% at 512 (rows of one run above). The "
+    "- The fused products gain 4 to 6% of the step at context 2048 and 7 to 12% at 512 (rows of one run above). The "
     "update inside the products of the weights' gradients has most of it: those bytes, 26 for each element and two "
     "more to write the gradient, move while the tensor cores compute, and several weights, or blocks, share a launch "
     "whose last wave is full. SwiGLU inside the products around it gains 2 to 3% for small, medium and large at 2048, "

@@ -89,6 +89,12 @@ def test_measured_cells_stand_beside_their_predictions(script: Any) -> None:
     out_of_memory = replace(record, status="oom", reason="no memory", measurement=None)
     *_, measured, failed = script.measured([record, out_of_memory], {"adamw_fused": plan})
     assert re.fullmatch(
-        r"\| single \| adamw_fused \| sdpa_cudnn \| \d.\d\d \| \d.\d\d–\d.\d\d \| 0.00 \|  \| 0.0 \|", measured
+        r"\| single \| adamw_fused \| sdpa_cudnn \| default \| \d.\d\d \| \d.\d\d–\d.\d\d \| 0.00 \|  \| 0.0 \|",
+        measured,
     )
-    assert failed == "| single | adamw_fused | sdpa_cudnn | oom: no memory | | 0.00 | | 0.0 |"
+    assert failed == "| single | adamw_fused | sdpa_cudnn | default | oom: no memory | | 0.00 |  | 0.0 |"
+
+
+def test_page_is_that_of_the_committed_records(script: Any) -> None:
+    folder = Path(__file__).parents[2] / "profiles" / "long_context"
+    assert script.report(folder) == (folder / "table.md").read_text(encoding="utf-8")
