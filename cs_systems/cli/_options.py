@@ -368,7 +368,7 @@ class ModelCells:
         cells = []
         for config, name in product(configs, self.recipe):
             recipe = RECIPES[one_of("recipe", name, RECIPES)]
-            options = recipe.of(training=config.mode is Mode.TRAIN_STEP)
+            options = recipe.of(config.mode)
             options = {k: v for k, v in options.items() if k not in own}
             _check_recipe(name, options, config)
             cells.append(replace(config, **options))

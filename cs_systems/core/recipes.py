@@ -18,24 +18,22 @@ class Recipe:
     Attributes:
         summary: one line for help and documentation.
         options: field of RunConfig → value.
-        in_training: options that replace the others in a whole training step.
+        in_mode: mode of a step → options that replace the others there.
         needs_hopper: whether it runs on Hopper GPUs only.
     """
 
     summary: str
     options: Mapping[str, Any]
-    in_training: Mapping[str, Any] = field(default_factory=dict)
+    in_mode: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     needs_hopper: bool = False
 
-    def of(self, *, training: bool) -> dict[str, Any]:
-        """Return the options of a whole training step, or of its first phases."""
-        return {**self.options, **(self.in_training if training else {})}
+    def of(self, mode: str) -> dict[str, Any]:
+        """Return the options of a step of a mode, such as train-step."""
+        return {**self.options, **self.in_mode.get(mode, {})}
 
 
-FAST_PARTS = (
-    *("fused_cross_entropy", "fused_embedding_gradient", "fused_feed_forward", "fused_rmsnorm", "fused_rotary"),
-    "joined_projections",
-)
+_FORWARD_PARTS = "fused_embedding_gradient", "fused_feed_forward", "fused_rmsnorm", "fused_rotary", "joined_projections"
+FAST_PARTS = ("fused_cross_entropy", *_FORWARD_PARTS)
 
 RECIPES = {
     "eager": Recipe("autocast and torch's FlashAttention-2", {"precision": "bf16", "attention": "sdpa_flash"}),
@@ -54,16 +52,16 @@ RECIPES = {
             "optimizer": "adamw_master",
             "parts": FAST_PARTS,
         },
-        in_training={"parts": (*FAST_PARTS, "fused_weight_update")},
+        in_mode={"forward": {"parts": _FORWARD_PARTS}, "train-step": {"parts": (*FAST_PARTS, "fused_weight_update")}},
         needs_hopper=True,
     ),
 }
 
 
-def of_hopper(config: Any, *, training: bool) -> str | None:
+def of_hopper(config: Any) -> str | None:
     """Return the recipe for Hopper GPUs whose options a cell's RunConfig has, all of them, or None."""
     for name, recipe in RECIPES.items():
-        options = recipe.of(training=training)
+        options = recipe.of(config.mode)
         if recipe.needs_hopper and all(getattr(config, field) == value for field, value in options.items()):
             return name
     return None

@@ -80,13 +80,14 @@ def tensor_rank_cost(
     bytes of the phases with blocks are unknown (None).
     """
     head = 2 * tokens * model.d_model * model.vocab_size
-    heads = {Phase.FORWARD.value: head, Phase.BACKWARD.value: 2 * head}
+    in_loss = bool(costs.get(Phase.LOSS) and costs[Phase.LOSS].hardware_flops)
+    heads = {Phase.LOSS.value: 3 * head} if in_loss else {Phase.FORWARD.value: head, Phase.BACKWARD.value: 2 * head}
     return {
         phase: replace(
             cost,
             model_flops=_share(cost.model_flops, ranks),
             hardware_flops=_share(cost.hardware_flops, ranks, whole=heads.get(phase, 0)),
-            bytes=None if phase in (*heads, Phase.OPTIMIZER) else cost.bytes,
+            bytes=cost.bytes if phase == Phase.LOSS else None,
             score_flops=_share(cost.score_flops, ranks),
             score_bytes=_share(cost.score_bytes, ranks),
         )

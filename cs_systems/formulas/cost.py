@@ -173,6 +173,8 @@ def step_cost(
     algorithm: AttentionAlgorithm,
     precision: Precision,
     checkpoint: str = "none",
+    *,
+    head_in_loss: bool = False,
 ) -> dict[str, PhaseCost]:
     """Return the cost of each phase of one step of a BasicTransformerLM with causal attention, in execution order.
 
@@ -184,6 +186,7 @@ def step_cost(
         algorithm: the attention implementation.
         precision: the precision of the step.
         checkpoint: a plan of `checkpoint_plan`. Recomputation is executed in backward, and not credited.
+        head_in_loss: whether the phase loss computes the last layer and at once its gradients.
 
     Backward, attention's included, is credited with twice the forward, because model FLOPs exclude recomputation
     (Chowdhery et al. 2022, appendix B). The optimizer is AdamW. It has no matrix product; it reads the parameter, the
@@ -211,16 +214,40 @@ def step_cost(
         ),
         Phase.OPTIMIZER: PhaseCost(0, 0, 7 * parameter_count(model) * PARAMETER_BYTES[precision], 0, 0),
     }
+    if head_in_loss:
+        head_flops, head_bytes = 2 * tokens * model.d_model * model.vocab_size, _head_bytes(model, tokens, precision)
+        for phase, times in ((Phase.FORWARD, -1), (Phase.LOSS, 3), (Phase.BACKWARD, -2)):
+            costs[phase] = _with(costs[phase], times * head_flops, times * head_bytes)
     return {phase.value: costs[phase] for phase in STEP_PHASES[mode]}
+
+
+def _with(cost: PhaseCost, flops: int, moved: int) -> PhaseCost:
+    """Return the cost with FLOPs, credited and executed, and bytes added."""
+    assert cost.model_flops is not None
+    assert cost.hardware_flops is not None
+    assert cost.bytes is not None
+    return replace(
+        cost,
+        model_flops=cost.model_flops + flops,
+        hardware_flops=cost.hardware_flops + flops,
+        bytes=cost.bytes + moved,
+    )
 
 
 def _linear_bytes(model: ModelConfig, tokens: int, precision: Precision) -> int:
     """Return the least traffic of forward in all linear layers: those in the blocks, and lm_head."""
-    d, d_ff, vocabulary, layers = model.d_model, model.d_ff, model.vocab_size, model.num_layers
+    d, d_ff, layers = model.d_model, model.d_ff, model.num_layers
     operands = layers * (block_parameter_count(model) - 2 * d + tokens * (6 * d + d_ff))
     results = layers * tokens * (5 * d + 2 * d_ff)
-    head = d * vocabulary + tokens * (d + vocabulary)
-    return OPERAND_BYTES[precision] * operands + COMPUTE_BYTES[precision] * (results + head)
+    return (
+        OPERAND_BYTES[precision] * operands + COMPUTE_BYTES[precision] * results + _head_bytes(model, tokens, precision)
+    )
+
+
+def _head_bytes(model: ModelConfig, tokens: int, precision: Precision) -> int:
+    """Return the least traffic of lm_head's product."""
+    d, vocabulary = model.d_model, model.vocab_size
+    return COMPUTE_BYTES[precision] * (d * vocabulary + tokens * (d + vocabulary))
 
 
 def recomputed_flops(

@@ -33,6 +33,11 @@ RULES: tuple[tuple[str, str], ...] = (
     ("optimizer", r"multi_tensor_apply|multi_?tensor|adam|adagrad|lamb_|\bsgd|muon|FusedOptimizer"),
     ("norm", rf"{_NORM}|GammaBeta|RowwiseMoments|\bln_(fwd|bwd|parallel)|\bbn_(fw|bw)|norm_(fwd|bwd|fprop|bprop)"),
     ("attention", r"flash|fmha|sdpa|attention|attn|\bmha_|mha_fwd|mha_bwd|paged_kv"),
+    # Kernels of this package that no other rule knows.
+    ("attention", r"^attend(_forward|_backward|_prepare|_finish)?$"),
+    ("matmul", r"^gated_(forward|backward)$|^update_weights$"),
+    ("norm", r"^norm_sum_rows_kernel"),
+    ("reduction", r"^embedding_(gradient|pieces|list|sort)_kernel"),
     ("softmax", r"softmax"),
     ("matmul", r"gemm|gemv|nvjet|xmma|cutlass|cublas|split_?k|matmul|wgmma|mma_|conv(olve|olution|2d)"),
     # AMD's AOTriton, Tensile, MIOpen, Composable Kernel, AITER and rocBLAS, and cuDNN's convolutions.
@@ -47,6 +52,7 @@ RULES: tuple[tuple[str, str], ...] = (
     ("elementwise", r"elementwise|pointwise|dropout|masked_fill|tri[ul]_|arange|fill|silu|gelu|swiglu|cast"),
     ("reduction", r"rocblas_\w*(dot|nrm2|asum)"),
     ("elementwise", r"rotary|rope|distribution_|rocblas_\w*(axpy|scal)|scalePackedTensor|SubTensorOp|Op\dd?Tensor"),
+    ("elementwise", r"^(quantize|multiply)_kernel"),  # of this package
 )  # fmt: skip
 _COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, pattern in RULES)
 

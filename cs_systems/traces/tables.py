@@ -145,6 +145,10 @@ def phases(profile: Profile, costs: Costs = NO_COSTS) -> list[PhaseRow]:
             cost = costs.by_phase.get((phase, name))
             per_step = _per_step(profile, total)
             rates = _rates(per_step["time_s"], cost, costs.ceilings)
+            if name != ALL and rates["ceiling"] == "compute" and (rates["ceiling_share"] or 0) > 1:
+                rates = _rates(
+                    per_step["time_s"], None, costs.ceilings
+                )  # other families computed a part of these FLOPs
             rows.append({"phase": phase, "family": name, **per_step, **rates})
     return rows
 

@@ -87,7 +87,7 @@ class TrainStep(Training):
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int | None:
-        recipe = recipes.of_hopper(config, training=config.mode is Mode.TRAIN_STEP)
+        recipe = recipes.of_hopper(config)
         if recipe and device.capability() != (9, 0):
             instead = ", ".join(f"{name} {value}" for name, value in recipes.RECIPES["compiled"].options.items())
             raise Unavailable(
@@ -159,7 +159,16 @@ class TrainStep(Training):
         c = self.config
         algorithm = self.backend.algorithm(_attention_call(c, self.device))
         tokens = c.tokens_per_sequence
-        whole = cost.step_cost(c.model, c.batch_size, tokens, c.mode, algorithm, c.computes_in, c.checkpoint)
+        whole = cost.step_cost(
+            c.model,
+            c.batch_size,
+            tokens,
+            c.mode,
+            algorithm,
+            c.computes_in,
+            c.checkpoint,
+            head_in_loss=self.head_loss is not None,
+        )
         if c.graph != "none":
             return {Phase.GRAPH: cost.total(whole.values())}
         if (degree := self.strategy.tp_degree or c.world_size) == 1:

@@ -44,7 +44,7 @@ def main() -> int:
     model = replace(preset(args.size), context_length=args.context)
     rows: list[dict[str, Any]] = []
     for recipe in args.recipes:
-        options = RECIPES[recipe].of(training=True) | ({} if device.is_cuda else WITHOUT_GPU)
+        options = RECIPES[recipe].of("train-step") | ({} if device.is_cuda else WITHOUT_GPU)
         for seed in SEEDS:
             config = RunConfig(
                 workload="training_curve", model=model, seed=seed, steps=args.steps, device=device.torch.type, **options

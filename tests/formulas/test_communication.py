@@ -53,3 +53,11 @@ def test_tensor_ranks_divide_blocks_and_each_run_the_head(checkpoint: str) -> No
         assert ranks * mine.model_flops == total.model_flops  # type: ignore[operator]
         assert ranks * mine.hardware_flops == total.hardware_flops + times * (ranks - 1) * head  # type: ignore[operator]
     assert (part["forward"].bytes, part["loss"].bytes) == (None, whole["loss"].bytes)
+
+
+def test_tensor_ranks_each_run_the_head_in_the_loss() -> None:
+    model, tokens, ranks = preset("tiny"), 2 * 64, 2
+    whole = step_cost(model, 2, 64, Mode.TRAIN_STEP, FULL_MATRIX, Precision.FP32, head_in_loss=True)
+    part = tensor_rank_cost(whole, model, tokens, ranks)
+    assert part["loss"].hardware_flops == whole["loss"].hardware_flops == 6 * tokens * model.d_model * model.vocab_size
+    assert ranks * part["forward"].hardware_flops == whole["forward"].hardware_flops  # type: ignore[operator]

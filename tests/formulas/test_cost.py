@@ -169,6 +169,33 @@ def test_hardware_flops_match_torch_flop_counter(config: ModelConfig) -> None:
     assert counter.get_total_flops() == expected["backward"].hardware_flops
 
 
+def test_flops_of_the_last_layer_lie_in_the_loss_with_fused_cross_entropy() -> None:
+    pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from cs_systems.config import RunConfig
+    from cs_systems.machine.device import resolve
+    from cs_systems.workloads.train_step import TrainStep
+
+    config = RunConfig(
+        model=replace(PRESETS["tiny"], context_length=37), batch_size=2, device="cpu", mode="forward-backward",  # type: ignore[arg-type]
+        parts=("fused_cross_entropy",),
+    )  # fmt: skip
+    workload = TrainStep(config, resolve("cpu"))
+    predicted = workload.cost()
+    assert predicted is not None
+    counted = {}
+    workload.prepare()
+    for phase, run in workload.step():
+        with FlopCounterMode(display=False) as counter:
+            run()
+        counted[phase] = counter.get_total_flops()
+    assert counted == {phase: cost.hardware_flops for phase, cost in predicted.items()}
+    plain = TrainStep(replace(config, parts=()), resolve("cpu")).cost()
+    assert plain is not None
+    assert cost.total(predicted.values()).model_flops == cost.total(plain.values()).model_flops
+
+
 def _full_matrix_attention(q, k, v, **_):  # type: ignore[no-untyped-def]
     return (q @ k.transpose(-2, -1)).softmax(-1) @ v
 

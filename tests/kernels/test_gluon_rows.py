@@ -23,7 +23,7 @@ def test_row_kernels_sum_rows_and_reorder_dq() -> None:
 
 
 def check_prepare(seq: int, d_head: int, depth: int) -> None:
-    from cs_systems.kernels.gluon.rows import prepare_kernel
+    from cs_systems.kernels.gluon.rows import flash_prepare_kernel
 
     padded = -(-seq // PADDING) * PADDING
     blocks = padded // BLOCK
@@ -32,7 +32,7 @@ def check_prepare(seq: int, d_head: int, depth: int) -> None:
     lse[0, 0, 0] = -torch.inf
     lse_log2, delta = torch.full((2, HEADS, padded), torch.nan)
     dq = torch.full((HEADS, padded, depth), torch.nan)
-    prepare_kernel[(HEADS * blocks, 1)](
+    flash_prepare_kernel[(HEADS * blocks, 1)](
         o, do, lse, lse_log2, delta, dq, o.stride(), do.stride(), HEADS, seq, padded, blocks, d_head, depth, BLOCK
     )
     torch.testing.assert_close(delta[:, :seq], (o * do).sum(-1)[0], atol=1e-5, rtol=1e-5)
@@ -43,7 +43,7 @@ def check_prepare(seq: int, d_head: int, depth: int) -> None:
 
 
 def check_finish(seq: int, d_head: int, depth: int) -> None:
-    from cs_systems.kernels.gluon.rows import ORDER, finish_kernel
+    from cs_systems.kernels.gluon.rows import ORDER, flash_finish_kernel
 
     padded = -(-seq // PADDING) * PADDING
     place = torch.arange(BLOCK * 64)
@@ -53,7 +53,7 @@ def check_finish(seq: int, d_head: int, depth: int) -> None:
     summed = tiles[..., row, column].contiguous()
     dq = torch.full((1, HEADS, seq, d_head), torch.nan)
     blocks = -(-seq // BLOCK)
-    finish_kernel[(HEADS * blocks * (depth // 64), 1)](
+    flash_finish_kernel[(HEADS * blocks * (depth // 64), 1)](
         summed, dq, dq.stride(), HEADS, seq, padded, blocks, SCALE, d_head, depth, BLOCK
     )
     torch.testing.assert_close(dq[0], gradient[:, :seq, :d_head] * SCALE)

@@ -117,6 +117,19 @@ def test_rates_are_none_without_a_cost(nsys_profile: Profile) -> None:
     assert tables.phases(nsys_profile, slow)[0]["ceiling"] == "memory"
 
 
+def test_family_has_no_rate_beyond_the_ceiling(nsys_profile: Profile) -> None:
+    """Kernels that no rule of the families knows computed a part of these FLOPs."""
+
+    def matmul(flops: int) -> tables.PhaseRow:
+        costs = tables.Costs({("forward", "matmul"): PhaseCost(flops, flops, 10**6)}, tables.Ceilings(67e12, 4.8e12))
+        rows = tables.phases(nsys_profile, costs)
+        return next(row for row in rows if (row["phase"], row["family"]) == ("forward", "matmul"))
+
+    at_ceiling = int(67e12 * matmul(1)["time_s"])
+    assert matmul(at_ceiling)["flops"] == at_ceiling
+    assert matmul(2 * at_ceiling)["flops"] is None
+
+
 def test_step_times_that_differ_are_warned_of(export: Export) -> None:
     path = export(
         ranges=[("step", 0, 1000, MAIN), ("step", 2000, 3000, MAIN)],

@@ -251,13 +251,13 @@ DEVICE void write_keys(Consumer& c, const TensorMap& dk_map, const TensorMap& dv
 
 // Compute dk and dv, and add dq / scale in fp32 to zeros. q, k, v, dout, dk, dv: maps of (batch, heads, seq, d_head)
 // with boxes of 64 columns and BLOCK_M, KEYS, KEYS, BLOCK_M, 16, 16 rows. lse (base 2, +∞ where nothing is seen), delta
-// = Σ o · do: padded_q a head, as `prepare` ordered them. Query i sees key j if not CAUSAL or j <= i + offset. TAIL:
+// = Σ o · do: padded_q a head, as `attend_prepare` ordered them. Query i sees key j if not CAUSAL or j <= i + offset. TAIL:
 // seq_k is no multiple of KEYS. turns, zeros for each WARP_DQ numbers of dq: if DETERMINISTIC.
 extern "C" __global__ void __launch_bounds__(384, 1)
-    backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
-             const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
-             const __grid_constant__ TensorMap dk_map, const __grid_constant__ TensorMap dv_map, const float* lse,
-             const float* delta, float* dq, u32* turns, const __grid_constant__ Sizes z) {
+    attend_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
+                    const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout,
+                    const __grid_constant__ TensorMap dk_map, const __grid_constant__ TensorMap dv_map,
+                    const float* lse, const float* delta, float* dq, u32* turns, const __grid_constant__ Sizes z) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   grid_launch_next();

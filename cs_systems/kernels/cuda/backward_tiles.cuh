@@ -82,9 +82,9 @@ DEVICE void hide(float (&s)[PART / 2], int key, int query, int seq_k) {
         if (8 * j + l < hidden) s[4 * j + 2 * h + l] = __int_as_float(0xff800000);
   }
 }
-// Statistics of this thread's PART / 4 queries, columns 8 j + t % 4 * 2 + l at [2 j + l], in the order of `prepare`. A
-// load takes four; AHEAD loads are in flight before the first result is needed. `from`: shared address of the first
-// query's statistics, plus 16 bytes for each t % 4.
+// Statistics of this thread's PART / 4 queries, columns 8 j + t % 4 * 2 + l at [2 j + l], in the order of
+// `attend_prepare`. A load takes four; AHEAD loads are in flight before the first result is needed. `from`: shared address
+// of the first query's statistics, plus 16 bytes for each t % 4.
 struct Statistics {
   static constexpr int AHEAD = D == 64 || CAUSAL ? 4 : 3;  // the fastest values on one H200
   u32 at;

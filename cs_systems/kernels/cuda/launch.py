@@ -114,13 +114,13 @@ class Problem:
         """
         names = ("o", "do", "lse", "lse_log2", "delta", "summed")
         parameters = (*map(Address, names), optional("turns", turns), strides(o), strides(do), self._rows())
-        return self._launch("rows", "prepare", lse_log2.numel() // self._tile.part, 256, 0, parameters)
+        return self._launch("rows", "attend_prepare", lse_log2.numel() // self._tile.part, 256, 0, parameters)
 
     def finish(self, summed: Tensor, dq: Tensor) -> Launch:
         """Return the launch that makes dq from the sums of `backward`."""
         blocks = summed.numel() // (self._tile.part * 64)
         parameters = (Address("summed"), Address("dq"), strides(dq), self._rows())
-        return self._launch("rows", "finish", blocks, 128, 0, parameters, overlaps=True)
+        return self._launch("rows", "attend_finish", blocks, 128, 0, parameters, overlaps=True)
 
     def backward(
         self, do: Tensor, lse_log2: Tensor, delta: Tensor, summed: Tensor, dk: Tensor, dv: Tensor,
@@ -129,8 +129,8 @@ class Problem:
         """Return the launch that writes dk and dv, and adds dq / scale to `summed`.
 
         summed is (batch · heads, padded_q, padded d_head), float32, in an order of its own. lse_log2 and delta are
-        (batch · heads, padded_q), as `prepare` wrote them. With `turns` (self.turns), int32, each number of dq is
-        summed in the order of the keys, the same in every run.
+        (batch · heads, padded_q), as `attend_prepare` wrote them. With `turns` (self.turns), int32, each number of dq
+        is summed in the order of the keys, the same in every run.
         """
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]
@@ -159,7 +159,7 @@ class Problem:
         flags = {"CAUSAL": self.causal, "TAIL": seq_k % keys != 0, "DETERMINISTIC": turns is not None}
         macros = tuple((name, int(flag)) for name, flag in flags.items())
         blocks, shared_bytes = batch * heads_kv * -(-seq_k // keys), self._tile.shared_bytes
-        return self._launch("backward", "backward", blocks, 384, shared_bytes, parameters, macros, overlaps=True)
+        return self._launch("backward", "attend_backward", blocks, 384, shared_bytes, parameters, macros, overlaps=True)
 
     def _launch(
         self, source: str, kernel: str, blocks: int, threads: int, shared_bytes: int, parameters: tuple[Any, ...],

@@ -32,7 +32,7 @@ DEVICE int statistics_place(int at) { return (at & ~15) | (at & 6) << 1 | (at & 
 // the row order above, and set dq and turns to 0. A block of 256 threads takes PART rows. Sizes per head: lse seq_q;
 // lse_log2 and delta padded_q; dq padded_q · D; turns one for each WARP_DQ of dq, or null.
 extern "C" __global__ void __launch_bounds__(256)
-    prepare(const u16* o, const u16* dout, const float* lse, float* lse_log2, float* delta, float* dq, u32* turns,
+    attend_prepare(const u16* o, const u16* dout, const float* lse, float* lse_log2, float* delta, float* dq, u32* turns,
             Strides of_o, Strides of_do, Rows z) {
   grid_launch_next();
   const int blocks = z.padded_q / PART, block = blockIdx.x % blocks, batch_head = blockIdx.x / blocks;
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // Compute dq = scale · summed; a block of 128 threads takes PART rows x 64 columns. `summed` has the order in which the
 // backward's warps add: 16 rows each for d_head 64; for 128, transposed, 16 columns each; for 256, 16 rows x 128
 // columns.
-extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u16* dq, Strides of_dq, Rows z) {
+extern "C" __global__ void __launch_bounds__(128) attend_finish(const float* summed, u16* dq, Strides of_dq, Rows z) {
   __shared__ __align__(1024) unsigned char memory[PART * 128];
   constexpr int COLUMNS = D / 64;
   const int blocks = z.padded_q / PART, index = blockIdx.x / COLUMNS, block = index % blocks;

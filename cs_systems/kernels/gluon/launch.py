@@ -14,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from cs_systems.kernels.gluon.backward import KEYS, OWNED, BackwardPlan, flash_backward_kernel
 from cs_systems.kernels.gluon.configs import BACKWARD, BackwardOptions, ForwardOptions, forward_options
 from cs_systems.kernels.gluon.forward import ROWS, ForwardPlan, flash_forward_kernel
-from cs_systems.kernels.gluon.rows import finish_kernel, prepare_kernel
+from cs_systems.kernels.gluon.rows import flash_finish_kernel, flash_prepare_kernel
 from cs_systems.kernels.layout import heads_together, padded_d_head, padded_rows
 from cs_systems.kernels.triton.launch import Launch
 
@@ -99,18 +99,18 @@ class Problem:
             "do_strides": do.stride(),
             "padded_q": lse_log2.shape[-1],
         }
-        return self._rows(prepare_kernel, arguments, lse_log2.shape[-1])
+        return self._rows(flash_prepare_kernel, arguments, lse_log2.shape[-1])
 
     def finish(self, summed: Tensor, dq: Tensor) -> Launch:
         """Return the launch that makes dq, in any layout, from the sums of `backward`."""
         arguments = {"summed": summed, "dq": dq, "dq_strides": dq.stride(), "scale": self.scale}
-        return self._rows(finish_kernel, arguments | {"padded_q": self.padded_q}, self.q.shape[2])
+        return self._rows(flash_finish_kernel, arguments | {"padded_q": self.padded_q}, self.q.shape[2])
 
     def _rows(self, kernel: Any, arguments: dict[str, Any], rows: int) -> Launch:
         batch, heads, seq_q, d_head = self.q.shape
         depth, blocks = padded_d_head(d_head), -(-rows // BLOCK)
         arguments |= {"heads": heads, "seq_q": seq_q, "blocks": blocks, "D": d_head, "DEPTH": depth, "ROWS": BLOCK}
-        programs = batch * heads * blocks * (depth // 64 if kernel is finish_kernel else 1)
+        programs = batch * heads * blocks * (depth // 64 if kernel is flash_finish_kernel else 1)
         return Launch(kernel, (programs, 1), arguments, {"num_warps": 4})
 
     def backward(

@@ -14,7 +14,7 @@ The bits count 4 elements of a thread, then the threads of a warp, the warps, an
 
 
 @triton.jit
-def prepare_kernel(
+def flash_prepare_kernel(
     o, do, lse, lse_log2, delta, summed, o_strides, do_strides, heads, seq_q, padded_q, blocks,
     D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,7 @@ def prepare_kernel(
 
 
 @triton.jit
-def finish_kernel(
+def flash_finish_kernel(
     summed, dq, dq_strides, heads, seq_q, padded_q, blocks, scale,
     D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip

@@ -31,7 +31,7 @@ TILE = 2048  # elements of the table that a program writes
 
 
 @triton.jit
-def list_kernel(tokens, listed, bounds, count, rows, RANGE: tl.constexpr, SCAN: tl.constexpr):
+def embedding_list_kernel(tokens, listed, bounds, count, rows, RANGE: tl.constexpr, SCAN: tl.constexpr):
     """List the positions of the tokens of RANGE rows, ascending, after those of all lower rows.
 
     tokens, listed: (count,). bounds: (ranges, 2), first position and end of each list. The grid is (ranges,).
@@ -54,7 +54,7 @@ def list_kernel(tokens, listed, bounds, count, rows, RANGE: tl.constexpr, SCAN: 
 
 
 @triton.jit
-def sort_kernel(
+def embedding_sort_kernel(
     tokens, listed, bounds, order, starts, rows, RANGE: tl.constexpr, ROWS: tl.constexpr, LISTED: tl.constexpr
 ):
     """Write the positions of the tokens of ROWS rows, by row and then ascending, and where those of a row start.
@@ -84,7 +84,7 @@ def sort_kernel(
 
 
 @triton.jit
-def pieces_kernel(
+def embedding_pieces_kernel(
     d_out, tokens, order, pieces, d_out_row, width, tiles,
     SPLIT: tl.constexpr, AHEAD: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -105,7 +105,7 @@ def pieces_kernel(
 
 
 @triton.jit
-def gradient_kernel(
+def embedding_gradient_kernel(
     d_out, order, starts, pieces, d_table, d_out_row, rows, width, tiles,
     SPLIT: tl.constexpr, AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -155,16 +155,16 @@ def gradient(
     summing = {"d_out": d_out, "order": order, "pieces": pieces, "d_out_row": row_stride(d_out), "width": width}
     summing |= {"tiles": tiles, "SPLIT": SPLIT, "AHEAD": AHEAD, "BLOCK": block, "WIDE": wide(d_out.dtype)}
     return [
-        Launch(list_kernel, (ranges, 1), sorting | {"count": count, "SCAN": SCAN}, {"num_warps": 8}),
+        Launch(embedding_list_kernel, (ranges, 1), sorting | {"count": count, "SCAN": SCAN}, {"num_warps": 8}),
         Launch(
-            sort_kernel,
+            embedding_sort_kernel,
             (triton.cdiv(rows + 1, ROWS), 1),
             sorting | {"order": order, "starts": starts, "ROWS": ROWS, "LISTED": LISTED},
             {"num_warps": 4},
         ),
-        Launch(pieces_kernel, (count // SPLIT * tiles, 1), summing | {"tokens": tokens}, {"num_warps": 1}),
+        Launch(embedding_pieces_kernel, (count // SPLIT * tiles, 1), summing | {"tokens": tokens}, {"num_warps": 1}),
         Launch(
-            gradient_kernel,
+            embedding_gradient_kernel,
             (triton.cdiv(rows, owned) * tiles, 1),
             summing | {"starts": starts, "d_table": d_table, "rows": rows, "ROWS": owned},
             {"num_warps": 4},

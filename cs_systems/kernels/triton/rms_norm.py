@@ -77,7 +77,7 @@ def rms_norm_backward_kernel(
 
 
 @triton.jit
-def sum_rows_kernel(shares, d_weight, count, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def norm_sum_rows_kernel(shares, d_weight, count, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Write the sum of the rows of shares (count, width) for COLUMNS columns. The grid is (width / COLUMNS,)."""
     i = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], shares.dtype.element_ty)
@@ -139,7 +139,7 @@ def _backward(
     summed |= {"ROWS": SUM_ROWS, "COLUMNS": SUM_COLUMNS}
     return [
         Launch(rms_norm_backward_kernel, (programs, 1), arguments, {"num_warps": warps}),
-        Launch(sum_rows_kernel, (triton.cdiv(width, SUM_COLUMNS), 1), summed, {"num_warps": 4}),
+        Launch(norm_sum_rows_kernel, (triton.cdiv(width, SUM_COLUMNS), 1), summed, {"num_warps": 4}),
     ], {"shares": shares}
 
 

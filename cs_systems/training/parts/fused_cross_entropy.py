@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from cs_systems.config import Mode, RunConfig
 from cs_systems.training.parts import Part
 
 CHUNK_BYTES = 512 << 20
@@ -104,4 +105,10 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     return loss
 
 
-PART = Part("loss", head_loss=head_loss, on_ranks=True)
+def unavailable(config: RunConfig) -> str | None:
+    if config.mode is Mode.FORWARD:
+        return "it computes the last layer with the loss, which mode forward does not run; leave it out of parts"
+    return None
+
+
+PART = Part("loss", head_loss=head_loss, unavailable=unavailable, on_ranks=True)
