@@ -82,6 +82,14 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "cs_systems/workloads/_graph.py",
         "scripts/benchmarks/training_step.py",
     ),
+    "profiles/long_context/table.md": (
+        *(
+            *STEP,
+            *SHARDED,
+            "cs_systems/training/parts/fused_cross_entropy.py",
+            "scripts/benchmarks/long_context_step.py",
+        ),
+    ),
     "profiles/step_time/table.md": (*STEP, "cs_systems/attention/naive.py", "scripts/studies/step_time.py"),
     "profiles/attention_h200/table.md": (
         *CALL,
