@@ -294,8 +294,13 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
     timed = grid(replace(base, steps=args.steps, rounds=args.rounds), **axes)
     once = replace(base, mode=Mode.TRAIN_STEP, warmup=0, steps=1)
     if _is_own(args):
-        low = {"precision": [name for name in axes["precision"] if name != BASELINE]}
-        apart = grid(replace(once, profiler=ERRORS), **{**axes, **low})
+        low = [name for name in axes["precision"] if name != BASELINE]
+        if not low:
+            raise ConfigError(
+                "--precision fp32 leaves nothing to compare, because fp32 is the baseline; add another precision, such "
+                "as bf16"
+            )
+        apart = grid(replace(once, profiler=ERRORS), **{**axes, "precision": low})
     else:
         apart = grid(once, **{**axes, "workload": [ERRORS]})
     if args.train_steps:
