@@ -138,7 +138,7 @@ MALFORMED = {
     "memory --size tiny --fits 500MiB": "--fits 500MiB is less than the 751 MiB of the CUDA context alone; give more",
     "memory --best-checkpoint --budget 1MiB": "--budget 1MiB is less than the 751 MiB of the CUDA context",
     "precision --dtypes --inputs own.py:batch": "--inputs requires a model of your own, --workload path.py:name",
-    "precision --workload own.py:make --precision fp32": "--precision fp32 leaves nothing to compare, because fp32 is the",
+    "precision --workload own.py:make --precision fp32": "--precision fp32 leaves nothing to compare, because",
     "precision --explain --device cpu": "--explain compares kernels of a GPU, and --device is cpu; leave out",
     "report nowhere": "nowhere does not exist; give the folder of a run, or its file records.jsonl",
 }
