@@ -470,6 +470,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         silent.add("workload")
     parts = {
         "workload": config.workload,
+        "workload_args": " ".join(config.workload_args),
         "": _words(config, silent),
         "attention": config.attention,
         "precision": config.precision.value,

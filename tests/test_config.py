@@ -197,6 +197,7 @@ USER_WORKLOAD = RunConfig(workload="mine:step")
         (replace(USER_WORKLOAD, seq_len=64), (), "mine:step · ctx 64"),
         (replace(USER_WORKLOAD, seq_len=64), ("seq_len",), "mine:step"),
         (replace(USER_WORKLOAD, attention="flex"), ("workload",), "flex"),
+        (replace(USER_WORKLOAD, workload_args=("width=64", "lr=3e-4")), (), "mine:step · width=64 lr=3e-4"),
     ],
 )
 def test_describe_omits_the_given_fields(config: RunConfig, without: tuple[str, ...], text: str) -> None:

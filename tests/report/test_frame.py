@@ -11,7 +11,8 @@ import pytest
 from cs_systems.config import ConfigError, Mode, RunConfig, preset
 from cs_systems.record import RunRecord, append_record
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, frame, load
-from tests.report.conftest import OVERHEAD_S, Build
+from cs_systems.report.tables.records import render
+from tests.report.conftest import OVERHEAD_S, Build, ok
 
 
 def test_frame_has_row_for_each_phase_and_the_step(train_records: list[RunRecord]) -> None:
@@ -216,3 +217,10 @@ def test_cell_that_did_not_run_uses_what_the_workload_uses(build: Build) -> None
 def test_frame_has_profiler_of_each_record(build: Build) -> None:
     records = [build(RunConfig(profiler=name), 0.01, 1e12, 10**9) for name in ("none", "nsys")]
     assert list(frame(records).drop_duplicates("record")["profiler"]) == ["none", "nsys"]
+
+
+def test_arguments_of_a_factory_tell_cells_apart() -> None:
+    configs = [RunConfig(workload="mine.py:make", workload_args=(f"width={width}", "lr=3e-4")) for width in (64, 128)]
+    records = [ok(config, 0.01, 1e9, 10**6) for config in configs]
+    assert [*frame(records)["workload_args"].drop_duplicates()] == ["width=64 lr=3e-4", "width=128 lr=3e-4"]
+    assert "| width=128 lr=3e-4 |" in render(records, "markdown")

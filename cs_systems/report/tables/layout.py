@@ -63,7 +63,10 @@ LAYOUTS = {
 }
 OTHER = Layout(
     identity=(
-        *_names("size context_length seq_len batch_size batch heads seq d_head causal attention precision mode"),
+        *_names(
+            "workload_args size context_length seq_len batch_size batch heads seq d_head causal attention precision"
+        ),
+        "mode",
         *_names("compile checkpoint optimizer strategy bucket_size_mb tp_degree world_size"),
         *ENDING,
     ),
@@ -121,6 +124,7 @@ TITLES = {
     "mfu": "MFU",
     "hfu": "HFU",
     "bucket_size_mb": "bucket MB",
+    "workload_args": "set",
     "world_size": "ranks",
     "size_bytes": "size",
     "call_s": "per call",
