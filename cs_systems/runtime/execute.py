@@ -424,11 +424,12 @@ def _cost_tables(cell: _Cell, device: Device, measured: Mapping[str, PhaseCost] 
     if costs := cell.workload.cost() or measured:
         step = PhaseCost(*(_sum(getattr(c, name) for c in costs.values()) for name in _COSTS))
         tables["cost"] = [*(_cost_row(phase, c) for phase, c in costs.items()), _cost_row("step", step)]
-    if peak := peaks.peak_flops(device.name, cell.config.computes_in):
+    computes_in = getattr(getattr(cell.workload, "inner", cell.workload), "computes_in", cell.config.computes_in)
+    if peak := peaks.peak_flops(device.name, computes_in):
         bandwidth = peaks.peak_bandwidth(device.name)
         tables["ceiling"] = [
             {
-                "precision": cell.config.computes_in.value,
+                "precision": str(computes_in),
                 "peak_flops_per_s": peak.per_s,
                 "peak_bytes_per_s": bandwidth.per_s if bandwidth else None,
                 "source": peak.source,

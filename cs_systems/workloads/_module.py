@@ -49,6 +49,7 @@ class ModuleStep(Training):
         if reason := without_effect(config) or checkpoint_blocks(model, config.checkpoint):
             raise Unavailable(reason)
         self.parameters = sum(p.numel() for p in model.parameters())  # a strategy may leave parts of them
+        self.computes_in = _precision(config, model)
         if config.mode is not Mode.FORWARD:  # forward alone keeps the mode: of a model in eval() it is inference
             model.train()
         super().__init__(config, device, model.to(device.torch))
@@ -224,11 +225,23 @@ class ModuleStep(Training):
             "tokens": None if tokens is None else tokens * self.setup.accumulate,
             "samples": None if samples is None else samples * self.setup.accumulate,
             "parameters": self.parameters,
-            "precision": self.config.precision.value,
+            "precision": (
+                self.config.precision.value if self.computes_in == self.config.computes_in else self.computes_in
+            ),
             "mode": self.config.mode.value,
             "optimizer": self.optimizer_name,
             "loss": loss,
         }
+
+
+def _precision(config: RunConfig, model: nn.Module) -> str:
+    """Return the precision of the model's products: that of the config, or without autocast the parameters' dtypes."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if config.computes_in not in (Precision.FP32, Precision.TF32) or dtypes <= {torch.float32}:
+        return config.computes_in.value
+    if dtypes == {torch.bfloat16}:
+        return Precision.BF16_PURE.value
+    return "+".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 def _needs_closure(optimizer: Any) -> bool:

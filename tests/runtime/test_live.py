@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import cs_systems
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import units
+from cs_systems.machine import device as devices
 from cs_systems.record import RunRecord
 
 QUICK: dict[str, Any] = {"warmup": 1, "steps": 2, "device": "cpu"}
@@ -575,6 +576,22 @@ def test_model_returns_to_its_device_with_its_values(options: dict[str, Any], ho
         assert (value.device, value.dtype) == (before[name].device, before[name].dtype), name
         assert torch.equal(value, before[name]), name
     assert (torch.cuda.get_per_process_memory_fraction(), torch.cuda.get_rng_state().tolist()) == of_process
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "peak"),
+    [(torch.float32, "fp32", 67e12), (torch.bfloat16, "bf16-pure", 989.5e12), (torch.float64, "float64", None)],
+    ids=str,
+)
+def test_precision_is_that_of_the_parameters(
+    dtype: torch.dtype, precision: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices.Device, "name", "NVIDIA H200")
+    model = nn.Linear(4, 4).to(dtype)
+    record = cs_systems.run(model=model, inputs=torch.ones(2, 4, dtype=dtype), device="cpu", warmup=0, steps=1)
+    assert record.results["ran"][0]["precision"] == precision
+    assert [row["peak_flops_per_s"] for row in record.results.get("ceiling", [])] == [peak] * (peak is not None)
+    assert {*cs_systems.frame([record])["precision"]} == {precision}
 
 
 class Broken(Net):
