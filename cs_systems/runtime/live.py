@@ -18,6 +18,7 @@ from torch import nn
 
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.rows import first_row
 from cs_systems.core.validation import short_name, shown
 from cs_systems.record import RunRecord
 from cs_systems.runtime.channel import CellRecord, Message
@@ -73,6 +74,8 @@ def run_live(made: Any, config: RunConfig, *, name: str | None, out: str | os.Pa
     with ExitStack() as stack:
         folder: Any = stack.enter_context(tempfile.TemporaryDirectory() if journal is None else _locked(journal))
         repeat = 0 if journal is None else journal.times_done(config)
+        if journal is not None and setup is not None:
+            _check_same_model(journal, config, setup.model)
         stack.enter_context(plugins.holding(named, made if setup is None else setup))
         files = None if config.profiler == "none" else prefix(Path(folder), config, repeat)
         if setup is not None:
@@ -99,6 +102,19 @@ def _restored(state: ProcessState | ObjectState) -> Iterator[None]:
         yield
     finally:
         state.restore()
+
+
+def _check_same_model(journal: Journal, config: RunConfig, model: nn.Module) -> None:
+    """Raise ConfigError if the folder has records of another model under this name, which would count as repeats."""
+    parameters = sum(p.numel() for p in model.parameters())
+    name = config.workload.removeprefix(plugins.LIVE)
+    for record in journal.read()[0]:
+        other = first_row(record.results, "ran").get("parameters")
+        if record.run_config.key() == config.key() and other is not None and other != parameters:
+            raise ConfigError(
+                f"{journal.folder} has a record of {name} with {other:,} parameters, and this {name} has "
+                f"{parameters:,}; tell them apart with name='…', or give another folder"
+            )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -592,6 +593,17 @@ def test_precision_is_that_of_the_parameters(
     assert record.results["ran"][0]["precision"] == precision
     assert [row["peak_flops_per_s"] for row in record.results.get("ceiling", [])] == [peak] * (peak is not None)
     assert {*cs_systems.frame([record])["precision"]} == {precision}
+
+
+def test_another_model_of_one_class_needs_a_name(tmp_path: Path) -> None:
+    x = torch.ones(2, 4)
+    options: dict[str, Any] = {"inputs": x, "warmup": 0, "steps": 1, "out": tmp_path}
+    records = [cs_systems.run(model=nn.Linear(4, 4), **options) for _ in range(2)]
+    assert [record.repeat for record in records] == [0, 1]
+    message = "has a record of Linear with 20 parameters, and this Linear has 10; tell them apart with name='…'"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        cs_systems.run(model=nn.Linear(4, 2), **options)
+    assert cs_systems.run(model=nn.Linear(4, 2), name="narrow", **options).repeat == 0
 
 
 class Broken(Net):
