@@ -92,19 +92,21 @@ def test_expandable_segments_on_a_cpu_are_unavailable() -> None:
 
 @pytest.mark.gpu
 def test_allocator_of_a_cell_is_set_for_that_cell_alone() -> None:
-    seen = []
+    seen: set[bool] = set()
 
-    def step() -> None:
-        x = torch.empty(8 << 20, device="cuda")
-        segments = [
-            s for s in torch.cuda.memory_snapshot() if s["address"] <= x.data_ptr() < s["address"] + s["total_size"]
-        ]
-        seen.append([segment["is_expandable"] for segment in segments])
+    class Probe(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            at = torch.empty(8 << 20, device=x.device).data_ptr()
+            segments = [s for s in torch.cuda.memory_snapshot() if s["address"] <= at < s["address"] + s["total_size"]]
+            seen.update(segment["is_expandable"] for segment in segments)
+            return super().forward(x)
 
-    for allocator in ("default", "expandable_segments", "default"):
-        record = cs_systems.run(step, allocator=allocator, device="cuda", warmup=0, steps=1)
+    for allocator, is_expandable in (("default", False), ("expandable_segments", True), ("default", False)):
+        seen.clear()
+        options = {"allocator": allocator, "device": "cuda", "mode": "forward", "warmup": 0, "steps": 1}
+        record = cs_systems.run(model=Probe(4, 4), inputs=torch.ones(2, 4), **options)  # type: ignore[arg-type]
         assert record.status == "ok", record.reason
-    assert seen == [[False], [True], [False]]
+        assert seen == {is_expandable}
 
 
 def test_ceiling_uses_the_compute_dtype_of_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
