@@ -72,17 +72,22 @@ def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
     return degree
 
 
-def check_division(num_heads: int, d_ff: int, tp_degree: int) -> None:
-    """Raise ConfigError unless `tp_degree` divides the number of heads and d_ff. No torch."""
+def check_division(num_heads: int, d_ff: int, world_size: int, tp_degree: int | None) -> None:
+    """Raise ConfigError unless the ranks that share a block divide the number of heads and d_ff. No torch.
+
+    tp_degree: their number; None: all of the world, with tp alone.
+    """
+    common = math.gcd(num_heads, d_ff)
+    if tp_degree is None:
+        by, choice = f"world_size {world_size}, over which tp divides each block", "world_size"
+    else:
+        by, choice, common = f"tp_degree {tp_degree}", "tp_degree", math.gcd(common, world_size)
     for what, count in (("num_heads", num_heads), ("d_ff", d_ff)):
-        if count % tp_degree:
-            common = math.gcd(num_heads, d_ff)
+        if count % (tp_degree or world_size):
             fitting = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
             raise ConfigError(
-                f"{what} {count} is not divisible by {tp_degree} ranks; "
-                f"choose tp_degree (for tp alone: world_size) among {fitting}",
-                "num_heads",
-                "d_ff",
+                f"{what} {count} is not divisible by {by}; choose {choice} among {fitting}",
+                what,
                 "tp_degree",
                 "world_size",
             )

@@ -148,9 +148,10 @@ def check_config(config: RunConfig) -> None:
         for option in (name for name, value in options.items() if value and "for NCCL" in known[name]):
             raise ConfigError(f"{option} requires NCCL, which needs GPUs; leave it out on a CPU")
     if "features" in (splits := splits_of(config.strategy)):
-        degree = check_layout(config.world_size, config.tp_degree, splits)
+        check_layout(config.world_size, config.tp_degree, splits)
         if not plugins.is_foreign(config.workload):  # the layers of other models are known once they are built
-            check_division(config.model.num_heads, config.model.d_ff, degree)
+            degree = config.tp_degree if "batch" in splits else None
+            check_division(config.model.num_heads, config.model.d_ff, config.world_size, degree)
 
 
 def compose(name: str, **options: Any) -> ParallelStrategy:

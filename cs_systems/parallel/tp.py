@@ -130,7 +130,7 @@ def wrap(model: nn.Module, tp_degree: int | None = None) -> nn.Module:
     heads = math.gcd(*(block.num_heads for block in blocks if isinstance(block, SelfAttention)))
     d_ff = math.gcd(*(block.w1.weight.shape[0] for block in blocks if isinstance(block, SwiGLU)))
     _check_alone(model, blocks)
-    check_division(heads, d_ff, degree)
+    check_division(heads, d_ff, dist.get_world_size(), tp_degree)
     broadcast_from_rank_0(model)
     refuse_assigning(model)
     group = tensor_group(degree)

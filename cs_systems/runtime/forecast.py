@@ -63,7 +63,10 @@ def forecast(config: RunConfig, *, fake: bool = True) -> ForecastRow:
         )
     except Exception as error:  # whatever the user's code raises under fake tensors
         first, *_ = str(error).splitlines() or [""]
-        return _unknown(f"the step does not run on fake tensors: {type(error).__name__}: {first}")
+        return _unknown(
+            f"the step fails on fake tensors, with which memory is predicted ({type(error).__name__}: {first}); "
+            "correct the model if it fails on real tensors too, else measure it at several batch sizes"
+        )
 
 
 def _unknown(reason: str) -> ForecastRow:

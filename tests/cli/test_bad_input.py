@@ -107,7 +107,7 @@ MALFORMED = {
     "parallel --strategy single --world-size 4": "--world-size has no effect on --strategy single, which",
     "parallel --strategy single --world-size 2": "--world-size has no effect on --strategy single, which",
     "parallel --strategy fsdp+tp --size tiny --world-size 3 --tp-degree 2": "--tp-degree 2 does not divide 3 ranks; ",
-    "parallel --strategy tp --size tiny --world-size 3": "--num-heads 4 is not divisible by 3 ranks; choose --tp-",
+    "parallel --strategy tp --size tiny --world-size 3": "--num-heads 4 is not divisible by --world-size 3, over which",
     "time --workload own.py": "'own.py' names a file, but no object in it; write own.py:name",
     "time --attention own.py": "'own.py' names a file, but no object in it; write own.py:name",
     "profile --with kineto --rounds 2": "--rounds is 2, but a profile covers one round; leave out --rounds",

@@ -107,13 +107,25 @@ def test_ranks_of_one_tp_group_take_the_same_rows() -> None:
         strategy.part_of_batch(0, 3)
 
 
-def test_indivisible_sizes_are_refused_before_any_process() -> None:
-    check_division(num_heads=12, d_ff=30, tp_degree=6)
-    with pytest.raises(
-        ConfigError,
-        match=r"d_ff 30 is not divisible by 4 ranks; choose tp_degree .for tp alone: world_size. among 1, 2, 3, 6",
-    ):
-        check_division(num_heads=12, d_ff=30, tp_degree=4)
+@pytest.mark.parametrize(
+    ("world_size", "tp_degree", "message"),
+    [
+        (
+            4,
+            None,
+            "d_ff 30 is not divisible by world_size 4, over which tp divides each block; choose world_size among 1, 2",
+        ),
+        (
+            8,
+            4,
+            "d_ff 30 is not divisible by tp_degree 4; choose tp_degree among 1, 2$",
+        ),  # 3 and 6 do not divide 8 ranks
+    ],
+)
+def test_indivisible_sizes_are_refused_before_any_process(world_size: int, tp_degree: int | None, message: str) -> None:
+    check_division(num_heads=12, d_ff=30, world_size=6, tp_degree=tp_degree and 6)
+    with pytest.raises(ConfigError, match=message):
+        check_division(num_heads=12, d_ff=30, world_size=world_size, tp_degree=tp_degree)
 
 
 def test_names_are_checked_without_torch() -> None:

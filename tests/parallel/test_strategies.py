@@ -333,9 +333,13 @@ def test_nccl_options_keep_the_mean_of_gradients_on_two_gpus(
         ),
         (
             "heads",
-            "num_heads 5 is not divisible by {0} ranks; choose tp_degree (for tp alone: world_size) among 1, 5",
+            "num_heads 5 is not divisible by world_size {0}, over which tp divides each block; choose world_size "
+            "among 1, 5",
         ),
-        ("d_ff", "d_ff 7 is not divisible by {0} ranks; choose tp_degree (for tp alone: world_size) among 1"),
+        (
+            "d_ff",
+            "d_ff 7 is not divisible by world_size {0}, over which tp divides each block; choose world_size among 1",
+        ),
         ("twice", "tp cannot divide layers.0.attn.q_proj.weight, because it is divided already; wrap the model once"),
         (
             "tied outside",

@@ -48,7 +48,7 @@ def test_where_keeps_cells_that_meet_every_condition(
         (["atention=naive"], "did you mean attention"),
         (
             ["naive"],
-            "--where is 'naive'; write a column, =, !=, <=, >=, < or > and a value, such as attention=naive",
+            "--where 'naive' is not a condition; write COLUMN=VALUE, such as attention=naive (other operators: !=, <=",
         ),
         (["attention==naive"], "'==' is not an operator of --where in 'attention==naive'; write attention=naive"),
         (["median_ms=<3"], "'=<' is not an operator of --where in 'median_ms=<3'; write median_ms<=3"),
@@ -61,6 +61,10 @@ def test_malformed_condition_is_rejected_with_remedy(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         select(train_records, conditions)
+
+
+def test_condition_may_have_spaces(train_records: list[RunRecord]) -> None:
+    assert select(train_records, ["attention = naive"]) == select(train_records, ["attention=naive"])
 
 
 def test_sort_orders_rows_by_any_column(train_records: list[RunRecord]) -> None:
@@ -110,7 +114,7 @@ def test_speedup_is_the_ratio_of_the_typical_steps_beside_it() -> None:
 
 def test_relative_to_rejects_what_is_no_baseline(train_records: list[RunRecord]) -> None:
     for wrong, message in (
-        ("attention", "--relative-to is 'attention'; write a column, = and a value, such as attention=naive"),
+        ("attention", "--relative-to 'attention' is not a condition; write COLUMN=VALUE, such as attention=naive"),
         (
             "attention=flex",
             "no cell meets --relative-to 'attention=flex'; choose one of the values of attention: naive, sdpa_flash$",

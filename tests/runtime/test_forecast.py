@@ -224,7 +224,7 @@ def test_prediction_for_cuda_agrees_with_the_closed_form(source: Path, precision
     [
         ("routed", {}, "depends on the values of tensors"),
         ("step", {}, "is a step of its own"),
-        ("silent", {}, "the step does not run on fake tensors: AssertionError"),
+        ("silent", {}, "the step fails on fake tensors, with which memory is predicted (AssertionError: "),
         ("convolutions", {"compile": "default"}, "leave out compile"),
         ("convolutions", {"attention": "flex"}, "does not use attention"),
     ],
@@ -272,15 +272,15 @@ def test_fits_extrapolates_measured_peaks_where_fake_tensors_cannot_run(capsys: 
         peak = 10 * MIB + 30 * MIB * config.batch_size
         return RunRecord("key", config.to_dict(), "ok", measurement=Measurement("cuda", (), 0.0, peak, None))
 
-    refused: Any = {"reason": "the step does not run on fake tensors: x; y", "peak_bytes": None, "reads": []}
+    refused: Any = {"reason": "the step fails on fake tensors (x); y", "peak_bytes": None, "reads": []}
     config = RunConfig(workload="mine.py:factory", batch_size=8)
     print_fits(config, CONTEXT_BYTES + 1000 * MIB, lambda config: refused, measure)
     printed = " ".join(capsys.readouterr().out.split())
     assert measured == [2, 4, 8]
     assert "largest that fits: batch 33" in printed
-    assert "because the step does not run on fake tensors: x: 70.0 MiB at batch 2, 130 MiB at batch 4" in printed
+    assert "because the step fails on fake tensors (x): 70.0 MiB at batch 2, 130 MiB at batch 4" in printed
     assert "is at most 0.0% off" in printed
-    with pytest.raises(ConfigError, match="does not run on fake tensors: x"):
+    with pytest.raises(ConfigError, match="the step fails on fake tensors"):
         print_fits(config, 1000 * MIB, lambda config: refused, None)
 
 

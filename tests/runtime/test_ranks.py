@@ -118,7 +118,8 @@ def test_more_ranks_than_devices_are_unavailable() -> None:
         ({}, "strategy single trains on one process, got world_size 2; use a strategy such as ddp_bucketed"),
         (
             {"strategy": "tp", "world_size": 3},
-            "num_heads 4 is not divisible by 3 ranks; choose tp_degree \\(for tp alone: world_size\\) among 1, 2, 4",
+            "num_heads 4 is not divisible by world_size 3, over which tp divides each block; choose world_size "
+            "among 1, 2, 4",
         ),
         ({"strategy": "ddp_flat+tp"}, "tp with another strategy requires tp_degree; set it to the number of ranks"),
         (

@@ -21,7 +21,7 @@ ORDERS: dict[str, Callable[[float, float], bool]] = {
 SIGNS = ("=", "!=", *ORDERS)
 _MEANT = {"==": "=", "===": "=", "=<": "<=", "=>": ">=", "<>": "!=", "!==": "!=", "=!": "!="}
 MOST_VALUES = 8  # of a column that an error lists
-_CONDITION = re.compile(r"([\w.]+)([=!<>~]+)(.+)")
+_CONDITION = re.compile(r"([\w.]+)\s*([=!<>~]+)\s*(.+)")
 
 
 class Condition(NamedTuple):
@@ -51,9 +51,8 @@ def condition(text: str, option: str, signs: Sequence[str] = SIGNS) -> Condition
     """
     found = _CONDITION.fullmatch(text.strip())
     if found is None:
-        raise ConfigError(
-            f"{option} is {text!r}; write a column, {_listed(signs)} and a value, such as attention=naive"
-        )
+        others = f" (other operators: {', '.join(signs[1:])})" if signs[1:] else ""
+        raise ConfigError(f"{option} {text!r} is not a condition; write COLUMN=VALUE, such as attention=naive{others}")
     name, sign, value = found.groups()
     if sign not in signs:
         meant = signs[0] if len(signs) == 1 else _MEANT.get(sign)
