@@ -61,9 +61,10 @@ class ForeignErrors(PrecisionError):
         leaves = tree_leaves(dict(step.output) if hasattr(step.output, "keys") else step.output)
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim()]
         if not found:
+            only = "only a scalar, such as its loss" if any(isinstance(x, Tensor) for x in leaves) else "no tensor"
             raise ConfigError(
-                f"the model returned {type(step.output).__name__} without a tensor of floating-point numbers; let it "
-                "return such a tensor, or a dict or tuple that holds one"
+                f"the model returned {only}, but its outputs in both precisions are compared; let it return its "
+                "outputs too, such as {'loss': loss, 'logits': logits}"
             )
         return torch.cat([leaf.detach().flatten().to(self.reference_dtype) for leaf in found])
 

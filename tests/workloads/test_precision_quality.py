@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import cs_systems
-from cs_systems.config import ModelConfig, Precision, RunConfig
+from cs_systems.config import ConfigError, ModelConfig, Precision, RunConfig
 from cs_systems.core.plugins import holding
 from cs_systems.machine.device import Device, resolve
 from cs_systems.record import Row, RunRecord
@@ -173,6 +173,21 @@ def test_own_model_is_compared_on_the_same_batch_and_dropout(precision: Precisio
         assert 0 < row["logits_error"] < 0.02
         assert 0 < row["gradient_error"] < 0.02
         assert row["reference"] == "float32"
+
+
+class Loss(nn.Linear):
+    """Model that returns its loss alone, as some do where labels are given."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"loss": super().forward(x).square().mean()}
+
+
+def test_model_that_returns_its_loss_alone_has_no_outputs_to_compare() -> None:
+    config = RunConfig(workload="live own", precision=Precision.BF16, profiler="precision_error", device="cpu")
+    with holding(config.workload, lambda config, device: (Loss(8, 2), torch.ones(2, 8))):
+        made = build(config, resolve("cpu"))
+        with pytest.raises(ConfigError, match="returned only a scalar, such as its loss, but its outputs in both"):
+            run_parts(made)
 
 
 class Shifted(nn.Module):
