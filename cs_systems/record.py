@@ -370,7 +370,7 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
                 raise ConfigError(f"{file}:{number} is malformed: {error}; {remedy}") from error
             if strict and isinstance(error, ConfigError):
                 raise ConfigError(f"{file}:{number}: {error}") from error
-            problem = f"{file}:{number} is not a record of this version ({_in_words(error)}); "
+            problem = f"{file}:{number} is not a record of this version ({in_words(error)}); "
             if strict:
                 remedy = "read it with the cs-systems version that wrote it, or remove the line"
                 raise ConfigError(problem + remedy) from error
@@ -378,7 +378,7 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
     return records, complaints
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
     """Return what a record lacks or has too much of, where Python tells it of the class that was called."""
     text = str(error)
     if lacking := re.search(r"missing \d+ required positional arguments?: (.+)", text):

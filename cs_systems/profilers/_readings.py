@@ -18,7 +18,11 @@ def leave(out: Path, found: Mapping[str, object]) -> None:
     _path(out).write_text(json.dumps(found))
 
 
-def take(out: Path, lost: str) -> Any:
+CHECK_DISK = "check the free disk space"
+CHECK_SHARED = f"{CHECK_DISK}, and on several nodes that all share this folder"
+
+
+def take(out: Path, lost: str, remedy: str = CHECK_DISK) -> Any:
     """Return the readings that `leave` wrote, as the profiler typed them, and delete their file.
 
     Raises ProfileLost where there is none; `lost` names the missing readings.
@@ -26,6 +30,6 @@ def take(out: Path, lost: str) -> Any:
     try:
         found = json.loads(_path(out).read_text())
     except FileNotFoundError:
-        raise ProfileLost(f"{lost}; check the free disk space") from None
+        raise ProfileLost(f"{lost}; {remedy}") from None
     _path(out).unlink()
     return found

@@ -14,6 +14,7 @@ from cs_systems.config import ConfigError
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.rows import OverlapRow, RankOverlapRow, Results, SkewRow, StreamRow
 from cs_systems.profilers import Collected, ProfileLost, Profiler, rank_file
+from cs_systems.profilers._readings import CHECK_SHARED
 from cs_systems.profilers._tables import overhead
 from cs_systems.profilers.kineto import record_trace, trace_path
 from cs_systems.record import RunRecord
@@ -38,7 +39,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
     """
     paths = [trace_path(rank_file(out, rank)) for rank in range(record.run_config.world_size)]
     if missing := [number for number, path in enumerate(paths) if not path.is_file()]:
-        raise ProfileLost(f"torch.profiler left no trace of rank {missing[0]}; check the free disk space")
+        raise ProfileLost(f"the trace of rank {missing[0]} is not in the output folder; {CHECK_SHARED}")
     traces = [read(path) for path in paths]
     ranks = [streams(trace) for trace in traces]
     caveats: tuple[Caveat, ...] = ()

@@ -17,7 +17,7 @@ from cs_systems.formulas.cost import PARAMETER_BYTES
 from cs_systems.formulas.memory.ranks import state_by_stage
 from cs_systems.formulas.rank_layout import data_ranks, splits_of
 from cs_systems.profilers import Collected, Profiler, rank_file
-from cs_systems.profilers._readings import leave, take
+from cs_systems.profilers._readings import CHECK_SHARED, leave, take
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
     rows: list[RankMemoryRow] = []
     for rank in range(config.world_size):
         phases: list[StateReading] = take(
-            rank_file(out, rank), f"the readings of memory of rank {rank} were not written"
+            rank_file(out, rank), f"the readings of memory of rank {rank} are not in the output folder", CHECK_SHARED
         )["phases"]
         for stage, read in _last_of_each_stage(phases):
             expected = expected_of(trained, config.strategy, sharing, read["step"] + config.warmup, stage)

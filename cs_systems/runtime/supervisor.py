@@ -17,7 +17,7 @@ from typing import Protocol, cast
 from cs_systems.config import ConfigError, Phase, RunConfig
 from cs_systems.core.rows import ForecastRow, MemoryRow, PreflightRow, Results
 from cs_systems.core.units import human
-from cs_systems.record import Environment, RunRecord, make_key
+from cs_systems.record import Environment, RunRecord, in_words, make_key
 from cs_systems.runtime import channel, fork_client, profiled, scheduler
 from cs_systems.runtime.channel import (
     OPTIMIZER_MODULES,
@@ -315,7 +315,10 @@ def _checked(reply: CellRecord) -> RunRecord:
     try:
         return RunRecord.from_dict(reply.record)
     except (ConfigError, TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ChannelError(f"a worker sent a record that cannot be read: {error}") from error
+        raise ChannelError(
+            f"a worker sent a record that this process cannot read ({in_words(error)}); if cs-systems was changed "
+            "during the run, run the command again, else report this as a bug of cs-systems"
+        ) from error
 
 
 def _of_another_job(kind: Kind) -> str | None:
