@@ -39,7 +39,6 @@ from cs_systems.core.validation import (
     of_type,
     settings,
     shown,
-    texts,
     whole,
 )
 from cs_systems.core.validation import one_of as one_of
@@ -285,8 +284,10 @@ def _check_types(config: RunConfig) -> None:
             else (shown(device), "auto, cpu, cuda or cuda:N")
         )
         raise ConfigError(f"device is {given}; write {name}", "device")
-    texts(config, "attention", "strategy", "profiler")
-    of_type(config, str, "none, or a plan such as every:1", "checkpoint")
+    of_type(config, str, "a text, such as 'naive' or 'sdpa_flash'", "attention")
+    of_type(config, str, "a text, such as 'single' or 'ddp_bucketed'", "strategy")
+    of_type(config, str, "a text, such as 'none' or 'kineto'", "profiler")
+    of_type(config, str, "the text 'none', or a plan such as 'every:1'", "checkpoint")
     flags(config, "keep_graph")
     for name, example in _TUPLES.items():
         words = getattr(config, name)
@@ -372,8 +373,8 @@ def _check_ranks(config: RunConfig) -> None:
         )
     if config.strategy != "single" and config.workload != "train_step" and ":" not in config.workload:
         raise ConfigError(
-            f"strategy {config.strategy} requires a model to train, and workload "
-            f"{config.workload} trains none; leave out strategy"
+            f"strategy {config.strategy} applies to workload train_step or one of your own, and the workload is "
+            f"{config.workload}; leave out strategy"
         )
     if config.is_distributed and config.device.startswith("cuda:"):
         raise ConfigError(f"device {config.device} is a single GPU, but each rank needs its own; use device cuda")
@@ -442,8 +443,10 @@ def grid(base: RunConfig | None = None, **axes: Iterable[Any]) -> Grid:
         if shape := {k: cell.pop(k) for k in list(cell) if k in shape_fields}:
             if (workload := run.get("workload", base.workload)) in _BUILT_IN_STEPS:
                 axis = next(iter(shape))
+                meant = {"batch": "batch_size", "seq": "seq_len", "heads": "num_heads"}.get(axis)
+                remedy = f"use {meant}" if meant else f"leave out {axis}"
                 raise ConfigError(
-                    f"{axis} is a size of an attention call, but the workload is {workload}; leave out {axis}, or give "
+                    f"{axis} is a size of an attention call, but the workload is {workload}; {remedy}, or give "
                     "RunConfig(workload='attention', mode='forward') as base"
                 )
             run["shape"] = replace(replace(base, **run).shape or AttentionShape(), **shape)

@@ -251,7 +251,8 @@ def check_words(words: Sequence[str], kind: type) -> None:
         if extra := leading[len(paths) :]:
             takes = f"takes {counted(len(paths), 'path')}" if paths else "takes only options"
             is_own = ":" in extra[0] and "workload" in named
-            remedy = f"write --workload {extra[0]}" if is_own else "leave it out"
+            before_it = "leave it out" if paths else "write its option before it, or leave it out"
+            remedy = f"write --workload {extra[0]}" if is_own else before_it
             raise ConfigError(f"unexpected argument {extra[0]!r}, because the command {takes}; {remedy}")
 
 
@@ -357,7 +358,10 @@ class ModelCells:
     def _scoped(self, configs: list[RunConfig]) -> list[RunConfig]:
         """Return the cells with --compile-scope, in those that are compiled. Raises ConfigError if none is."""
         if self.compile_scope != ModelCells.compile_scope and {*self.compile} == {"none"} and not self.recipe:
-            refuse(["compile_scope"], "--compile-scope requires --compile, such as --compile default")
+            raise ConfigError(
+                f"--compile-scope {self.compile_scope} has no effect without --compile; add --compile default, or "
+                "leave out --compile-scope"
+            )
         return [c if c.compile == "none" else replace(c, compile_scope=self.compile_scope) for c in configs]
 
     def _with_recipes(self, configs: list[RunConfig]) -> list[RunConfig]:

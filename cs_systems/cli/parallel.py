@@ -173,7 +173,8 @@ def cells(args: Parallel) -> list[RunConfig]:
         )
     if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):
         raise ConfigError(
-            "--tp-degree requires a strategy such as fsdp+tp; add --strategy fsdp+tp, or leave out --tp-degree"
+            f"--tp-degree requires a strategy such as fsdp+tp, got {' and '.join(args.strategy)}; add fsdp+tp to "
+            "--strategy, or leave out --tp-degree"
         )
     if args.figure and "overlap" not in args.with_:
         raise ConfigError("--figure requires --with overlap; add overlap to --with, or leave out --figure")

@@ -178,30 +178,35 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
             "--train-steps trains only the built-in model, but --workload names another",
         )
     elif tables and (names := [name for name in given(args) if name in ("inputs", "set")]):
-        refuse(names, f"{' '.join(map(option, names))} requires a model of your own, --workload path.py:name")
+        words = " and ".join(map(option, names))
+        raise ConfigError(
+            f"{words} requires a model of your own, named by --workload; add --workload path.py:name, without --model, "
+            f"or leave out {words}"
+        )
     if "model" in given(args) and "dtypes" not in tables:
         timed = not tables and {*args.model} <= {*PRESETS}
         instead = f"use --size {' '.join(args.model)} for timings" if timed else "leave out --model"
         raise ConfigError(f"--model requires --dtypes; add --dtypes, or {instead}")
     if tables and args.size != plain.size:
-        instead = f"use --model {' '.join(args.size)}" if "dtypes" in tables else "leave it out"
+        instead = (
+            f"use --model {' '.join(args.size)}" if "dtypes" in tables and not _is_own(args) else "leave out --size"
+        )
         raise ConfigError(f"--size has no effect with --{tables[0]}; {instead}")
     if args.explain and args.device == "cpu":
         raise ConfigError("--explain compares kernels of a GPU, and --device is cpu; leave out one of them")
     names = given(args)
     if timing := [name for name in OF_TIMING if tables and name in names]:
-        name, without = option(timing[0]), " ".join(map(option, tables))
-        raise ConfigError(f"{name} has no effect with {without}; leave out one of them")
+        name, without = option(timing[0]), " and ".join(map(option, tables))
+        raise ConfigError(f"{name} has no effect with {without}; leave out {name}")
     if tables and "dtypes" not in tables:
         refuse(
             [name for name in names if name in (*OF_PRESETS, "mode")], "--accumulation and --normalization use no model"
         )
-    if tables and not _is_own(args) and not PRESETS.keys() & {*args.model}:
-        unfit = [name for name in names if name in OF_PRESETS]
-        refuse(
-            unfit,
-            f"{' '.join(map(option, unfit))} requires a preset such as --model small, got --model "
-            f"{' '.join(args.model)}",
+    unfit = " ".join(option(name) for name in names if name in OF_PRESETS)
+    if unfit and tables and not _is_own(args) and not PRESETS.keys() & {*args.model}:
+        raise ConfigError(
+            f"{unfit} cannot be applied to the model {' '.join(args.model)}; add a preset, such as --model small, or "
+            f"leave out {unfit}"
         )
 
 

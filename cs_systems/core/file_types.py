@@ -51,8 +51,9 @@ UNREAD = (
     ),
     (
         re.compile(rb"\s*\[\s*\[|<html>\s*<head>.{,99}<title>GPU Memory Timeline", re.DOTALL),
-        "a memory timeline of export_memory_timeline, which cs-systems cannot read; write a memory snapshot with "
-        "torch.cuda.memory._dump_snapshot(FILE), and give it to cs-systems snapshot",
+        "a memory timeline of export_memory_timeline, which cs-systems cannot read; call "
+        "torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps, "
+        "and give FILE to cs-systems snapshot",
     ),
     (
         re.compile(rb"[ -:<-z|~]+;[ -z|~]* \d+\n"),

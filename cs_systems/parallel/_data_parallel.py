@@ -174,7 +174,9 @@ class DataParallel(nn.Module):
         Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
         """
         if any(p.requires_grad for p in self._frozen):
-            raise RuntimeError("a parameter was unfrozen after the model was wrapped; wrap the model again")
+            raise RuntimeError(
+                "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"
+            )
         self._wait_for_sender()
         while self._unsent:
             self._send(self._unsent.popleft())
@@ -265,8 +267,9 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
     if pending[index] < 0:
         of._wait_for_sender()  # code that runs after the error may send too
         raise RuntimeError(
-            "backward ran again before finish_gradient_synchronization(); run all but the last under no_sync(). "
-            "If the first one failed on all ranks, call finish_gradient_synchronization() and zero_grad() first"
+            "backward ran again before finish_gradient_synchronization(); call that after each backward, or to "
+            "accumulate gradients run all but the last under no_sync(). If the first one failed on all ranks, call "
+            "finish_gradient_synchronization() and zero_grad() first"
         )
     if pending[index] == 0:
         of._ready.append(index)

@@ -19,7 +19,7 @@ def leave(out: Path, found: Mapping[str, object]) -> None:
 
 
 CHECK_DISK = "check the free disk space"
-CHECK_SHARED = f"{CHECK_DISK}, and on several nodes that all share this folder"
+CHECK_SHARED = f"{CHECK_DISK}, and if the ranks run on several nodes, choose a folder that all nodes share"
 
 
 def take(out: Path, lost: str, remedy: str = CHECK_DISK) -> Any:

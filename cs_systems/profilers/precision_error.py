@@ -11,8 +11,8 @@ from cs_systems.record import RunRecord
 def collect(out: Path, record: RunRecord) -> Collected:
     if not record.results.get("precision_error"):
         raise ProfileLost(
-            "the profiler precision_error measures only a model of your own; set workload to path.py:name, or for the "
-            "built-in model to precision_error, without a profiler"
+            "the profiler precision_error measures only a model of your own; set workload to path.py:name, or, for "
+            "the built-in model, set workload to precision_error and leave out profiler"
         )
     return Collected()
 

@@ -126,9 +126,9 @@ class Recorder:
             if not isinstance(value, bool):
                 raise ConfigError(f"{what} is {shown(value)}; give True or False")
         if tokens is not None and (not is_whole(tokens) or tokens < 1):
-            raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number")
+            raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number from 1")
         if not is_number(patience_s) or not patience_s >= 0:
-            raise ConfigError(f"patience_s is {shown(patience_s)}; give a number of seconds")
+            raise ConfigError(f"patience_s is {shown(patience_s)}; give a number of seconds, at least 0")
         default = " + ".join(type(m).__name__ for m in models) or "unnamed"
         name = short_name("name", default if name is None else name)
         place = Device(_device_of(models) if device is None else _named_device(device))
@@ -154,7 +154,7 @@ class Recorder:
         if tokens is None:
             return self._step
         if not is_whole(tokens) or tokens < 0:
-            raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number")
+            raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number from 0")
         if self._subject.tokens is not None:
             raise ConfigError("tokens= of Recorder and of step() exclude each other; leave out that of Recorder")
         return _Step(self, tokens)
@@ -244,7 +244,9 @@ class Recorder:
     def _step_begins(self, tokens: int | None = None) -> None:
         if self._tracker is None:
             if self._state == "new":
-                raise RuntimeError("recorder.step() was used outside of the recorder; write `with recorder:` around it")
+                raise RuntimeError(
+                    "recorder.step() was used outside of the recorder; write `with recorder:` around the loop"
+                )
             if self._state == "closed":
                 raise RuntimeError("recorder.step() was used after the recorder's `with` block; move the loop into it")
             return

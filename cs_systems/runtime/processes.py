@@ -316,7 +316,9 @@ class Worker:
             self.hello = hello
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
             self.close()
-            raise RuntimeError(f"the worker process did not start: {error}") from error
+            remedy = "; close other programs and run it again, or run cs-systems doctor"
+            slow = remedy if isinstance(error, WorkerTimeout) else ""
+            raise RuntimeError(f"the worker process did not start: {error}{slow}") from error
 
     def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
         """Send a request and yield the replies up to `Done`.

@@ -78,7 +78,8 @@ def load(path: Path, how: str) -> Any:
         raise ConfigError(f"{path} is truncated; {AGAIN}") from None
     except MemoryError:
         raise ConfigError(
-            f"{path} requests more memory than this machine has, or than a snapshot of its size needs; {AGAIN}"
+            f"{path} needs more memory than is free, or is damaged; read it on a machine with more memory, or dump it "
+            f"again with {FEWER}"
         ) from None
     except Exception as error:  # a malformed pickle may raise anything
         why = str(error)

@@ -54,6 +54,10 @@ FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 _OPERATOR = re.compile(r"^\w+::|Backward\d*$|^detach_?$")  # name of an operator, not of a range
 RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
+NOT_RECORDED = (
+    "holds no kernel, although some were launched, so the GPU's profiling interface recorded none; stop other "
+    "profilers (nsys, ncu, DCGM), look for CUPTI errors in the program's output, and record again"
+)
 # Categories of calls that launch work: CUDA's, ROCm's, Intel's, and those of devices that PyTorch does not know.
 _CALLS = tuple(
     f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
@@ -308,7 +312,7 @@ class _Reader:
                 f"the first is {self.first_damaged}"
             )
         if not self.kernels and self.launched:
-            limitations.append(f"it holds no kernel, although some were launched; {RECORD}")
+            limitations.append(f"it {NOT_RECORDED}")
         kernels, copies = self.kernels, self.copies
         if sum(bool(one.launches) for one in self.processes.values()) > 1:
             kernels = [row for row in kernels if row[-1] in process.launches]
@@ -374,7 +378,7 @@ class _Reader:
         if not self.kernels and not ranges and not self.endless:
             raise ConfigError(f"{self.path} holds no kernel and no range; {RECORD}, and {mark}")
         if not self.kernels and self.launched:
-            raise ConfigError(f"{self.path} holds no kernel, although some were launched; {RECORD}")
+            raise ConfigError(f"{self.path} {NOT_RECORDED}")
         if not ranges and not self.kernels:
             if self.endless:
                 raise ConfigError(

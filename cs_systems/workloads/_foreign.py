@@ -310,10 +310,7 @@ def from_result(
     if setup is not None:
         return ForeignWorkload(config, ModuleStep(config, device, setup), read, APPLIED + _OF_STRATEGY)
     if isinstance(result, nn.Module):
-        raise ConfigError(
-            f"{name} returned a module without inputs; return (module, batch), or (module, batch, loss), or set "
-            "inputs to its batch, path.py:name"
-        )
+        raise ConfigError(f"{name} returned a module without inputs; return (module, batch), or (module, batch, loss)")
     if callable(getattr(result, "step", None)):
         return ForeignWorkload(config, result, read)
     if not callable(result):
@@ -352,7 +349,7 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
             )
         if not plugins.takes(made, **own):
             written = f"{config.workload}{plugins.signature(made)}"
-            remedy = "name a module, or its class, or leave out inputs"
+            remedy = "let it take none, or leave out inputs and return (model, batch)"
             raise ConfigError(
                 _wrong_settings(config.workload, made, own)
                 or f"{written} needs arguments, but with inputs it is called without any; {remedy}"

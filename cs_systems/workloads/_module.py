@@ -70,7 +70,11 @@ class ModuleStep(Training):
         if shared and any(parts.values()):
             part = next(name for name, given in parts.items() if given)
             remedy = "give its class" if part.startswith("an ") else "leave it out"
-            raise Unavailable(f"{part} is not supported where ranks share {' and '.join(sorted(shared))}; {remedy}")
+            divided = " and ".join(sorted(shared))
+            raise Unavailable(
+                f"{part} is not supported by strategy {config.strategy}, which divides {divided} over the "
+                f"ranks; {remedy}"
+            )
         if self.setup.accumulate > 1 and config.strategy != "single":
             raise Unavailable(
                 f"accumulate {self.setup.accumulate} is not supported by strategy {config.strategy}; "
@@ -188,6 +192,11 @@ class ModuleStep(Training):
             return loss
         if (loss := loss_in(self.output)) is not None:
             return loss
+        if isinstance(self.output, tuple | list):
+            raise ConfigError(
+                f"the model returned a {type(self.output).__name__}, in which no loss is looked for; give a loss "
+                "function, such as lambda outputs: outputs[1]: (model, batch, loss)"
+            )
         if not isinstance(self.output, Tensor):
             raise ConfigError(
                 f"the model returned {type(self.output).__name__} without a loss; put the labels into the batch, or "

@@ -113,10 +113,10 @@ def check_scheduler(scheduler: Any, optimizer: Any) -> None:
     if isinstance(scheduler, type) or not isinstance(scheduled, Optimizer) or scheduled.param_groups is groups:
         return
     name = type(scheduled).__name__
-    what = f"another optimizer ({name}) than the one that steps; give that one as optimizer="
+    what = f"changes an optimizer ({name}) that is not the one that steps; give the scheduler's as optimizer="
     if groups is None:
-        what = f"an optimizer ({name}) that does not step, because the step makes its own; give it as optimizer="
-    raise ConfigError(f"the scheduler is of {what}, or scheduler=lambda optimizer: …")
+        what = f"is of an optimizer ({name}) that does not step, because the step makes its own; give it as optimizer="
+    raise ConfigError(f"the scheduler {what}, or scheduler=lambda optimizer: …")
 
 
 def _is_loader(batch: Any) -> bool:

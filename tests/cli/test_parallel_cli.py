@@ -291,7 +291,7 @@ def test_torch_ddp_has_predicted_but_no_counted_bytes() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("tp --tp-degree 2", "--tp-degree requires a strategy such as fsdp+tp; add --strategy fsdp+tp, or"),
+        ("tp --tp-degree 2", "--tp-degree requires a strategy such as fsdp+tp, got tp; add fsdp+tp to --strategy, or"),
         (
             "fsdp+tp",
             "tp with another strategy requires --tp-degree; set it to the number of ranks that share one block",

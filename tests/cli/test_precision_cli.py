@@ -235,14 +235,14 @@ def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pyte
         (["--accumulation", "--model", "medium"], "--model requires --dtypes; add --dtypes, or leave out --model"),
         (
             ["--dtypes", "--train-steps", "5"],
-            "--train-steps has no effect with --dtypes; leave out one of them",
+            "--train-steps has no effect with --dtypes; leave out --train-steps",
         ),
-        (["--accumulation", "--explain"], "--explain has no effect with --accumulation; leave out one of them"),
+        (["--accumulation", "--explain"], "--explain has no effect with --accumulation; leave out --explain"),
         (["--show", "profiles/precision", "--size", "xl"], "--show only prints recorded results; leave out --size"),
         (["--accumulation", "--mode", "forward", "--batch-size", "1"], "no model; leave out --mode --batch-size"),
         (
             ["--dtypes", "--context-length", "8"],
-            "--context-length requires a preset such as --model small, got --model toy; leave out --context-length",
+            "--context-length cannot be applied to the model toy; add a preset, such as --model small, or leave",
         ),
         (["--dtypes", "--mode", "backward"], "mode backward requires workload attention"),
         (["--workload", "toy"], "--workload must be path.py:name or package.module:name, got toy; name a model"),

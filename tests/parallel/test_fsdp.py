@@ -95,7 +95,7 @@ def test_rank_keeps_only_its_shards(ranks: Any) -> None:
         ("outside", "Linear was called before Model gathered its weights; call the FullyShardedDataParallel wrapper"),
         ("parts_of_a_block", "Linear was called before Block gathered its weights"),
         ("moved", "a sharded model cannot be moved or cast; do that before it is wrapped"),
-        ("unfrozen", "a parameter was unfrozen after the model was wrapped; wrap the model again"),
+        ("unfrozen", "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"),
         ("backward_that_failed", "backward has not ended, or has failed; run forward and backward again"),
     ],
 )

@@ -208,11 +208,14 @@ def test_different_models_on_ranks_are_refused(ranks_by_size: Any, world_size: i
             "single",
             "strategy single trains on one process, but 2 were started; start one process, or use a strategy",
         ),
-        ("backward twice", "backward ran again before finish_gradient_synchronization(); run all but the last"),
-        ("unfrozen", "a parameter was unfrozen after the model was wrapped; wrap the model again"),
+        (
+            "backward twice",
+            "backward ran again before finish_gradient_synchronization(); call that after each backward, or",
+        ),
+        ("unfrozen", "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"),
         (
             "another state",
-            "the state has groups of [2] parameters, but this optimizer has [3]; create equal",
+            "the state has groups of [2] parameters, but this optimizer has [3]; make it with the",
         ),
         ("not wrapped", "a parameter of the optimizer does not belong to a wrapped model; wrap the model first"),
         ("no bucket", "bucket_size_mb is 0; it must be a number above 0"),

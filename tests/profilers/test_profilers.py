@@ -61,12 +61,12 @@ LEAVES_NOTHING = {
     "cs-systems profile --with ncu --kernel REGEX --show-command prints",
     "nsys": "nsys left no report; read its messages in worker.log, beside the records",
     "nsys_memory": "nsys left no report; read its messages in worker.log, beside the records",
-    "overlap": "the trace of rank 0 is not in the output folder; check the free disk space, and on several nodes that "
-    "all share this folder",
+    "overlap": "the trace of rank 0 is not in the output folder; check the free disk space, and if the ranks run "
+    "on several nodes, choose a folder that all nodes share",
     "precision_error": "the profiler precision_error measures only a model of your own; set workload to "
-    "path.py:name, or for the built-in model to precision_error, without a profiler",
-    "rank_memory": "the readings of memory of rank 0 are not in the output folder; check the free disk space, and on "
-    "several nodes that all share this folder",
+    "path.py:name, or, for the built-in model, set workload to precision_error and leave out profiler",
+    "rank_memory": "the readings of memory of rank 0 are not in the output folder; check the free disk space, and if "
+    "the ranks run on several nodes, choose a folder that all nodes share",
     "residuals": "the list of saved tensors was not written; check the free disk space",
 }
 

@@ -323,7 +323,7 @@ def test_loops_recorded_in_one_folder_are_repeats(tmp_path: Path) -> None:
 
 def test_misuse_is_an_error_in_plain_words(tmp_path: Path) -> None:
     recorder = Recorder(net(), out=tmp_path, **CLEAN)
-    with pytest.raises(RuntimeError, match=r"outside of the recorder; write `with recorder:` around it"):
+    with pytest.raises(RuntimeError, match=r"outside of the recorder; write `with recorder:` around the loop"):
         recorder.step().__enter__()
     with pytest.raises(RuntimeError, match=r"no step was recorded; write `with recorder\.step\(\):` around"), recorder:
         pass

@@ -334,7 +334,7 @@ REFUSED = {
     "run(model=Net().to('meta'), inputs=X)": "on the meta device, without values; call model.to_empty",
     "run(model=Net(), inputs=X, lr=1e-3)": r"no argument .lr.; give optimizer=lambda .*AdamW\(parameters, lr=0.001",
     "run(RunConfig(), repeats=3)": r"no argument 'repeats'; measure a RunConfig by sweep",
-    "RunConfig(checkpoint=True)": "checkpoint is True; it must be none, or a plan such as every:1",
+    "RunConfig(checkpoint=True)": "checkpoint is True; it must be the text 'none', or a plan such as 'every:1'",
     "cs_systems.frame('runs/x')": r"records is the path 'runs/x'; give the result of read_records\(path\)\[0\]",
     "cs_systems.diagnose(['runs/x'])": r"records has 'runs/x'; give RunRecords, as run\(\) returns",
     "cs_systems.diagnose(None)": "records has None; give RunRecords",
@@ -357,7 +357,7 @@ REFUSED = {
     "grid(batch_size=4)": r"batch_size is 4; give a list of values, such as batch_size=\[4\]",
     "grid(size=[])": "size has no value; give at least one$",
     "grid(size=['tiny'], heads=[4])": (
-        r"heads is a size of an attention call, but the workload is train_step; leave out heads, or give RunConfig\("
+        r"heads is a size of an attention call, but the workload is train_step; use num_heads, or give RunConfig\("
     ),
     "grid(['small'])": "base is a list; give a RunConfig, and the axes by name",
     "grid(model=['small'], d_ff=[8])": "model is 'small'; it must be a ModelConfig",
@@ -418,8 +418,8 @@ def test_scheduler_of_another_optimizer_is_refused() -> None:
     with pytest.raises(ConfigError) as refused:
         cs_systems.run(model=model, inputs=BATCH, optimizer=own, scheduler=scheduler, **QUICK)
     assert str(refused.value) == (
-        "the scheduler is of another optimizer (SGD) than the one that steps; give that one as optimizer=, or "
-        "scheduler=lambda optimizer: …"
+        "the scheduler changes an optimizer (SGD) that is not the one that steps; give the scheduler's as "
+        "optimizer=, or scheduler=lambda optimizer: …"
     )
     made_anew = (
         "the scheduler is of an optimizer (SGD) that does not step, because the step makes its own; give it as "
@@ -434,8 +434,8 @@ def test_scheduler_of_another_optimizer_is_refused() -> None:
     record = cs_systems.run(RunConfig(optimizer="adamw"), workload=setup, **QUICK)  # replaces the setup's
     assert (record.status, record.reason) == (
         "error",
-        "the scheduler is of another optimizer (SGD) than the one that steps; give that one as optimizer=, or "
-        "scheduler=lambda optimizer: …",
+        "the scheduler changes an optimizer (SGD) that is not the one that steps; give the scheduler's as "
+        "optimizer=, or scheduler=lambda optimizer: …",
     )
 
 

@@ -193,11 +193,11 @@ def test_counters_in_place_of_kernels_are_refused_with_the_reason(write_trace: W
         ),
         (
             "[[-1, 1, 37888, 7]]",
-            "a memory timeline of export_memory_timeline, which cs-systems cannot read; write a memory snapshot",
+            "a memory timeline of export_memory_timeline, which cs-systems cannot read; call torch.cuda.memory",
         ),
         (
             '<html>\n<head><meta charset="utf-8" /><title>GPU Memory Timeline HTML</title></head>\n<body>',
-            "a memory timeline of export_memory_timeline, which cs-systems cannot read; write a memory snapshot",
+            "a memory timeline of export_memory_timeline, which cs-systems cannot read; call torch.cuda.memory",
         ),
         (
             '"Kind","Agent_Id","Queue_Id","Kernel_Name"\n"KERNEL_DISPATCH",1,1,"gemm"\n',

@@ -182,7 +182,8 @@ class FullyShardedDataParallel(nn.Module):
         if not unit.is_attached:
             raise RuntimeError(
                 f"{type(module).__name__} was called before {type(unit.module).__name__} gathered its weights; call "
-                "the FullyShardedDataParallel wrapper, and call each child of a list as a whole"
+                "the FullyShardedDataParallel wrapper, and inside it each block of a ModuleList or Sequential as a "
+                "whole"
             )
         return None if dtype is None else cast(dtype, inputs, options)
 
@@ -244,7 +245,9 @@ class FullyShardedDataParallel(nn.Module):
         Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
         """
         if any(p.requires_grad for p in self._frozen):
-            raise RuntimeError("a parameter was unfrozen after the model was wrapped; wrap the model again")
+            raise RuntimeError(
+                "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"
+            )
         if self._open:
             raise RuntimeError("backward has not ended, or has failed; run forward and backward again")
         self._settle()
