@@ -95,6 +95,9 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
     return Caveat("few-samples", message, remedy)
 
 
+UNEVEN = ("mixed-steps", "mixed-batches")  # of timed steps that differ by what they do: no spread of theirs is noise
+
+
 def with_mixed_batches(found: Iterable[Caveat], what: str) -> tuple[Caveat, ...]:
     """Return the caveats with that of timed steps whose batches differ in size: their spread is no instability.
 

@@ -10,7 +10,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any, cast
 
 from cs_systems.config import CONFIGURED, Mode, Phase, RunConfig
-from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
+from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
 from cs_systems.core.rows import CeilingRow, CostRow, KernelRow, PhaseRow, Results, Row, as_tables, first_row
 from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import step_memory
@@ -274,7 +274,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
         clock_max_hz=environment.sm_clock_max_hz if environment else None,
         throttle_reasons=(environment.throttle_reasons or ()) if environment else (),
         memory=memory,
-        has_mixed_steps=any(caveat.code in ("mixed-steps", "mixed-batches") for r in timed for caveat in r.warnings),
+        has_mixed_steps=any(caveat.code in UNEVEN for r in timed for caveat in r.warnings),
     )
 
 

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Phase, Precision
+from cs_systems.core import statistics
 from cs_systems.core.checkpoint_plan import Segment, segments
 
 
@@ -128,13 +129,8 @@ class PhaseCost:
 
 def total(costs: Iterable[PhaseCost]) -> PhaseCost:
     """Return the sum of several phases' costs; a quantity that one of them does not know stays unknown."""
-
-    def added(name: str) -> int | None:
-        values = [getattr(cost, name) for cost in costs]
-        return None if None in values else sum(values)
-
     costs = list(costs)
-    return PhaseCost(*(added(f.name) for f in fields(PhaseCost)))
+    return PhaseCost(*(statistics.total([getattr(cost, f.name) for cost in costs]) for f in fields(PhaseCost)))
 
 
 def parameters_by_component(model: ModelConfig) -> dict[str, int]:

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,7 @@ from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
 from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
 from cs_systems.formulas import peaks
-from cs_systems.formulas.cost import PhaseCost
+from cs_systems.formulas.cost import PhaseCost, total
 from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
 from cs_systems.instrument.probes import Probes, graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
@@ -44,7 +44,6 @@ REVISIT_WARMUP = 1
 # Share of the device that residents may fill by prediction; the rest is for allocations that no formula predicts.
 RESIDENT_SHARE = 0.8
 _COUNTED_STEPS = 3  # tries to get a step of the usual size, of which FLOPs are counted
-_COSTS = tuple(f.name for f in dataclasses.fields(PhaseCost))
 
 
 def build(config: RunConfig, device: Device) -> Workload:
@@ -422,8 +421,7 @@ def _cost_tables(cell: _Cell, device: Device, measured: Mapping[str, PhaseCost] 
     }
     tables: Results = {"memory": [memory]}
     if costs := cell.workload.cost() or measured:
-        step = PhaseCost(*(_sum(getattr(c, name) for c in costs.values()) for name in _COSTS))
-        tables["cost"] = [*(_cost_row(phase, c) for phase, c in costs.items()), _cost_row("step", step)]
+        tables["cost"] = [_cost_row(phase, c) for phase, c in {**costs, "step": total(costs.values())}.items()]
     computes_in = getattr(getattr(cell.workload, "inner", cell.workload), "computes_in", cell.config.computes_in)
     if peak := peaks.peak_flops(device.name, computes_in):
         bandwidth = peaks.peak_bandwidth(device.name)
@@ -447,12 +445,6 @@ def _cost_row(phase: str, cost: PhaseCost) -> CostRow:
         "score_flops": cost.score_flops,
         "score_bytes": cost.score_bytes,
     }
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if any term is unknown."""
-    known = list(values)
-    return None if None in known else sum(v for v in known if v is not None)
 
 
 def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:

@@ -142,13 +142,11 @@ def phases(profile: Profile, costs: Costs = NO_COSTS) -> list[PhaseRow]:
     for phase in (p for p in PHASES if p in by_phase):
         parts = {name: total for name in FAMILIES if (total := both.get((phase, name)))}
         for name, total in [(ALL, by_phase[phase]), *sorted(parts.items(), key=lambda item: -item[1].time_s)]:
-            cost = costs.by_phase.get((phase, name))
             per_step = _per_step(profile, total)
-            rates = _rates(per_step["time_s"], cost, costs.ceilings)
+            rates = _rates(per_step["time_s"], costs.by_phase.get((phase, name)), costs.ceilings)
+            # Above the ceiling, other families computed a part of these FLOPs.
             if name != ALL and rates["ceiling"] == "compute" and (rates["ceiling_share"] or 0) > 1:
-                rates = _rates(
-                    per_step["time_s"], None, costs.ceilings
-                )  # other families computed a part of these FLOPs
+                rates = _rates(per_step["time_s"], None, costs.ceilings)
             rows.append({"phase": phase, "family": name, **per_step, **rates})
     return rows
 

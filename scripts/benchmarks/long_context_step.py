@@ -29,6 +29,7 @@ from cs_systems.formulas.cost import block_parameter_count, matmul_weights, para
 from cs_systems.record import RunRecord, read_records
 
 GIB = 1 << 30
+TOKENS = 32_768
 BF16, FP32 = 2, 4
 CAPACITY_BYTES = round(139.7 * GIB)
 RESERVE_BYTES = 6 * GIB  # CUDA's context, NCCL's buffers, memory that the allocator cannot use
@@ -133,6 +134,12 @@ class Plan:
         }
 
 
+def model_of(layers: int | None) -> ModelConfig:
+    """Return the model: 8B with the vocabulary and context of the measured step; None: all of its blocks."""
+    model = replace(preset("8B"), vocab_size=151_936, context_length=TOKENS)
+    return replace(model, num_layers=layers or model.num_layers)
+
+
 def plan(model: ModelConfig, tokens: int, ranks: int, optimizer: str, capacity_bytes: float = CAPACITY_BYTES) -> Plan:
     """Return the plan with the fewest recomputed blocks that fits. Raises ValueError where none does."""
     for recomputed in range(model.num_layers + 1):
@@ -224,8 +231,8 @@ REMARKS = """\
   The rows were measured before that change.
 - FSDP2 with our blocks is slower than stock, whose attention is cuDNN's too. Its record has the caveat `cudaMalloc`:
   with 138 GiB reserved, the allocator gave memory back and took it again in the timed steps.
-- Not measured: moments in bf16 beside fp32 sums (`adamw_bf16_state`) and master weights (`adamw_master`) with
-  expandable segments.
+- Not measured with expandable segments: exact master weights, with moments in bf16 (`adamw_bf16_state`) or in fp32
+  (`adamw_master`).
 """
 
 
@@ -249,15 +256,6 @@ def report(folder: Path) -> str:
     table = [*measured(records, plans), f"{row} | {stock['peak_gib']:.1f} | |"]
     lines = ["# 8B at 32,768 tokens on two GPUs", "", answer, "", INTRODUCTION.rstrip(), *table]
     return "\n".join([*lines, *pages(plans, "flash_cuda"), "", REMARKS])
-
-
-TOKENS = 32_768
-
-
-def model_of(layers: int | None) -> ModelConfig:
-    """Return the model: 8B with the vocabulary and context of the measured step; None: all of its blocks."""
-    model = replace(preset("8B"), vocab_size=151_936, context_length=TOKENS)
-    return replace(model, num_layers=layers or model.num_layers)
 
 
 def main() -> None:
