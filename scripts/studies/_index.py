@@ -118,7 +118,7 @@ def _attention_host_cost(folder: Path) -> str:
 
 
 def _first_sentence(folder: Path) -> str:
-    return (folder / "table.md").read_text(encoding="utf-8").splitlines()[2].partition(". ")[0] + "."
+    return (folder / "table.md").read_text(encoding="utf-8").splitlines()[2].partition(". ")[0].removesuffix(".") + "."
 
 
 def _model_families(folder: Path) -> str:

@@ -89,10 +89,10 @@ def test_measured_cells_stand_beside_their_predictions(script: Any) -> None:
     out_of_memory = replace(record, status="oom", reason="no memory", measurement=None)
     *_, measured, failed = script.measured([record, out_of_memory], {"adamw_fused": plan})
     assert re.fullmatch(
-        r"\| single \| adamw_fused \| sdpa_cudnn \| default \| \d.\d\d \| \d.\d\d–\d.\d\d \| 0.00 \|  \| 0.0 \|",
+        r"\| single \| adamw_fused \| 0 \| sdpa_cudnn \| default \| \d.\d\d \| \d.\d\d–\d.\d\d \| 0.00 \|  \| 0.0 \|",
         measured,
     )
-    assert failed == "| single | adamw_fused | sdpa_cudnn | default | oom: no memory | | 0.00 |  | 0.0 |"
+    assert failed == "| single | adamw_fused | 0 | sdpa_cudnn | default | oom: no memory | | 0.00 |  | 0.0 |"
 
 
 def test_page_is_that_of_the_committed_records(script: Any) -> None:
