@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cs_systems.cli import EXIT_INTERRUPTED
 from cs_systems.core import origin
 
 
@@ -69,21 +70,25 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     else:
         sys.meta_path.insert(0, _AtImportOfTorch(begin))
     failed: BaseException | None = None
+    status = 0
     try:
         _become(argv)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
     except Exception as error:
-        failed = error
+        failed, status = error, 1
         sys.excepthook(type(error), error.with_traceback(_of_script(error)), error.__traceback__)
         raise SystemExit(1) from None
     except KeyboardInterrupt as error:
-        failed = error
+        failed, status = error, EXIT_INTERRUPTED
         raise
     finally:
         sys.stdout.flush()
         for recorder in recorders:
             recorder.close(failed)
         if is_first_rank():
-            _leave([record for recorder in recorders for record in recorder.records], handover, options["out"])
+            _leave([record for recorder in recorders for record in recorder.records], handover, options["out"], status)
 
 
 def _become(argv: list[str]) -> None:
@@ -110,10 +115,10 @@ def _of_script(error: Exception) -> types.TracebackType | None:
     return trace
 
 
-def _leave(records: list[Any], handover: str | None, out: str) -> None:
+def _leave(records: list[Any], handover: str | None, out: str, status: int) -> None:
     """Print the table of the records, or leave them for the process that waits for nsys."""
     if handover is None:
-        conclude(records, out)
+        conclude(records, out, status)
         return
     from cs_systems.record import append_record
 
@@ -122,15 +127,10 @@ def _leave(records: list[Any], handover: str | None, out: str) -> None:
     Path(handover).touch()
 
 
-def conclude(records: list[Any], out: str) -> None:
-    """Print the table of the records to standard error."""
+def conclude(records: list[Any], out: str, status: int) -> None:
+    """Print the table of the records to standard error. `status`: the exit status of the script."""
     if not records:
-        print(
-            "cs-systems: nothing was recorded, because the script ran no backward pass of torch in its main thread; "
-            "run a script that trains there, or write `with cs_systems.Recorder(out='runs/mine') as recorder:` around "
-            "its loop and `with recorder.step():` around the loop's body",
-            file=sys.stderr,
-        )
+        print(f"cs-systems: nothing was recorded, because {_why_nothing(status)}", file=sys.stderr)
         return
     from cs_systems.cli._output import terminal_width
     from cs_systems.diagnosis import diagnose
@@ -141,6 +141,19 @@ def conclude(records: list[Any], out: str) -> None:
     width = terminal_width(stream=sys.stderr)
     first, table = text(diagnose(records), width=width), render(records, width=width)
     print(f"\n{first}{table}\n{where}", file=sys.stderr)
+
+
+def _why_nothing(status: int) -> str:
+    """Return why a script that ended with this status left no record, and what to do."""
+    if status == EXIT_INTERRUPTED:
+        return "the script was interrupted before its first backward pass; let it run longer"
+    if status:
+        return f"the script ended with exit status {status} before its first backward pass; correct its error"
+    return (
+        "the script ran no backward pass of torch in its main thread; run a script that trains there, or write "
+        "`with cs_systems.Recorder(out='runs/mine') as recorder:` around its loop and `with recorder.step():` around "
+        "the loop's body"
+    )
 
 
 def is_first_rank() -> bool:

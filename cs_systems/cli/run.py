@@ -152,7 +152,8 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
             )
             signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to the script, too
             signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-            status = child.wait()
+            ended = child.wait()
+            status = ended if ended >= 0 else 128 - ended
         for each in streams:
             os.close(each)
         if not left.exists():
@@ -163,8 +164,8 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
             )
         else:
             records = read_records(left)[0] if left.stat().st_size else []
-            conclude([_with_report(record, out, report) for record in records], str(out))
-    return status if status >= 0 else 128 - status
+            conclude([_with_report(record, out, report) for record in records], str(out), status)
+    return status
 
 
 def _with_report(record: RunRecord, out: Path, report: Path) -> RunRecord:

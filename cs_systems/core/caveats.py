@@ -72,6 +72,10 @@ LOOP_REMEDIES = {code: remedy for code, remedy in REMEDIES.items() if code != "f
 }
 
 
+def profile_in_words(profiler: str) -> str:
+    return "memory snapshot" if profiler == "memory_snapshot" else f"profile by {profiler}"
+
+
 def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Sequence[str] = ()) -> Caveat:
     """Return the caveat of a user's loop that ended before all steps were timed.
 
@@ -79,11 +83,10 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
         timed: the steps that were timed.
         wanted: the steps to time.
         done: the steps of the loop, warm-up included; None where they are not known.
-        ended: `the loop ended`, and the error that ended it, if any.
+        ended: `the loop ended` or `the loop was interrupted`, and the error that ended it, if any.
         missing: the profilers that were to record after the timing.
     """
-    what = ["memory snapshot" if name == "memory_snapshot" else f"profile by {name}" for name in missing]
-    lost = f"; no {' and no '.join(what)} was recorded" if what else ""
+    lost = f"; no {' and no '.join(map(profile_in_words, missing))} was recorded" if missing else ""
     begin, _, error = ended.partition(" with ")
     how = " ".join(filter(None, [begin, f"after {done}" if done else "", f"with {error}" if error else ""]))
     message = f"{timed} of {wanted} steps were timed, because {how}{lost}"

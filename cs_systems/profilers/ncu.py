@@ -142,7 +142,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
                 "ncu wrote neither a report nor a message; run ncu yourself, with the command that "
                 "cs-systems profile --with ncu --kernel REGEX --show-command prints"
             )
-        raise ProfileLost(f"ncu wrote no report: {nsys.last_line(output)}; all its messages are in {log}")
+        raise ProfileLost(f"ncu wrote no report: {nsys.last_line(output)}; read all its messages in {log}")
     try:
         return Collected({"ncu": report}, {"counters": reports.read(report)})
     except ConfigError as error:

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import plugins
-from cs_systems.core.caveats import REMEDIES, Caveat
+from cs_systems.core.caveats import REMEDIES, Caveat, profile_in_words
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, short_name, shown
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
@@ -139,6 +139,7 @@ class Recorder:
         self._record_host = record_host
         profilers = [*([profile] if profile != "none" else []), *(["memory_snapshot"] if snapshot else [])]
         self._stages = [Stage("none", steps), *(Stage(profiler, profile_steps) for profiler in profilers)]
+        self._all_steps = warmup + sum(stage.steps for stage in self._stages)
         self.records: list[RunRecord] = []
         self._state = "new"
         self._step = _Step(self)
@@ -217,7 +218,7 @@ class Recorder:
             return
         atexit.unregister(self.close)
         if self._state == "recording":
-            self._end_stage("the loop ended" if error is None else f"the loop ended with {_described(error)}", error)
+            self._end_stage(_ended(error), error)
             self._off()
         self._state = "closed"
         if error is None and self._count > 0:
@@ -347,24 +348,12 @@ class Recorder:
 
     def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
         if not self._timed:
-            status = "error" if error is None else _result.status_of(error)
-            done, all_steps = len(self._warm), self._warmup + stage.steps
-            remedy = f"record a loop of at least {all_steps} steps"
-            if done == 0 and self._count > 1:
-                remedy = (
-                    f"none of {self._count} steps called step() of a torch optimizer; call it, or leave out optimizer"
-                )
-            elif done > 1:
-                remedy += f", or fewer of them: warmup=1, steps={done - 1} (--steps 1:{done})"
-            if error is not None:
-                remedy = "use a smaller batch or model" if status == "oom" else "correct the script"
-            reason = f"{ended} after {done} of {self._warmup} warm-up steps; {remedy}"
-            if not stage.is_timed:
-                for file in self._files(stage):
-                    file.unlink()
-                status = "unavailable"
-                reason = f"{ended} before a step was profiled; record a longer loop, or pass profile='none'"
-            return self._failure(stage, status, reason)
+            reason = f"{ended} {self._before_which(stage)}; {self._remedy(stage, error)}"
+            if stage.is_timed:
+                return self._failure(stage, "error" if error is None else _result.status_of(error), reason)
+            for file in self._files(stage):
+                file.unlink()
+            return self._failure(stage, "unavailable", reason)
         now, device = self._subject.device.device_mallocs(), self._subject.device
         config = self._config(stage)
         record = _result.success(
@@ -385,6 +374,28 @@ class Recorder:
             what = "timed in a process that nsys had started; it traced nothing yet"
             record = replace(record, warnings=(*record.warnings, Caveat("below-nsys", what, REMEDIES["below-nsys"])))
         return record
+
+    def _before_which(self, stage: Stage) -> str:
+        """Return when the loop ended that left this stage without a step."""
+        if stage.is_timed:
+            return f"after {len(self._warm)} of {self._warmup} warm-up steps"
+        return f"before the {profile_in_words(stage.profiler)} was recorded"
+
+    def _remedy(self, stage: Stage, error: BaseException | None) -> str:
+        """Return what to do about a stage without a step. Ctrl-C and sys.exit() are no errors of the script."""
+        done = len(self._warm)
+        if isinstance(error, Exception):
+            is_oom = _result.status_of(error) == "oom"
+            return "use a smaller batch or model" if is_oom else "correct the script"
+        longer = f"let it run for at least {self._all_steps} steps"
+        if not stage.is_timed:
+            return f"{longer}, or {self._without(stage)}"
+        if done == 0 and self._count > 1:
+            return f"none of {self._count} steps called step() of a torch optimizer; call it, or leave out optimizer"
+        return longer + (f", or time fewer of them: warmup=1, steps={done - 1} (--steps 1:{done})" if done > 1 else "")
+
+    def _without(self, stage: Stage) -> str:
+        return "leave out snapshot" if stage.profiler == "memory_snapshot" else "pass profile='none'"
 
     def _samples(self) -> list[Sample]:
         """Return the samples of this stage, its warm-up first."""
@@ -513,6 +524,12 @@ def _named_device(device: Any) -> torch.device:
     if named.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device is {named}, but torch finds no CUDA device; leave out device")
     return named
+
+
+def _ended(error: BaseException | None) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "the loop was interrupted"
+    return f"the loop ended with {_described(error)}" if isinstance(error, Exception) else "the loop ended"
 
 
 def _described(error: BaseException) -> str:

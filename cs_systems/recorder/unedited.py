@@ -64,7 +64,7 @@ class ScriptRecorder(Recorder):
         """Begin to record, in place of entering a `with` block."""
         device = root.device if isinstance(root, torch.Tensor) else None
         super().__init__(name=self._name, device=device, **self._options)
-        self._last = self._warmup + sum(stage.steps for stage in self._stages) if self._stop else None
+        self._last = self._all_steps if self._stop else None
         self.__enter__()
 
     def _install(self, tracker: Tracker) -> None:
@@ -148,6 +148,11 @@ class ScriptRecorder(Recorder):
         what = f"one optimizer steps up to {self._most_between} times for a step of another, and each is a step here"
         kept = (caveat for caveat in record.warnings if caveat.code != "unstable")  # the kinds of steps differ
         return replace(record, warnings=(*kept, Caveat("mixed-steps", what, REMEDIES["mixed-steps"])))
+
+    def _without(self, stage: Stage) -> str:
+        return (
+            "leave out --snapshot and memory in --with" if stage.profiler == "memory_snapshot" else "leave out --with"
+        )
 
     def _without_report(self, record: RunRecord) -> RunRecord:
         return record if self._waits_for_nsys else super()._without_report(record)

@@ -51,8 +51,9 @@ class Journal:
     holds something else, or if a file with a name that the journal uses is not a regular file.
     """
 
-    def __init__(self, folder: Path, *, record_host: bool = False) -> None:
+    def __init__(self, folder: Path, *, can_start_over: bool = False, record_host: bool = False) -> None:
         self.folder, self._record_host = folder, record_host
+        self.remedy_for_other_records = AFRESH if can_start_over else ANOTHER
 
     @property
     def log(self) -> Path:
@@ -64,10 +65,11 @@ class Journal:
         return self.folder / ".running"
 
     @classmethod
-    def prepare(cls, out: str | os.PathLike[str], *, fresh: bool = False, record_host: bool = False) -> Journal:
+    def prepare(cls, out: str | os.PathLike[str], *, fresh: bool | None = None, record_host: bool = False) -> Journal:
         """Create the folder and check that it is writable, before a long sweep whose records could not be saved.
 
-        fresh: put its existing records aside. record_host: write this host's name into the new ones.
+        fresh: put its existing records aside; None for a caller without this option, whom no refusal may name it to.
+        record_host: write this host's name into the new ones.
         """
         folder = Path(out)
         if folder.is_file():
@@ -78,7 +80,8 @@ class Journal:
                 probe.write(b"\0" * _PROBE_BYTES)
                 probe.flush()
                 os.fsync(probe.fileno())
-            journal, file = cls(folder, record_host=record_host), records_path(folder)
+            journal = cls(folder, can_start_over=fresh is not None, record_host=record_host)
+            file = records_path(folder)
             for own in (file, journal.log, journal._running):
                 if own.exists():
                     _open_plain(own, os.O_RDWR | os.O_APPEND).close()
@@ -103,7 +106,7 @@ class Journal:
         except ConfigError as error:
             if isinstance(error.__cause__, NewerSchema):
                 raise
-            raise FolderRefused(f"{file} has lines that are no records", AFRESH) from error
+            raise FolderRefused(f"{file} has lines that are no records", self.remedy_for_other_records) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -51,7 +51,7 @@ def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
     except ProfileLost as error:
         if record.status != "ok":  # it ran out of memory before the profiler began
             return record
-        return replace(record, status="error", reason=str(error))
+        return replace(record, status="error", reason=str(error) if keep else _reason_without_files(str(error), out))
     if found.contradiction:
         record = replace(record, status="error", reason=found.contradiction, measurement=None)
     return replace(
@@ -62,11 +62,25 @@ def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
     )
 
 
+def _reason_without_files(reason: str, out: Path) -> str:
+    """Return the reason without files that are deleted, because the call has no folder for them."""
+    file = re.compile(rf"{_own_file(out)}|worker\.log")
+    problem, _, remedy = reason.rpartition("; ")
+    if file.search(remedy):
+        remedy = "measure again with out=FOLDER, which keeps the files and messages"
+    return "; ".join(filter(None, (file.sub("its report", problem), remedy)))
+
+
 def _without_file(caveat: Caveat, out: Path) -> Caveat:
     """Return the caveat without the name of a file that is deleted, because the call has no folder for it."""
-    file = re.compile(rf"\S*{re.escape(out.name)}[\w.-]*")
+    file = re.compile(_own_file(out))
     return replace(
         caveat,
         message=file.sub("the trace", caveat.message),
         remedy=file.sub("TRACE (give out= to keep it)", caveat.remedy),
     )
+
+
+def _own_file(out: Path) -> str:
+    """Return a pattern of the names of the cell's files."""
+    return rf"\S*{re.escape(out.name)}[\w.-]*"

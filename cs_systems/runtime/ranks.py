@@ -83,6 +83,18 @@ class NotStarted(RuntimeError):
     """Failure to start ranks; the message gives the cause."""
 
 
+class RankHung(WorkerTimeout):
+    """Ranks that the others waited for in vain; the message ends with the remedy."""
+
+
+def hung(names: str, patience_s: float, where: str = "") -> str:
+    """Return which ranks kept the others waiting, and what to do. The patience is a `timeout_s` above its minimum."""
+    return (
+        f"{names} kept the others waiting for {patience_s:g} s{where}; if only slow, set timeout_s above "
+        f"{patience_s:g}, else make all ranks call the same collectives"
+    )
+
+
 class _Rank:
     """One rank: its process, its first messages, and its log."""
 
@@ -313,11 +325,9 @@ class Ranks:
         death = self._tree.death_of(first.member, first.log)
         return type(death)(f"{first.name} {death}")
 
-    def _hang(self, late: list[_Rank]) -> WorkerTimeout:
+    def _hang(self, late: list[_Rank]) -> RankHung:
         names = ", ".join(rank.name for rank in late)
-        return WorkerTimeout(
-            f"{names} kept the others waiting for {self._kind.patience_s:g} s: {self._locations(late)}"
-        )
+        return RankHung(hung(names, self._kind.patience_s, f": {self._locations(late)}"))
 
     def _locations(self, ranks: list[_Rank]) -> str:
         """Describe where in the code these ranks are, grouped by place; SIGUSR1 makes them write it."""

@@ -38,7 +38,7 @@ from cs_systems.runtime.processes import (
     WorkerOutOfMemory,
     WorkerTimeout,
 )
-from cs_systems.runtime.ranks import Kind, NotStarted, Ranks
+from cs_systems.runtime.ranks import Kind, NotStarted, RankHung, Ranks
 
 OnVisit = Callable[[RunConfig, Visit | Warming], None]
 ONE_WORKER = Kind()
@@ -296,7 +296,8 @@ class Supervisor:
     def _lost_record(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
         """Return the record of a cell whose processes were lost."""
         if isinstance(error, WorkerTimeout):
-            return self._record(config, repeat, "timeout", f"{error}; raise timeout_s")
+            remedy = "" if isinstance(error, RankHung) else "; raise timeout_s"
+            return self._record(config, repeat, "timeout", f"{error}{remedy}")
         if isinstance(error, (NotStarted, ChannelError)):
             return self._record(config, repeat, "error", str(error))
         status = "oom" if isinstance(error, WorkerOutOfMemory) else "killed"

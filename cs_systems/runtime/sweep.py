@@ -24,7 +24,7 @@ from cs_systems.profilers import Profiler, ProfilerUnusable
 from cs_systems.record import DONE, Environment, RunRecord, make_key
 from cs_systems.runtime import observed, profiled, scheduler
 from cs_systems.runtime.channel import Visit, Warming
-from cs_systems.runtime.journal import AFRESH, FolderRefused, Journal
+from cs_systems.runtime.journal import FolderRefused, Journal
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.runtime.supervisor import Supervisor
 
@@ -234,7 +234,7 @@ def _run_live(
 
 def _run_in_worker(config: RunConfig, out: str | os.PathLike[str] | None, timeout_s: float | None) -> RunRecord:
     """Measure a config, or return its record from the folder."""
-    for record in sweep([config], out=out, timeout_s=timeout_s):
+    for record in _measured([config], out=out, timeout_s=timeout_s):
         return record
     assert out is not None
     return [record for record in Journal(Path(out)).read()[0] if record.run_config == config][-1]
@@ -389,16 +389,16 @@ def _measured(
     configs: list[RunConfig],
     *,
     out: str | os.PathLike[str] | None,
-    repeats: int,
+    repeats: int = 1,
     timeout_s: float | None,
-    fresh: bool,
-    skip_oom: bool,
-    interleave: bool,
-    shuffle_seed: int | None,
-    record_host: bool,
-    on_progress: OnProgress,
+    fresh: bool | None = None,
+    skip_oom: bool = False,
+    interleave: bool = False,
+    shuffle_seed: int | None = None,
+    record_host: bool = False,
+    on_progress: OnProgress = lambda progress: None,
 ) -> Iterator[RunRecord]:
-    """Measure the cells of a sweep, whose options are checked."""
+    """Measure the cells of a sweep, whose options are checked. `fresh` is None for `run`, which has no such option."""
     _follow_in_job()
     journal = None if out is None else Journal.prepare(out, fresh=fresh, record_host=record_host)
     done, total = 0, len(configs) * repeats
@@ -451,7 +451,7 @@ def _missing(
         return configs
     for record in records:
         if record.environment is not None:
-            _same_origin(record.environment, supervisor.environment(record.run_config.device), journal.folder)
+            _same_origin(record.environment, supervisor.environment(record.run_config.device), journal)
     status = {record.key: record.status for record in records if skip_oom or not record.predicted}
     found = {c: status.get(make_key(c, repeat, supervisor.environment(c.device))) for c in configs}
     unavailable = [c for c in configs if found[c] == "unavailable"]
@@ -461,7 +461,7 @@ def _missing(
     return sorted(missing, key=lambda c: found[c] is not None)
 
 
-def _same_origin(recorded: Environment, now: Environment, folder: Path) -> None:
+def _same_origin(recorded: Environment, now: Environment, journal: Journal) -> None:
     """Raise ConfigError if a folder's records come from another torch, device or version of this code."""
     for how, name in (
         ("with torch {}, not {}", "torch"),
@@ -470,8 +470,8 @@ def _same_origin(recorded: Environment, now: Environment, folder: Path) -> None:
     ):
         before, after = getattr(recorded, name), getattr(now, name)
         if before != after:
-            problem = f"the records of {folder} were measured {how.format(before, after)}, and do not compare"
-            raise FolderRefused(problem, AFRESH)
+            problem = f"the records of {journal.folder} were measured {how.format(before, after)}, and do not compare"
+            raise FolderRefused(problem, journal.remedy_for_other_records)
 
 
 def _follow_in_job() -> None:

@@ -36,6 +36,7 @@ from cs_systems.machine import process_group
 from cs_systems.runtime import channel
 from cs_systems.runtime.channel import CellRecord, Done, Join, Joined, Message, Ready, Visit
 from cs_systems.runtime.lifetime import die_with_parent, is_running
+from cs_systems.runtime.ranks import hung
 from cs_systems.runtime.stragglers import verdict
 from cs_systems.runtime.worker import answer, serve
 
@@ -215,8 +216,8 @@ class Job:
         """Return the status and reason of a cell that these ranks did not answer while others waited for them."""
         if dead := self._dead(ranks):
             return "killed", f"{', '.join(map(self._name, dead))} died; see the launcher's output"
-        waited = f"{self._kind.patience_s:g} s" if self._kind else "too long"
-        return "timeout", f"{', '.join(map(self._name, ranks))} kept the others waiting for {waited}; raise timeout_s"
+        patience_s = self._kind.patience_s if self._kind else START_TIMEOUT_S
+        return "timeout", hung(", ".join(map(self._name, ranks)), patience_s)
 
     def _dead(self, ranks: list[int]) -> list[int]:
         """Return which of these ranks ran on this host and have ended."""

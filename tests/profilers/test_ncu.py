@@ -141,6 +141,24 @@ def test_missing_report_is_an_error_with_ncu_message(tmp_path: Path, log: str | 
     assert (found.reason or "").startswith(message)
 
 
+def test_reason_names_the_log_only_where_it_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "cell-0.ncu.log").write_text("==ERROR== Failed to write to /tmp/cell-0.ncu-rep\n")
+    kept, deleted = (
+        profiled.with_profile(record(), tmp_path / "cell-0", keep=keep).reason or "" for keep in (True, False)
+    )
+    assert kept.endswith(f"; read all its messages in {tmp_path / 'cell-0.ncu.log'}")
+    assert deleted == (
+        "ncu wrote no report: ==ERROR== Failed to write to its report; "
+        "measure again with out=FOLDER, which keeps the files and messages"
+    )
+
+
+def test_remedy_that_names_no_file_stays_where_none_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "cell-0.ncu-rep").touch()
+    found = profiled.with_profile(record(), tmp_path / "cell-0", keep=False)
+    assert found.reason == "its report is empty: the report was never written; check the disk space and profile again"
+
+
 def test_counters_are_recorded_and_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

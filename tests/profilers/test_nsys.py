@@ -165,6 +165,11 @@ def test_missing_report_is_an_error(fake: Path, tmp_path: Path) -> None:
     assert record.status == "error"
     assert record.reason == "nsys left no report; read its messages in worker.log, beside the records"
     assert record.measurement is not None
+    without_folder = cs_systems.run(TINY)
+    assert (
+        without_folder.reason
+        == "nsys left no report; measure again with out=FOLDER, which keeps the files and messages"
+    )
 
 
 def test_failed_export_raises_profile_lost(fake: Path, tmp_path: Path) -> None:

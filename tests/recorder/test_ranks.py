@@ -95,5 +95,5 @@ def test_missing_rank_gives_the_reason_that_it_left(tmp_path: Path) -> None:
         (failed,) = train(tmp_path / "bad", 1)[0].records
     caveat = next(c for c in merged_loop({0: good, 1: failed}, []).warnings if c.code == "missing-ranks")
     assert caveat.message == (
-        "no times of rank 1: the loop ended after 1 of 1 warm-up steps; record a loop of at least 4 steps"
+        "no times of rank 1: the loop ended after 1 of 1 warm-up steps; let it run for at least 4 steps"
     )

@@ -22,7 +22,7 @@ from cs_systems import Recorder
 from cs_systems.comparison.runs import compare
 from cs_systems.config import ConfigError
 from cs_systems.core import origin
-from cs_systems.profilers import nsys
+from cs_systems.profilers import Profiler, nsys
 from cs_systems.record import RunRecord, read_records
 from cs_systems.recorder import hooks
 from cs_systems.report.pages.records import render as render_page
@@ -215,15 +215,69 @@ def test_loop_that_ends_before_the_profile_keeps_its_timing(tmp_path: Path) -> N
     recorder, _ = train(tmp_path, 4, profile="kineto")
     assert [(r.status, r.reason) for r in recorder.records] == [
         ("ok", None),
-        ("unavailable", "the loop ended before a step was profiled; record a longer loop, or pass profile='none'"),
+        (
+            "unavailable",
+            "the loop ended before the profile by kineto was recorded; "
+            "let it run for at least 7 steps, or pass profile='none'",
+        ),
     ]
     assert {file.name for file in tmp_path.iterdir()} == {"records.jsonl"}
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("oops"), "the loop ended with ValueError: oops before {what} was recorded; correct the script"),
+        (
+            KeyboardInterrupt(),
+            "the loop was interrupted before {what} was recorded; let it run for at least 7 steps, or {without}",
+        ),
+        (
+            SystemExit(0),
+            "the loop ended before {what} was recorded; let it run for at least 7 steps, or {without}",
+        ),
+    ],
+    ids=["error", "interrupt", "exit"],
+)
+@pytest.mark.parametrize(
+    ("options", "what", "without"),
+    [
+        ({"profile": "kineto"}, "the profile by kineto", "pass profile='none'"),
+        ({"snapshot": True}, "the memory snapshot", "leave out snapshot"),
+    ],
+    ids=["kineto", "snapshot"],
+)
+def test_reason_of_a_missing_profile_fits_how_the_loop_ended(
+    options: dict[str, Any],
+    what: str,
+    without: str,
+    error: BaseException,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cs_systems.profilers.memory_snapshot.PROFILER", Profiler())  # the real one needs a GPU
+    recorder = Recorder(net(), out=tmp_path, **CLEAN | options)
+
+    def loop() -> None:
+        with recorder:
+            for _ in range(4):
+                with recorder.step():
+                    pass
+            raise error
+
+    with pytest.raises(type(error)):
+        loop()
+    assert [(r.status, r.reason) for r in recorder.records] == [
+        ("ok", None),
+        ("unavailable", reason.format(what=what, without=without)),
+    ]
+
+
 def test_loop_that_ends_in_the_warm_up_is_an_error(tmp_path: Path) -> None:
     reason = (
-        "the loop ended after 2 of 5 warm-up steps; record a loop of at least 25 steps, "
-        "or fewer of them: warmup=1, steps=1 (--steps 1:2)"
+        "the loop ended after 2 of 5 warm-up steps; let it run for at least 25 steps, "
+        "or time fewer of them: warmup=1, steps=1 (--steps 1:2)"
     )
     with pytest.warns(RuntimeWarning) as given:
         recorder, _ = train(tmp_path, 2, warmup=5, steps=20)
@@ -287,6 +341,30 @@ def test_error_of_the_loop_asks_for_no_longer_loop(tmp_path: Path) -> None:
         raise ValueError("oops")
     (record,) = recorder.records
     assert record.reason == "the loop ended with ValueError: oops after 0 of 1 warm-up steps; correct the script"
+
+
+def test_interrupted_loop_is_asked_to_run_longer(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Recorder(net(), out=tmp_path, **CLEAN) as recorder, recorder.step():
+        raise KeyboardInterrupt
+    (record,) = recorder.records
+    assert record.reason == "the loop was interrupted after 0 of 1 warm-up steps; let it run for at least 4 steps"
+
+
+def test_interrupt_in_the_timing_is_no_error_to_correct(tmp_path: Path) -> None:
+    recorder = Recorder(net(), out=tmp_path, **CLEAN)
+
+    def loop() -> None:
+        with recorder:
+            for _ in range(3):
+                with recorder.step():
+                    pass
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    (caveat,) = (c for c in recorder.records[0].warnings if c.code == "few-samples")
+    assert caveat.message == "2 of 3 steps were timed, because the loop was interrupted after 3"
+    assert caveat.remedy == "let the loop run longer"
 
 
 def test_break_ends_the_recording(tmp_path: Path) -> None:

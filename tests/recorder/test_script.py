@@ -196,3 +196,19 @@ def test_script_without_training_is_told_so(tmp_path: Path) -> None:
     done = forks.python("-m", "cs_systems", "run", "--", str(script))
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert "nothing was recorded, because the script ran no backward pass" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("raise ValueError('no data')", "ended with exit status 1 before its first backward pass; correct its error"),
+        ("raise SystemExit('no data')", "ended with exit status 1 before its first backward pass; correct its error"),
+        ("raise SystemExit(2)", "ended with exit status 2 before its first backward pass; correct its error"),
+        ("raise KeyboardInterrupt", "was interrupted before its first backward pass; let it run longer"),
+    ],
+)
+def test_script_that_fails_before_it_trains_is_not_told_to_train(end: str, reason: str, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(end)
+    done = forks.python("-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script))
+    assert f"cs-systems: nothing was recorded, because the script {reason}\n" in done.stderr

@@ -7,11 +7,13 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import cs_systems
 from cs_systems import sweep
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig
@@ -64,6 +66,37 @@ def test_foreign_lines_are_refused_before_the_first_cell(
         next(sweep([TINY], out=file.parent))
     assert file.read_text() == line
     assert [r.status for r in sweep([TINY], out=file.parent, fresh=True)] == ["ok"]
+
+
+def _record_a_loop(out: Path) -> None:
+    with cs_systems.Recorder(out=out):
+        pytest.fail("the folder was taken")
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda out: cs_systems.run(TINY, out=out),
+        lambda out: cs_systems.run(workload=lambda: None, device="cpu", out=out),
+        _record_a_loop,
+    ],
+    ids=["run", "run of a live object", "Recorder"],
+)
+def test_refused_folder_names_no_option_that_the_caller_lacks(
+    measure: Callable[[Path], object], tmp_path: Path
+) -> None:
+    (tmp_path / "records.jsonl").write_text(FOREIGN[0])
+    with pytest.raises(ConfigError, match=r"has lines that are no records; choose another out$"):
+        measure(tmp_path)
+
+
+def test_folder_refused_to_a_script_names_no_option_that_the_command_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "records.jsonl").write_text(FOREIGN[0])
+    (tmp_path / "train.py").touch()
+    assert main(["run", "--out", str(tmp_path), "--", str(tmp_path / "train.py")]) == 2
+    assert capsys.readouterr().err.endswith("records.jsonl has lines that are no records; choose another --out\n")
 
 
 def test_sweep_resumes_after_an_incomplete_first_record(tmp_path: Path) -> None:

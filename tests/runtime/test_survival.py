@@ -22,7 +22,7 @@ from cs_systems.record import RunRecord, append_record, read_records
 from cs_systems.runtime.channel import Ready
 from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.supervisor import same_device
-from cs_systems.runtime.sweep import Progress, preflight, sweep
+from cs_systems.runtime.sweep import Progress, preflight, run, sweep
 
 WORKLOADS = Path(__file__).parent / "workloads_that_die.py"
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, mode=Mode.FORWARD, device="cpu", warmup=0, steps=3)
@@ -272,6 +272,8 @@ def test_records_of_another_version_or_device_are_refused(
     append_record(tmp_path, replace(measured, environment=replace(measured.environment, **{field: value})))
     with pytest.raises(ConfigError, match=f"{message}.*choose another out, or start over with fresh"):
         list(sweep([TINY], out=tmp_path))
+    with pytest.raises(ConfigError, match=f"{message}choose another out$"):  # run() has no argument fresh
+        run(TINY, out=tmp_path)
     assert len(read_records(tmp_path)[0]) == 1
 
 
