@@ -26,6 +26,11 @@ _STEP_FIELDS = (
 )  # fmt: skip
 
 
+_METHODS = {  # of a Workload beside step, each with its shortest form
+    "prepare": "def prepare(self): pass",
+    "cost": "def cost(self): return None",
+    "describe": "def describe(self): return {}",
+}
 _WORDS = {"model.name": "size", "strategy_args": "strategy"}  # fields whose option of the command line is another word
 
 
@@ -144,19 +149,13 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
         try:
             result = made(watched, device, **own)
         except (AttributeError, TypeError) as error:
-            if not any(kind.__name__ in str(error) for kind in (Device, type(watched))):
-                raise
-            if reason := _other_names(name, made):
+            if any(kind.__name__ in str(error) for kind in (Device, type(watched))) and (
+                reason := _misused(name, made, Device.__name__ in str(error))
+            ):
                 raise ConfigError(reason) from error
-            if Device.__name__ not in str(error):
-                raise
-            remedy = "use that, or leave out .to(device): model and batch are moved for you"
-            raise ConfigError(
-                f"{name} uses its argument device as a torch.device, but it is a Device, whose "
-                f"torch.device is device.torch; {remedy}"
-            ) from error
+            raise
         return from_result(result, config, device, read)
-    if own:
+    if own or isinstance(made, type):
         return from_result(made(**own), config, device, set())
     return ForeignWorkload(config, _FirstCall(made), set())
 
@@ -179,10 +178,15 @@ def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str |
             f"{name} is an object of type {type(made).__name__}; name a factory (config, device), "
             "or a step without arguments"
         )
+    if isinstance(made, type) and not any("step" in vars(base) or "__call__" in vars(base) for base in made.__mro__):
+        return (
+            f"{name} is a class without a method step or __call__; give it one, or use a function (config, device) "
+            "that returns (model, batch) or (model, batch, loss)"
+        )
     is_factory = _takes_config(made, own)
     if is_factory and (reason := _default_for_device(name, made)):
         return reason
-    if not is_factory and (isinstance(made, type) or not plugins.takes(made, **own)):
+    if not is_factory and not plugins.takes(made, **own):
         return _cannot_call(name, made, own)
     return None
 
@@ -209,16 +213,22 @@ def _default_for_device(name: str, made: Any) -> str | None:
     return f"{name}{written} gets the device as its second argument; put it there: (config, device, {second[0]})"
 
 
-def _other_names(name: str, made: Any) -> str | None:
-    """Return that a factory, whose code failed on its arguments, has other ones than (config, device), and a remedy."""
+def _misused(name: str, made: Any, is_device: bool) -> str | None:
+    """Return how the code of a factory misused the Device or the RunConfig that it was given, and what to do."""
     names = [*inspect.signature(made).parameters][:2] if plugins.signature(made) else ["config", "device"]
+    if is_device and names[1:] == ["device"]:
+        remedy = "use that, or leave out .to(device): model and batch are moved for you"
+        return (
+            f"{name} uses its argument device as a torch.device, but it is a Device, whose "
+            f"torch.device is device.torch; {remedy}"
+        )
     if names == ["config", "device"]:
         return None
-    own = "" if name.startswith(plugins.LIVE) else f", or give its own {_by_set(names)}"
-    return (
-        f"{name}{plugins.signature(made)} is called as a factory, with (config, device); give it these two "
-        f"arguments{own}"
-    )
+    own = [argument for argument in names if argument not in ("config", "device")]
+    remedy = "let it begin with (config, device)"
+    if own and not name.startswith(plugins.LIVE):
+        remedy += f", {'or' if own[1:] else 'and'} give its own {_by_set(own)}"
+    return f"{name}{plugins.signature(made)} gets a RunConfig and a Device as its first two arguments; {remedy}"
 
 
 def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
@@ -312,6 +322,11 @@ def from_result(
     if isinstance(result, nn.Module):
         raise ConfigError(f"{name} returned a module without inputs; return (module, batch), or (module, batch, loss)")
     if callable(getattr(result, "step", None)):
+        if lacking := [method for method in _METHODS if not callable(getattr(result, method, None))]:
+            raise ConfigError(
+                f"{name}: {shown(result)} has a method step, but lacks {', '.join(lacking)}; add "
+                + ", ".join(_METHODS[method] for method in lacking)
+            )
         return ForeignWorkload(config, result, read)
     if not callable(result):
         raise ConfigError(f"{name} {verb} {_no_form(result)}")

@@ -394,6 +394,17 @@ def reversed_parts(config, device): return pair
 def reversed_without_config(): return pair
 def four(config, device): return pair[1], pair[0], 1, 2
 def a_class(config, device): return nn.Linear, pair[0]
+class NoStep:
+    def __init__(self, config, device): pass
+class OnlyStep:
+    def step(self): return [("forward", int)]
+class Callable:
+    def __call__(self): return 1
+class Own(OnlyStep):
+    def __init__(self, width): self.width = width
+    def prepare(self): pass
+    def cost(self): return None
+    def describe(self): return {}
 def misspelt(config, device): return {"modle": pair[1], "batch": pair[0]}
 number = 7
 """
@@ -442,6 +453,15 @@ def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: 
             " returned a dict without the key 'model', its keys are modle, batch; name the parts model, batch, ",
         ),
         ("pair", " is a tuple of (Tensor, Linear); return (model, batch) or (model, batch, loss), the module first"),
+        (
+            "NoStep",
+            " is a class without a method step or __call__; give it one, or use a function (config, device) that ",
+        ),
+        (
+            "OnlyStep",
+            ": an OnlyStep has a method step, but lacks prepare, cost, describe; add def prepare(self): pass, "
+            "def cost(self): return None, def describe(self): return {}",
+        ),
         ("number", " is an object of type int; name a factory (config, device), or a step without arguments"),
     ],
 )
@@ -451,6 +471,14 @@ def test_object_that_is_neither_step_nor_factory_is_an_error(tmp_path: Any, name
     record = run(replace(OWN, workload=f"{source}:{name}"))
     assert record.status == "error"
     assert (record.reason or "").startswith(f"{source}:{name}{text}")
+
+
+@pytest.mark.parametrize(("name", "own"), [("Callable", ()), ("Own", ("width=8",))])
+def test_class_of_own_arguments_makes_the_workload(tmp_path: Any, name: str, own: tuple[str, ...]) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(USER_CODE)
+    record = run(replace(OWN, workload=f"{source}:{name}", workload_args=own))
+    assert (record.status, record.reason) == ("ok", None)
 
 
 def test_times_of_a_repeated_phase_are_summed(tmp_path: Any) -> None:

@@ -53,6 +53,8 @@ by_key = lambda out, batch: nn.functional.cross_entropy(out.logits, batch["targe
 
 def second_is_size(config, width=4): return nn.Linear(width, 1), torch.ones(2, width)
 def own_names(width, depth): return nn.Linear(width, depth), torch.ones(2, width)
+def own_width(width, device): return nn.Linear(width, 2), torch.ones(2, width)
+def moved_of_cfg(cfg, device): return nn.Linear(4, 2).to(device), x
 def needs_one(width): return nn.Linear(width, 1), torch.ones(2, width)
 def no_batch(): return []
 def dict_with_loss(config, device): return Classifier(), {"x": x, "labels": labels}
@@ -225,8 +227,15 @@ def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> N
         ("second_is_size", "gets the device as its second argument; put it there: (config, device, width=4)"),
         (
             "own_names",
-            "(width, depth) is called as a factory, with (config, device); give it these two arguments, or give",
+            "(width, depth) gets a RunConfig and a Device as its first two arguments; let it begin with (config, "
+            "device), or give its own with --set width=VALUE depth=VALUE",
         ),
+        (
+            "own_width",
+            "(width, device) gets a RunConfig and a Device as its first two arguments; let it begin with (config, "
+            "device), and give its own with --set width=VALUE (in Python",
+        ),
+        ("moved_of_cfg", "moved_of_cfg uses its argument device as a torch.device, but it is a Device, whose torch."),
         (
             "needs_one",
             "or a step without arguments, or give it with --set width=VALUE (in Python workload_args=['width=VALUE'])",
