@@ -115,6 +115,7 @@ def test_grid_refuses_unknown_axis() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
+        (lambda: grid(lr=[1]), "unknown axis 'lr'; choose among"),
         (lambda: preset("smal"), "unknown size 'smal'; did you mean small"),
         (lambda: preset("small", num_heads=7), "768 is not divisible by num_heads 7; choose num_heads among 4, 6, 8"),
         (lambda: preset("small", num_layers=0), "num_layers is 0; it must be at least 1"),

@@ -109,7 +109,7 @@ def _python() -> Diagnostic:
 def _diagnostics_of_worker() -> Iterator[Diagnostic]:
     """Yield the diagnostics of the worker process, which has torch; if it cannot run, nothing can be measured."""
     from cs_systems.runtime.channel import Diagnose, Diagnosed
-    from cs_systems.runtime.processes import ANSWER_TIMEOUT_S, Worker
+    from cs_systems.runtime.processes import ANSWER_TIMEOUT_S, Worker, WorkerTimeout
 
     try:
         worker = Worker()
@@ -120,6 +120,8 @@ def _diagnostics_of_worker() -> Iterator[Diagnostic]:
         [answer] = worker.request(Diagnose(), ANSWER_TIMEOUT_S)
         assert isinstance(answer, Diagnosed)
         yield from answer.rows
+    except WorkerTimeout as error:
+        yield diagnostic("worker", str(error), "problem", "run cs-systems doctor again while the machine is less busy")
     except RuntimeError as error:
         yield diagnostic("worker", str(error), "problem", "reinstall the package that the error names")
     finally:

@@ -16,8 +16,9 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
+Number = TypeVar("Number", int, float)
 Rounds = Sequence[Sequence[float]]
 """The samples of one process, by round, in the order in which they were taken."""
 
@@ -106,10 +107,10 @@ def summary(samples: Sequence[float]) -> Summary:
     )
 
 
-def total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum, or None if one of the counts is unknown."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+def total(values: Sequence[Number | None]) -> Number | None:
+    """Return the sum, or None if one of the values is unknown."""
+    known = [value for value in values if value is not None]
+    return cast("Number", sum(known)) if len(known) == len(values) else None
 
 
 def quantile(samples: Sequence[float], q: float) -> float:

@@ -154,7 +154,7 @@ def nearest(value: str, known: Iterable[str]) -> list[str]:
     beginning = [name for name in names if is_word and name.startswith(word)]
     alike = difflib.get_close_matches(word, names, n=len(names) or 1, cutoff=0.5)
     closely = difflib.get_close_matches(word, alike, n=len(alike) or 1, cutoff=0.6)
-    spelled = [name for name in alike if name in closely or name[:1] == word[:1]]
+    spelled = [name for name in alike if name in closely or (is_word and name[:1] == word[:1])]
     containing = [name for name in names if is_word and word in name]
     found = [*dict.fromkeys([*beginning, *spelled])][:3] or containing[:3]
     return [names[name] for name in found]

@@ -31,7 +31,7 @@ from cs_systems.traces.nsys import EXPORT, PUSH_POP
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
-OLDEST = (2022, 4)  # the oldest release whose exports `traces` can read
+OLDEST = (2022, 4)  # the oldest release to record with; `traces` reads exports of older ones
 CAPTURE = "timed steps"  # the range that begins and ends the trace on a CPU
 ALWAYS = (
     "--sample=none",
@@ -61,7 +61,10 @@ def check() -> Diagnostic:
     release = re.match(r"(\d+)\.(\d+)", found)
     if release and (int(release[1]), int(release[2])) < OLDEST:
         return diagnostic(
-            "nsys", f"{found} is older than {'.'.join(map(str, OLDEST))}: its exports lack columns", "problem", _NEWER
+            "nsys",
+            f"{found} is older than {'.'.join(map(str, OLDEST))}, the oldest one to record with",
+            "problem",
+            _NEWER,
         )
     folder = Path(path).resolve().parent.parent
     if not any(folder.glob("host-linux-*/QdstrmImporter")):

@@ -410,7 +410,7 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
                 f"{path} has the unknown tensor kind {shown(unknown.pop())}, and not one of {', '.join(TENSOR_KINDS)}; "
                 f"{_REMOVE}"
             )
-        config = RunConfig.from_dict(data["config"]) if data.get("config") else None
+        config = _config(path, data.get("config"))
         most = data.get("max_allocated_bytes")
         return Sidecar(config, None if most is None else _count(most), tensors)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -418,6 +418,17 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
             raise
         cause = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise ConfigError(f"{path} is not a valid JSON file of a snapshot ({cause}); {_REMOVE}") from None
+
+
+def _config(path: Path, data: dict[str, Any] | None) -> RunConfig | None:
+    """Return the configuration of a sidecar. Raises ConfigError, with the file's name."""
+    try:
+        return RunConfig.from_dict(data) if data else None
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path}, written beside the snapshot, has a configuration that this version of cs-systems cannot read "
+            f"({error}); use the version that wrote it, or {_REMOVE}"
+        ) from None
 
 
 def _tensor(fields: Mapping[str, Any]) -> Tensor:

@@ -380,12 +380,10 @@ class _Reader:
         if not self.kernels and self.launched:
             raise ConfigError(f"{self.path} {NOT_RECORDED}")
         if not ranges and not self.kernels:
-            if self.endless:
-                raise ConfigError(
-                    f"{self.path} holds no kernel and no range that ends ({self.endless[0]!r} never ends); record "
-                    "again, and stop the profiler only after the ranges have ended"
-                )
-            raise ConfigError(f"{self.path} holds no range; {mark}")
+            raise ConfigError(
+                f"{self.path} holds no kernel and no range that ends ({self.endless[0]!r} never ends); record again, "
+                "and stop the profiler only after the ranges have ended"
+            )
 
     def _process(self, wanted: int | None) -> int:
         """Return the pid of the process to read: `wanted`, or the one with the most kernels, with a limitation.

@@ -76,6 +76,11 @@ def read_habits(path: Path) -> list[Habit]:
                 'names as in forward = ["my_forward"]'
             )
         for means, names in table.items():
+            if isinstance(names, dict):
+                raise ConfigError(
+                    f"--range-names {path} has a table inside of [{source}], because of a dot in [{source}.{means}] or "
+                    f"after {means}; leave out the dot"
+                )
             if means not in MEANINGS:
                 remedy = choices(did_you_mean(means, MEANINGS), MEANINGS)
                 raise ConfigError(f"--range-names {path} has the unknown meaning {means!r} in [{source}]; {remedy}")

@@ -36,8 +36,11 @@ class ModuleStep(Training):
         check_precision(config, device)
         self.setup, model = setup, setup.model
         if config.precision is Precision.FP8 and not fp8.use_fp8(model):
+            itself = isinstance(model, torch.nn.Linear)
             raise Unavailable(
-                f"fp8 requires an nn.Linear whose sizes are multiples of {fp8.MULTIPLE}, and the module has none; "
+                "fp8 replaces the linear layers inside a model, but this model is itself one; wrap it in nn.Sequential"
+                if itself
+                else f"fp8 requires an nn.Linear whose sizes are multiples of {fp8.MULTIPLE}, and the module has none; "
                 "widen its layers, or use bf16"
             )
         self._check_parts(config)

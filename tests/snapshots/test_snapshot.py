@@ -231,6 +231,10 @@ def test_sidecar_is_read_and_checked(snapshot_path: Path, tmp_path: Path) -> Non
             "has schema_version 2, but this version of cs-systems reads 1; use the version that wrote it, or remove",
         ),
         (
+            data | {"config": {"of_the_future": 1}},
+            "run.pickle.json, written beside the snapshot, has a configuration that this version of cs-systems cannot",
+        ),
+        (
             data | {"tensors": [tensor | {"kind": "cache"}]},
             "has the unknown tensor kind 'cache', and not one of parameter, gradient",
         ),

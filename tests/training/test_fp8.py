@@ -20,6 +20,8 @@ from cs_systems.machine.device import Device, resolve
 from cs_systems.model import BasicTransformerLM, Linear
 from cs_systems.training import fp8, parts
 from cs_systems.training.fp8 import E4M3, E5M2, Fp8Linear, Fp8Product, quantize, unavailable, use_fp8
+from cs_systems.workloads import Unavailable
+from cs_systems.workloads._module import ModuleStep
 from cs_systems.workloads.precision_error import run_parts
 from cs_systems.workloads.train_step import TrainStep
 
@@ -318,3 +320,9 @@ def test_part_refuses_what_fp8_cannot_multiply() -> None:
 
 def test_use_fp8_does_not_replace_root_linear_layer() -> None:
     assert use_fp8(nn.Linear(16, 16)) == 0
+
+
+def test_model_that_is_itself_a_linear_layer_is_refused_in_fp8() -> None:
+    setup = cs_systems.TrainingSetup(nn.Linear(16, 16), torch.randn(16, 16))
+    with pytest.raises(Unavailable, match=r"but this model is itself one; wrap it in nn\.Sequential"):
+        ModuleStep(TINY, resolve("cpu"), setup)

@@ -63,8 +63,12 @@ def parameters_of(compiled: Any, arguments: Mapping[str, Any]) -> Iterator[Param
     """
     metadata = compiled.metadata
     unusual = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
-    if metadata.num_ctas != 1 or any(getattr(metadata, name) for name in unusual):
-        raise RuntimeError(f"{metadata.name} needs Triton's own launcher")
+    used = [name for name in unusual if getattr(metadata, name)] + ["num_ctas"] * (metadata.num_ctas != 1)
+    if used:
+        raise RuntimeError(
+            f"the kernel {metadata.name} uses {', '.join(used)} of Triton, which this launcher does not know; "
+            "call it as Triton does, with kernel[grid](…)"
+        )
     maps = iter(metadata.tensordesc_meta or ())
     for name, kind in compiled.src.signature.items():
         yield from _parameters(name, kind, arguments[name], maps)
