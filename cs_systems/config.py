@@ -393,7 +393,9 @@ def _build(cls: type, data: Mapping[str, Any]) -> Any:
     hints = field_types(cls)
     known = {f.name for f in dataclasses.fields(cls)}
     if unknown := sorted(set(data) - known):
-        remedy = did_you_mean(unknown[0], known) or "upgrade cs-systems, if a newer version wrote it"
+        newer = "a newer version wrote this configuration"
+        near = did_you_mean(unknown[0], known)
+        remedy = f"{near} If {newer}, upgrade cs-systems" if near else f"leave it out, or upgrade cs-systems if {newer}"
         raise ConfigError(f"{cls.__name__} has no field {', '.join(map(repr, unknown))}; {remedy}")
     values = {}
     for name, value in data.items():

@@ -147,10 +147,13 @@ def test_grid_refuses_unknown_axis() -> None:
         (lambda: ModelConfig(rope_theta=-1.0), r"rope_theta is -1\.0; it must be above 0"),
         (lambda: AttentionShape(seq=10.5), r"seq is 10\.5; it must be a whole number"),  # type: ignore[arg-type]
         (lambda: AttentionShape(heads_kv=True), "heads_kv is True; it must be a whole number"),
-        (lambda: RunConfig.from_dict({"warm_up": 1}), "no field 'warm_up'; did you mean warmup?"),
+        (
+            lambda: RunConfig.from_dict({"warm_up": 1}),
+            "no field 'warm_up'; did you mean warmup",
+        ),
         (
             lambda: RunConfig.from_dict({"colour": 1}),
-            "no field 'colour'; upgrade cs-systems, if a newer version wrote it",
+            "no field 'colour'; leave it out, or upgrade cs-systems if a newer version wrote this configuration",
         ),
     ],
 )

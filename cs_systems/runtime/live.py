@@ -28,17 +28,13 @@ from cs_systems.runtime.object_state import ObjectState
 from cs_systems.runtime.process_state import ProcessState
 from cs_systems.runtime.profiled import prefix, with_profile
 from cs_systems.workloads import _foreign
-from cs_systems.workloads._setup import TrainingSetup
+from cs_systems.workloads._setup import TrainingSetup, instance_or
 
 
 def setup_of(model: Any, inputs: Any, parts: Mapping[str, Any]) -> TrainingSetup:
     """Return the training step of a live model. Raises ConfigError."""
     if not isinstance(model, nn.Module):
-        remedy = (
-            "give an instance"
-            if isinstance(model, type)
-            else "give an nn.Module, or a ModelConfig such as preset('small')"
-        )
+        remedy = instance_or("give an nn.Module, or a ModelConfig such as preset('small')", model)
         raise ConfigError(f"model is {shown(model)}; {remedy}")
     if inputs is None:
         if parts.get("batches") is None:

@@ -14,9 +14,16 @@ from cs_systems.core import plugins
 from cs_systems.core.validation import choices, did_you_mean, fields_checked, of_type, shown
 
 _MAKES = {
-    "optimizer": "a class or function of the parameters, or an optimizer of the model",
-    "scheduler": "a function of the optimizer, or a scheduler",
+    "optimizer": "a class such as torch.optim.AdamW, a function that takes the parameters and returns an optimizer, or "
+    "an optimizer of this model's parameters",
+    "scheduler": "a function that takes the optimizer and returns a scheduler, or a scheduler of the optimizer that is "
+    "given too",
 }
+
+
+def instance_or(other: str, model: Any) -> str:
+    """Return what to give in place of something that is no module: an instance of a class, else `other`."""
+    return f"give an instance, such as {model.__name__}(…)" if isinstance(model, type) else other
 
 
 @fields_checked
@@ -56,7 +63,7 @@ class TrainingSetup:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
-            raise ConfigError(f"model is {shown(self.model)}; give an nn.Module")
+            raise ConfigError(f"model is {shown(self.model)}; {instance_or('give an nn.Module', self.model)}")
         if (self.batch is None) == (self.batches is None):
             given = "neither batch nor batches is" if self.batch is None else "batch and batches are both"
             raise ConfigError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
 from cs_systems.config import ConfigError
@@ -75,6 +76,21 @@ def test_unknown_step_and_cpu_tensors_are_rejected() -> None:
         attend("padded", q, q, q)
 
 
+@pytest.mark.parametrize(
+    ("name", "n", "d", "text"),
+    [
+        ("naive", 64, 64, "n is 64, and a block of naive has 128 rows; make n a multiple of 128"),
+        ("padded", 192, 32, "n is 192, and a block of padded has 128 rows; make n a multiple of 128"),
+        ("padded", 64, 48, "d is 48; make it 32, 64 or 128"),
+    ],
+)
+def test_sizes_without_whole_blocks_are_rejected(name: str, n: int, d: int, text: str) -> None:
+    with FakeTensorMode():
+        q = torch.empty(1, n, d, device="cuda")
+    with pytest.raises(ConfigError, match=f"^{text}$"):
+        attend(name, q, q, q)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*STEPS, *LEFT_OUT])
 def test_step_matches_sdpa(name: str) -> None:
@@ -84,7 +100,7 @@ def test_step_matches_sdpa(name: str) -> None:
         expected = scaled_dot_product_attention(q.double(), k.double(), v.double())
         bound = 2e-3 if step.dtype == torch.float16 else 1e-5
         torch.testing.assert_close(attend(name, q, k, v).double(), expected, rtol=0, atol=bound)
-        with pytest.raises(ConfigError, match="multiple of 64"):
+        with pytest.raises(ConfigError, match=r"make n a multiple of (64|128)$"):
             attend(name, *(tensor[:, :100].contiguous() for tensor in (q, k, v)))
 
 

@@ -292,7 +292,7 @@ def test_option_that_a_live_model_does_not_use_is_refused() -> None:
 REFUSED = {
     "run(stepz=3)": "run has no argument 'stepz'; did you mean steps",
     "run(model=Net(), inputs=X, size='tiny')": r"run has no argument 'size'; write model=preset\('tiny'\)$",
-    "run(model=nn.Linear, inputs=X)": "model is the class Linear; give an instance$",
+    "run(model=nn.Linear, inputs=X)": "model is the class Linear; give an instance, such as Linear\\(…\\)$",
     "run(model=Net(), inputs='abc')": "inputs is 'abc', a text; give a tensor, dict, tuple, list or DataLoader$",
     "run(model=preset('tiny'), inputs=X)": (
         "inputs= requires an nn.Module as model=, got a ModelConfig; give a module, or leave out inputs=$"
@@ -370,7 +370,7 @@ REFUSED = {
     "RunConfig(parts=('fused_rmsnorm', 3))": "parts has the element 3; each must be a text, such as 'fused_rmsnorm'",
     "TrainingSetup()": "TrainingSetup requires model; its arguments are model, batch",
     "TrainingSetup(Net(), X, clip_norm='1')": "clip_norm is '1'; it must be a number above 0",
-    "TrainingSetup(Net(), X, optimizer='adam')": "optimizer is 'adam'; give a class or function of the parameters",
+    "TrainingSetup(Net(), X, optimizer='adam')": "optimizer is 'adam'; give a class such as torch.optim.AdamW",
     "Recorder(out='x', device='gpu')": "device is 'gpu'; give cpu, cuda or cuda:N, or a torch.device",
     "Recorder(out='x', stes=3)": "Recorder has no argument 'stes'; did you mean steps",
     "Recorder(Net())": "Recorder requires out; its arguments are model, optimizer",

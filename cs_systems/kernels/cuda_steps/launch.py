@@ -26,7 +26,7 @@ from cs_systems.config import ConfigError, one_of
 from cs_systems.kernels.cuda.driver import INSTALL
 
 FOLDER = Path(__file__).parent
-ROWS_OF_TILE = 64  # n must be a multiple: there is no code for edges at teaching scale
+D_HEADS = (32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ LEFT_OUT: dict[str, Step] = {
 def attend(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute softmax(q kᵀ / √d) v by the step `name`, of STEPS or LEFT_OUT.
 
-    q, k, v: (batch, n, d) on a CUDA device, contiguous, of the step's dtype; n a multiple of 64, d one of 32, 64, 128.
+    q, k, v: (batch, n, d) on a CUDA device, contiguous, of the step's dtype; n a multiple of the
+        rows of a block (`Step.launch`; 64 or 128, as there is no code for edges), d one of 32, 64, 128.
     Returns fp32 of the same shape. Raises ConfigError for other inputs, RuntimeError where cuda-core is absent.
     """
     step = step_named(name)
@@ -163,9 +164,12 @@ def _check(step: Step, q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
         raise ConfigError(f"q, k and v have shapes {shapes}; pass one shape (batch, n, d) for all three")
-    if q.shape[1] % ROWS_OF_TILE or q.shape[2] not in (32, 64, 128):
-        n, d = q.shape[1:]
-        raise ConfigError(f"n is {n} and d is {d}; make n a multiple of {ROWS_OF_TILE}, and d 32, 64 or 128")
+    n, d = q.shape[1:]
+    if d not in D_HEADS:
+        raise ConfigError(f"d is {d}; make it 32, 64 or 128")
+    rows, _, _ = step.launch(d)
+    if n % rows:
+        raise ConfigError(f"n is {n}, and a block of {step.source} has {rows} rows; make n a multiple of {rows}")
     if any(tensor.dtype != step.dtype or not tensor.is_contiguous() for tensor in (q, k, v)):
         raise ConfigError(
             f"{step.source} requires contiguous tensors of {step.dtype}; cast q, k and v, and call contiguous() on them"
