@@ -96,15 +96,12 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 def processes(path: Path) -> list[int]:
     """Return the pids of the processes that ran kernels, by the number of their first device."""
-    with closing(sqlite.connect(path)) as database:
-        query = f"SELECT globalPid >> 24 & 16777215 AS pid, min(deviceId) FROM {KERNELS} GROUP BY 1 ORDER BY 2, 1"
-        try:
+    query = f"SELECT globalPid >> 24 & 16777215 AS pid, min(deviceId) FROM {KERNELS} GROUP BY 1 ORDER BY 2, 1"
+    try:
+        with closing(sqlite.connect(path)) as database:
             return [pid for pid, _ in database.execute(query) if isinstance(pid, int)]
-        except (
-            sqlite3.DatabaseError,
-            UnicodeDecodeError,
-        ):  # without a table of kernels, or damaged: reading the file tells which
-            return []
+    except (sqlite3.DatabaseError, UnicodeDecodeError):  # missing, damaged or without kernels: reading it tells which
+        return []
 
 
 @contextmanager
