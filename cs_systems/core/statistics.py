@@ -14,9 +14,11 @@ import itertools
 import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Number = TypeVar("Number", int, float)
 
 Rounds = Sequence[Sequence[float]]
 """The samples of one process, by round, in the order in which they were taken."""
@@ -106,10 +108,11 @@ def summary(samples: Sequence[float]) -> Summary:
     )
 
 
-def total(counts: Sequence[int | None]) -> int | None:
-    """Return the sum, or None if one of the counts is unknown."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+def total(values: Iterable[Number | None]) -> Number | None:
+    """Return the sum, or None if one of the values is unknown."""
+    values = list(values)
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def quantile(samples: Sequence[float], q: float) -> float:

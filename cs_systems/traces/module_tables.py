@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cs_systems.config import Phase
+from cs_systems.core import statistics
 from cs_systems.record import Row
 from cs_systems.traces.profile import Profile
 from cs_systems.traces.range_names import COMMUNICATION, UNATTRIBUTED
@@ -108,7 +109,7 @@ def classes(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     made = []
     for name in dict.fromkeys(row["class"] for row in rows):
         mine = [row for row in rows if row["class"] == name]
-        own_s, flops = sum(row["own_s"] for row in mine), _sum(row["own_flops"] for row in mine)
+        own_s, flops = sum(row["own_s"] for row in mine), statistics.total(row["own_flops"] for row in mine)
         row = {
             "class": name,
             "modules": len(mine),
@@ -212,7 +213,7 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], str], title: str, profile
             "class": mine[0]["class"] if len({one["class"] for one in mine}) == 1 else "several",
             "modules": len(mine),
             "part": mine[0]["part"],
-            **{column: _sum(one[column] for one in mine) for column in SUMMED},
+            **{column: statistics.total(one[column] for one in mine) for column in SUMMED},
         }
         share = row["time_s"] / profile.time_s * len(profile.steps) if profile.time_s else None
         made.append({**row, "share": share, **_rates(row, costs)})
@@ -222,8 +223,3 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], str], title: str, profile
 def _is_block(row: Row) -> bool:
     """Return whether the row is the block itself, not a module inside it: what follows its list's path is a number."""
     return re.fullmatch(r"\.?\d+", str(row["path"])[len(row["stack"]) :]) is not None
-
-
-def _sum(values: Iterable[Any]) -> Any:
-    known = list(values)
-    return None if None in known else sum(known)
