@@ -31,7 +31,7 @@ from cs_systems.traces.nsys import EXPORT, PUSH_POP
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
-OLDEST = (2022, 4)  # the oldest release whose exports `traces` can read
+OLDEST = (2022, 4)  # the oldest release with which cells are recorded; `traces` also reads older exports
 CAPTURE = "timed steps"  # the range that begins and ends the trace on a CPU
 ALWAYS = (
     "--sample=none",
@@ -60,8 +60,12 @@ def check() -> Diagnostic:
     found = version_of(path)
     release = re.match(r"(\d+)\.(\d+)", found)
     if release and (int(release[1]), int(release[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
         return diagnostic(
-            "nsys", f"{found} is older than {'.'.join(map(str, OLDEST))}: its exports lack columns", "problem", _NEWER
+            "nsys",
+            f"{found} is older than {oldest}, the oldest release that cs-systems records with",
+            "problem",
+            _NEWER,
         )
     folder = Path(path).resolve().parent.parent
     if not any(folder.glob("host-linux-*/QdstrmImporter")):
