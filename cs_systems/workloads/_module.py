@@ -36,6 +36,11 @@ class ModuleStep(Training):
         check_precision(config, device)
         self.setup, model = setup, setup.model
         if config.precision is Precision.FP8 and not fp8.use_fp8(model):
+            if type(model) in fp8.REPLACED:
+                raise Unavailable(
+                    "fp8 replaces the linear layers inside the module, and the module itself is one; wrap it in "
+                    "nn.Sequential, or use bf16"
+                )
             raise Unavailable(
                 f"fp8 requires an nn.Linear whose sizes are multiples of {fp8.MULTIPLE}, and the module has none; "
                 "widen its layers, or use bf16"
