@@ -75,6 +75,7 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
     from cs_systems.traces import nsys
     from cs_systems.traces.inventory import traces_in
     from cs_systems.traces.rank_files import ranks_of
+    from cs_systems.traces.read import read
 
     traces = traces_in(sources)
     if not traces or (len(traces) == 1 and not wanted):
@@ -88,6 +89,13 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
             )
         pids = nsys.processes(one.path) if one.path.suffix == ".sqlite" else []
         if len(pids) < 2:
+            read(one.path)  # a file that is missing or damaged is refused for that
+            if one.path.suffix in nsys.REPORTS:  # only its export tells the processes
+                export = command_line(*nsys.EXPORT, one.label)
+                raise ConfigError(
+                    f"--ranks cannot find several ranks inside the report {one.label}; run `{export}` and give the "
+                    ".sqlite, or give the reports of the other ranks too"
+                )
             raise ConfigError(
                 f"--ranks merges the traces of several ranks, but {one.label} is of one rank; give the traces of the "
                 "other ranks too, or leave out --ranks"

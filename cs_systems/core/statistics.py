@@ -14,9 +14,11 @@ import itertools
 import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
+
+Number = TypeVar("Number", int, float)
 
 Number = TypeVar("Number", int, float)
 Rounds = Sequence[Sequence[float]]
@@ -107,10 +109,11 @@ def summary(samples: Sequence[float]) -> Summary:
     )
 
 
-def total(values: Sequence[Number | None]) -> Number | None:
+def total(values: Iterable[Number | None]) -> Number | None:
     """Return the sum, or None if one of the values is unknown."""
+    values = list(values)
     known = [value for value in values if value is not None]
-    return cast("Number", sum(known)) if len(known) == len(values) else None
+    return sum(known) if len(known) == len(values) else None
 
 
 def quantile(samples: Sequence[float], q: float) -> float:

@@ -31,7 +31,7 @@ from cs_systems.traces.nsys import EXPORT, PUSH_POP
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
-OLDEST = (2022, 4)  # the oldest release to record with; `traces` reads exports of older ones
+OLDEST = (2022, 4)  # the oldest release with which cells are recorded; `traces` also reads older exports
 CAPTURE = "timed steps"  # the range that begins and ends the trace on a CPU
 ALWAYS = (
     "--sample=none",
@@ -60,9 +60,10 @@ def check() -> Diagnostic:
     found = version_of(path)
     release = re.match(r"(\d+)\.(\d+)", found)
     if release and (int(release[1]), int(release[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
         return diagnostic(
             "nsys",
-            f"{found} is older than {'.'.join(map(str, OLDEST))}, the oldest one to record with",
+            f"{found} is older than {oldest}, the oldest release that cs-systems records with",
             "problem",
             _NEWER,
         )

@@ -410,7 +410,14 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
                 f"{path} has the unknown tensor kind {shown(unknown.pop())}, and not one of {', '.join(TENSOR_KINDS)}; "
                 f"{_REMOVE}"
             )
-        config = _config(path, data.get("config"))
+        try:
+            config = RunConfig.from_dict(data["config"]) if data.get("config") else None
+        except ConfigError as error:
+            what, _, _ = str(error).partition("; ")  # its remedy is for a config that the user wrote
+            raise ConfigError(
+                f"{path}, written beside the snapshot, has a config that this version of cs-systems cannot read "
+                f"({what}); use the version that wrote it, or {_REMOVE}"
+            ) from None
         most = data.get("max_allocated_bytes")
         return Sidecar(config, None if most is None else _count(most), tensors)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:

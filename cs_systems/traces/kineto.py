@@ -361,7 +361,6 @@ class _Reader:
         """
         ranges = any(process.ranges for process in self.processes.values())
         operators = any(process.operators for process in self.processes.values())
-        mark = "mark step, forward, backward … with torch.profiler.record_function"
         for what, category, found in (
             ("kernel", "kernel", self.kernels),
             ("range", "user_annotation", self.kernels or ranges),
@@ -376,13 +375,16 @@ class _Reader:
         if not self.kernels and (count := self.unread["cuda_profiler_range"]):
             raise ConfigError(f"{self.path} holds no kernel, but {count:,} {_UNREAD['cuda_profiler_range']}")
         if not self.kernels and not ranges and not self.endless:
-            raise ConfigError(f"{self.path} holds no kernel and no range; {RECORD}, and {mark}")
+            raise ConfigError(
+                f"{self.path} holds no kernel and no range; {RECORD}, and mark step, forward, backward … with "
+                "torch.profiler.record_function"
+            )
         if not self.kernels and self.launched:
             raise ConfigError(f"{self.path} {NOT_RECORDED}")
-        if not ranges and not self.kernels:
+        if not self.kernels and not ranges:
             raise ConfigError(
-                f"{self.path} holds no kernel and no range that ends ({self.endless[0]!r} never ends); record again, "
-                "and stop the profiler only after the ranges have ended"
+                f"{self.path} holds no kernel and no range that ends ({self.endless[0]!r} never ends); record "
+                "again, and stop the profiler only after the ranges have ended"
             )
 
     def _process(self, wanted: int | None) -> int:

@@ -76,10 +76,10 @@ def read_habits(path: Path) -> list[Habit]:
                 'names as in forward = ["my_forward"]'
             )
         for means, names in table.items():
-            if isinstance(names, dict):
+            if dotted := _dotted(source, means, names):
                 raise ConfigError(
-                    f"--range-names {path} has a table inside of [{source}], because of a dot in [{source}.{means}] or "
-                    f"after {means}; leave out the dot"
+                    f"--range-names {path} has the name {dotted} without quotes, which TOML splits at its dot; write "
+                    f'"{dotted}", with the quotes'
                 )
             if means not in MEANINGS:
                 remedy = choices(did_you_mean(means, MEANINGS), MEANINGS)
@@ -91,6 +91,14 @@ def read_habits(path: Path) -> list[Habit]:
                 )
             found.append(Habit(source, means, tuple(names)))
     return found
+
+
+def _dotted(source: str, means: str, names: object) -> str | None:
+    """Return the name with a dot that TOML split, because it was not in quotes, or None if there is none."""
+    whole = f"{source}.{means}"
+    if isinstance(names, dict):
+        return f"{means}.{next(iter(names))}" if means in MEANINGS and names else whole
+    return whole if whole in MEANINGS else None
 
 
 @functools.cache

@@ -109,7 +109,7 @@ def classes(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     made = []
     for name in dict.fromkeys(row["class"] for row in rows):
         mine = [row for row in rows if row["class"] == name]
-        own_s, flops = sum(row["own_s"] for row in mine), statistics.total([row["own_flops"] for row in mine])
+        own_s, flops = sum(row["own_s"] for row in mine), statistics.total(row["own_flops"] for row in mine)
         row = {
             "class": name,
             "modules": len(mine),
@@ -213,7 +213,7 @@ def _grouped(rows: Iterable[Row], key: Callable[[Row], str], title: str, profile
             "class": mine[0]["class"] if len({one["class"] for one in mine}) == 1 else "several",
             "modules": len(mine),
             "part": mine[0]["part"],
-            **{column: statistics.total([one[column] for one in mine]) for column in SUMMED},
+            **{column: statistics.total(one[column] for one in mine) for column in SUMMED},
         }
         share = row["time_s"] / profile.time_s * len(profile.steps) if profile.time_s else None
         made.append({**row, "share": share, **_rates(row, costs)})

@@ -65,6 +65,7 @@ NODES = "--cuda-graph-trace=node"
 LATEST = np.iinfo(np.int64).max
 PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
+READABLE = "nsys 2021 to 2026"  # releases whose exports can be read
 REPORTS = (".nsys-rep", ".qdrep")  # until 2021.3 nsys wrote .qdrep
 EXPORT = ("nsys", "export", "-t", "sqlite", "--lazy=false", "--force-overwrite=true")
 # The columns of a kernel's Function except shared memory.
@@ -87,7 +88,7 @@ def read(path: Path, process: int | None = None) -> Trace:
             return _Reader(database, path, process).trace()
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"{path} lacks data that exports of nsys 2021 to 2026 have ({error}); export it again from the "
+                f"{path} lacks data that exports of {READABLE} have ({error}); export it again from the "
                 ".nsys-rep with such a version"
             ) from None
         except (sqlite3.DatabaseError, MemoryError, OverflowError, UnicodeDecodeError) as error:
@@ -96,15 +97,12 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 def processes(path: Path) -> list[int]:
     """Return the pids of the processes that ran kernels, by the number of their first device."""
-    with closing(sqlite.connect(path)) as database:
-        query = f"SELECT globalPid >> 24 & 16777215 AS pid, min(deviceId) FROM {KERNELS} GROUP BY 1 ORDER BY 2, 1"
-        try:
+    query = f"SELECT globalPid >> 24 & 16777215 AS pid, min(deviceId) FROM {KERNELS} GROUP BY 1 ORDER BY 2, 1"
+    try:
+        with closing(sqlite.connect(path)) as database:
             return [pid for pid, _ in database.execute(query) if isinstance(pid, int)]
-        except (
-            sqlite3.DatabaseError,
-            UnicodeDecodeError,
-        ):  # without a table of kernels, or damaged: reading the file tells which
-            return []
+    except (sqlite3.DatabaseError, UnicodeDecodeError):  # missing, damaged or without kernels: reading it tells which
+        return []
 
 
 @contextmanager
@@ -164,8 +162,8 @@ class _Reader:
         for table in present:
             if lacking := [name for name in REQUIRED[table] if name not in self.columns[table]]:
                 raise ConfigError(
-                    f"{self.path}: table {table}{self.version} lacks {', '.join(lacking)}, which exports of nsys 2021 "
-                    "to 2026 have; export it again from the .nsys-rep with such a version"
+                    f"{self.path}: table {table}{self.version} lacks {', '.join(lacking)}, which exports of "
+                    f"{READABLE} have; export it again from the .nsys-rep with such a version"
                 )
         if (rows := sum(map(self._rows_of, present))) > MOST_ROWS:
             raise ConfigError(

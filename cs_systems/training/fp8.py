@@ -37,6 +37,7 @@ from cs_systems.training.triton_operators import check_one_device, has_rows, ope
 
 MULTIPLE = 16  # a scaled matmul's dimensions must be multiples of it
 CAPABILITY = (8, 9)
+REPLACED = (nn.Linear, Linear)  # their subclasses stay: they may do more than a product
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 HAS_TRITON = find_spec("triton") is not None
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # the scale of a tensor of zeros, so that nothing is divided by 0
@@ -190,7 +191,7 @@ def use_fp8(model: nn.Module) -> int:
     """
     made: dict[nn.Module | None, Fp8Linear] = {}
     for module in model.modules():
-        if module is model or type(module) not in (nn.Linear, Linear):  # a subclass may do more than a product
+        if module is model or type(module) not in REPLACED:
             continue
         weight = module.get_parameter("weight")
         if all(size % MULTIPLE == 0 for size in weight.shape):

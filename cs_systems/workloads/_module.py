@@ -36,7 +36,11 @@ class ModuleStep(Training):
         check_precision(config, device)
         self.setup, model = setup, setup.model
         if config.precision is Precision.FP8 and not fp8.use_fp8(model):
-            itself = isinstance(model, torch.nn.Linear)
+            if type(model) in fp8.REPLACED:
+                raise Unavailable(
+                    "fp8 replaces the linear layers inside the module, and the module itself is one; wrap it in "
+                    "nn.Sequential, or use bf16"
+                )
             raise Unavailable(
                 "fp8 replaces the linear layers inside a model, but this model is itself one; wrap it in nn.Sequential"
                 if itself

@@ -149,6 +149,8 @@ def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
             ["analyze", "FOLDER/b.json.gz", "--ranks"],
             "--ranks merges the traces of several ranks, but FOLDER/b.json.gz is of one rank",
         ),
+        (["analyze", "none.sqlite", "--ranks"], "none.sqlite does not exist; give a trace file"),
+        (["analyze", "FOLDER/broken.json", "--ranks"], "FOLDER/broken.json is truncated"),
         (
             ["analyze", "one.nsys-rep", "--ranks"],
             "--ranks cannot see the processes of one.nsys-rep; export it with nsys export --type sqlite",
@@ -178,6 +180,21 @@ def test_request_that_does_not_suit_the_files_exits_2(
     (tmp_path / "one.nsys-rep").touch()
     real = [word.replace("FOLDER", str(folder)) for word in words]
     assert message.replace("FOLDER", str(folder)) in shown(list(real), capsys, status=2)
+
+
+def test_ranks_of_one_report_need_its_export(
+    tmp_path: Path, nsys_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (report := tmp_path / "a.nsys-rep").write_bytes(b"\x01\x02\x03")
+    (nsys := tmp_path / "nsys").write_text(
+        f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n/bin/cp {nsys_path} "$2"\n'
+    )
+    nsys.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    export = f"nsys export -t sqlite --lazy=false --force-overwrite=true {report}"
+    assert f"--ranks cannot find several ranks inside the report {report}; run `{export}` and give the .sqlite" in (
+        shown(["analyze", report, "--ranks"], capsys, status=2)
+    )
 
 
 def test_snapshots_of_a_folder_are_listed_by_their_peaks(

@@ -40,6 +40,11 @@ def test_summary_matches_numpy(samples: list[float]) -> None:
         assert got.low <= got.median <= got.high
 
 
+@pytest.mark.parametrize(("values", "expected"), [([], 0), ([1, 2], 3), ([0.5, 1.0], 1.5), ([1, None], None)])
+def test_total_is_unknown_if_a_value_is(values: list[float | None], expected: float | None) -> None:
+    assert stats.total(iter(values)) == expected
+
+
 def test_summary_of_no_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no sample to summarize; give"):
         stats.summary([])

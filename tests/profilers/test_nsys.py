@@ -117,7 +117,7 @@ def test_show_command_runs_nothing(
         ),
         (
             "old",
-            "nsys 2021.1.3.14 is older than 2022.4, the oldest one to record with; install a newer one with apt ",
+            "nsys 2021.1.3.14 is older than 2022.4, the oldest release that cs-systems records with; install a newer",
         ),
         ("half", "nsys 2024.2.3.38 lacks its importer and cannot write a .nsys-rep; find the folder host-linux-x64"),
     ],

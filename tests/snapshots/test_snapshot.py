@@ -231,8 +231,9 @@ def test_sidecar_is_read_and_checked(snapshot_path: Path, tmp_path: Path) -> Non
             "has schema_version 2, but this version of cs-systems reads 1; use the version that wrote it, or remove",
         ),
         (
-            data | {"config": {"of_the_future": 1}},
-            "run.pickle.json, written beside the snapshot, has a configuration that this version of cs-systems cannot",
+            data | {"config": {"batch_size": 2, "of_later": 1}},
+            rf"{beside}, written beside the snapshot, has a config that this version of cs-systems cannot read "
+            r"\(RunConfig has no field 'of_later'\); use the version that wrote it, or remove that file",
         ),
         (
             data | {"tensors": [tensor | {"kind": "cache"}]},

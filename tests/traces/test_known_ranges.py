@@ -180,14 +180,11 @@ def test_own_file_of_names_extends_the_known_ones(write_trace: WriteTrace, tmp_p
         ("forward = 3", "has forward outside of a table; write a line such as"),
         ('[a]\nfoward = ["x"]', "did you mean forward"),
         ("[a]\nfwd = ['x']", "has the unknown meaning 'fwd' in .a.; did you mean forward"),
-        (
-            "[a]\nforward.x = ['y']",
-            r"a table inside of \[a\], because of a dot in \[a.forward\] or after forward; leave",
-        ),
-        (
-            "[a.b]\nforward = ['y']",
-            r"a table inside of \[a\], because of a dot in \[a.b\] or after b; leave out the dot",
-        ),
+        ('[a.b]\nforward = ["x"]', 'has the name a.b without quotes, which TOML splits at its dot; write "a.b", with'),
+        ('[a]\nforward.x = ["y"]', "has the name forward.x without quotes"),
+        ('[a]\nattention.scores = ["x"]', "has the name attention.scores without quotes"),
+        ('attention.scores = ["x"]', "has the name attention.scores without quotes"),
+        ("[a.b]", "has the name a.b without quotes"),
         ("[a]\nforward = [3]", "forward in .a. is not a list of names; write forward = "),
     ],
 )

@@ -322,7 +322,15 @@ def test_use_fp8_does_not_replace_root_linear_layer() -> None:
     assert use_fp8(nn.Linear(16, 16)) == 0
 
 
-def test_model_that_is_itself_a_linear_layer_is_refused_in_fp8() -> None:
-    setup = cs_systems.TrainingSetup(nn.Linear(16, 16), torch.randn(16, 16))
-    with pytest.raises(Unavailable, match=r"but this model is itself one; wrap it in nn\.Sequential"):
-        ModuleStep(TINY, resolve("cpu"), setup)
+def test_model_that_is_itself_a_linear_layer_is_to_be_wrapped() -> None:
+    def run(model: nn.Module) -> cs_systems.RunRecord:
+        config = RunConfig(precision=Precision.FP8, mode=Mode.FORWARD, device="cpu", warmup=0, steps=1)
+        return cs_systems.run(config, model=model, inputs=torch.randn(32, 64), in_process=True)
+
+    refused = run(nn.Linear(64, 64))
+    assert (refused.status, refused.reason) == (
+        "unavailable",
+        "fp8 replaces the linear layers inside the module, and the module itself is one; wrap it in "
+        "nn.Sequential, or use bf16",
+    )
+    assert run(nn.Sequential(nn.Linear(64, 64))).status == "ok"
