@@ -82,11 +82,6 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
         return None
     if len(traces) == 1:
         one = traces[0]
-        if one.path.suffix in nsys.REPORTS:
-            raise ConfigError(
-                f"--ranks cannot see the processes of {one.label}; export it with nsys export --type sqlite, and give "
-                "the .sqlite file"
-            )
         pids = nsys.processes(one.path) if one.path.suffix == ".sqlite" else []
         if len(pids) < 2:
             read(one.path)  # a file that is missing or damaged is refused for that

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 Number = TypeVar("Number", int, float)
-
-Number = TypeVar("Number", int, float)
 Rounds = Sequence[Sequence[float]]
 """The samples of one process, by round, in the order in which they were taken."""
 

@@ -427,17 +427,6 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
         raise ConfigError(f"{path} is not a valid JSON file of a snapshot ({cause}); {_REMOVE}") from None
 
 
-def _config(path: Path, data: dict[str, Any] | None) -> RunConfig | None:
-    """Return the configuration of a sidecar. Raises ConfigError, with the file's name."""
-    try:
-        return RunConfig.from_dict(data) if data else None
-    except ConfigError as error:
-        raise ConfigError(
-            f"{path}, written beside the snapshot, has a configuration that this version of cs-systems cannot read "
-            f"({error}); use the version that wrote it, or {_REMOVE}"
-        ) from None
-
-
 def _tensor(fields: Mapping[str, Any]) -> Tensor:
     kind, name, dtype = (_text(fields[field]) for field in ("kind", "name", "dtype"))
     return Tensor(

@@ -42,9 +42,7 @@ class ModuleStep(Training):
                     "nn.Sequential, or use bf16"
                 )
             raise Unavailable(
-                "fp8 replaces the linear layers inside a model, but this model is itself one; wrap it in nn.Sequential"
-                if itself
-                else f"fp8 requires an nn.Linear whose sizes are multiples of {fp8.MULTIPLE}, and the module has none; "
+                f"fp8 requires an nn.Linear whose sizes are multiples of {fp8.MULTIPLE}, and the module has none; "
                 "widen its layers, or use bf16"
             )
         self._check_parts(config)

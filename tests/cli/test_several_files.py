@@ -152,10 +152,6 @@ def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
         (["analyze", "none.sqlite", "--ranks"], "none.sqlite does not exist; give a trace file"),
         (["analyze", "FOLDER/broken.json", "--ranks"], "FOLDER/broken.json is truncated"),
         (
-            ["analyze", "one.nsys-rep", "--ranks"],
-            "--ranks cannot see the processes of one.nsys-rep; export it with nsys export --type sqlite",
-        ),
-        (
             ["analyze", "FOLDER/a.sqlite", "FOLDER/b.json.gz", "--ranks"],
             "the files are not the ranks of one job: FOLDER/a.sqlite",
         ),
@@ -177,7 +173,6 @@ def test_request_that_does_not_suit_the_files_exits_2(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "EMPTY").mkdir()
-    (tmp_path / "one.nsys-rep").touch()
     real = [word.replace("FOLDER", str(folder)) for word in words]
     assert message.replace("FOLDER", str(folder)) in shown(list(real), capsys, status=2)
 

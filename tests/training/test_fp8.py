@@ -20,8 +20,6 @@ from cs_systems.machine.device import Device, resolve
 from cs_systems.model import BasicTransformerLM, Linear
 from cs_systems.training import fp8, parts
 from cs_systems.training.fp8 import E4M3, E5M2, Fp8Linear, Fp8Product, quantize, unavailable, use_fp8
-from cs_systems.workloads import Unavailable
-from cs_systems.workloads._module import ModuleStep
 from cs_systems.workloads.precision_error import run_parts
 from cs_systems.workloads.train_step import TrainStep
 
