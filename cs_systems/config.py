@@ -304,8 +304,8 @@ def _check_step(config: RunConfig) -> None:
     one_of("compile scope", config.compile_scope, COMPILE_SCOPES)
     if config.compile_scope != "model" and config.compile == "none":
         raise ConfigError(
-            f"compile_scope {config.compile_scope} requires compile, which is none; set compile to default, or leave "
-            "out compile_scope",
+            f"compile_scope {config.compile_scope} requires a mode of compile, which is none; set compile to a mode "
+            "such as default, or leave out compile_scope",
             "compile",
             "compile_scope",
         )

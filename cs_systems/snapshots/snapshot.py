@@ -393,7 +393,8 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
         return None
     if path.stat().st_size > MOST_SIDECAR_BYTES:
         raise ConfigError(
-            f"{path} has {path.stat().st_size >> 20} MiB, too much for the JSON file of a snapshot; {_REMOVE}"
+            f"{path}, which is read because it is beside the snapshot, has {path.stat().st_size >> 20} MiB, and such a "
+            f"file has at most {MOST_SIDECAR_BYTES >> 20}; move or rename it: without it the snapshot has less detail"
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
