@@ -90,7 +90,10 @@ def presets(folder: Path) -> str:
     """Return introduction and table. Raises ValueError, with the remedy, if the folder has no such records."""
     records = read_records(folder)[0] if folder.exists() else []
     if not (chosen := [record for record in records if _belongs(record)]):
-        raise ValueError(f"no records for the table of presets in {folder}: run scripts/{STUDY}.py first")
+        raise ValueError(
+            f"no records for the table of presets in {folder}; run python scripts/studies/{STUDY}.py --scale full on a "
+            f"GPU, or restore the committed records with git checkout profiles/{STUDY}"
+        )
     return f"{PRESETS_INTRODUCTION}\n{render(chosen, 'markdown', COLUMNS)}"
 
 

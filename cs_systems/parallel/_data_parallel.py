@@ -63,7 +63,8 @@ def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) 
     group: the ranks that are compared, numbered as they are in it; all by default.
     """
     mine = [
-        f"{kind} {name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}{'' if x.requires_grad else ' frozen'}"
+        f"{kind} {name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        f"{' frozen' if kind == 'parameter' and not x.requires_grad else ''}"
         for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
         for name, x in named
     ]

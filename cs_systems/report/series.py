@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
+from cs_systems.core.validation import shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,4 +38,20 @@ def _column(name: str, values: Sequence[Any], kind: str) -> Any:
     except OverflowError:
         return pd.array([None if value is None else float(value) for value in values], dtype="Float64")
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"a record's {name} is malformed ({error}); delete its line from records.jsonl") from error
+        raise ConfigError(
+            f"{name} is {shown(_first_wrong(values, kind))} in a record, which makes it malformed; delete the line of "
+            "records.jsonl that has it, or measure again"
+        ) from error
+
+
+def _first_wrong(values: Sequence[Any], kind: str) -> Any:
+    """Return the first value that a column of that type cannot hold."""
+    import pandas as pd
+
+    for value in values:
+        try:
+            if pd.array([value], dtype=kind).ndim > 1:  # type: ignore[call-overload]
+                return value
+        except (TypeError, ValueError):
+            return value
+    return values

@@ -260,6 +260,12 @@ def _wrong_settings(name: str, made: Any, own: Mapping[str, Any], but: Collectio
     if not missing:
         return None
     given = "them" if missing[1:] else "it"
+    if name.startswith(plugins.LIVE):  # run() hands it no arguments
+        values = ", ".join(f"{argument}=VALUE" for argument in missing)
+        return (
+            f"{name}{written} requires {', '.join(missing)}, which run() does not give; pass a function without "
+            f"arguments that calls it with {values}"
+        )
     return f"{name}{written} requires {', '.join(missing)}; give {given} {_by_set(missing)}"
 
 

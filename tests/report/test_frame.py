@@ -155,9 +155,10 @@ def test_malformed_record_is_named_by_number_and_key(train_records: list[RunReco
         frame([train_records[0], broken])
 
 
-def test_list_instead_of_a_number_is_a_malformed_record(train_records: list[RunRecord]) -> None:
-    broken = replace(train_records[0], config={**train_records[0].config, "batch_size": [1]})
-    with pytest.raises(ConfigError, match="malformed"):
+@pytest.mark.parametrize(("value", "shown"), [([1], "is"), ("fast", "is 'fast'")])
+def test_value_that_is_no_number_is_named(train_records: list[RunRecord], value: object, shown: str) -> None:
+    broken = replace(train_records[0], config={**train_records[0].config, "batch_size": value})
+    with pytest.raises(ConfigError, match=f"batch_size {shown}.* in a record, which makes it malformed; delete the"):
         frame([broken])
 
 

@@ -323,6 +323,9 @@ REFUSED = {
     "run(workload=step, timeout_s=3)": "timeout_s requires a worker process, which cannot receive an object of",
     "run(model=Net(), inputs=X, strategy='torch_ddp', world_size=2)": "several ranks or a strategy requires a worker",
     "run(workload=step, name='a:b')": "name is 'a:b'; give a text in one line, without a colon",
+    "run(workload=lambda *, width: None)": (
+        r"live .*width\) requires width, which run\(\) does not give; pass a function .* calls it with width=VALUE$"
+    ),
     "run(workload=Net())": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
     "run(workload=object())": r"workload is an object; give a factory \(config, device\), \(model, batch\)",
     "run(workload=lambda a: a)": r"live <lambda>\(a\) has other arguments than a factory or a step; write a factory",
