@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
@@ -55,6 +55,14 @@ def by_size(params: Sequence[nn.Parameter], size_bytes: float, last_bytes: float
             full_at[kind] = 2 * limit
     done += open_buckets.values()
     return done if last_bytes is None else [bucket[::-1] for bucket in reversed(done)]
+
+
+def refuse_unfrozen(frozen: Iterable[Tensor]) -> None:
+    """Raise RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now."""
+    if any(p.requires_grad for p in frozen):
+        raise RuntimeError(
+            "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"
+        )
 
 
 def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) -> None:
@@ -174,10 +182,7 @@ class DataParallel(nn.Module):
 
         Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
         """
-        if any(p.requires_grad for p in self._frozen):
-            raise RuntimeError(
-                "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"
-            )
+        refuse_unfrozen(self._frozen)
         self._wait_for_sender()
         while self._unsent:
             self._send(self._unsent.popleft())

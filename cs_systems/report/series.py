@@ -31,10 +31,7 @@ def _column(name: str, values: Sequence[Any], kind: str) -> Any:
     try:
         if kind == TEXT:
             return pd.Series(values, dtype=kind)
-        column: Any = pd.array(values, dtype=kind)  # type: ignore[call-overload]
-        if column.ndim > 1:
-            raise TypeError("a list instead of a number")
-        return column
+        return _array(values, kind)
     except OverflowError:
         return pd.array([None if value is None else float(value) for value in values], dtype="Float64")
     except (TypeError, ValueError) as error:
@@ -44,14 +41,21 @@ def _column(name: str, values: Sequence[Any], kind: str) -> Any:
         ) from error
 
 
-def _first_wrong(values: Sequence[Any], kind: str) -> Any:
-    """Return the first value that a column of that type cannot hold."""
+def _array(values: Sequence[Any], kind: str) -> Any:
+    """Return the values as an array of that type. Raises TypeError or ValueError for one that it cannot hold."""
     import pandas as pd
 
+    column: Any = pd.array(values, dtype=kind)  # type: ignore[call-overload]
+    if column.ndim > 1:
+        raise TypeError("a list instead of a number")
+    return column
+
+
+def _first_wrong(values: Sequence[Any], kind: str) -> Any:
+    """Return the first value that a column of that type cannot hold."""
     for value in values:
         try:
-            if pd.array([value], dtype=kind).ndim > 1:  # type: ignore[call-overload]
-                return value
+            _array([value], kind)
         except (TypeError, ValueError):
             return value
     return values

@@ -196,7 +196,8 @@ def measured(records: list[RunRecord], plans: Mapping[str, Plan]) -> Iterator[st
         cell = record.run_config
         chosen = plans[cell.optimizer]
         predicted_gib = f"{chosen.peak_bytes() / GIB:.1f}"
-        row = f"| {cell.strategy} | {cell.optimizer} | {chosen.recomputed} | {cell.attention} | {cell.allocator} |"
+        recomputed = cell.checkpoint.partition("products:")[2] or 0  # as `config` writes it: what ran, not the plan
+        row = f"| {cell.strategy} | {cell.optimizer} | {recomputed} | {cell.attention} | {cell.allocator} |"
         predicted = f"{sum(chosen.seconds(cell.attention).values()):.2f}"
         if record.measurement is None:
             peak = _gib(next(iter(record.results.get("memory", ())), {}).get("peak_allocated_bytes"))

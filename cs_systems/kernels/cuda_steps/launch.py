@@ -26,7 +26,6 @@ from cs_systems.config import ConfigError, one_of
 from cs_systems.kernels.cuda.driver import INSTALL
 
 FOLDER = Path(__file__).parent
-D_HEADS = (32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def _check(step: Step, q: Tensor, k: Tensor, v: Tensor) -> None:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
         raise ConfigError(f"q, k and v have shapes {shapes}; pass one shape (batch, n, d) for all three")
     n, d = q.shape[1:]
-    if d not in D_HEADS:
+    if d not in (32, 64, 128):
         raise ConfigError(f"d is {d}; make it 32, 64 or 128")
     rows, _, _ = step.launch(d)
     if n % rows:

@@ -31,7 +31,13 @@ from cs_systems.formulas.communication import fully_sharded_bytes
 from cs_systems.model import BasicTransformerLM, Embedding, Linear
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import Averaging, dtype_of, maximum
-from cs_systems.parallel._data_parallel import broadcast_from_rank_0, by_size, check_same_parameters, refuse_assigning
+from cs_systems.parallel._data_parallel import (
+    broadcast_from_rank_0,
+    by_size,
+    check_same_parameters,
+    refuse_assigning,
+    refuse_unfrozen,
+)
 from cs_systems.parallel._mesh import data_group
 from cs_systems.parallel.fsdp.flat import Reduction
 from cs_systems.parallel.fsdp.norms import cast, casts, take_any_dtype
@@ -244,10 +250,7 @@ class FullyShardedDataParallel(nn.Module):
 
         Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
         """
-        if any(p.requires_grad for p in self._frozen):
-            raise RuntimeError(
-                "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"
-            )
+        refuse_unfrozen(self._frozen)
         if self._open:
             raise RuntimeError("backward has not ended, or has failed; run forward and backward again")
         self._settle()
