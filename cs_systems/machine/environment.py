@@ -52,7 +52,7 @@ def environment(device: Device) -> Environment:
         device_memory_bytes=device.total_memory_bytes(),
         sm_clock_hz=gpu.sm_clock_hz(),
         sm_clock_max_hz=gpu.ask(lambda nvml, h: nvml.nvmlDeviceGetMaxClockInfo(h, nvml.NVML_CLOCK_SM) * 1e6),
-        power_w=gpu.ask(lambda nvml, h: nvml.nvmlDeviceGetPowerUsage(h) / 1e3),
+        power_w=gpu.power_w(),
         temperature_c=gpu.ask(lambda nvml, h: float(nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU))),
         throttle_reasons=gpu.throttle_reasons(),
         other_processes=gpu.ask(_other_processes),
@@ -64,6 +64,16 @@ def environment(device: Device) -> Environment:
 def sm_clock_hz(device: Device) -> float | None:
     """Return the current SM clock in Hz; None without NVML."""
     return _Gpu.of(device).sm_clock_hz()
+
+
+def power_w(device: Device) -> float | None:
+    """Return the board's power in W, on recent GPUs a mean over up to a second; None without NVML."""
+    return _Gpu.of(device).power_w()
+
+
+def throttle_reasons(device: Device) -> tuple[str, ...] | None:
+    """Return what lowers the clocks now; None without NVML."""
+    return _Gpu.of(device).throttle_reasons()
 
 
 def other_processes_bytes(device: Device) -> int | None:
@@ -161,6 +171,9 @@ class _Gpu:
 
     def sm_clock_hz(self) -> float | None:
         return self.ask(lambda nvml, h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM) * 1e6)  # type: ignore[no-any-return]
+
+    def power_w(self) -> float | None:
+        return self.ask(lambda nvml, h: nvml.nvmlDeviceGetPowerUsage(h) / 1e3)  # type: ignore[no-any-return]
 
     def throttle_reasons(self) -> tuple[str, ...] | None:
         bits = self.ask(lambda nvml, h: nvml.nvmlDeviceGetCurrentClocksEventReasons(h))

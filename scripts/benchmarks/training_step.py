@@ -5,8 +5,10 @@
 Question: how far is each recipe from the stock stack and from the floor? Method: each row is a training step (forward,
 loss, backward, AdamW) of the same shapes, batch 4, bfloat16 products; warm-up, then timed steps, each measured by CUDA
 events and by the host's clock around a synchronised step. The floor is the model FLOPs at the measured rate of a large
-bfloat16 product, plus the bytes of the optimizer's step at the measured rate of a large copy. Output: a table, and the
-rows as JSON. A row that fails says why, and the next one runs.
+bfloat16 product, plus the bytes of the optimizer's step at the measured rate of a large copy. The ablation has each
+switch of fast alone, added up and left out, with a prediction made before it runs. For some rows the step then runs for
+three seconds more, while NVML reads clock, power and what lowers the clock. Output: a table, and the rows as JSON. A
+row that fails says why, and the next one runs.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import gc
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -27,9 +30,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from cs_systems.config import Mode, Phase, Precision, RunConfig, preset
+from cs_systems.config import Mode, ModelConfig, Phase, Precision, RunConfig, preset
 from cs_systems.core import plugins
 from cs_systems.formulas import cost
+from cs_systems.machine import environment
 from cs_systems.machine.device import Device, resolve
 from cs_systems.runtime.timing import measure
 from cs_systems.workloads.train_step import TrainStep
@@ -65,6 +69,7 @@ POINTWISE = {
     "fused_rotary": ("d_model", 16, 16),
 }
 INDUCTOR_RATE, KERNEL_RATE = 2.6e12, 4.0e12  # bytes/s: measured in the step of 2.7B at 2048 tokens; expected
+SUSTAINED_S = 3.0
 
 
 def switched(*names: str) -> dict[str, Any]:
@@ -82,25 +87,31 @@ def switched(*names: str) -> dict[str, Any]:
 
 def variants() -> dict[str, dict[str, Any]]:
     """Return the options of each row by its name."""
-    found = {"eager": {"attention": "sdpa_flash"}, "compiled": switched()}
+    found = {"eager": {"attention": "sdpa_flash"}, "compiled": switched(), "fast": switched(*FAST)}
     found |= {f"alone: {name}": switched(name) for name in SWITCHES if name not in NEEDS}
     found |= {f"up to: {name}": switched(*[*SWITCHES][: n + 1]) for n, name in enumerate(SWITCHES)}
     for left_out in FAST:
         found[f"without: {left_out}"] = switched(*(n for n in FAST if left_out not in (n, NEEDS.get(n))))
-    found |= {"fast": switched(*FAST), BY_CUBLASLT: switched(*FAST)}
-    return found | {"fast in fp8": switched(*FAST, "fp8_linear")}
+    return found | {"fast in fp8": switched(*FAST, "fp8_linear"), BY_CUBLASLT: switched(*FAST)}
 
 
 VARIANTS = variants()
-GROUPS = {
-    "cumulative": ["compiled", *(name for name in VARIANTS if name.startswith("up to"))],
-    "each": [name for name in VARIANTS if name.startswith(("alone", "without"))],
-    "fused kernels": ["up to: update_in_backward", *(f"{how}: {n}" for how in ("up to", "without") for n in POINTWISE)],
-    "embedding": [
-        *("compiled", "alone: fused_embedding_gradient"),
-        *("up to: fused_rotary", "up to: fused_embedding_gradient"),
-    ],
-}
+
+
+def measured_as(name: str) -> str:
+    """Return the first variant with the same options, which is the row that is measured for all of them."""
+    return next(first for first, options in VARIANTS.items() if options == VARIANTS[name])
+
+
+ABLATION = [
+    *("eager", "compiled"),
+    *dict.fromkeys(measured_as(n) for n in VARIANTS if n.startswith(("alone", "up to", "without"))),
+    "fast in fp8",
+]
+ABLATION.remove("up to: fp8_linear")  # leaves out the fused products too, so that it is no step beyond bf16 state
+GROUPS = {"ablation": ABLATION}
+QUEUED = ("compiled", "alone: attention")  # rows that a graph is added to
+SUSTAINED = ("llama compiled", "llama cudagraphs", "compiled", "fast", "up to: bf16 state", "fast in fp8")
 
 
 class LlamaStep:
@@ -237,13 +248,17 @@ def main() -> int:
     for context in args.contexts:
         for size in args.sizes:
             base = RunConfig(model=replace(preset(size), context_length=context), precision=Precision.BF16)
-            for name in (*args.peers, *chain.from_iterable(GROUPS.get(name, [name]) for name in args.variants)):
+            attention_s = attention_gain_s(base, device)
+            chosen = chain.from_iterable(GROUPS.get(name, [name]) for name in args.variants)
+            for name in dict.fromkeys((*args.peers, *chosen)):
                 if name == "llama cudagraphs" and size not in ("small", "medium"):
                     continue  # does not help where a step is not launch-bound
                 if time.monotonic() - began > args.budget_s:
                     print(f"{size} {context} {name}: left out, the time is spent")
                     continue
-                rows.append(row_of(name, base, device, args.steps, rates) | {"size": size, "context": context})
+                guess = attention_s if name.endswith(": attention") else predicted(name, base, rates)
+                row = row_of(name, base, device, args.steps, rates)
+                rows.append(row | {"predicted_s": guess, "size": size, "context": context})
                 print(line(rows[-1]), flush=True)
                 if args.json:
                     args.json.write_text(json.dumps(rows, indent=1))
@@ -266,29 +281,73 @@ def step_flops(config: RunConfig) -> int:
     return flops
 
 
+def attention_gain_s(config: RunConfig, device: Device) -> float | None:
+    """Return what flash_cuda saves in all layers by its forward and backward alone; None where it does not run."""
+    shape = config.model
+    like = {"device": device.torch, "dtype": torch.bfloat16, "requires_grad": True}
+    sizes = (config.batch_size, shape.num_heads, config.tokens_per_sequence, shape.d_model // shape.num_heads)
+    q, k, v = (torch.randn(sizes, **like) for _ in range(3))
+    gradient, taken = torch.randn_like(q), {}
+    for name in ("sdpa_flash", "flash_cuda"):
+        backend = plugins.get("attention", name)
+
+        def call(backend: Any = backend) -> None:
+            torch.autograd.grad(backend(q, k, v, causal=True), (q, k, v), gradient)
+
+        try:
+            taken[name] = timed(call, device)
+        except Exception as error:
+            print(f"attention {name}: {type(error).__name__}: {error}")
+            return None
+    return shape.num_layers * (taken["sdpa_flash"] - taken["flash_cuda"])
+
+
 def predicted(name: str, config: RunConfig, rates: tuple[float, float]) -> float | None:
     """Return the time that the last switch of a row saves by the bytes it no longer moves; None: no prediction.
 
     master: autocast reads and writes 6 bytes for each cast weight and 6 for its gradient, AdamW 28 instead of 26. Loss:
-    28 bytes for each logit (casts, log-softmax and its backward) instead of 8. Update in backward: all of the update,
-    which is a limit. Fused kernels: POINTWISE, at the rate of Inductor's kernels and at the one expected of ours.
-    Embedding gradient: torch's kernels read and write the table again for each token, 4 bytes an element.
+    28 bytes for each logit (casts, log-softmax and its backward) instead of 8. Update in backward, and inside the
+    products of the blocks: all of the update, which is a limit. Joined projections: the sums of the gradients of their
+    input, 12 bytes for each of its elements. Fused kernels: POINTWISE, at the rate of Inductor's kernels and at the one
+    expected of ours; the fused feed-forward hides all bytes of the activation. Embedding gradient: torch's kernels read
+    and write the table again for each token, 4 bytes an element. fp8: half of the time of the products in the blocks,
+    less the bytes of quantizing.
     """
-    switch = name.partition(": ")[2]
+    how, _, switch = name.partition(": ")
+    shape, tokens = config.model, config.batch_size * config.tokens_per_sequence
+    parameters, rows = cost.parameter_count(shape), tokens * shape.num_layers
     if switch in POINTWISE:
         width, before, after = POINTWISE[switch]
-        rows = config.batch_size * config.tokens_per_sequence * config.model.num_layers * getattr(config.model, width)
-        return float(rows * (before / INDUCTOR_RATE - after / KERNEL_RATE))
-    parameters = cost.parameter_count(config.model)
-    logits = config.batch_size * config.tokens_per_sequence * config.model.vocab_size
+        return float(rows * getattr(shape, width) * (before / INDUCTOR_RATE - after / KERNEL_RATE))
+    if switch == "fused_feed_forward":
+        hidden = 18 / INDUCTOR_RATE if how == "alone" else 16 / KERNEL_RATE
+        return float(rows * shape.d_ff * hidden)
+    if switch == "joined_projections":
+        return float(rows * shape.d_model * 12 / INDUCTOR_RATE)
+    if switch == "fp8_linear" or name == "fast in fp8":
+        return fp8_gain_s(shape, tokens, rates[0])
     moved = {
         "master": 14 * parameters,
-        "fused_cross_entropy": 20 * logits,
+        "fused_cross_entropy": 20 * tokens * shape.vocab_size,
         "update_in_backward": 26 * parameters,
-        "fused_embedding_gradient": 4 * config.batch_size * config.tokens_per_sequence * config.model.d_model,
+        "fused_weight_update": 28 * shape.num_layers * cost.block_parameter_count(shape),
+        "fused_embedding_gradient": 4 * tokens * shape.d_model,
         "bf16 state": 8 * parameters,
     }.get(switch)
     return None if moved is None else moved / rates[1]
+
+
+def fp8_gain_s(shape: ModelConfig, tokens: int, rate: float) -> float:
+    """Return half of the time of the products in the blocks, less that of quantizing at KERNEL_RATE.
+
+    For each layer of n inputs and m outputs, x (tokens, n), its gradient (tokens, m) and the weight (m, n) are read in
+    bfloat16 and written in fp8 twice, by rows and by columns: 4 bytes an element.
+    """
+    width, hidden = shape.d_model, shape.d_ff
+    layers = [(width, width)] * 4 + [(width, hidden)] * 2 + [(hidden, width)]
+    flops = sum(6 * tokens * n * m for n, m in layers)
+    moved = sum(4 * (tokens * n + tokens * m + n * m) for n, m in layers)
+    return shape.num_layers * (flops / rate / 2 - moved / KERNEL_RATE)
 
 
 def timed(run: Callable[[], Any], device: Device) -> float:
@@ -309,7 +368,7 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
     started = time.monotonic()
     flops = step_flops(base)
     floor_s = flops / rates[0] + 28 * cost.parameter_count(base.model) / rates[1]
-    row: dict[str, Any] = {"variant": name, "floor_s": floor_s, "predicted_s": predicted(name, base, rates)}
+    row: dict[str, Any] = {"variant": name, "floor_s": floor_s}
     library = ExitStack()
     try:
         library.enter_context(products_by("cublaslt" if name == BY_CUBLASLT else "cublas"))
@@ -332,6 +391,11 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
         row |= {"mfu": flops / row["wall_s"] / PEAK_FLOPS, "peak_bytes": device.peak_allocated_bytes()}
         row["loss"] = float(workload.loss.detach())
         row["phases_s"] = {n: median(s.phases_s[n] for s in timed_) for n in timed_[0].phases_s}
+        if name in SUSTAINED:
+            row |= sustained(workload, device, row["wall_s"])
+        if name in QUEUED:
+            workload.hides_launches = True
+            row["queued_s"] = median(s.wall_s for s in measure(workload, device, warmup=2, steps=8) if not s.warmup)
         row["took_s"] = time.monotonic() - started
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
@@ -340,6 +404,34 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
     workload = None
     gc.collect()
     return row
+
+
+def sustained(workload: Any, device: Device, step_s: float) -> dict[str, Any]:
+    """Run steps back to back; return medians of SM clock and power, and how often what lowered the clock was reported.
+
+    NVML is read while steps wait in the GPU's queue. Readings of the first half are left out: the power that NVML
+    reports is a mean over up to a second.
+    """
+    clocks: list[float] = []
+    powers: list[float] = []
+    reasons: Counter[str] = Counter()
+    began, queued = time.monotonic(), max(1, round(0.1 / step_s))
+    while (passed := time.monotonic() - began) < SUSTAINED_S:
+        for _ in range(queued):
+            workload.prepare()
+            for _, run in workload.step():
+                run()
+        clock, power = environment.sm_clock_hz(device), environment.power_w(device)
+        lowered_by = environment.throttle_reasons(device)
+        device.synchronize()
+        if passed > SUSTAINED_S / 2 and clock and power:
+            clocks.append(clock)
+            powers.append(power)
+            reasons.update(lowered_by or ())
+    if not clocks:
+        return {}
+    counted = {"readings": len(clocks), "throttle_reasons": dict(reasons)}
+    return counted | {"sm_clock_hz": median(clocks), "power_w": median(powers)}
 
 
 def spread(name: str, seconds: list[float]) -> dict[str, float]:
@@ -352,11 +444,12 @@ def line(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{head} failed: {row['error']}"
     phases = " ".join(f"{name} {1e3 * value:.2f}" for name, value in row["phases_s"].items())
+    power = f" {row['power_w']:.0f} W at {row['sm_clock_hz'] / 1e6:.0f} MHz" if "power_w" in row else ""
     return (
         f"{head} {1e3 * row['wall_s']:8.2f} ms ({1e3 * row['wall_p10_s']:.2f}–{1e3 * row['wall_p90_s']:.2f}) device "
         f"{1e3 * row['device_s']:8.2f} floor {1e3 * row['floor_s']:7.2f} MFU {100 * row['mfu']:.1f}% "
         f"{row['peak_bytes'] / 2**30:.1f} GiB loss {row['loss']:.3f} [{phases}] host {1e3 * row['submit_s']:.1f} "
-        f"first {row['first_step_s']:.0f} s all {row['took_s']:.0f} s"
+        f"first {row['first_step_s']:.0f} s all {row['took_s']:.0f} s{power}"
     )
 
 
