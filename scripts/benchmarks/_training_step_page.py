@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training_step import BY_CUBLASLT, FAST, NEEDS, PEERS, POINTWISE, SWITCHES
+from _training_step_ablation import ABLATION, ALL, LOW, UPDATE_ONLY, of_cell, powers, switches
+from _training_step_ablation import drawing as gains_drawing
+from training_step import BY_CUBLASLT, PEERS
 
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.drawing import COLORS, one_panel
@@ -19,10 +21,8 @@ Rows = Mapping[tuple[str, int, str], dict[str, Any]]
 GOAL = 1.3  # times as fast as the best Llama in bf16
 SIZES = ("small", "medium", "large", "2.7B")
 CELLS = tuple((size, context) for context in (512, 2048) for size in SIZES)
-ALL = "fast"
 BEFORE, OLD = "up to: update_in_backward", "up to: fused_embedding_gradient"  # without and with the Triton kernels
-WITHOUT_EMBEDDING, UPDATE_ONLY = "up to: fused_rotary", "up to: fused_weight_update"
-STATE, LOW, LOWEST = "up to: bf16 state", "fast in fp8", "up to: fp8_linear"
+STATE = "up to: bf16 state"
 NAMES = {
     "llama compiled": "Llama, compiled",
     "llama cudagraphs": "Llama, reduce-overhead",
@@ -30,22 +30,18 @@ NAMES = {
     "llama liger compiled": "Llama with Liger, compiled",
     "llama torchao fp8": "Llama with torchao, linear layers in fp8",
     BEFORE: "without the fused kernels",
-    WITHOUT_EMBEDDING: "without the embedding's kernel",
+    "up to: fused_rotary": "without the embedding's kernel",
     OLD: "fast before the fused products",
     ALL: "fast",
     BY_CUBLASLT: "fast, products by cublasLt",
     STATE: "fast, moments in bf16",
     LOW: "fast, linear layers in fp8",
-    LOWEST: "fast, both",
 }
 OTHERS = ("llama liger", "llama liger compiled", "llama torchao fp8")
 IN_BF16 = tuple(name for name in PEERS if name != "llama torchao fp8")
-SWITCH_NAMES = {"compiled": "blocks compiled"} | {f"up to: {name}": f"+ {name.replace('_', ' ')}" for name in SWITCHES}
-SWITCH_NAMES["up to: master"] = "+ master weights"
-FUSED = (*POINTWISE,)
 TABLE = (
-    "| step | ms | p10–p90 | gain | predicted | host, ms | floor, ms | MFU | peak |",
-    "| :--- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    "| step | ms | p10–p90 | host, ms | floor, ms | MFU | peak |",
+    "| :--- | ---: | ---: | ---: | ---: | ---: | ---: |",
 )
 INTRODUCTION = (
     "One H200, torch 2.11, batch 4, vocabulary 10,000, AdamW; both sides of a comparison in one run. Llama is "
@@ -55,10 +51,7 @@ INTRODUCTION = (
     "bytes for each parameter at the measured rate of a copy; a step in fp8 can pass it. *MFU*: of 989 TFLOP/s, "
     "bf16's, for all. *Fast before the fused products* has update_in_backward and fused_swiglu in place of "
     "fused_weight_update and fused_feed_forward. *Host*: time to submit the step; where it is near the step, the GPU "
-    "waits for launches. *Gain*: over the row "
-    "above, ms. *Predicted*: from the bytes that a switch no longer moves; for the update in backward the whole "
-    "update, which is a limit; for a fused kernel its bytes at an expected 4.0 TB/s against those of Inductor's "
-    "kernels at 2.6."
+    "waits for launches."
 )
 EQUALITY = (
     "200 steps of small on one H200: with one seed the loss curves of fast and eager are 0.0006 apart, where those of "
@@ -75,98 +68,90 @@ REMARKS = (
     "whose last wave is full. SwiGLU inside the products around it gains 2 to 3% for small, medium and large at 2048, "
     "and less than the spread for 2.7B and at 512. Alone they are in "
     "[part_kernels](../part_kernels/products_h200.txt).",
-    "- What binds the fused update is probably the power of the board: the kernel alone, called again and again, takes "
-    "1.03 to 1.09 ms for a block of 2.7B and 2048 tokens, whatever is loaded ahead and however the products share "
-    "operands, where one call at a higher clock took 0.94; by ncu its tensor cores were then busy half of the time, "
-    "and memory moved 3.1 TB/s.",
+    "- What binds the fused update is probably the power of the board: the kernel alone, called again and again, "
+    "takes 1.03 to 1.09 ms for a block of 2.7B and 2048 tokens, whatever is loaded ahead and however the products "
+    "share operands, where one call at a higher clock took 0.94; by ncu its tensor cores were then busy half of the "
+    "time, and memory moved 3.1 TB/s.",
     "- The goal of 1.3 is met for medium and large at 2048 with little to spare: 1.32 and 1.34 in this run, 1.30 and "
     "1.32, 1.295 and 1.28 in the two before. It is missed by 8% for 2.7B at 2048, and so are 65% of the peak: what "
     "binds there is the board's power. Sampled five times a second by nvidia-smi during the timed steps, Llama takes "
     "690 W of 700 at a clock of 1,613 MHz of 1,980, and fast 691 W at 1,485 MHz: what it does more in a second costs "
-    "it a tenth of the clock. At 1,485 MHz the tensor cores' peak is 803 TFLOP/s, of which the whole step reaches 74%; "
-    "in a profile of another run its products reached 672 TFLOP/s.",
-    "- Fused kernels: 5% of the step at 2.7B and 2048, 4 to 11% elsewhere; each alone is in "
-    "[part_kernels](../part_kernels/table.md). SwiGLU gains only on a joined product, whose gradients Inductor "
-    "concatenates. At 2.7B and 2048 the rotation gains 9 ms where 1.4 were predicted: with joined projections it also "
-    "writes the gradients of q, k and v into one tensor.",
-    "- With the fused kernels joined projections gain 2% at 2.7B (311.6 against 318.5 ms); without them they lose.",
-    "- fp8, without the fused products: 1.29 times as fast as fast at 2.7B and 2048, 1.08 times at 512, 1.11 times for "
-    "large and 1.04 for medium at 2048. It is slower than fast for small, and for medium and large at 512, whose "
-    "products are too small to pay for the quantization. Llama with torchao's fp8 (tensor-wise; the last layer in "
-    "bf16, as here) takes "
-    "1.25 times our time for 2.7B at 2048, and 1.47 times at 512. Our kernel ran alone at 3.4 of 4.3 TB/s; at 2.3 "
-    "when it divided instead of multiplying by the inverse, with which the step of 2.7B took 243 ms.",
+    "it a tenth of the clock. At 1,485 MHz the tensor cores' peak is 803 TFLOP/s, of which the whole step reaches "
+    "74%; in a profile of another run its products reached 672 TFLOP/s.",
+    "- On the H100 of the ablation every cell of fast runs at the board's limit, small too: it takes 692 to 700 W "
+    "where the compiled Llama of the same cell takes 370 to 691, and the clock falls to 1,395 MHz for 2.7B at 2048. "
+    "There it reaches 77% of the tensor cores' peak at that clock, Llama 56%. So whatever saves time elsewhere gives "
+    "part of it back in the products.",
+    "- Predicted well: the graph where the step waits for its host (20.3 ms predicted and 21.2 gained for small at "
+    "512, 35.4 and 38.2 for large), attention at 2048 (33.7 ms, and 32.8 lost without it, for 2.7B; 14.2 and 11.0 for "
+    "large; 2.7 and 2.6 for small), and that the loss and the embedding's gradient gain less than the spread.",
+    "- Predicted too low: master weights, 16 ms and 20 gained for 2.7B, because parameters in bf16 also keep the "
+    "residual stream in bf16; the rotation, 1.5 ms and 7.8 at 2.7B and 2048, because with joined projections it also "
+    "writes the gradients of q, k and v into one tensor, which is a copy otherwise.",
+    "- Predicted too high: updates in backward and inside products, whose limit is 29 to 31 ms for 2.7B and which "
+    "gain 7 at 512 and 15 at 2048 together, because their bytes move at the cost of the products beside them; SwiGLU, "
+    "half of 7.8 ms, at the H100's lower bandwidth; fp8, 87 ms and 50 to 63 for 2.7B at 2048, 20 and 1 to 4 for "
+    "large, and a loss for small and for large at 512, whose products are too small to pay for the quantization.",
+    "- Alone and without a graph, a part of small or large at 512 changes mostly the host's time, and some make the "
+    "step slower. joined_projections loses at 2.7B and 2048 before the fused kernels (−3.8 ms) and gains beside them "
+    "(3.2 lost without it); fused_rmsnorm alone loses 1 to 3 ms where the GPU binds, probably because Inductor then "
+    "casts the residual in kernels of their own.",
+    "- In fp8 Llama with torchao (tensor-wise; the last layer in bf16, as here) takes 1.25 times our time for 2.7B at "
+    "2048, and 1.47 times at 512, on an H200 before the fused products. Our quantizing kernel ran alone at 3.4 of 4.3 "
+    "TB/s there; at 2.3 when it divided instead of multiplying by the inverse, with which the step of 2.7B took 243 "
+    "ms.",
     "- Liger's kernels make this Llama slower than torch.compile does, at every size measured: each launch costs the "
-    "host, and its backward of the norm runs at 1.3 TB/s where ours runs at 3.5 ([part_kernels]"
-    "(../part_kernels/table.md)). Compiled as a whole, medium at 512, its fused loss failed in torch 2.11: "
-    "`addmm` of fp32 and bf16.",
-    "- Master weights gain more than predicted: parameters in bf16 also keep the residual stream in bf16, where "
-    "autocast keeps it in fp32.",
-    "- Fused cross-entropy: up to 0.4 GiB, and no time at a vocabulary of 10,000 (the logits are 1 to 2% of the bytes) "
-    "when these rows were measured. Since then its kernel reads each row of logits once, 40 µs in place of 93 for "
-    "2,048 rows, and backward multiplies in place: fast took 4.91 ms in place of 4.97 for small at 512, in two runs.",
-    "- cublasLt in place of cuBLAS (`torch.backends.cuda.preferred_blas_library`): no gain, the medians differ by 0.7% "
-    "at most, within the spread.",
-    "- The update inside backward: nothing for small and large, whose update is 1 and 6 ms; 1 to 2% for 2.7B, of the "
-    "25% that the update takes: the products leave the other kernel few free multiprocessors.",
-    "- At context 2048 the products of 2.7B alone took 222 of 312 ms (770 TFLOP/s, their ceiling), the update 22 ms, "
-    "and attention 35 ms when d_head 80 was computed as 128. Six of attention's seven products now take 80 columns: 7 "
-    "to 10 ms less were predicted, and the step takes 308 ms in place of 316, in two runs.",
-    "- The gradient of the embedding gains 0.08 ms for small at 512, where 0.07 were predicted, and less than the "
-    "spread elsewhere. Alone it takes a third to a sixth of torch's time, and its sums have one order.",
-    "- Llama's time at 512 depends on the host: large took 86 ms in the run of the table, and 50, 54, 68, 83 and 92 "
-    "in others, beside 26 to 29 ms of fast.",
+    "host, and its backward of the norm runs at 1.3 TB/s where ours runs at 3.5 "
+    "([part_kernels](../part_kernels/table.md)). Compiled as a whole, medium at 512, its fused loss failed in torch "
+    "2.11: `addmm` of fp32 and bf16.",
+    "- cublasLt in place of cuBLAS (`torch.backends.cuda.preferred_blas_library`): no gain, the medians differ by "
+    "0.7% at most, within the spread.",
+    "- Kernels of a step of 2.7B at 2048, uncaptured, on the H100 ([tables](kernels_2.7B_2048_h100.txt)): products "
+    "252 of 298 ms, attention 33, norms 7, the rest 6; the GPU is busy 98.8% of the time.",
+    "- Llama's time at 512 depends on the host: large took 86 ms in the run of the first tables, and 50, 54, 68, 74, "
+    "83 and 92 in others, beside 26 to 29 ms of fast.",
 )
 
 
 def write(folder: Path) -> None:
     """Write table.md and figure.svg of a folder from its JSON files."""
-    names = ("h200", "products", "other_peers", "fused_kernels", "fused_kernels_2.7B", "embedding", "switches")
-    step, *others = (read(folder / f"{name}.json") for name in names)
-    (folder / "table.md").write_text(report(step, *others))
+    step, products, others = (read(folder / f"{name}.json") for name in ("h200", "products", "other_peers"))
+    ablation = json.loads((folder / "ablation_h100.json").read_text())
+    (folder / "table.md").write_text(report(step, products, others, ablation))
     plot.write(partial(drawing, step), folder / "figure.svg")
+    plot.write(partial(gains_drawing, ablation), folder / "gains.svg")
 
 
 def read(file: Path) -> Rows:
     return {(row["size"], row["context"], row["variant"]): row for row in json.loads(file.read_text())}
 
 
-def report(
-    step: Rows, products: Rows, others: Rows, fused: Rows, fused_added: Rows, embedding: Rows, switches: Rows
-) -> str:
+def report(step: Rows, products: Rows, others: Rows, ablation: Sequence[dict[str, Any]]) -> str:
     """Return the page.
 
     Args:
         step: rows of the recipe and its peers.
         products: rows of fast without and with fused_feed_forward.
         others: rows of more peers, measured before the fused products.
-        fused: rows of the fused kernels at 512 and 2048, each left out of all switches.
-        fused_added: rows of all switches, added up, at 2.7B and 2048.
-        embedding: rows of fast without and with the kernel for the embedding's gradient.
-        switches: rows of all other switches alone, added up and left out, measured before the fused kernels.
+        ablation: rows of each switch alone, added up and left out; `run` tells the runs of a cell apart.
     """
     text = [
         *("# Training step beside the stock stack", "", answer(step), ""),
         *("![step time of each variant](figure.svg)", "", INTRODUCTION, "", EQUALITY),
     ]
     for size, context in CELLS:
-        text += ["", f"## {size}, context {context}", "", *added(step, NAMES, size, context, with_gains=False)]
+        text += ["", f"## {size}, context {context}", "", *steps(step, NAMES, size, context)]
+    text += ["", "## Each switch alone, added up and left out", "", "![what each switch gains](gains.svg)"]
+    text += [line for paragraph in ABLATION for line in ("", paragraph)]
+    for cell in (cell for cell in CELLS if of_cell(ablation, cell)):
+        text += ["", f"### {cell[0]}, context {cell[1]}", "", *switches(of_cell(ablation, cell))]
+    text += ["", "## What lowers the clock", "", *powers(ablation, NAMES)]
     text += ["", "## SwiGLU inside the products", ""]
     text += beside(products, {UPDATE_ONLY: "fast with fused_swiglu", ALL: "fast, with fused_feed_forward"})
     text += ["", "## Other peers, before the fused products"]
     before = NAMES | {OLD: "fast before the fused products"}
     for size, context in (cell for cell in CELLS if any((*cell, name) in others for name in OTHERS)):
-        text += ["", f"### {size}, context {context}", "", *added(others, before, size, context, with_gains=False)]
-    text += ["", "## All switches added up: 2.7B, context 2048", ""]
-    with_peers = {name: NAMES[name] for name in PEERS} | SWITCH_NAMES
-    text += added(fused_added, with_peers, "2.7B", 2048)
-    text += ["", "## Fused kernels", "", *left_out(fused)]
-    text += ["", "## Gradient of the embedding", ""]
-    text += beside(embedding, {WITHOUT_EMBEDDING: "torch's gradient of the embedding", OLD: "fused"})
-    text += ["", "## Other switches, before the fused kernels"]
-    for size, context in (cell for cell in CELLS if (*cell, "compiled") in switches):
-        text += ["", f"### {size}, context {context}", "", *added(switches, with_peers, size, context)]
-    text += ["", "### Each alone, and left out", "", *each(switches)]
+        text += ["", f"### {size}, context {context}", "", *steps(others, before, size, context)]
     return "\n".join([*text, "", "## What the figures say", "", *REMARKS, ""])
 
 
@@ -202,41 +187,16 @@ def listed_cells(cells: Sequence[tuple[str, int]]) -> str:
     return "; ".join(f"{', '.join(sizes)} at {context}" for context, sizes in of_context.items() if sizes)
 
 
-def added(found: Rows, names: Mapping[str, str], size: str, context: int, *, with_gains: bool = True) -> Iterable[str]:
-    """Yield the table of a cell; with gains, each row has that over the row above, and the prediction of it."""
-    yield from (
-        TABLE
-        if with_gains
-        else (line.replace(" gain | predicted |", "").replace(" ---: | ---: |", "", 1) for line in TABLE)
-    )
-    before = None
+def steps(found: Rows, names: Mapping[str, str], size: str, context: int) -> Iterable[str]:
+    """Yield the table of a cell, a row a variant."""
+    yield from TABLE
     for name, title in names.items():
-        if (row := found.get((size, context, name))) is None:
-            continue
-        gain = "" if before is None or name in PEERS else f"{1e3 * (before - row['wall_s']):.2f}"
-        guess = row["predicted_s"] if name.startswith("up to") else None
-        gains = f"| {gain} | {'' if guess is None else f'{1e3 * guess:.2f}'} " if with_gains else ""
-        middle, low, high = (f"{1e3 * row[f'wall_{what}s']:.2f}" for what in ("", "p10_", "p90_"))
-        yield (
-            f"| {title} | {middle} | {low}–{high} {gains}| {1e3 * row['submit_s']:.1f} | {1e3 * row['floor_s']:.1f} "
-            f"| {100 * row['mfu']:.1f}% | {row['peak_bytes'] / 2**30:.1f} GiB |"
-        )
-        before = None if name in PEERS else row["wall_s"]
-
-
-def left_out(found: Rows) -> Iterable[str]:
-    """Yield the table of the fused kernels: together, without joined projections, and each left out."""
-    cells = [cell for cell in CELLS if (*cell, "fused") in found]
-    yield "Milliseconds, in one run; each kernel is left out of all switches, moments in bf16 among them."
-    yield ""
-    yield f"| step | {' | '.join(f'{size}, {context}' for size, context in cells)} |"
-    yield f"| :--- |{' ---: |' * len(cells)}"
-    names = {BEFORE: NAMES[BEFORE], "fused": "fast", "fused, not joined": "fast without joined projections"}
-    names |= {WITHOUT_EMBEDDING: "fast, moments in bf16"} | {f"without: {n}": f"the same without {n}" for n in FUSED}
-    for name, title in names.items():
-        rows = [found.get((*cell, name)) for cell in cells]
-        times = ["" if row is None else f"{1e3 * row['wall_s']:.2f}" for row in rows]
-        yield f"| {title} | {' | '.join(times)} |"
+        if row := found.get((size, context, name)):
+            low, high = (f"{1e3 * row[f'wall_{what}_s']:.2f}" for what in ("p10", "p90"))
+            yield (
+                f"| {title} | {1e3 * row['wall_s']:.2f} | {low}–{high} | {1e3 * row['submit_s']:.1f} "
+                f"| {1e3 * row['floor_s']:.1f} | {100 * row['mfu']:.1f}% | {row['peak_bytes'] / 2**30:.1f} GiB |"
+            )
 
 
 def beside(found: Rows, names: Mapping[str, str]) -> Iterable[str]:
@@ -249,25 +209,6 @@ def beside(found: Rows, names: Mapping[str, str]) -> Iterable[str]:
     for name, title in names.items():
         times = (tuple(1e3 * found[*cell, name][f"wall_{what}s"] for what in ("", "p10_", "p90_")) for cell in cells)
         yield f"| {title} | {' | '.join(f'{mid:.2f} ({low:.2f}–{high:.2f})' for mid, low, high in times)} |"
-
-
-def each(found: Rows) -> Iterable[str]:
-    """Yield the table of the switches alone, against the compiled blocks, and left out of all but bf16 state."""
-    yield "Milliseconds at context 512; in brackets against the compiled blocks, and against all but bf16 state."
-    yield ""
-    yield "| switch | small, alone | small, left out | 2.7B, alone | 2.7B, left out |"
-    yield "| :--- | ---: | ---: | ---: | ---: |"
-    for name in (name for name in FAST if ("small", 512, f"alone: {name}") in found or name in NEEDS):
-        cells = [
-            changed(found.get((size, 512, f"{how}: {name}")), found[size, 512, beside])
-            for size in ("small", "2.7B")
-            for how, beside in (("alone", "compiled"), ("without", BEFORE))
-        ]
-        yield f"| {name.replace('_', ' ')} | {' | '.join(cells)} |"
-
-
-def changed(row: Mapping[str, Any] | None, beside: Mapping[str, Any]) -> str:
-    return f"{1e3 * row['wall_s']:.2f} ({row['wall_s'] / beside['wall_s'] - 1:+.1%})" if row else ""
 
 
 def drawing(step: Rows) -> Any:

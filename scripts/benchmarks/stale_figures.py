@@ -63,6 +63,7 @@ VERDICTS = (*CLOCK, "cs_systems/comparison/runs.py", "cs_systems/runtime/execute
 # quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
 SOURCES: dict[str, tuple[str, ...]] = {
     "profiles/training_step/figure.svg": ("scripts/benchmarks/_training_step_page.py",),
+    "profiles/training_step/gains.svg": ("scripts/benchmarks/_training_step_ablation.py",),
     "profiles/training_step/table.md": (
         *STEP,
         "cs_systems/training/parts/*",

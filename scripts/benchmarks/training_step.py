@@ -313,7 +313,7 @@ def predicted(name: str, config: RunConfig, rates: tuple[float, float]) -> float
     and write the table again for each token, 4 bytes an element. fp8: half of the time of the products in the blocks,
     less the bytes of quantizing.
     """
-    how, _, switch = name.partition(": ")
+    how, _, switch = (f"up to: {FAST[-1]}" if name == "fast" else name).partition(": ")
     shape, tokens = config.model, config.batch_size * config.tokens_per_sequence
     parameters, rows = cost.parameter_count(shape), tokens * shape.num_layers
     if switch in POINTWISE:

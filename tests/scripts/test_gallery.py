@@ -10,7 +10,8 @@ from cs_systems.report.figures.plot import STYLE
 from tests.scripts.conftest import ROOT
 
 PROFILES = ROOT / "profiles"
-OF_BENCHMARKS = ("training_step/figure.svg", "training_step/curves_h200/curves.svg")  # drawn by their own commands
+# Drawn by their own commands.
+OF_BENCHMARKS = ("training_step/figure.svg", "training_step/gains.svg", "training_step/curves_h200/curves.svg")
 SHOWN = (  # one of each kind, and those that a study draws by itself
     *("step_time/figure.svg", "attention_sequence_length/figure.svg", "attention_out_of_memory/figure.svg"),
     *("attention_h200/lengths/d128_causal.svg", "all_reduce/figure.svg", "comm/figure.svg", "warmup_steps/figure.svg"),

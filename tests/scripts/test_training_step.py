@@ -1,4 +1,4 @@
-"""Peers of the benchmark of the training step: what another library changes, and that it is undone."""
+"""Benchmark of the training step: its ablation, and what a peer's library changes and undoes."""
 
 from __future__ import annotations
 
@@ -48,3 +48,25 @@ def test_torchao_replaces_all_linear_layers_but_the_head_and_undoes_its_patch(sc
     found = dict(llama.named_parameters())
     assert all(found[name] is weight for name, weight in weights.items())  # those that the optimizer has
     assert all(weight.grad is not None for weight in weights.values())
+
+
+def test_ablation_measures_each_set_of_options_once(script: Any) -> None:
+    options = [script.VARIANTS[name] for name in script.ABLATION]
+    assert all(each not in options[:n] for n, each in enumerate(options))
+    left_out = {"up to: fp8_linear", script.BY_CUBLASLT}
+    assert all(each in options for name, each in script.VARIANTS.items() if name not in left_out)
+
+
+def test_gains_of_the_ablation_compare_steps_of_one_run(script: Any) -> None:
+    page = importlib.import_module("_training_step_ablation")
+
+    def row(run: str, variant: str, wall_s: float) -> dict[str, Any]:
+        return {"size": "small", "context": 512, "run": run, "variant": variant, "wall_s": wall_s, "predicted_s": 0.5}
+
+    rows = [row("1", "compiled", 9.0), row("1", "alone: attention", 7.0), row("1", "up to: graph", 6.0)]
+    rows += [row("1", "fast", 4.0), row("2", "fast", 5.0), row("2", "without: graph", 8.0)]
+    found = page.positions(page.of_cell(rows, ("small", 512)))
+    assert {how: each.gain_s for how, each in found["attention"].items()} == {"alone": 2.0, "up to": 2.0}
+    assert {how: each.gain_s for how, each in found["graph"].items()} == {"up to": 1.0, "without": 3.0}
+    assert found["graph"]["up to"].predicted_s == 0.5
+    assert found["graph"]["without"].predicted_s is None
