@@ -70,7 +70,7 @@ OPTIONAL = (
 LONG = {"kernels": 10, "steps": 10, "ranges": 10, "layers": 100, "range_tree": 30, "operators": 15}
 CAPTIONS = {
     "steps": "steps: wall clock, GPU span and kernel time",
-    "ratio": "backward time : forward time, per step",
+    "ratio": "backward time : forward time, per step (wall time: of the CPU's ranges)",
     "phases": "phases by kernel family, per step",
     "families": "kernel families, per step",
     "kernels": "kernels by time, per step",
