@@ -26,7 +26,7 @@ DTYPES = ("float16", "bfloat16")
 INPUTS = ("q", "k", "v")
 NOT_DETERMINISTIC = (
     "the gradient of q is not deterministic, and torch.use_deterministic_algorithms is on; use flash_triton, whose "
-    "gradients are deterministic, or turn it off"
+    "gradients are deterministic, or call torch.use_deterministic_algorithms(False)"
 )
 
 
@@ -61,7 +61,10 @@ class HopperKernels:
         if reason := wrong_dtype(call, DTYPES):
             return reason
         if call.d_head % 8 or not 8 <= call.d_head <= self.largest_d_head:
-            return f"d_head {call.d_head} is not a multiple of 8 from 8 to {self.largest_d_head}; use flash_triton"
+            from cs_systems.attention.flash_triton import LARGEST_D_HEAD
+
+            instead = "flash_triton" if call.d_head <= LARGEST_D_HEAD else "sdpa_math or naive"
+            return f"d_head {call.d_head} is not a multiple of 8 from 8 to {self.largest_d_head}; use {instead}"
         if call.heads_q % call.heads_kv:
             return uneven_heads(call.heads_q, call.heads_kv)
         needs_determinism = torch.are_deterministic_algorithms_enabled() and not self.repeatable
@@ -69,9 +72,10 @@ class HopperKernels:
             return NOT_DETERMINISTIC
         if reason := no_cuda():
             return reason
-        capability = ".".join(map(str, torch.cuda.get_device_capability()))
-        if capability != "9.0":
-            return f"compute capability 9.0 (Hopper) is required, this GPU has {capability}; use flash_triton"
+        capability = torch.cuda.get_device_capability()
+        if capability != (9, 0):
+            have, instead = ".".join(map(str, capability)), "flash_triton" if capability >= (8, 0) else "sdpa_efficient"
+            return f"compute capability 9.0 (Hopper) is required, and this GPU has {have}; use {instead}"
         return self.missing()
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -80,11 +84,11 @@ class HopperKernels:
         if not q.dtype == k.dtype == v.dtype:
             dtypes = f"{q.dtype}, {k.dtype}, {v.dtype}"
             raise ValueError(f"q, k, v are {dtypes}; cast them to one dtype, or call under autocast")
-        if q.ndim != 4 or k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
+        if not q.ndim == k.ndim == 4 or k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
             shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
             raise ValueError(
-                f"q, k, v have shapes {shapes}; pass (batch, heads, seq, d_head), k and v of one shape, with the "
-                "batch and d_head of q"
+                f"q, k, v have shapes {shapes}; give each the shape (batch, heads, seq, d_head): k and v alike, with "
+                "the batch and the d_head of q"
             )
         dtype, (_, heads_q, seq_q, d_head) = str(q.dtype).removeprefix("torch."), q.shape
         call = AttentionCall(

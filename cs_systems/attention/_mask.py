@@ -49,12 +49,12 @@ def check_window(window: int | None, causal: bool) -> None:
     if not causal:
         raise ConfigError(f"window={window} requires causal attention; pass causal=True, or leave out the window")
     if not is_whole(window) or window < 1:
-        raise ConfigError(f"window is {shown(window)}; it must be a whole number of at least 1")
+        raise ConfigError(f"window is {shown(window)}; give a Python int of at least 1")
 
 
 def uneven_heads(heads_q: int, heads_kv: int) -> str:
     """Return the reason that the heads of q cannot share those of k, with the remedy."""
-    return f"q has {heads_q} heads and k has {heads_kv}; let q have 1, 2, 3, … times the heads of k"
+    return f"q has {heads_q} heads and k has {heads_kv}; give q a multiple of the number of heads of k"
 
 
 def repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

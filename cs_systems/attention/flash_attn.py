@@ -69,7 +69,7 @@ def attention(
     q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
     """
     if (found := _installed()) is None:
-        raise ImportError(_MISSING)
+        raise ImportError(_missing())
     _, flash_attn_func = found
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # the package's layout is (batch, seq, heads, d_head)
     result = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal)
@@ -77,10 +77,21 @@ def attention(
     return out.transpose(1, 2)
 
 
-_MISSING = (
-    "no working flash-attn package is installed; run pip install flash-attn (or cs-systems[flash-attn]), "
-    "or use sdpa_flash, the FlashAttention-2 of torch"
-)
+@cache
+def _missing() -> str:
+    """Return the reason that no generation can be imported, with the remedy."""
+    instead = "or use sdpa_flash, the FlashAttention-2 of torch"
+    for generation in _GENERATIONS:
+        try:
+            version(generation.distribution)
+            importlib.import_module(generation.module)
+        except PackageNotFoundError:
+            continue
+        except (ImportError, OSError, RuntimeError) as error:  # pip calls a package for another torch installed
+            first, *_ = str(error).splitlines() or [""]
+            install = f"pip install --force-reinstall --no-deps --no-cache-dir {generation.distribution}"
+            return f"the installed {generation.distribution} cannot be imported ({first}); run {install}, {instead}"
+    return f"flash-attn is not installed; run pip install 'cs-systems[flash-attn]', {instead}"
 
 
 def _unavailable(call: AttentionCall) -> str | None:
@@ -89,7 +100,7 @@ def _unavailable(call: AttentionCall) -> str | None:
     if reason := no_cuda() or wrong_dtype(call, DTYPES):
         return reason
     if (found := _installed()) is None:
-        return _MISSING
+        return _missing()
     generation, _ = found
     capability = torch.cuda.get_device_capability()
     if capability < generation.least_capability:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float16", "bfloat16")
 LARGEST_D_HEAD = 256
+INSTEAD = "flash_torch (naive with a window)"  # the backend to use where Triton cannot run
 MOST_ROWS = 128  # rows of a tile, within which the kernels count elements with 32 bits
 
 
@@ -189,13 +190,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     batch_q, batch_k = (x.shape[:-3] or x.shape[:-2] for x in (q, k))
     if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.ndim != k.ndim or batch_q != batch_k:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        needs = "k and v need one shape, with as many dimensions as q, and its batch and d_head"
-        raise ValueError(f"q, k, v have shapes {shapes}; {needs}")
+        needs = "with q's number of dimensions, q's batch and q's d_head"
+        raise ValueError(f"q, k, v have shapes {shapes}; give k and v the same shape, {needs}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not _tiles_are_near(x):
             raise ValueError(
-                f"the rows of {name} are {x.stride(-2)} elements apart, too many for the kernels' 32-bit offsets; pass "
-                f"{name}.contiguous()"
+                f"the rows of {name} are {x.stride(-2)} elements apart and its columns {x.stride(-1)}, too many for "
+                f"the kernels' 32-bit offsets; pass {name}.contiguous()"
             )
     heads_q, heads_kv = _as_4d(q).shape[1], _as_4d(k).shape[1]
     dtype = str(q.dtype).removeprefix("torch.")
@@ -291,7 +292,8 @@ def _check_packed(q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: T
         if starts.dtype != torch.int32 or starts.ndim != 1 or not len(starts) or starts.device != q.device:
             found = f"{starts.dtype} of shape {tuple(starts.shape)} on {starts.device}"
             raise ValueError(
-                f"{name} is {found}; pass an int32 tensor on {q.device}, with one number more than there are sequences"
+                f"{name} is {found}; pass an int32 tensor of one dimension on {q.device}, with one number more than "
+                "there are sequences"
             )
     if len(starts_q) != len(starts_k):
         raise ValueError(
@@ -338,9 +340,9 @@ _PACKED_BACKWARD = PreparedPass(
 def unavailable(call: AttentionCall) -> str | None:
     """Return the reason that this call is not supported, with the remedy, or None."""
     if find_spec("triton") is None:
-        return "triton is not installed; run pip install triton (Linux), or use the backend flash_torch"
+        return f"triton is not installed; run pip install triton (Linux), or use the backend {INSTEAD}"
     if call.dtype not in DTYPES:
-        return f"{call.dtype} is not supported; use {', '.join(DTYPES)}, or the backend flash_torch"
+        return f"{call.dtype} is not supported; use {', '.join(DTYPES)}, or the backend {INSTEAD}"
     if not 1 <= call.d_head <= LARGEST_D_HEAD:
         return f"d_head {call.d_head} is not from 1 to {LARGEST_D_HEAD}; use naive or sdpa_math"
     if call.heads_q % call.heads_kv:
@@ -362,13 +364,14 @@ def _unavailable_interpreted(call: AttentionCall) -> str | None:
 
 def _unavailable_compiled(call: AttentionCall) -> str | None:
     if call.device != "cuda":
-        return f"Triton has no kernels for {call.device}; use flash_torch, a GPU, or TRITON_INTERPRET=1 (slow)"
+        return f"Triton has no kernels for {call.device}; use {INSTEAD}, a GPU, or TRITON_INTERPRET=1 (slow)"
     if not torch.cuda.is_available():
         return "torch finds no CUDA device; use device cpu, or install a CUDA build of torch"
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
         have = ".".join(map(str, capability))
-        return f"compute capability 8.0 or newer is required, this GPU has {have}; use sdpa_efficient"
+        needs = "compute capability 8.0 or newer is required"
+        return f"{needs}, and this GPU has {have}; use sdpa_efficient (naive with a window)"
     return None
 
 

@@ -176,9 +176,10 @@ def _check_before_script(words: Sequence[str], kind: type) -> None:
         if (name := named_option(word)) and name not in known:
             near = nearest(name, known)
             remedy = f"write {' or '.join(map(option, near))}" if near else "leave it out"
+            typed = word.partition("=")[0]
             if hasattr(kind, "script"):
-                remedy += f", or, if --{name} is an option of the script, write it after the script's name"
-            raise ConfigError(f"unknown option --{name}; {remedy}")
+                remedy += f", or, if {typed} is an option of the script, write it after -- and the script's name"
+            raise ConfigError(f"unknown option {typed}; {remedy}")
 
 
 def _suggest(words: Sequence[str], kind: type) -> None:

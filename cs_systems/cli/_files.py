@@ -86,10 +86,11 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
         if len(pids) < 2:
             read(one.path)  # a file that is missing or damaged is refused for that
             if one.path.suffix in nsys.REPORTS:  # only its export tells the processes
-                export = command_line(*nsys.EXPORT, one.label)
+                unpack, report = ("unpack the archive, ", one.path.name) if is_archive(one.given) else ("", one.label)
+                export = command_line(*nsys.EXPORT, report)
                 raise ConfigError(
-                    f"--ranks cannot find several ranks inside the report {one.label}; run `{export}` and give the "
-                    ".sqlite, or give the reports of the other ranks too"
+                    f"--ranks cannot find several ranks inside the report {one.label}; {unpack}run `{export}` and give "
+                    "the .sqlite, or give the reports of the other ranks too"
                 )
             raise ConfigError(
                 f"--ranks merges the traces of several ranks, but {one.label} is of one rank; give the traces of the "
@@ -143,17 +144,18 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     from cs_systems.traces.folder import cells_of
     from cs_systems.traces.inventory import row_of_error, row_of_other, row_of_profile, traces_in
 
+    traces = traces_in(sources)
     options = {*given(args)} - {"files", "format", "output", "process", "range", "between", "no_cache", "open"}
     if options:
         named = " ".join(map(option, sorted(options)))
+        merge = ", or add --ranks if the files are the ranks of one job"
         raise ConfigError(
-            f"{named} cannot be applied to {len(sources)} files that are not known to be ranks of one job, because "
-            f"they are only listed; give one file, add --ranks if they are such ranks, or leave out {named}"
+            f"{named} cannot be applied to {len(sources)} files at once, which are only listed; give one file, or "
+            f"leave out {named}{merge if len(traces) > 1 and 'ranks' not in options else ''}"
         )
     folders = {source.path.parent: cells_of(source.path.parent) for source in sources}
     rows: list[FileRow] = []
     reasons: list[str] = []
-    traces = traces_in(sources)
     for source in sources:
         if source not in traces:
             if row := row_of_other(source):

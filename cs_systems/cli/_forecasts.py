@@ -97,8 +97,14 @@ def _peak(record: RunRecord, reason: str) -> int:
     """Return the measured peak. Raises ConfigError where there is none, and says why nothing was predicted."""
     peak = record.measurement.peak_allocated_bytes if record.measurement else None
     if peak is None:
+        remedy = (
+            "use a smaller --batch-size (at least 4 is measured), or a GPU with more memory"
+            if record.status == "oom"
+            else "correct the cause, then run the command again"
+        )
         raise ConfigError(
-            f"the memory cannot be predicted: {reason}; measuring it instead failed: {record.status}: {record.reason}"
+            f"the memory cannot be predicted, because {reason.partition(';')[0]}, and measuring it at batch "
+            f"{record.config['batch_size']} failed ({record.status}: {record.reason}); {remedy}"
         )
     return peak
 

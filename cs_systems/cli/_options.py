@@ -59,11 +59,9 @@ def _decimal(word: str) -> float:
 
 def _path(word: str) -> Path:
     if not word:  # a Path would take it for the current folder
-        raise ValueError("the path is empty; give one, such as . for the current folder, or leave out the option")
+        raise ValueError("the path is empty; give a path, or leave the argument out")
     if word == "-":
-        raise ValueError(
-            "- does not mean standard input or output here; give the path of a file, or leave out the option"
-        )
+        raise ValueError("'-' does not mean standard input or output here; give a path, or leave the argument out")
     return Path(word)
 
 
@@ -231,7 +229,7 @@ def check_words(words: Sequence[str], kind: type) -> None:
     known = [*described(kind)]
     named = {name: each for each in known if not each.is_positional for name in each.names}
     before = [*takewhile(lambda word: word != "--", words)]
-    found: set[Option] = set()
+    found: dict[Option, str] = {}
     for word, following in pairwise([*before, "--"]):
         name = named_option(word)
         if name is None or name not in named:
@@ -241,17 +239,16 @@ def check_words(words: Sequence[str], kind: type) -> None:
         if ends and "=" not in word and each.takes in ("one", "one each time"):
             raise ConfigError(f"--{name} has no value; give one, or leave out --{name}")
         if each in found and each.takes == "several":
-            raise ConfigError(
-                f"--{each.names[0]} is given twice; write all its values after a single --{each.names[0]}"
-            )
-        found.add(each)
+            mistake = "is given twice" if name == found[each] else f"and --{found[each]} are the same option"
+            raise ConfigError(f"--{name} {mistake}; write all its values after a single --{name}")
+        found[each] = name
     paths = [each for each in known if each.is_positional]
     if not any(each.takes == "several" for each in paths):
         leading = [*takewhile(lambda word: not word.startswith("-"), before)]
         if extra := leading[len(paths) :]:
             takes = f"takes {counted(len(paths), 'path')}" if paths else "takes only options"
             is_own = ":" in extra[0] and "workload" in named
-            before_it = "leave it out" if paths else "write its option before it, or leave it out"
+            before_it = "leave it out" if paths else "write the name of an option before it, or leave it out"
             remedy = f"write --workload {extra[0]}" if is_own else before_it
             raise ConfigError(f"unexpected argument {extra[0]!r}, because the command {takes}; {remedy}")
 
@@ -493,8 +490,8 @@ def parse_bytes(text: str, given_by: str) -> int:
         size = int(float(match[1]) * _UNITS[match[2]])
     except (AssertionError, KeyError, ValueError, OverflowError):
         raise ConfigError(f"{given_by} {shown(text)} is not a size in bytes; use a form such as 8GiB or 512B") from None
-    if not size:
-        raise ConfigError(f"{given_by} {shown(text)} must be more than 0 bytes; use a form such as 8GiB or 512B")
-    if not match[2] and not match[3]:
+    if float(match[1]) and not match[2] and not match[3]:
         raise ConfigError(f"{given_by} {shown(text)} has no unit; use {text}GiB, {text}GB, or {text}B for bytes")
+    if not size:
+        raise ConfigError(f"{given_by} {shown(text)} is less than 1 byte; use a form such as 8GiB or 512B")
     return size

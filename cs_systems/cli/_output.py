@@ -233,4 +233,4 @@ def _kept(file: Path, read: Path) -> str | None:
     if any(fnmatch(real.name, pattern) for pattern in RUN_FILES):
         return f"has a name reserved for files of the run {read}"
     is_artifact = real.is_file() and records.is_file() and json.dumps(real.name).encode() in records.read_bytes()
-    return f"would overwrite an artifact of the run {read}" if is_artifact else None
+    return f"would overwrite a file that the records of the run {read} refer to" if is_artifact else None

@@ -120,7 +120,7 @@ def _check_between(args: Analyze) -> None:
     """Raise ConfigError unless --between has two times in order, and no --range marks other steps."""
     if not args.between:
         return
-    typed = " ".join(f"{time:g}" for time in args.between)
+    typed = " ".join(f"{time:.15g}" for time in args.between)
     if len(args.between) != 2:
         raise ConfigError(f"--between takes two times, got {typed}; write --between T0 T1, such as --between 0 1.5")
     first, last = args.between
@@ -129,7 +129,7 @@ def _check_between(args: Analyze) -> None:
             f"--between {typed} and --range {args.range} both choose what is analyzed; leave out one of them"
         )
     if first > last:
-        raise ConfigError(f"--between {typed} ends before it begins, because {first:g} is after {last:g}; swap them")
+        raise ConfigError(f"--between {typed} ends before it begins; swap the two times")
     if first == last:
         raise ConfigError(f"--between {typed} is empty, because both times are equal; give a later second time")
 
@@ -166,15 +166,16 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     known = SPLITS if compares else SHOWN | modules.SHOWN
     if of_ranks := [name for name in args.table if name in OF_RANKS and name not in known]:
         raise ConfigError(
-            f"--table {of_ranks[0]} requires the traces of several ranks; give all of them, or choose among "
-            f"{', '.join(known)}"
+            f"--table {of_ranks[0]} requires the traces of several ranks; give all of them and add --ranks, "
+            f"or choose among {', '.join(known)}"
         )
     tables = chosen_tables(args.table, known, compares, args.format, args.top)
     if compares and args.top:
         refuse(["top"], "a comparison of two traces shows every row")
     check_top(args.top, tables, [*long])
-    if args.format == "html" and not compares and (args.table or args.top):
-        raise ConfigError("--format html shows every table of one trace; leave out --table and --top")
+    if args.format == "html" and not compares:
+        unfit = [name for name in ("table", "top") if getattr(args, name)]
+        refuse(unfit, "a page (--format html or --open) always shows every table")
     profiles = read_profiles(args, sources)
     if args.format == "html" and not compares:
         from cs_systems.report.pages.profile import render
@@ -214,7 +215,7 @@ def _scopes(args: Analyze, source: Source) -> str:
 def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[str]) -> None:
     """Raise ConfigError for options that have no meaning for what the file holds."""
     unfit = [option(name) for name in given(args) if name not in {"files", "no_cache", "open", *names}]
-    unfit += ["--format html"] if args.format == "html" else []
+    unfit += ["--open" if args.open else "--format html"] if args.format == "html" else []
     if unfit:
         raise ConfigError(
             f"{' '.join(unfit)} cannot be used with {source.label}, which contains {holds}; use only {allowed}"

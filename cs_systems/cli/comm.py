@@ -100,7 +100,7 @@ def parse_sizes(text: str) -> list[int]:
     if not first or not rest[0] or len(rest) > 2 or not factor.isdecimal() or int(factor) < 2:
         raise ConfigError(
             f"--size {text!r} is not a range of sizes; write FIRST:LAST, such as 1KiB:1GiB, or "
-            "1KiB:1GiB:2 to double each size"
+            "FIRST:LAST:FACTOR with a whole FACTOR of at least 2, such as 1KiB:1GiB:2"
         )
     size, last = parse_bytes(first, "--size"), parse_bytes(rest[0], "--size")
     if size > last:

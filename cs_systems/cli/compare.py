@@ -87,7 +87,9 @@ def run(args: Compare) -> int:
         if not other.exists():
             raise ConfigError(f"{other} does not exist; give two traces, or two runs")
         command = command_line("cs-systems", "analyze", traces[0])
-        raise ConfigError(f"{traces[0]} is a trace, and {other} is not; read it with {command}, or give two traces")
+        raise ConfigError(
+            f"{traces[0]} is a trace, and {other} is not; read the trace with {command}, or give two traces or two runs"
+        )
     if all(command_for(path) == "analyze" for path in (args.a, args.b)):
         from cs_systems.cli import analyze
 
@@ -98,7 +100,10 @@ def run(args: Compare) -> int:
         if args.format == "csv":
             table = ("--format", "csv", "--table", "phases")
             command = command_line("cs-systems", "analyze", args.a, args.b, *table)
-            raise ConfigError(f"--format csv writes one table, and two traces have several; use {command}")
+            raise ConfigError(
+                "--format csv writes one table, and the comparison of two traces has several; choose another format, "
+                f"or, unless they are ranks of one job, use {command}"
+            )
         if args.format == "github":
             raise ConfigError(
                 "--format github requires two runs, because two traces get no verdict; use --format markdown"
@@ -122,8 +127,8 @@ def run(args: Compare) -> int:
         pictures = _pictures(found) if args.format == "html" else []
     elif args.fail_on:
         raise ConfigError(
-            f"--fail-on requires timings, and the baseline {args.a} has only profiled cells; "
-            "measure it with cs-systems time, or leave out --fail-on"
+            f"--fail-on requires timings of both runs, and {args.a} has only profiled cells; "
+            "measure both runs with cs-systems time, or leave out --fail-on"
         )
     elif args.phase != Compare.phase:
         raise ConfigError("--phase has no effect on two profiled runs, whose phases are all shown; leave out --phase")

@@ -110,7 +110,7 @@ def _device_bytes(text: str, option: str) -> int:
     size_bytes = parse_bytes(text, option)
     if size_bytes <= CONTEXT_BYTES:
         context = human(CONTEXT_BYTES, "bytes")
-        raise ConfigError(f"{option} {text} is less than the {context} of the CUDA context alone; give more")
+        raise ConfigError(f"{option} {text} is no more than the {context} of the CUDA context alone; give more")
     return size_bytes
 
 

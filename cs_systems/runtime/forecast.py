@@ -58,14 +58,15 @@ def forecast(config: RunConfig, *, fake: bool = True) -> ForecastRow:
         return _unknown(str(error))
     except _OF_DATA as error:
         return _unknown(
-            f"the model's code depends on the values of tensors ({error.func}), which fake tensors lack; "
-            "measure it at several batch sizes instead"
+            f"the model's code reads values of tensors ({error.func}), but the prediction runs on tensors without "
+            "values; measure the memory with cs-systems memory at several batch sizes instead"
         )
     except Exception as error:  # whatever the user's code raises under fake tensors
         first, *_ = str(error).splitlines() or [""]
         return _unknown(
-            f"the step fails on fake tensors, with which memory is predicted ({type(error).__name__}: {first}); "
-            "correct the model if it fails on real tensors too, else measure it at several batch sizes"
+            "the step fails on tensors without values, on which the prediction runs "
+            f"({type(error).__name__}: {first}); correct the model if it also fails when trained, or measure the "
+            "memory with cs-systems memory at several batch sizes"
         )
 
 

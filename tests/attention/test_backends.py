@@ -123,7 +123,7 @@ def test_unknown_alignment_is_rejected(name: str) -> None:
 @pytest.mark.parametrize("name", ["naive", "flash_torch"])
 def test_query_heads_not_divisible_by_key_heads_are_rejected(name: str, heads_q: int, heads_kv: int) -> None:
     q, k, v, _ = Case(5, heads_q=heads_q, heads_kv=heads_kv).inputs("cpu", "float32")
-    with pytest.raises(ValueError, match=f"q has {heads_q} heads and k has {heads_kv}; let q have"):
+    with pytest.raises(ValueError, match=f"q has {heads_q} heads and k has {heads_kv}; give q a multiple"):
         backend(name)(q, k, v)
 
 
@@ -233,11 +233,20 @@ def test_missing_flash_attn_names_package_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(flash_attn, "_installed", lambda: None)
     reason = unavailable_reason("flash_attn", "cuda", "bfloat16")
-    assert "pip install flash-attn (or cs-systems[flash-attn])" in reason
+    assert "flash-attn is not installed; run pip install 'cs-systems[flash-attn]', or use" in reason
     assert "use sdpa_flash" in reason
     assert backend("flash_attn").describe() is None
-    with pytest.raises(ImportError, match="pip install flash-attn"):
+    with pytest.raises(ImportError, match="pip install 'cs-systems"):
         backend("flash_attn")(*Case(40).inputs("cpu", "bfloat16")[:3])
+
+
+def test_flash_attn_that_cannot_be_imported_is_to_be_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attn, "version", lambda package: "3.0.0")
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
+    reason = flash_attn._missing.__wrapped__()
+    assert "the installed flash-attn-4 cannot be imported (import of flash_attn" in reason
+    assert "run pip install --force-reinstall --no-deps --no-cache-dir flash-attn-4, or use sdpa_flash" in reason
 
 
 def test_empty_flash_attn_package_counts_as_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

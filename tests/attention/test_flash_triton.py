@@ -174,7 +174,7 @@ def test_packed_sequences_of_wrong_form_are_rejected() -> None:
         ((q[None], q, q, starts, starts), r"pass q as \(tokens, heads, d_head\), and k and v both"),
         (
             (q, q, q, starts.long(), starts),
-            "starts_q is torch.int64 .*; pass an int32 tensor on cpu, with one number more",
+            "starts_q is torch.int64 .*; pass an int32 tensor of one dimension on cpu, with one",
         ),
         ((q, q, q, starts, starts[:1]), "starts_q has 2 numbers, but starts_k has 1; both need one number more"),
         ((q, q.half(), q, starts, starts), "cast them to one dtype"),
@@ -187,7 +187,7 @@ def test_packed_sequences_of_wrong_form_are_rejected() -> None:
     ("options", "words"),
     [
         ({"window": 4}, "window=4 requires causal attention; pass causal=True, or leave out the window"),
-        ({"window": 0, "causal": True}, "window is 0; it must be a whole number of at least 1"),
+        ({"window": 0, "causal": True}, "window is 0; give a Python int of at least 1"),
     ],
 )
 @pytest.mark.parametrize("function", [attention, naive.attention])
@@ -218,14 +218,16 @@ def test_no_keys_give_zeros_and_no_queries_give_empty_output(device: str) -> Non
 )
 def test_different_batches_of_q_and_k_are_rejected(leading_q, leading_k, device: str) -> None:
     q, k = torch.randn(*leading_q, 5, 16, device=device), torch.randn(*leading_k, 5, 16, device=device)
-    with pytest.raises(ValueError, match="k and v need one shape, with as many dimensions as q"):
+    with pytest.raises(ValueError, match="give k and v the same shape, with q's number of dimensions"):
         FlashAttentionTriton.apply(q, k, k)
 
 
 def test_strides_that_overflow_32_bit_offsets_are_rejected() -> None:
     near, far = (torch.empty_strided((1, 1, 20, 16), (1, 1, apart, 1), device="meta") for apart in (2**26, 2**27))
     assert flash_triton._tiles_are_near(near)
-    with pytest.raises(ValueError, match=r"rows of v are 134217728 elements apart, .*; pass v\.contiguous\(\)"):
+    with pytest.raises(
+        ValueError, match=r"rows of v are 134217728 elements apart and its columns 1, .*; pass v\.contiguous\(\)"
+    ):
         FlashAttentionTriton.apply(near, near, far)
 
 
@@ -252,9 +254,7 @@ def test_mixed_dtypes_are_rejected_except_under_autocast(device: str) -> None:
         assert attention(q, q.half(), q).dtype == torch.float16
     with pytest.raises(ValueError, match="cast them to one dtype, or call under autocast"):
         attention(q, q.half(), q)
-    with pytest.raises(
-        ValueError, match="k and v need one shape, with as many dimensions as q, and its batch and d_head"
-    ):
+    with pytest.raises(ValueError, match="with q's number of dimensions, q's batch and q's d_head"):
         attention(q, q, q[..., :8])
 
 
@@ -272,7 +272,7 @@ def test_interpreter_refuses_bfloat16_and_cuda() -> None:
     [
         (AttentionCall("cpu", "float64", 16, 8, 8, 1, 1), "use float32, float16, bfloat16, or the backend flash_torch"),
         (AttentionCall("cpu", "float32", 257, 8, 8, 1, 1), "d_head 257 is not from 1 to 256; use naive"),
-        (AttentionCall("cpu", "float32", 16, 8, 8, 3, 2), "q has 3 heads and k has 2; let q have 1, 2, 3"),
+        (AttentionCall("cpu", "float32", 16, 8, 8, 3, 2), "q has 3 heads and k has 2; give q a multiple of"),
     ],
 )
 def test_unsupported_call_has_reason(call: AttentionCall, text: str) -> None:

@@ -53,9 +53,9 @@ def test_modules_lists_every_hopper_backend() -> None:
     ("call", "text"),
     [
         (AttentionCall("cuda", "float32", 64, 8, 8, 1, 1), "float32 is not supported on cuda; use float16 or bfloat16"),
-        (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "d_head 20 is not a multiple of 8 from 8 to {largest};"),
-        (AttentionCall("cuda", "bfloat16", 264, 8, 8, 1, 1), "d_head 264 is not a multiple of 8 from 8 to {largest};"),
-        (AttentionCall("cuda", "bfloat16", 64, 8, 8, 3, 2), "q has 3 heads and k has 2; let q have 1, 2, 3"),
+        (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "from 8 to {largest}; use flash_triton"),
+        (AttentionCall("cuda", "bfloat16", 264, 8, 8, 1, 1), "from 8 to {largest}; use sdpa_math or naive"),
+        (AttentionCall("cuda", "bfloat16", 64, 8, 8, 3, 2), "q has 3 heads and k has 2; give q a multiple of"),
         (AttentionCall("cpu", "bfloat16", 64, 8, 8, 1, 1), "a Hopper GPU is required; use flash_torch on the CPU"),
         (AttentionCall("cpu", "float32", 64, 8, 8, 1, 1), "a Hopper GPU is required; use flash_torch on the CPU"),
     ],
@@ -80,13 +80,16 @@ def test_backends_are_available_on_hopper_with_their_packages() -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+@pytest.mark.parametrize(
+    ("capability", "instead"), [((7, 5), "sdpa_efficient"), ((8, 0), "flash_triton"), ((10, 0), "flash_triton")]
+)
 def test_other_compute_capability_is_unavailable(
-    backend: AttentionBackend, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    backend: AttentionBackend, capability: tuple[int, int], instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     reason = backend.unavailable(HOPPER) or ""
-    assert reason == f"compute capability 9.0 (Hopper) is required, this GPU has {capability[0]}.0; use flash_triton"
+    have = ".".join(map(str, capability))
+    assert reason == f"compute capability 9.0 (Hopper) is required, and this GPU has {have}; use {instead}"
 
 
 @pytest.mark.usefixtures("hopper")
@@ -120,8 +123,9 @@ def test_unsupported_call_raises_value_error_with_reason(backend: AttentionBacke
         backend(q, q, q)
     with pytest.raises(ValueError, match="cast them to one dtype, or call under autocast"):
         backend(q, q.half(), q)
-    with pytest.raises(ValueError, match="k and v of one shape, with the batch and d_head of q"):
-        backend(q, q, q[..., :8])
+    for k, v in ((q, q[..., :8]), (q[0], q[0])):
+        with pytest.raises(ValueError, match="k and v alike, with the batch and the d_head of q"):
+            backend(q, k, v)
 
 
 @IGNORE_TRACING_WARNING

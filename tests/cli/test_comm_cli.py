@@ -66,7 +66,7 @@ def test_size_is_one_value_or_a_range(text: str, sizes: list[int]) -> None:
         (("--size", "1KiB:"), "--size '1KiB:' is not a range of sizes; write FIRST:LAST, such as 1KiB:1GiB"),
         (("--size", "2KiB:1KiB"), "--size '2KiB:1KiB' begins above its end; give the smaller size first"),
         (("--size", "many"), "'many' is not a size in bytes"),
-        (("--size", "0B"), "--size '0B' must be more than 0 bytes; use a form such as 8GiB or 512B"),
+        (("--size", "0B"), "--size '0B' is less than 1 byte; use a form such as 8GiB or 512B"),
         (
             ("--size", "1KiB", "--world-size", "3"),
             "all_gather of 1,024 bytes is not a whole number of fp32 elements for each of 3",

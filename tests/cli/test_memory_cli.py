@@ -119,7 +119,7 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
     ("words", "message"),
     [
         (["--fits", "much"], "--fits 'much' is not a size in bytes; use a form such as 8GiB or 512B"),
-        (["--fits", "0GiB"], "--fits '0GiB' must be more than 0 bytes; use a form such as 8GiB or 512B"),
+        (["--fits", "0GiB"], "--fits '0GiB' is less than 1 byte; use a form such as 8GiB or 512B"),
         (["--fits", "80"], "'80' has no unit; use 80GiB, 80GB, or 80B for bytes"),
         (["--best-checkpoint", "--budget", "40"], "'40' has no unit"),
         (["--fits", "80GiB", "--compile", "default"], "the compiler decides which tensors a compiled model keeps"),

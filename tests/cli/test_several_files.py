@@ -75,7 +75,7 @@ def test_two_ranks_are_merged_by_analyze_and_compared_by_compare(
 def test_table_of_ranks_of_one_trace_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("ranks", "collectives", "beside"):
         assert main(["analyze", str(folder / "b.json.gz"), "--table", name]) == 2
-        message = f"--table {name} requires the traces of several ranks; give all of them, or choose among steps, "
+        message = f"--table {name} requires the traces of several ranks; give all of them and add --ranks, or choose "
         assert message in capsys.readouterr().err
 
 
@@ -143,7 +143,11 @@ def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
     [
         (
             ["analyze", "FOLDER", "--table", "phases"],
-            "cannot be applied to 5 files that are not known to be ranks of one job, because they are only listed",
+            "5 files at once, which are only listed; give one file, or leave out --table, or add --ranks if the files",
+        ),
+        (
+            ["analyze", "EMPTY/a.ncu-rep", "EMPTY/b.ncu-rep", "--ranks"],
+            "applied to 2 files at once, which are only listed; give one file, or leave out --ranks\n",
         ),
         (
             ["analyze", "FOLDER/b.json.gz", "--ranks"],

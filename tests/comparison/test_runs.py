@@ -337,7 +337,7 @@ def test_csv_of_two_traces_is_rejected_and_names_analyze(capsys: pytest.CaptureF
     trace = str(Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz")
     assert main(["compare", trace, trace, "--format", "csv"]) == 2
     assert (
-        f"and two traces have several; use cs-systems analyze {trace} {trace} --format csv --table phases"
+        f"or, unless they are ranks of one job, use cs-systems analyze {trace} {trace} --format csv --table phases"
         in capsys.readouterr().err
     )
     assert main(["analyze", trace, trace, "--format", "csv", "--table", "phases"]) == 0

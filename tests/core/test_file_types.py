@@ -140,8 +140,11 @@ def test_trace_and_another_file_are_not_compared(files: dict[str, Path], capsys:
     for pair in (("kineto", "records"), ("records", "kineto")):
         assert main(["compare", *(str(files[name]) for name in pair)]) == 2
         error = capsys.readouterr().err
-        assert f"{files['kineto']} is a trace, and {files['records']} is not; read it with cs-systems analyze" in error
-        assert error.endswith(", or give two traces\n")
+        assert (
+            f"{files['kineto']} is a trace, and {files['records']} is not; read the trace with cs-systems analyze"
+            in error
+        )
+        assert error.endswith(", or give two traces or two runs\n")
 
 
 def test_traces_with_any_names_are_compared(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,9 +153,9 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
         (["--", "none.py"], "script 'none.py' does not exist; correct the path"),
         (["--", "-m", "nopackage.train"], "no module is named 'nopackage'; correct its name, or start in the folder"),
         (
-            ["--foo", "--", "train.py"],
-            "unknown option --foo; leave it out, or, if --foo is an option of the script, write it after the script's "
-            "name\n",
+            ["--foo_bar=1", "--", "train.py"],
+            "unknown option --foo_bar; leave it out, or, if --foo_bar is an option of the script, write it after -- "
+            "and the script's name\n",
         ),
         (
             ["--step=3:9", "--", "train.py"],

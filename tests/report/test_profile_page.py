@@ -618,6 +618,8 @@ def test_analyze_writes_html_page(nsys_path: Path, tmp_path: Path, capsys: pytes
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"html: {page}\n")
     assert "<h1>step.sqlite, by nsys</h1>" in page.read_text(encoding="utf-8")
-    for more in (["--top", "3"], ["--table", "gaps"]):
-        assert main(["analyze", str(nsys_path), *more, "--format", "html"]) == 2
-        assert "--format html shows every table of one trace; leave out" in capsys.readouterr().err
+    for name, value in (("--top", "3"), ("--table", "gaps")):
+        assert main(["analyze", str(nsys_path), name, value, "--format", "html"]) == 2
+        assert (
+            f"a page (--format html or --open) always shows every table; leave out {name}\n" in capsys.readouterr().err
+        )

@@ -222,9 +222,9 @@ def test_prediction_for_cuda_agrees_with_the_closed_form(source: Path, precision
 @pytest.mark.parametrize(
     ("name", "fields", "reason"),
     [
-        ("routed", {}, "depends on the values of tensors"),
+        ("routed", {}, "the model's code reads values of tensors ("),
         ("step", {}, "is a step of its own"),
-        ("silent", {}, "the step fails on fake tensors, with which memory is predicted (AssertionError: "),
+        ("silent", {}, "the step fails on tensors without values, on which the prediction runs (AssertionError: "),
         ("convolutions", {"compile": "default"}, "leave out compile"),
         ("convolutions", {"attention": "flex"}, "does not use attention"),
     ],
@@ -292,3 +292,13 @@ def test_error_of_the_extrapolation_is_that_of_the_line(capsys: pytest.CaptureFi
     refused: Any = {"reason": "x", "peak_bytes": None, "reads": []}
     print_fits(RunConfig(workload="mine.py:factory"), 2**40, lambda config: refused, measure)
     assert re.search(r"is at most [5-9]\.\d% off", " ".join(capsys.readouterr().out.split()))
+
+
+def test_failed_measurement_names_the_batch_and_a_remedy() -> None:
+    def measure(config: RunConfig) -> RunRecord:
+        return RunRecord("key", config.to_dict(), "oom", reason="CUDA out of memory")
+
+    refused: Any = {"reason": "x; measure", "peak_bytes": None, "reads": []}
+    message = r"because x, and measuring it at batch 1 failed \(oom: CUDA out of memory\); use a smaller --batch-size"
+    with pytest.raises(ConfigError, match=message):
+        print_fits(RunConfig(workload="mine.py:factory"), 2**40, lambda config: refused, measure)

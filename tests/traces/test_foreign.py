@@ -279,7 +279,7 @@ def test_between_narrows_the_recording(
     [
         (["--between", "1", "2"], "--between 1 2 holds nothing of "),
         (["--between", "1"], "--between takes two times, got 1; write --between T0 T1, such as --between 0 1.5"),
-        (["--between", "3", "1"], "--between 3 1 ends before it begins, because 3 is after 1; swap them"),
+        (["--between", "12.345678", "1"], "--between 12.345678 1 ends before it begins; swap the two times"),
         (["--between", "1", "1"], "--between 1 1 is empty, because both times are equal; give a later second time"),
         (
             ["--between", "0", "1", "--range", "step"],
