@@ -116,7 +116,8 @@ def events(window: Text) -> Iterator[list[Any]]:
                     f"is truncated: it ends inside event {number + 1:,}; let the profiler "
                     "finish writing, or record again"
                     if ends
-                    else f"is damaged: event {number + 1:,} is not valid JSON; record again"
+                    else f"is damaged: event {number + 1:,} is not valid JSON; record again without quotation marks in "
+                    "names of ranges, and without with_stack"
                 )
                 raise ConfigError(f"{window.path} {problem}") from None
             continue

@@ -104,8 +104,8 @@ def read(path: Path, process: int | None = None) -> Trace:
             raise ConfigError(f"{path} is damaged: values are nested hundreds of levels deep; record again") from None
         except UnicodeDecodeError:
             raise ConfigError(
-                f"{path} has bytes that are not text, unlike a trace of torch.profiler; record again, or if it is a "
-                "gzipped export of nsys, gunzip it"
+                f"{path} has bytes that are not text in UTF-8; record again without with_stack, or if it is a gzipped "
+                "file of nsys or rocprofv3, gunzip it"
             ) from None
 
 
@@ -151,7 +151,7 @@ class _Reader:
         self.launched = False
         self.endless: list[str] = []
         self.damaged: Counter[str] = Counter()  # by category
-        self.first_damaged = ""
+        self.first_damaged: dict[str, str] = {}  # by category
         self.unread: Counter[str] = Counter()  # by category
         self.limitations: list[str] = []
         self.keep: dict[object, Callable[[Event, float, float], None]] = {
@@ -192,11 +192,11 @@ class _Reader:
                 raise ValueError
             keep(event, start, end)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            self.first_damaged = self.first_damaged or _described(event)
+            self.first_damaged.setdefault(str(category), _described(event))
             self.damaged[str(category)] += 1
 
     def refuse_too_many(self, file: Unpacked) -> None:
-        """Raise ConfigError if the events to keep exceed, or clearly will exceed, what fits into memory."""
+        """Raise ConfigError if the events to keep exceed, or clearly will exceed, the most that are read."""
         # An operator takes a quarter of the memory of the others.
         owned = (
             len(p.launches) + len(p.ranges) + len(p.modules) + len(p.calls) + len(p.ops) + len(p.operators) // 4 + 4
@@ -207,8 +207,8 @@ class _Reader:
         if kept > MOST_KEPT or expected > FORECAST * MOST_KEPT:
             how_many = f"over {MOST_KEPT:,}" if kept > MOST_KEPT else f"about {expected:,.0f}"
             raise ConfigError(
-                f"{self.path} holds {how_many} kernels, calls, operators and ranges, but only {MOST_KEPT:,} fit into "
-                "memory; record fewer steps, with torch.profiler.schedule(wait=1, warmup=1, active=3)"
+                f"{self.path} holds {how_many} kernels, calls, operators and ranges, but at most {MOST_KEPT:,} are "
+                "read; record fewer steps, with torch.profiler.schedule(wait=1, warmup=1, active=3)"
             )
 
     def _kernel(self, event: Event, start: float, end: float) -> None:
@@ -309,7 +309,7 @@ class _Reader:
         if self.damaged:
             limitations.append(
                 f"left out: {counted(self.damaged.total(), 'event')} without a valid time or number; "
-                f"the first is {self.first_damaged}"
+                f"the first is {next(iter(self.first_damaged.values()))}"
             )
         if not self.kernels and self.launched:
             limitations.append(f"it {NOT_RECORDED}")
@@ -367,20 +367,20 @@ class _Reader:
         ):
             if not found and (count := self.damaged[category]):
                 raise ConfigError(
-                    f"{self.path} is damaged: each of its {count} {what}s lacks a valid time or number "
-                    f"(the first such event is {self.first_damaged}); record again"
+                    f"{self.path} is damaged: no {what} has a valid time and valid numbers of its thread or device "
+                    f"({counted(count, what)}, the first {self.first_damaged[category]}); record again"
                 )
         if operators:
             return
         if not self.kernels and (count := self.unread["cuda_profiler_range"]):
             raise ConfigError(f"{self.path} holds no kernel, but {count:,} {_UNREAD['cuda_profiler_range']}")
+        if not self.kernels and self.launched:
+            raise ConfigError(f"{self.path} {NOT_RECORDED}")
         if not self.kernels and not ranges and not self.endless:
             raise ConfigError(
                 f"{self.path} holds no kernel and no range; {RECORD}, and mark step, forward, backward … with "
                 "torch.profiler.record_function"
             )
-        if not self.kernels and self.launched:
-            raise ConfigError(f"{self.path} {NOT_RECORDED}")
         if not self.kernels and not ranges:
             raise ConfigError(
                 f"{self.path} holds no kernel and no range that ends ({self.endless[0]!r} never ends); record "
@@ -394,10 +394,11 @@ class _Reader:
         wanted one does not qualify, or where the process of a kernel is unknown.
         """
         found = Counter({pid: len(self.kernels) for pid, process in self.processes.items() if process.launches})
+        what = "kernel"
         if not self.kernels or not found:
-            counts = {pid: len(process.ranges) for pid, process in self.processes.items()}
+            what, counts = "range", {pid: len(process.ranges) for pid, process in self.processes.items()}
             if not any(counts.values()):
-                counts = {pid: len(process.operators) for pid, process in self.processes.items()}
+                what, counts = "operator", {pid: len(process.operators) for pid, process in self.processes.items()}
             found = Counter({pid: count for pid, count in counts.items() if count})
         elif len(found) > 1:
             owner: dict[int, int] = {}
@@ -412,7 +413,7 @@ class _Reader:
                     "so the process of a kernel is unknown; analyze a separate trace of each process"
                 )
             found = Counter(owner[kernel[-1]] for kernel in self.kernels if kernel[-1] in owner)
-        pid, note = chosen_process(self.path, found, "kernel" if self.kernels else "range", wanted)
+        pid, note = chosen_process(self.path, found, what, wanted)
         self.limitations += [note] if note else []
         return pid
 

@@ -47,7 +47,10 @@ def mapped(options: Sequence[str]) -> list[Habit]:
     for option in options:
         phase, equals, name = option.partition("=")
         if not equals or not name:
-            raise ConfigError(f"--phase takes PHASE=NAME, such as forward='my range', got {option!r}")
+            raise ConfigError(
+                f"--phase {option!r} is not of the form PHASE=NAME; write --phase forward='my range', with a phase and "
+                "the name of a range"
+            )
         found.append(Habit(None, one_of("phase", phase.strip(), PHASES), (name,)))
     return found
 
@@ -65,9 +68,11 @@ def read_habits(path: Path) -> list[Habit]:
             f"--range-names {path} cannot be read: {error.strerror}; make it readable, or give another TOML file"
         ) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"--range-names {path} is not a text in UTF-8; give a TOML file") from None
+        raise ConfigError(
+            f"--range-names {path} is not a text in UTF-8; save it as UTF-8, or give another TOML file"
+        ) from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--range-names {path} is not valid TOML: {error}; correct that line") from None
+        raise ConfigError(f"--range-names {path} is not valid TOML: {error}; correct the file there") from None
     found = []
     for source, table in tables.items():
         if not isinstance(table, dict):
@@ -76,29 +81,22 @@ def read_habits(path: Path) -> list[Habit]:
                 'names as in forward = ["my_forward"]'
             )
         for means, names in table.items():
-            if dotted := _dotted(source, means, names):
+            if f"{source}.{means}" in MEANINGS or isinstance(names, dict):
                 raise ConfigError(
-                    f"--range-names {path} has the name {dotted} without quotes, which TOML splits at its dot; write "
-                    f'"{dotted}", with the quotes'
+                    f"--range-names {path} has {means!r} as a part of a name, because TOML splits a name without "
+                    'quotes at its dots; write the whole name in quotes, such as "attention.scores"'
                 )
             if means not in MEANINGS:
                 remedy = choices(did_you_mean(means, MEANINGS), MEANINGS)
                 raise ConfigError(f"--range-names {path} has the unknown meaning {means!r} in [{source}]; {remedy}")
             if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+                key = f'"{means}"' if "." in means else means
                 raise ConfigError(
                     f"--range-names {path}: {means} in [{source}] is not a list of names; "
-                    f'write {means} = ["my_range", "other_range"]'
+                    f'write {key} = ["my_range", "other_range"]'
                 )
             found.append(Habit(source, means, tuple(names)))
     return found
-
-
-def _dotted(source: str, means: str, names: object) -> str | None:
-    """Return the name with a dot that TOML split, because it was not in quotes, or None if there is none."""
-    whole = f"{source}.{means}"
-    if isinstance(names, dict):
-        return f"{means}.{next(iter(names))}" if means in MEANINGS and names else whole
-    return whole if whole in MEANINGS else None
 
 
 @functools.cache
@@ -127,9 +125,10 @@ def with_habits(
             near = nearest(habit.names[0], everywhere)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
             listed = [*map(repr, sorted(everywhere)[:MOST_LISTED]), *(["…"] if len(everywhere) > MOST_LISTED else [])]
-            remedy = choices(hint, listed) if listed else "leave out --phase, because the trace has no ranges"
+            remedy = choices(hint, listed) if listed else "leave out --phase, because there are no such ranges"
             raise ConfigError(
-                f"--phase {habit.means} names the range {habit.names[0]!r}, which the trace does not have; {remedy}"
+                f"--phase {habit.means} names {habit.names[0]!r}, which is no range of the trace besides operators and "
+                f"modules; {remedy}"
             )
     return [_applied(trace, own, habits) for trace in traces]
 

@@ -77,13 +77,16 @@ def read(path: Path) -> list[CounterRow]:
     done = subprocess.run([sys.executable, "-m", __name__, path.resolve()], capture_output=True, text=True)
     if done.returncode < 0:
         crash = signal.Signals(-done.returncode).name
-        raise ConfigError(f"NVIDIA's ncu-report crashed ({crash}) on {path}; install its newest version: {UPGRADE}")
+        raise ConfigError(
+            f"NVIDIA's ncu-report was ended by {crash} on {path}; install its newest version ({UPGRADE}), or profile "
+            "again with fewer kernels"
+        )
     if done.returncode:
-        lines = (
-            done.stderr.strip() or f"ncu-report cannot read {path}; install its newest version: {UPGRADE}"
-        ).splitlines()
-        raise ConfigError(lines[-1])
-    found: list[CounterRow] = json.loads(done.stdout)
+        why = (done.stderr.strip() or "no message").splitlines()[-1]
+        raise ConfigError(f"ncu-report cannot read {path}: {why}; install its newest version: {UPGRADE}")
+    found: list[CounterRow] | str = json.loads(done.stdout)
+    if isinstance(found, str):
+        raise ConfigError(found)
     return found
 
 
@@ -96,7 +99,7 @@ def rows(path: Path) -> list[CounterRow]:
     except Exception as error:  # NVIDIA's library raises exceptions of its own
         raise ConfigError(
             f"ncu-report cannot read {path}: {error}; use an ncu-report at least as new as the ncu that wrote the "
-            f"report: {UPGRADE}"
+            f"report ({UPGRADE}), or profile again if the report is truncated"
         ) from error
     if not found:
         raise ConfigError(f"{path} holds no profiled kernel; give a complete report of ncu, or profile again")
@@ -150,4 +153,4 @@ if __name__ == "__main__":
     try:
         json.dump(rows(Path(sys.argv[1])), sys.stdout)
     except ConfigError as error:
-        sys.exit(str(error))
+        json.dump(str(error), sys.stdout)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from cs_systems.config import ConfigError
+from cs_systems.core.printable import command_line
 from cs_systems.core.units import counted
 from cs_systems.traces import sqlite
 from cs_systems.traces.jobs import Job
@@ -88,10 +89,12 @@ def read(path: Path, process: int | None = None) -> Trace:
             return _Reader(database, path, process).trace()
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"{path} lacks data that exports of {READABLE} have ({error}); export it again from the "
-                ".nsys-rep with such a version"
+                f"{path} cannot be read as an export of {READABLE} ({error}); export the report with an nsys of these "
+                "years, to a local disk"
             ) from None
-        except (sqlite3.DatabaseError, MemoryError, OverflowError, UnicodeDecodeError) as error:
+        except MemoryError:
+            raise sqlite.too_large(path) from None
+        except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is a damaged export ({error}); export it again from the .nsys-rep") from None
 
 
@@ -116,7 +119,7 @@ def exported(report: Path) -> Iterator[Path]:
         raise ConfigError(
             f"nsys must export {report}, and nsys is not on the PATH; "
             + (f"analyze {beside}, the export beside it, " if beside.is_file() else "add it to the PATH, ")
-            + f"or export elsewhere with `{' '.join(EXPORT)} {report.name}` and analyze the .sqlite"
+            + f"or run `{command_line(*EXPORT, report.name)}` on a machine with nsys, and analyze the .sqlite"
         )
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "export.sqlite"
@@ -163,11 +166,11 @@ class _Reader:
             if lacking := [name for name in REQUIRED[table] if name not in self.columns[table]]:
                 raise ConfigError(
                     f"{self.path}: table {table}{self.version} lacks {', '.join(lacking)}, which exports of "
-                    f"{READABLE} have; export it again from the .nsys-rep with such a version"
+                    f"{READABLE} have; export the report with an nsys of these years"
                 )
         if (rows := sum(map(self._rows_of, present))) > MOST_ROWS:
             raise ConfigError(
-                f"{self.path} holds {rows:,} kernels, calls and ranges, but only {MOST_ROWS:,} fit into memory; record "
+                f"{self.path} holds {rows:,} kernels, calls and ranges, but at most {MOST_ROWS:,} are read; record "
                 "fewer steps, with nsys profile --capture-range=cudaProfilerApi, and torch.cuda.profiler.start() and "
                 "stop() around them"
             )
@@ -179,7 +182,8 @@ class _Reader:
                     "a database of rocprofv3 (.db)"
                 )
             raise ConfigError(
-                f"{self.path} holds no kernel; record with nsys profile --trace=cuda,nvtx while the GPU works"
+                f"{self.path} holds no kernel; record with nsys profile --trace=cuda,nvtx while kernels run on the "
+                "GPU, and stop other profilers (ncu, DCGM)"
             )
 
     def _has(self, table: str) -> bool:

@@ -38,7 +38,7 @@ def chosen_process(
         return next(iter(counts), 0), None
     known = listed(f"{pid} ({counted(count, what)})" for pid, count in sorted(counts.items()))
     if wanted is not None:
-        remedy = f"choose --process among {known}" if counts else "leave out --process, and record while the GPU works"
+        remedy = f"choose the process among {known}" if counts else "leave out the process, because the file names none"
         raise ConfigError(f"{path} holds no {what} of process {wanted}; {remedy}")
     busiest = min(counts, key=lambda pid: (-counts[pid], pid))
     ranks = "; if they are the ranks of a job, --ranks merges them" if can_merge else ""

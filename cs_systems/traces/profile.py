@@ -168,14 +168,15 @@ def profile(
     if len(kernels) and not inside.any():
         if between:
             begin = chosen[0].start_s - max(between[0], 0.0)
-            first, last = kernels.launched_s.min() - begin, kernels.launched_s.max() - begin
+            known_s = kernels.launched_s[np.isfinite(kernels.launched_s)] - begin
             raise ConfigError(
-                f"none of the {len(kernels)} kernels of {trace.source} was launched in --between {between[0]:g} "
-                f"{between[1]:g}; choose other times: the launches are from {first:.6g} to {last:.6g} s"
+                f"none of the {len(kernels)} kernels of {trace.source} was launched between {between[0]:g} and "
+                f"{between[1]:g} s; choose other times: the launches are from {known_s.min():.6g} to "
+                f"{known_s.max():.6g} s"
             )
         raise ConfigError(
-            f"{trace.source}: none of its {len(kernels)} kernels was launched inside {_listed(chosen)} "
-            f"({(number < 0).sum()} before the first); choose other ranges with --range: {_names(trace)}"
+            f"{trace.source}: none of its {len(kernels)} kernels was launched inside {_listed(chosen)}; choose other "
+            f"ranges as steps: {_names(trace)}"
         )
     if len(kernels) and not (kernels.end_s > kernels.start_s)[inside].any():
         raise ConfigError(f"{trace.source} is damaged: its kernels take no time; record again")
@@ -225,14 +226,12 @@ def find_steps(
     if pattern and (steps := _outermost(trace.ranges, pattern)):
         return steps, []
     if pattern:
-        limits = "".join(f"; {limitation}" for limitation in trace.limitations)
+        limits = f" ({'; '.join(trace.limitations)})" if trace.limitations else ""
         if not len(trace.ranges):
             raise ConfigError(
-                f"--range {pattern!r} cannot be used, because {trace.source} has no range; leave it out{limits}"
+                f"{trace.source} has no range, so none is named {pattern!r}{limits}; leave out the range's name"
             )
-        raise ConfigError(
-            f"{trace.source}: no range is named {pattern!r}; choose one with --range: {_names(trace)}{limits}"
-        )
+        raise ConfigError(f"{trace.source}: no range is named {pattern!r}{limits}; choose among {_names(trace)}")
     named = _outermost(trace.ranges, *STEPS)
     for steps, note in ((named, []), (_steps_by_phases(trace.ranges), [BY_PHASES])):
         if steps and (not trace.kernels or _launched_in(trace, steps).any()):
@@ -293,9 +292,11 @@ def _window(trace: Trace, from_s: float = 0.0, to_s: float = math.inf) -> Step:
     if operators is not None:
         begins, ends = [*begins, operators.start_s], [*ends, operators.end_s]
     start, end = float(np.nanmin(np.concatenate(begins))), float(np.nanmax(np.concatenate(ends)))
+    if end <= start:
+        raise ConfigError(f"{trace.source} is damaged: its recording lasts 0 s; record again")
     if not from_s < min(to_s, end - start):
         raise ConfigError(
-            f"--between {from_s:g} {to_s:g} holds nothing of {trace.source}; choose times from 0 to "
+            f"no part of {trace.source} was recorded between {from_s:g} and {to_s:g} s; choose times from 0 to "
             f"{end - start:.6g} s, when its recording ends"
         )
     return Step("recording", start + max(from_s, 0.0), min(start + to_s, end), takes_earlier=from_s <= 0)

@@ -12,8 +12,10 @@ Source: `triton.profiler` and its viewer; TreeData.cpp and TraceData.cpp of Prot
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -88,7 +90,10 @@ def read(path: Path) -> Profile:
         raise ConfigError(f"{path} is damaged: scopes are nested hundreds of levels deep; {_REMEDY}") from None
     sums = _sums(root)
     if not any(sums.values()):
-        raise ConfigError(f"{path} holds no metric; profile a part of the program that launches kernels, or {_REMEDY}")
+        raise ConfigError(
+            f"{path} holds no time, count, FLOPs or bytes of any scope; profile again, with proton.start(NAME) before "
+            "and proton.finalize() after a part that launches kernels"
+        )
     return Profile(
         str(path), tuple(_described(properties)), _scope_rows(root, sums), _kernel_rows(root), tuple(reader.notes())
     )
@@ -102,18 +107,20 @@ def _documents(path: Path) -> list[Any]:
         raise ConfigError(f"{path} is empty: the profile was never written; {_REMEDY}")
     if path.suffix == ".hatchet_msgpack":
         raise ConfigError(f'{path} is in MessagePack; write JSON, with proton.finalize(output_format="hatchet")')
-    with closing(Unpacked(path)) as file:
-        raw = file.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
-        raise ConfigError(
-            f"{path} has over {MOST_BYTES >> 20} MiB, too much for a profile of Proton; profile fewer steps"
-        )
     try:
+        with closing(Unpacked(path)) as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise ConfigError(
+                f"{path} has over {MOST_BYTES >> 20} MiB, too much for a profile of Proton; profile fewer steps"
+            )
         text = raw.decode("utf-8")
         if SCOPES_TRACE.match(raw):
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         return [json.loads(text)]
-    except ValueError as error:
+    except ConfigError:
+        raise
+    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
         raise ConfigError(f"{path} is truncated or damaged{where}; {_REMEDY}") from None
 

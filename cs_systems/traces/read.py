@@ -26,15 +26,13 @@ def read(path: Path, process: int | None = None) -> Trace:
         ConfigError: The file is not a usable trace; the message says what is missing and how to record it.
     """
     if path.is_dir():
-        inside = sorted(
-            file for file in path.iterdir() if file.name.endswith((*TRACE_SUFFIXES, ".ncu-rep", ".hatchet"))
-        )
+        inside = sorted(file for file in path.iterdir() if file.name.endswith(TRACE_SUFFIXES))
         if not inside:
             refuse_other(path, "analyze")
         given = choice(path, inside) if inside else "a trace file"
         raise ConfigError(f"{path} is a folder; give {given}")
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist; give a trace file")
+        raise ConfigError(f"{path} {'is not a plain file' if path.exists() else 'does not exist'}; give a trace file")
     refuse_other(path, "analyze")
     with path.open("rb") as file:
         head = file.read(64)
@@ -55,6 +53,8 @@ def read(path: Path, process: int | None = None) -> Trace:
         return rocprof.read(path, process)
     if head.startswith(GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
         return kineto.read(path, process)
+    if path.suffix == ".ncu-rep":
+        raise ConfigError(f"{path} is a report of ncu, which has no timeline; read it with cs_systems.traces.ncu.read")
     raise ConfigError(
         f"{path} is not a trace; give an SQLite export or .nsys-rep of nsys, a Chrome trace (.json, .json.gz) of "
         "torch.profiler, a .json or .db of rocprofv3, or a .ncu-rep of ncu"

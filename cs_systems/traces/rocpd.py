@@ -65,7 +65,9 @@ def read(path: Path, process: int | None = None) -> Trace:
     try:
         with closing(sqlite.connect(path)) as database:
             return _read(database, path, process)
-    except (sql.DatabaseError, MemoryError, OverflowError, UnicodeDecodeError) as error:
+    except MemoryError:
+        raise sqlite.too_large(path) from None
+    except (sql.DatabaseError, OverflowError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is a damaged database of rocprofv3 ({error}); record again") from None
 
 
@@ -93,7 +95,7 @@ def _read(database: sql.Connection, path: Path, wanted: int | None) -> Trace:
         counts = {pid: count for pid, count in counts.items() if count}
     pid, note = chosen_process(path, counts, "kernel", wanted)
     if pid not in owners:
-        raise ConfigError(f"{path} holds no process; {RECORD} while the GPU works")
+        raise ConfigError(f"{path} holds no process; {RECORD} while kernels run on the GPU")
     ((_, end, number),) = owners[pid]
     return _recording(database, end, number).trace(path, [note] if note else [])
 
@@ -116,8 +118,7 @@ def _refuse(database: sql.Connection, path: Path, columns: Mapping[str, list[str
     rows = sum(database.execute(f"SELECT count(*) FROM rocpd_{table}{end}").fetchone()[0] for table in tables)
     if rows > MOST_ROWS:
         raise ConfigError(
-            f"{path} holds {rows:,} kernels, copies and regions, but only {MOST_ROWS:,} fit into memory; record fewer "
-            "steps"
+            f"{path} holds {rows:,} kernels, copies and regions, but at most {MOST_ROWS:,} are read; record fewer steps"
         )
 
 

@@ -128,20 +128,17 @@ class Recording:
 
     def trace(self, path: Path, limitations: list[str]) -> Trace:
         """Return the trace. Raises ConfigError if no table can be made of it."""
+        left_out = f"left out: {counted(self.left_out, 'record')} without a valid time or number"
         if not self.kernels and not self.ranges:
             if self.counters:
                 what = f"counters of {counted(self.counters, 'kernel')} in place of their times"
                 raise ConfigError(f"{path} holds {what}; {RECORD}, without --pmc")
-            if self.left_out:
-                raise ConfigError(
-                    f"{path} is damaged: it holds no kernel, and {counted(self.left_out, 'record')} without a valid "
-                    "time or number; record again"
-                )
-            raise ConfigError(f"{path} holds no kernel; {RECORD} while the GPU works")
+            damage = f" ({left_out})" if self.left_out else ""
+            raise ConfigError(f"{path} holds no kernel{damage}; {RECORD} while kernels run on the GPU")
         if self.kernels and not self.calls:
             limitations.append(f"no HIP call was recorded, so no kernel has a phase; {RECORD}")
         if self.left_out:
-            limitations.append(f"left out: {counted(self.left_out, 'record')} without a valid time or number")
+            limitations.append(left_out)
         if self.unread:
             limitations.append(f"left out: {counted(self.unread, 'region')} that are neither calls nor roctx ranges")
         launches = {number: self._outermost(number) for number in self.calls}
@@ -195,8 +192,8 @@ def _tools(path: Path) -> list[dict[str, Any]]:
                 parts.append(part)
                 if file.count > LARGEST_BYTES:
                     raise ConfigError(
-                        f"{path} has over {LARGEST_BYTES >> 20} MiB of JSON, which does not fit into memory; record "
-                        "fewer steps, or with --output-format rocpd"
+                        f"{path} has over {LARGEST_BYTES >> 20} MiB of JSON, the most that is read; record fewer "
+                        "steps, or with rocprofv3 --output-format rocpd"
                     )
             # Names of kernels are written as they stand in the program, which need not be UTF-8.
             found = json.loads(b"".join(parts).decode("utf-8", "replace"), strict=False)[KEY]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from cs_systems.config import ConfigError
+
 LONGEST_VALUE = 1 << 26  # bytes of a text, blob or row: without a limit an expression can allocate any amount
 
 
@@ -15,6 +17,11 @@ def connect(path: Path) -> sqlite3.Connection:
     database.execute("PRAGMA trusted_schema=OFF")
     database.execute("PRAGMA temp_store=MEMORY")
     return database
+
+
+def too_large(path: Path) -> ConfigError:
+    """Return the error for a file that cannot be read for want of memory."""
+    return ConfigError(f"{path} needs more memory than is free; use a machine with more memory, or record fewer steps")
 
 
 def columns(database: sqlite3.Connection) -> dict[str, list[str]]:

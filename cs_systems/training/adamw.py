@@ -24,11 +24,11 @@ class AdamW(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:
-        if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(
-                f"lr {lr}, eps {eps} and weight_decay {weight_decay} must not be negative, and "
-                f"betas {betas} must be from 0 to below 1; correct them"
-            )
+        for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
+            if not value >= 0:  # NaN too
+                raise ValueError(f"{name} is {value}; give a number of at least 0")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas is {betas}; give two numbers from 0 to below 1")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()

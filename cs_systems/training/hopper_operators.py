@@ -45,7 +45,10 @@ def _check(*tensors: Tensor) -> None:
         )
     for x in tensors:
         if x.ndim == 2 and x.shape[1] % BLOCK:
-            raise ValueError(f"the last dimension of {tuple(x.shape)} is not a multiple of {BLOCK}; pad it")
+            raise ValueError(
+                f"a tensor of shape {tuple(x.shape)} has a last dimension that is not a multiple of {BLOCK}; choose "
+                f"d_model and d_ff as multiples of {BLOCK}"
+            )
 
 
 def products_unavailable(config: RunConfig, instead: str) -> str | None:

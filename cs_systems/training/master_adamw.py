@@ -41,15 +41,16 @@ class MasterAdamW(AdamW):
         super().__init__(params, lr, betas, eps, weight_decay)
         self.moments = moments
         self._tables: dict[tuple[int, ...], Any] = {}
+        this = f"optimizer {' or '.join(MOMENTS)}"
         for p in (p for group in self.param_groups for p in group["params"]):
             if p.dtype is not torch.bfloat16:
                 raise ConfigError(
-                    f"this optimizer keeps master weights of bfloat16 parameters, got {p.dtype}; use precision "
-                    "bf16-pure, or optimizer adamw_fused"
+                    f"{this} requires bfloat16 parameters, and one of shape {tuple(p.shape)} is {p.dtype}; use "
+                    "precision bf16-pure (model.bfloat16()), or optimizer adamw_fused"
                 )
             if not p.is_contiguous():
                 raise ConfigError(
-                    f"this optimizer requires contiguous parameters, and one of shape {tuple(p.shape)} is not; store "
+                    f"{this} requires contiguous parameters, and one of shape {tuple(p.shape)} is not; store "
                     "its contiguous() copy in the model, or use optimizer adamw_fused"
                 )
 

@@ -109,9 +109,9 @@ def test_markup_in_names_is_escaped(export: Callable[..., Path], capsys: pytest.
         (["--table", "kernel"], "unknown table 'kernel'; did you mean kernels"),
         (["--top", "0"], "--top is 0; it must be at least 1"),
         (["--format", "csv"], "--format csv writes one table; choose one with --table:"),
-        (["--range", "epoch"], "no range is named 'epoch'; choose one with --range: "),
+        (["--range", "epoch"], "no range is named 'epoch'; choose among "),
         (["--between", "0", "1e-6"], "choose other times: the launches are from 0."),
-        (["--process", "1"], "no kernel of process 1; choose --process among"),
+        (["--process", "1"], "no kernel of process 1; choose the process among"),
     ],
 )
 def test_invalid_options_exit_2(

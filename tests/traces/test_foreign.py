@@ -277,7 +277,7 @@ def test_between_narrows_the_recording(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--between", "1", "2"], "--between 1 2 holds nothing of "),
+        (["--between", "1", "2"], "was recorded between 1 and 2 s; choose times from 0 to "),
         (["--between", "1"], "--between takes two times, got 1; write --between T0 T1, such as --between 0 1.5"),
         (["--between", "12.345678", "1"], "--between 12.345678 1 ends before it begins; swap the two times"),
         (["--between", "1", "1"], "--between 1 1 is empty, because both times are equal; give a later second time"),
@@ -299,7 +299,7 @@ def test_range_takes_a_name_with_brackets(write_trace: WriteTrace) -> None:
     name = "[param|add|0]"
     path = write_trace([marked(name, 0, 12), marked("p", 15, 35), *without_marks()])
     assert totals(profile(read(path), name)) == (1, 50)
-    with pytest.raises(ConfigError, match=r"no range is named '\[other\]'; choose one with --range: '\[param"):
+    with pytest.raises(ConfigError, match=r"no range is named '\[other\]'; choose among '\[param"):
         profile(read(path), "[other]")
 
 

@@ -82,7 +82,7 @@ def test_damaged_gzip_is_refused_as_truncated_or_damaged(kineto_path: Path, tmp_
             '{"traceEvents": []}',
             "holds no kernel and no range; record with activities=.*ProfilerActivity.CUDA.*, and mark",
         ),
-        ('{"traceEvents": [{"ph": "X", ]}', "is damaged: event 1 is not valid JSON; record again"),
+        ('{"traceEvents": [{"ph": "X", ]}', "is damaged: event 1 is not valid JSON; record again without"),
         ('{"a" 1, "traceEvents": []}', "does not begin as a Chrome trace"),
         ('{"\xff', "has bytes that are not text"),
     ],
@@ -101,7 +101,7 @@ def test_unfinished_ranges_are_reported_and_left_out(kineto_events: list[Event],
 
     made = profile(read(write_trace([endless(e) for e in kineto_events])), "backward")
     assert "left out: 3 events without an end ('forward' …)" in made.notes[0]
-    with pytest.raises(ConfigError, match=r"no range is named 'step'; choose one .* without an end"):
+    with pytest.raises(ConfigError, match=r"no range is named 'step' \(.* without an end .*\); choose among"):
         profile(made.trace, "step")
 
 
@@ -135,7 +135,7 @@ def test_process_option_selects_one_of_two(
         "the file holds several processes: 482 (714 kernels), 999 (714 kernels); process 482 is read, because it "
         "has the most kernels; --process reads another"
     )
-    with pytest.raises(ConfigError, match=r"no kernel of process 7; choose --process among 482"):
+    with pytest.raises(ConfigError, match=r"no kernel of process 7; choose the process among 482"):
         read(path, 7)
     own, other = profile(read(path, 482)), profile(read(path, 999))
     assert (own.groups, own.places.codes.tolist()) == (kineto_profile.groups, kineto_profile.places.codes.tolist())

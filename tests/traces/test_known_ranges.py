@@ -62,12 +62,12 @@ def test_mapped_name_is_shown_with_its_phase(write_trace: WriteTrace, tmp_path: 
     [
         (
             "forward=my_fvd",
-            "--phase forward names the range 'my_fvd', which the trace does not have; did you mean 'my_fwd'? "
-            "The names are 'ProfilerStep#*', 'bwd', 'my_fwd'",
+            "--phase forward names 'my_fvd', which is no range of the trace besides operators and modules; did you "
+            "mean 'my_fwd'? The names are 'ProfilerStep#*', 'bwd', 'my_fwd'",
         ),
         ("foward=my_fwd", "unknown phase 'foward'; did you mean forward?"),
-        ("forward", "--phase takes PHASE=NAME, such as forward='my range', got 'forward'"),
-        ("forward=", "--phase takes PHASE=NAME"),
+        ("forward", "--phase 'forward' is not of the form PHASE=NAME; write --phase forward='my range', with"),
+        ("forward=", "--phase 'forward=' is not of the form PHASE=NAME"),
     ],
 )
 def test_wrong_mapping_is_refused(write_trace: WriteTrace, option: str, message: str) -> None:
@@ -176,15 +176,19 @@ def test_own_file_of_names_extends_the_known_ones(write_trace: WriteTrace, tmp_p
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x", r"names.toml is not valid TOML: .* \(at .*\); correct that line$"),
+        ("x", r"names.toml is not valid TOML: .* \(at .*\); correct the file there$"),
         ("forward = 3", "has forward outside of a table; write a line such as"),
         ('[a]\nfoward = ["x"]', "did you mean forward"),
         ("[a]\nfwd = ['x']", "has the unknown meaning 'fwd' in .a.; did you mean forward"),
-        ('[a.b]\nforward = ["x"]', 'has the name a.b without quotes, which TOML splits at its dot; write "a.b", with'),
-        ('[a]\nforward.x = ["y"]', "has the name forward.x without quotes"),
-        ('[a]\nattention.scores = ["x"]', "has the name attention.scores without quotes"),
-        ('attention.scores = ["x"]', "has the name attention.scores without quotes"),
-        ("[a.b]", "has the name a.b without quotes"),
+        (
+            '[a.b]\nforward = ["x"]',
+            "has 'b' as a part of a name, because TOML splits a name without quotes at its dots",
+        ),
+        ('[a]\nforward.x = ["y"]', "has 'forward' as a part of a name"),
+        ('[a]\nattention.scores = ["x"]', "has 'attention' as a part of a name"),
+        ('attention.scores = ["x"]', "has 'scores' as a part of a name"),
+        ("[a.b]", "has 'b' as a part of a name"),
+        ('[a]\n"attention.scores" = "x"', 'write "attention.scores" = '),
         ("[a]\nforward = [3]", "forward in .a. is not a list of names; write forward = "),
     ],
 )
@@ -204,7 +208,7 @@ def test_missing_file_of_names_is_refused_in_plain_words(tmp_path: Path) -> None
             read_habits(path)
         assert str(raised.value) == f"--range-names {path} {message}"
     (latin := tmp_path / "latin.toml").write_bytes("x = 'é'".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"latin\.toml is not a text in UTF-8; give a TOML file"):
+    with pytest.raises(ConfigError, match=r"latin\.toml is not a text in UTF-8; save it as UTF-8"):
         read_habits(latin)
 
 

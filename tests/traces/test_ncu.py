@@ -176,14 +176,28 @@ def test_missing_package_is_named_with_remedy(monkeypatch: pytest.MonkeyPatch, t
         ncu.rows(tmp_path / "a.ncu-rep")
 
 
-def test_crash_of_ncu_report_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
+            r"was ended by SIGSEGV on .*a.ncu-rep; install its",
+        ),
+        ("", r"cannot read .*a.ncu-rep: AttributeError: .*; install its newest version: pip install --upgrade"),
+        (
+            "def load_report(path): raise OSError('one\\ntwo')",
+            r"(?s)cannot read .*a.ncu-rep: one\ntwo; use an ncu-report",
+        ),
+    ],
+)
+def test_crash_of_ncu_report_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, message: str
+) -> None:
     """The package of ncu 2025.3.1 crashed with a segmentation fault under Python 3.12, in the parent of a sweep."""
-    (tmp_path / "ncu_report.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    (tmp_path / "ncu_report.py").write_text(module)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     (tmp_path / "a.ncu-rep").write_bytes(b"NVR\0")
-    with pytest.raises(
-        ConfigError, match=r"ncu-report crashed .SIGSEGV. on .*a.ncu-rep; install its newest .*: pip install --upgrade"
-    ):
+    with pytest.raises(ConfigError, match=message):
         ncu.read(tmp_path / "a.ncu-rep")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -83,7 +84,10 @@ def test_missing_table_is_accepted(change: Callable[..., Path], table: str) -> N
         (f"UPDATE {KERNELS} SET start = 'soon'", "is a damaged export .*KERNEL has a text where a number belongs"),
         (f"UPDATE {KERNELS} SET globalPid = 'x'", "is a damaged export .*KERNEL has a text where a number belongs"),
         (f"UPDATE {KERNELS} SET start = '1,2'", "is a damaged export .*KERNEL has a text where a number belongs"),
-        (f"UPDATE {KERNELS} SET correlationId = -1", "none of its 714 kernels was launched inside .*--range"),
+        (
+            f"UPDATE {KERNELS} SET correlationId = -1",
+            "none of its 714 kernels was launched inside .*; choose other ranges as steps",
+        ),
     ],
 )
 def test_unusable_export_is_refused_with_remedy(change: Callable[..., Path], statement: str, message: str) -> None:
@@ -149,13 +153,35 @@ def test_ranges_of_other_processes_are_used_or_noted(
     assert [step.name for step in made.steps] == steps
 
 
+def test_launches_before_the_recording_are_in_no_remedy(export: Export) -> None:
+    path = export(kernels=[("early", 20, 30, None), ("gemm", 200, 300, 1)])
+    with pytest.raises(
+        ConfigError, match=r"between 5e-07 and 6e-07 s; choose .*: the launches are from 1e-07 to 1e-07 s"
+    ):
+        profile(read(path), between=(5e-7, 6e-7))
+
+
+def test_recording_of_no_length_is_refused_as_damaged(export: Export) -> None:
+    with pytest.raises(ConfigError, match="is damaged: its recording lasts 0 s; record again"):
+        profile(read(export(ranges=[], launches=[], kernels=[("gemm", 200, 200, 1)])))
+
+
+def test_lack_of_memory_is_no_damage(nsys_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(nsys._Reader, "trace", fail)
+    with pytest.raises(ConfigError, match=r"needs more memory than is free; use a machine with more memory"):
+        read(nsys_path)
+
+
 def test_unfinished_ranges_are_reported_and_left_out(export: Export) -> None:
     path = export(ranges=[("step", 0, 1000, MAIN), ("forward", 50, None, MAIN)])
     made = profile(read(path))
     assert made.phase_coverage == 0
     assert "left out: 1 range without an end ('forward')" in made.notes[0]
     with pytest.raises(
-        ConfigError, match=r"no range is named 'step'; choose one with --range: 'other' .* without an end .'step'"
+        ConfigError, match=r"no range is named 'step' \(.* without an end .'step'.*\); choose among 'other'"
     ):
         profile(read(export(ranges=[("other", 0, 1000, MAIN), ("step", 50, None, MAIN)])), "step")
 
@@ -289,12 +315,14 @@ def test_unrelated_database_is_refused(tmp_path: Path) -> None:
 def test_folder_and_missing_file_have_distinct_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is a folder; give a trace file"):
         read(tmp_path)
-    for name in ("a.trace.json.gz", "b.sqlite", "records.jsonl"):
+    for name in ("a.trace.json.gz", "b.sqlite", "c.ncu-rep", "records.jsonl"):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=r"is a folder; give one of\n  \S+/a.trace.json.gz\n  \S+/b.sqlite$"):
         read(tmp_path)
     with pytest.raises(ConfigError, match=r"does not exist"):
         read(tmp_path / "none.sqlite")
+    with pytest.raises(ConfigError, match=r"is not a plain file; give a trace file"):
+        read(Path(os.devnull))
 
 
 EMPTY_EXPORT = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('CREATE TABLE StringIds (id, value)')"
@@ -309,9 +337,7 @@ def test_report_requires_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
         read(report)
     beside = report.with_suffix(".sqlite")
     beside.touch()
-    with pytest.raises(
-        ConfigError, match=rf"nsys is not on the PATH; analyze {beside}, the export beside it, or export"
-    ):
+    with pytest.raises(ConfigError, match=rf"nsys is not on the PATH; analyze {beside}, the export beside it, or run"):
         read(report)
     nsys = tmp_path / "nsys"
     nsys.write_text("#!/bin/sh\necho 'importer missing' >&2; exit 1\n")

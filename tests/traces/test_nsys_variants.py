@@ -111,7 +111,7 @@ def test_whole_graph_counts_as_one_kernel(change: Change, alone: bool) -> None:
 
 def test_too_many_rows_are_refused(nsys_path: Path, change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nsys, "MOST_ROWS", 1500)
-    with pytest.raises(ConfigError, match=r"holds [\d,]+ kernels, calls and ranges, but only 1,500 fit into memory; "):
+    with pytest.raises(ConfigError, match=r"holds [\d,]+ kernels, calls and ranges, but at most 1,500 are read; "):
         read(nsys_path)
     monkeypatch.setattr(nsys, "MOST_ROWS", 50_000)
     path = change(f"UPDATE {K} SET rowid = rowid + (1 << 60)")  # a high number of a row is no number of rows

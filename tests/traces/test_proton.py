@@ -164,12 +164,12 @@ def nested(depth: int) -> str:
     [
         ("", r"is empty: the profile was never written; write it with triton.profiler: proton.start\(NAME\)"),
         ('[{"children": [', "is truncated or damaged at line 1, column 16; write it with triton.profiler"),
-        ('[{"children": [3]}]', "holds no metric"),
+        ('[{"children": [3]}]', "holds no time, count, FLOPs or bytes of any scope"),
         (
             '[{"frame": {"name": "ROOT"}, "children": [3]}]',
             "is not a profile of Proton: an entry under 'children' is 3, not an object",
         ),
-        ('[{"frame": {"name": "ROOT"}, "metrics": {}, "children": []}, {}]', "holds no metric"),
+        ('[{"frame": {"name": "ROOT"}, "metrics": {}, "children": []}, {}]', "holds no time, count, FLOPs or bytes"),
         (nested(100_000), "nested hundreds of levels deep"),
     ],
 )
@@ -177,6 +177,13 @@ def test_unusable_file_is_refused(tmp_path: Path, text: str, message: str) -> No
     path = tmp_path / "bad.hatchet"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
+        proton.read(path)
+
+
+def test_truncated_gzip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "half.hatchet.gz"
+    path.write_bytes(gzip.compress(write(tmp_path, kernel("gemm", 100)).read_bytes())[:-9])
+    with pytest.raises(ConfigError, match=r"half.hatchet.gz is truncated or damaged; write it with triton.profiler"):
         proton.read(path)
 
 

@@ -88,7 +88,7 @@ def test_stochastic_rounding_is_unbiased() -> None:
 
 
 def test_parameters_that_are_not_bfloat16_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"got torch.float32; use precision bf16-pure, or optimizer adamw_fused"):
+    with pytest.raises(ConfigError, match=r"one of shape \(2,\) is torch.float32; use precision bf16-pure \(model"):
         MasterAdamW([nn.Parameter(torch.ones(2))])
 
 

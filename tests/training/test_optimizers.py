@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -39,6 +42,14 @@ def test_adamw_keeps_parameters_without_gradient() -> None:
     assert not torch.equal(used, torch.ones(2))
 
 
-def test_negative_learning_rate_is_rejected() -> None:
-    with pytest.raises(ValueError, match="lr -1"):
-        AdamW([nn.Parameter(torch.ones(1))], lr=-1)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1}, "lr is -1; give a number of at least 0"),
+        ({"eps": math.nan}, "eps is nan; give"),
+        ({"betas": (0.9, 1)}, r"betas is \(0.9, 1\); give two numbers"),
+    ],
+)
+def test_invalid_setting_is_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdamW([nn.Parameter(torch.ones(1))], **options)
