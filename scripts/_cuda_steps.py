@@ -22,7 +22,10 @@ COPIED = "tensor_cores"  # what computes between the copies
 def _backend(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     def call(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, **_: Any) -> Tensor:
         if causal:
-            raise ConfigError("the ladder is not causal: leave --causal out")
+            raise ConfigError(
+                "the kernels of scripts/_cuda_steps.py have no causal mask; use them in workload attention with "
+                "causal false"
+            )
         flat = (tensor.flatten(0, 1).contiguous() for tensor in (q, k, v))
         return function(*flat).unflatten(0, q.shape[:2])
 
@@ -35,7 +38,9 @@ globals().update({name: _backend(partial(attend, name)) for name in (*STEPS, *LE
 
 def _from_host(config: RunConfig, device: Device, streams: int) -> Callable[[], None]:
     if not device.is_cuda:
-        raise ConfigError("copies to a device need a CUDA device")
+        raise ConfigError(
+            f"one_stream and four_streams copy to a GPU, and the device is {device.torch}; use device cuda"
+        )
     shape, dtype = config.shape or AttentionShape(), step_named(COPIED).dtype
     size = (shape.batch * shape.heads, shape.seq, shape.d_head)
     q, k, v = (torch.randn(size, dtype=dtype).pin_memory() for _ in range(3))

@@ -94,7 +94,10 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> str:
     line = ["bash", "-o", "pipefail", "-c", command]
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(f"exit status {done.returncode} of {command}\n{done.stderr}")
+        raise RuntimeError(
+            f"{command!r} failed with exit status {done.returncode}; correct the command on its page, or what it runs\n"
+            f"{done.stdout}{done.stderr}"
+        )
     text = done.stdout if done.stdout.strip() else done.stderr
     return "".join(f"{line.rstrip()}\n" for line in text.replace(f"{folder}/", "").splitlines())
 
@@ -124,10 +127,13 @@ def main(words: list[str]) -> None:
     measured, pages = "--reproducible" not in words, [word for word in words if word != "--reproducible"]
     for page in map(Path, pages) if pages else PAGES:
         text = page.read_text()
-        for block, printed in outputs(text, measured=measured):
-            commands = _COMMAND.findall(block.text)
-            new = "".join(f"{command}\n{out}" for command, out in zip(commands, printed, strict=True))
-            text = text.replace(block.text, new)
+        try:
+            for block, printed in outputs(text, measured=measured):
+                commands = _COMMAND.findall(block.text)
+                new = "".join(f"{command}\n{out}" for command, out in zip(commands, printed, strict=True))
+                text = text.replace(block.text, new)
+        except RuntimeError as error:
+            sys.exit(f"{page}: {error}")
         if text != page.read_text():
             page.write_text(text)
             print(page)

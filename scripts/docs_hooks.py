@@ -68,7 +68,7 @@ def link(found: re.Match[str], page: str) -> str:
     if ":" in target or path.startswith("docs/"):
         return found[0]
     if not (ROOT / path).exists():
-        raise ValueError(f"{page} links to {target}, which does not exist")
+        raise ValueError(f"docs/{page} links to {target}, and {path} does not exist; correct the link")
     return f"`{path}`" if text.strip("`") in path else f"{text} (`{path}`)"
 
 
@@ -118,4 +118,6 @@ def _refuse(found: list[str], where: str) -> None:
     from mkdocs.exceptions import PluginError
 
     if found := [tag for tag in found if 'rel="canonical"' not in tag]:
-        raise PluginError(f"{where} would fetch from a network: {found[0]}")
+        raise PluginError(
+            f"{where} would fetch from a network by {found[0]}; store the file in docs/, and refer to it there"
+        )

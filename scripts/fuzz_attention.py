@@ -366,8 +366,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget-s", type=float, default=math.inf, help="start no new case after this many seconds")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     args = parser.parse_args(argv)
-    if min(args.cases, args.kinds, 1 if args.scores is None else args.scores // 64) < 1 or (args.case or 0) < 0:
-        parser.error("--cases and --kinds are at least 1, --scores at least 64, --case at least 0")
+    for name, least in {"cases": 1, "kinds": 1, "scores": 64, "case": 0}.items():
+        if (value := getattr(args, name)) is not None and value < least:
+            parser.error(f"--{name} is {value}; it must be at least {least}")
     try:
         device = resolve(args.device).torch
         fuzz = Fuzz(args.backend, args.seed, args.kinds, args.scores or SCORES[device.type], device, args.against)

@@ -31,6 +31,7 @@ from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.cli._options import parse_bytes
 from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig, one_of
 from cs_systems.core import plugins
+from cs_systems.core.validation import shown
 from cs_systems.formulas.cost import AttentionAlgorithm, credited_attention_flops
 from cs_systems.record import RunRecord
 from cs_systems.report.files import is_same_file, write_file
@@ -84,18 +85,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a count: it must be at least 1")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give a whole number of at least 1")
     return int(text)
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
     if args.emb_dim % args.num_heads:
-        raise ConfigError(f"emb_dim {args.emb_dim} is not divisible by num_heads {args.num_heads}: change one of them")
+        raise ConfigError(f"emb_dim {args.emb_dim} is not divisible by num_heads {args.num_heads}; change one of them")
     if not plugins.is_foreign(args.impl):
         one_of("impl", args.impl, [*IMPLS, *plugins.names("attention")])
     if not Path(args.output).resolve().parent.is_dir():
-        raise ConfigError(f"there is no folder for --output {args.output}: make it first")
+        folder = Path(args.output).parent
+        raise ConfigError(f"--output {args.output} is in no existing folder; make {folder} first, or name another file")
     if is_same_file(Path(args.output), Path(args.impl.rpartition(":")[0])):
         raise ConfigError(f"--output {args.output} would overwrite --impl {args.impl}; name another file")
     return RunConfig(
@@ -150,11 +152,16 @@ def _mib(amount: int | None) -> float | None:
 
 def packed(config: RunConfig, device: Device) -> Attention:
     """Return the workload of a backend on q, k and v that are views of one packed tensor."""
+    from torch import Tensor
+
     backend, shape = plugins.get("attention", config.attention), config.shape
 
     def attend(qkv: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
-        out: Tensor = backend(q, k, v, causal=shape is not None and shape.causal)
+        out = backend(q, k, v, causal=shape is not None and shape.causal)
+        if not isinstance(out, Tensor) or out.shape != q.shape:
+            found = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else shown(out)
+            raise ConfigError(f"{config.attention} returned {found}; return a tensor of q's shape, {tuple(q.shape)}")
         return out.transpose(1, 2)
 
     return _workload(config, device, attend)

@@ -81,7 +81,10 @@ def headline(file: Path) -> str:
             "floor": 1e3 * fast["floor_s"], "MFU (%)": 100 * fast["mfu"],
         })  # fmt: skip
     if not rows:
-        raise ValueError(f"no rows for the headline in {file}: run scripts/benchmarks/training_step.py first")
+        raise ValueError(
+            f"{file} has no size with rows of both a compiled Llama and {FAST}; run python "
+            f"scripts/benchmarks/training_step.py --json {file} on a GPU, or restore it with git checkout {file}"
+        )
     rows.sort(key=lambda row: (list(PRESETS).index(row["size"]), row["context"]))
     return f"{INTRODUCTION}\n{render_rows(rows, 'markdown', 'recipe fast beside a compiled Llama')}"
 
@@ -120,7 +123,10 @@ def attention(folder: Path) -> str:
             row = rows.setdefault(shape, {"problem": sizes, "causal": "yes" if shape.causal else "no"})
             row[record.run_config.attention] = 1e3 * median(record.measurement.durations_s("step"))
     if not rows:
-        raise ValueError(f"no records for the table of attention in {folder}: run {BENCHMARK} first")
+        raise ValueError(
+            f"no records for the table of attention in {folder}; run python {BENCHMARK} --out {folder} on a GPU, or "
+            f"restore it with git checkout {folder}"
+        )
     names = dict.fromkeys(name for row in rows.values() for name in row)
     titles = {name: name for name in names} | {"problem": "batch × heads × length × d_head"}
     whole = [{name: row.get(name) for name in names} for row in rows.values()]
@@ -133,7 +139,7 @@ def parallel(root: Path) -> str:
     for run, chosen in ((REPLICATED, ON_TWO), (SHARDED, None)):
         file = root / f"{run}.jsonl"
         if not file.exists():
-            raise ValueError(f"no records for the table of two GPUs in {file}")
+            raise ValueError(f"{file}, for the table of two GPUs, does not exist; restore it with git checkout {file}")
         for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             if chosen is None or row["variant"] in chosen:

@@ -179,7 +179,8 @@ def _workload(config: RunConfig) -> tuple[ForeignWorkload, ModuleStep]:
     step = workload.inner
     if not isinstance(step, ModuleStep):
         raise Unavailable(
-            f"{config.workload} is a step of its own, which fake tensors cannot run; return (model, batch, loss)"
+            f"{config.workload} runs the step itself, so its memory cannot be predicted; name a function (config, "
+            "device) that returns (model, batch, loss)"
         )
     return workload, step
 

@@ -94,12 +94,12 @@ def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
     if not stacks:
         return (
             f"checkpoint {written} requires repeated blocks, and {type(model).__name__} has no ModuleList or "
-            "Sequential of several blocks of one class; use checkpoint none"
+            "Sequential of several blocks of one class with layers inside them; use checkpoint none"
         )
     if len(stacks) > 1 and written.startswith("blocks:"):
         return (
             f"checkpoint {written} numbers the blocks of one stack, but the model has several: "
-            f"{', '.join(stacks)}; use every:1"
+            f"{', '.join(stacks)}; use checkpoint every:1"
         )
     plans = {}
     for name, blocks in stacks.items():
@@ -108,7 +108,10 @@ def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
         except ValueError as error:
             return str(error)
     if any(segment.blocks > 1 for plan in plans.values() for segment in plan):
-        return f"checkpoint {written} joins several blocks, which works for the built-in model only; use every:1"
+        return (
+            f"checkpoint {written} joins several blocks, which works for the built-in model only; use checkpoint "
+            "every:1"
+        )
     for name, plan in plans.items():
         for segment in plan:
             block = stacks[name][segment.first]

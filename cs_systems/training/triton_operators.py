@@ -66,9 +66,9 @@ def check_alike(*tensors: Tensor) -> None:
     """Raise ValueError unless the tensors lie on one device and have one floating dtype."""
     first = tensors[0]
     check_one_device(*tensors)
-    for x in tensors:
-        if x.dtype != first.dtype or not x.is_floating_point():
-            raise ValueError(f"tensors are {first.dtype} and {x.dtype}; cast them to one floating dtype")
+    if any(x.dtype != first.dtype or not x.is_floating_point() for x in tensors):
+        dtypes = ", ".join(str(x.dtype).removeprefix("torch.") for x in tensors)
+        raise ValueError(f"the tensors of a fused kernel have dtypes {dtypes}; cast all of them to one floating dtype")
 
 
 def check_one_device(*tensors: Tensor) -> None:

@@ -53,9 +53,15 @@ def call_with(model: nn.Module, signature: inspect.Signature, run: Callable[...,
         named = {name: value for name, value in batch.items() if takes_any or name in signature.parameters}
         if not named:
             takes, has = ", ".join(signature.parameters) or "nothing", ", ".join(map(str, batch))
+            name = type(model).__name__
+            if not batch:
+                raise ConfigError(
+                    f"the batch is an empty dict, and {name}.forward takes {takes}; give a batch with these keys"
+                )
+            rename = "rename the keys of the batch, or " if signature.parameters else ""
             raise ConfigError(
-                f"{type(model).__name__}.forward takes {takes}, and the batch has {has}; "
-                "rename its keys, or give forward=lambda model, batch: …"
+                f"{name}.forward takes {takes}, but the batch has {has}; {rename}give a function "
+                "forward=lambda model, batch: … to run() or TrainingSetup"
             )
         return run(**named)
     if isinstance(batch, (tuple, list)):

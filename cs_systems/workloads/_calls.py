@@ -49,7 +49,9 @@ def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> Att
     if not isinstance(backend, AttentionBackend):
         if problem := _unfit(backend):
             raise ConfigError(f"{config.attention}{problem}")
-        if call.window is not None and not plugins.takes(backend, *"qkv", window=call.window):
+        if call.window is not None and not plugins.takes(
+            backend, *"qkv", **dict.fromkeys(_OPTIONS), window=call.window
+        ):
             raise Unavailable(
                 f"{config.attention} has no argument window; add window=None to its arguments, or leave out window"
             )
@@ -75,10 +77,15 @@ def _unfit(function: Any) -> str | None:
         p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in _OPTIONS
     ]
     lacking = [] if inspect.Parameter.VAR_POSITIONAL in kinds else [*"qkv"[len(tensors) :]]
-    lacking += [] if inspect.Parameter.VAR_KEYWORD in kinds else [name for name in _OPTIONS if name not in names]
-    others = [p for p in parameters if p not in tensors[:3] and p.name not in _OPTIONS and p.default is p.empty]
-    needed = [p.name for p in others if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    problem = f"lacks {', '.join(lacking)}" if lacking else f"requires {', '.join(needed)}, which it is called without"
+    lacking += [] if inspect.Parameter.VAR_KEYWORD in kinds else [*_OPTIONS]
+    lacking = [name for name in lacking if name not in names]
+    others = [p for p in parameters if p not in tensors[:3] and p.name not in (*"qkv", *_OPTIONS)]
+    needed = [p.name for p in others if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    problem = "cannot be called as f(q, k, v, causal=…, scale=…, align=…)"
+    if lacking:
+        problem = f"lacks {', '.join(lacking)}"
+    elif needed:
+        problem = f"requires {', '.join(needed)}, which it is called without"
     return f"{plugins.signature(function)} {problem}; define it with the arguments {_ARGUMENTS}"
 
 

@@ -69,16 +69,16 @@ class ForeignWorkload:
         where a ModelConfig comes in the RunConfig.
         """
         name = self.config.workload
-        read = f"or read {', '.join(f'config.{field}' for field in fields)} in a factory (config, device)"
+        read = f"read {', '.join(f'config.{field}' for field in fields)} in a factory (config, device)"
         if not name.startswith(plugins.LIVE):
             options = ", ".join(dict.fromkeys(_WORDS.get(field, field.rpartition(".")[2]) for field in fields))
-            return f"{name} does not use {options}; leave out {options}, {read}"
+            return f"{name} does not use {options}; {read}, or leave out {options}"
         of_preset = any(field.startswith("model.") for field in fields)
         arguments = [f"{field}=" for field in fields if not field.startswith("model.")]
         unused = ", ".join([*arguments, *["the preset of the RunConfig"] * of_preset])
         without = ", ".join([*arguments, *["model= of the RunConfig"] * of_preset])
         if callable(plugins.get("workloads", name)):
-            return f"{name} does not use {unused}; leave out {without}, {read}"
+            return f"{name} does not use {unused}; {read}, or leave out {without}"
         return f"the model {name.removeprefix(plugins.LIVE)} does not use {unused}; leave out {without}"
 
     def _ignored(self) -> Iterable[str]:
@@ -167,8 +167,10 @@ def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str |
     """
     own, is_live = own or {}, name.startswith(plugins.LIVE)
     if isinstance(made, nn.Module) or (isinstance(made, type) and issubclass(made, nn.Module)):
-        remedy = "use run(model=…, inputs=…)" if is_live else "set inputs to its batch, path.py:name"
-        return f"{name} is a module without inputs; {remedy}"
+        remedy = (
+            "name its batch as inputs path.py:name, or name a function (config, device) that returns (model, batch)"
+        )
+        return f"{name} is a module without inputs; {'use run(model=…, inputs=…)' if is_live else remedy}"
     if not callable(made):
         if _is_workload(made) or isinstance(made, (TrainingSetup, Mapping, tuple)):
             return None
@@ -225,22 +227,30 @@ def _misused(name: str, made: Any, is_device: bool) -> str | None:
     if names == ["config", "device"]:
         return None
     own = [argument for argument in names if argument not in ("config", "device")]
-    remedy = "let it begin with (config, device)"
+    remedy = "write (config, device) as its first two arguments"
     if own and not name.startswith(plugins.LIVE):
-        remedy += f", {'or' if own[1:] else 'and'} give its own {_by_set(own)}"
+        remedy += f", {'or' if own[1:] else 'and'} give {' and '.join(own)} {_by_set(own)}"
     return f"{name}{plugins.signature(made)} gets a RunConfig and a Device as its first two arguments; {remedy}"
 
 
 def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
     """Return why a factory or step cannot be called with the arguments of --set, and what to do."""
+    if (taken := [each for each in ("config", "device") if each in own]) and plugins.takes(
+        made, None, None, **{each: value for each, value in own.items() if each not in taken}
+    ):
+        instead = ", and use the option device" if "device" in taken else ""
+        return (
+            f"{name}{plugins.signature(made)} gets {' and '.join(taken)} from cs-systems; leave {' and '.join(taken)} "
+            f"out of --set (in Python workload_args){instead}"
+        )
     by_position = () if own or isinstance(made, type) else (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
     if reason := _wrong_settings(name, made, own, by_position):
         return reason
-    lacking = None if name.startswith(plugins.LIVE) else _wrong_settings(name, made, own)
-    by_name = f", or {lacking.partition('; ')[2]}" if lacking else ""
+    missing = [] if name.startswith(plugins.LIVE) else _missing(made, own)
+    by_name = f"give {', '.join(missing)} {_by_set(missing)}, or " if missing else ""
     return (
-        f"{name}{plugins.signature(made)} has other arguments than a factory or a step; write a factory that takes "
-        f"(config, device), or a step without arguments{by_name}"
+        f"{name}{plugins.signature(made)} has other arguments than a factory or a step; {by_name}write a factory that "
+        "takes (config, device), or a step without arguments"
     )
 
 
@@ -252,12 +262,10 @@ def _wrong_settings(name: str, made: Any, own: Mapping[str, Any], but: Collectio
     if not (written := plugins.signature(made)):
         return None
     parameters = inspect.signature(made).parameters
-    if unknown := [argument for argument in own if argument not in parameters]:
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not takes_any and (unknown := [argument for argument in own if argument not in parameters]):
         return f"{name}{written} has no argument {unknown[0]!r}; correct its name, or leave it out"
-    silent = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, *but)
-    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in silent]
-    missing = [argument for argument in needed if argument not in (*own, "config", "device")]
-    if not missing:
+    if not (missing := _missing(made, own, but)):
         return None
     given = "them" if missing[1:] else "it"
     if name.startswith(plugins.LIVE):  # run() hands it no arguments
@@ -269,6 +277,14 @@ def _wrong_settings(name: str, made: Any, own: Mapping[str, Any], but: Collectio
     return f"{name}{written} requires {', '.join(missing)}; give {given} {_by_set(missing)}"
 
 
+def _missing(made: Any, own: Mapping[str, Any], but: Collection[Any] = ()) -> list[str]:
+    """Return the arguments without a default that neither --set nor cs-systems gives. but: as in `_wrong_settings`."""
+    parameters = inspect.signature(made).parameters.values() if plugins.signature(made) else ()
+    silent = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, *but)
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in silent]
+    return [argument for argument in needed if argument not in (*own, "config", "device")]
+
+
 def _by_set(names: Sequence[str]) -> str:
     """Return how the arguments of a factory are given, on the command line and in Python."""
     values = [f"{name}=VALUE" for name in names]
@@ -278,11 +294,11 @@ def _by_set(names: Sequence[str]) -> str:
 def built(config: RunConfig, device: Device) -> ForeignWorkload:
     """Return the workload that `config.workload` names; a function without arguments is called, for what it returns.
 
-    Raises ConfigError if it is none of FORMS, a step among them.
+    Raises ConfigError if it is none of FORMS.
     """
     made = build(plugins.get("workloads", config.workload), config, device)
-    if isinstance(made.inner, _FirstCall):
-        return from_result(made.inner.made(), config, device, set())
+    if isinstance(made.inner, _FirstCall) and _is_parts(result := made.inner.made()):
+        return from_result(result, config, device, set())
     return made
 
 
@@ -335,23 +351,24 @@ def from_result(
             )
         return ForeignWorkload(config, result, read)
     if not callable(result):
-        raise ConfigError(f"{name} {verb} {_no_form(result)}")
+        what = "workload" if verb == "is" and name.startswith(plugins.LIVE) else name
+        raise ConfigError(f"{what} {verb} {_no_form(result, 'give' if verb == 'is' else 'return')}")
     return ForeignWorkload(config, CallableWorkload(result), read)
 
 
-def _no_form(result: Any) -> str:
-    """Return what a result is that is none of FORMS, and what to do."""
+def _no_form(result: Any, give: str) -> str:
+    """Return what a result is that is none of FORMS, and what to do. give: the verb, "give" or "return"."""
     if result is None:
-        return f"nothing; return {FORMS}"
+        return f"nothing; {give} {FORMS}"
     if isinstance(result, tuple):
         types = ", ".join(shown(part) if isinstance(part, type) else type(part).__name__ for part in result)
-        return f"a tuple of ({types}); return (model, batch) or (model, batch, loss), the module first"
+        return f"a tuple of ({types}); {give} (model, batch) or (model, batch, loss), the module first"
     if isinstance(result, Mapping):
         keys = ", ".join(str(key)[:40] for key in [*result][:8])
         what = f"a dict without the key 'model', its keys are {keys}" if result else "an empty dict"
-        parts = ", ".join(part.name for part in fields(TrainingSetup))
-        return f"{what}; name the parts {parts}"
-    return f"{shown(result)}; return {FORMS}"
+        parts = ", ".join(p.name for p in fields(TrainingSetup) if p.name not in ("model", "batch", "batches"))
+        return f"{what}; {give} the key 'model', the key 'batch' or 'batches', and any of {parts}"
+    return f"{shown(result)}; {give} {FORMS}"
 
 
 _OF_STRATEGY = ("strategy_args", *STRATEGY_FIELDS)
@@ -370,10 +387,10 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
             )
         if not plugins.takes(made, **own):
             written = f"{config.workload}{plugins.signature(made)}"
-            remedy = "let it take none, or leave out inputs and return (model, batch)"
             raise ConfigError(
                 _wrong_settings(config.workload, made, own)
-                or f"{written} needs arguments, but with inputs it is called without any; {remedy}"
+                or f"{written} takes config or device, which a model beside inputs does not get; name a function "
+                "without these arguments, or leave out inputs and return (model, batch)"
             )
         model = made(**own)
     if not isinstance(model, nn.Module):
@@ -394,6 +411,7 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
                 f"inputs {written} has other arguments than (config, device); write a "
                 "function with these, or without arguments"
             )
-    if isinstance(batch, (list, tuple, Mapping)) and not batch:
-        raise ConfigError(f"inputs {config.inputs} gave an empty {type(batch).__name__}; return a batch")
+    if batch is None or (isinstance(batch, (list, tuple, Mapping)) and not batch):
+        found = "None" if batch is None else f"an empty {type(batch).__name__}"
+        raise ConfigError(f"inputs {config.inputs} gave {found}; return a batch")
     return from_result((model, batch), config, device, read)

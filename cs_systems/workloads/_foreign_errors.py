@@ -15,8 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
 from cs_systems.core.rows import PrecisionErrorRow, Ran
+from cs_systems.core.validation import shown
 from cs_systems.machine.device import Device
 from cs_systems.workloads import Unavailable
+from cs_systems.workloads._batches import tensors_in
 from cs_systems.workloads._foreign import built
 from cs_systems.workloads._module import ModuleStep
 from cs_systems.workloads.precision_error import PrecisionError
@@ -45,8 +47,8 @@ class ForeignErrors(PrecisionError):
         made = built(config, self.device)
         if not isinstance(made.inner, ModuleStep):
             raise Unavailable(
-                f"{config.workload} is a step of its own, whose outputs and gradients are unknown; "
-                "return (model, batch, loss)"
+                f"{config.workload} runs the step itself, so its outputs and gradients cannot be compared; name a "
+                "function (config, device) that returns (model, batch, loss)"
             )
         made.check()
         torch.manual_seed(config.seed)  # the dropout of the first step is that of the reference
@@ -59,12 +61,12 @@ class ForeignErrors(PrecisionError):
 
     def _outputs(self, step: Any) -> Tensor:
         leaves = tree_leaves(dict(step.output) if hasattr(step.output, "keys") else step.output)
-        found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dim()]
+        found = [x for leaf in leaves for x in tensors_in(leaf) if x.is_floating_point() and x.dim()]  # of dataclasses
         if not found:
-            only = "only a scalar, such as its loss" if any(isinstance(x, Tensor) for x in leaves) else "no tensor"
             raise ConfigError(
-                f"the model returned {only}, but its outputs in both precisions are compared; let it return its "
-                "outputs too, such as {'loss': loss, 'logits': logits}"
+                f"the model returned {shown(step.output)} without a floating-point tensor of one or more dimensions, "
+                "so there are no outputs to compare; return them too, in a tuple or a dict such as "
+                "{'loss': loss, 'logits': logits}"
             )
         return torch.cat([leaf.detach().flatten().to(self.reference_dtype) for leaf in found])
 

@@ -21,15 +21,15 @@ def unavailable(config: RunConfig, device: Device) -> str | None:
     if config.graph == "none":
         return None
     if not device.is_cuda:
-        return "a CUDA graph needs a GPU; leave out graph"
+        return "a CUDA graph needs a GPU; use graph none"
     if config.is_distributed:
-        return "a CUDA graph cannot hold the collectives of several ranks; leave out graph, or use one process"
+        return "a CUDA graph cannot hold the collectives of several ranks; use graph none, or use one process"
     if config.compile in ("reduce-overhead", "max-autotune"):
-        return f"compile {config.compile} captures CUDA graphs itself; use compile default, or leave out graph"
+        return f"compile {config.compile} captures CUDA graphs itself; use compile default, or graph none"
     if config.optimizer not in OPTIMIZERS:
         return (
             f"optimizer {config.optimizer} counts its steps on the CPU, where a CUDA graph does not "
-            "repeat it; use optimizer adamw_fused, or leave out graph"
+            "repeat it; use optimizer adamw_fused, or graph none"
         )
     if config.warmup <= EAGER_STEPS:
         return (
@@ -37,7 +37,7 @@ def unavailable(config: RunConfig, device: Device) -> str | None:
             f"{EAGER_STEPS + 1} or more"
         )
     if config.profiler != "none":
-        return f"{config.profiler} does not see the phases of a CUDA graph; leave out graph to profile the step"
+        return f"{config.profiler} does not see the phases of a CUDA graph; use graph none to profile the step"
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -42,8 +42,8 @@ class ModuleStep(Training):
                     "nn.Sequential, or use bf16"
                 )
             raise Unavailable(
-                f"fp8 requires an nn.Linear whose sizes are multiples of {fp8.MULTIPLE}, and the module has none; "
-                "widen its layers, or use bf16"
+                f"fp8 replaces each plain nn.Linear (no subclass) whose sizes are multiples of {fp8.MULTIPLE}, and the "
+                "module has none; use bf16, or give the module such layers"
             )
         self._check_parts(config)
         self._signature = inspect.signature(model.forward)
@@ -68,18 +68,13 @@ class ModuleStep(Training):
     def _check_parts(self, config: RunConfig) -> None:
         """Raise Unavailable for parts that the strategy cannot honour."""
         shared = strategy_of(config).splits - {"batch"}
-        parts = {
-            "an optimizer that exists already": isinstance(self.setup.optimizer, torch.optim.Optimizer),
-            "clip_norm": self.setup.clip_norm is not None,
-        }
-        if shared and any(parts.values()):
-            part = next(name for name, given in parts.items() if given)
-            remedy = "give its class" if part.startswith("an ") else "leave it out"
-            divided = " and ".join(sorted(shared))
-            raise Unavailable(
-                f"{part} is not supported by strategy {config.strategy}, which divides {divided} over the "
-                f"ranks; {remedy}"
-            )
+        why = f"is not supported by strategy {config.strategy}, which divides the model or the optimizer's state"
+        if shared and isinstance(self.setup.optimizer, torch.optim.Optimizer):
+            name = type(self.setup.optimizer).__name__
+            remedy = f"give a function such as lambda parameters: {name}(parameters, lr=…)"
+            raise Unavailable(f"an optimizer object ({name}) {why}; {remedy}")
+        if shared and self.setup.clip_norm is not None:
+            raise Unavailable(f"clip_norm {why}; leave out clip_norm")
         if self.setup.accumulate > 1 and config.strategy != "single":
             raise Unavailable(
                 f"accumulate {self.setup.accumulate} is not supported by strategy {config.strategy}; "
@@ -110,8 +105,8 @@ class ModuleStep(Training):
             self.optimizer_name = type(self.optimizer).__name__
         if self.optimizer is not None and _needs_closure(self.optimizer):
             raise Unavailable(
-                f"optimizer {self.optimizer_name} calls a closure that computes the loss again, "
-                "which a measured step cannot give it; measure its loop with a Recorder, or with cs-systems run"
+                f"optimizer {self.optimizer_name} requires an argument of step(), such as a closure, and a measured "
+                "step gives none; measure your own training loop with cs_systems.Recorder or cs-systems run"
             )
 
     def _make_scheduler(self) -> Any:
@@ -125,7 +120,7 @@ class ModuleStep(Training):
                 f"scheduler returned {shown(scheduler)}, which is no scheduler; give a class, "
                 "or a function of the optimizer that returns one"
             )
-        check_scheduler(scheduler, self.optimizer)
+        check_scheduler(scheduler, self.optimizer, self.config.optimizer if is_made else None)
         return scheduler
 
     def prepare(self) -> None:
@@ -163,7 +158,10 @@ class ModuleStep(Training):
             else:
                 self._sizes[-1] += size_of(self.batch, self.model)
                 return
-        raise ConfigError("batches is empty, or a generator that has ended; give a list or a DataLoader")
+        raise ConfigError(
+            "there is no batch: the list or DataLoader is empty, or a generator has ended; give a list or DataLoader "
+            "with at least one batch"
+        )
 
     def _forward(self) -> None:
         with torch.set_grad_enabled(self._keeps_graph), self.device.autocast(self.config.precision):
@@ -186,9 +184,10 @@ class ModuleStep(Training):
             arguments = (self.output, self.batch) if self._loss_takes_batch else (self.output,)
             if self._loss_takes_batch and _is_torchs(self.setup.loss) and not isinstance(self.batch, Tensor):
                 name = getattr(self.setup.loss, "__name__", type(self.setup.loss).__name__)
+                target = "batch['labels']" if isinstance(self.batch, Mapping) else "batch[1]"
                 raise ConfigError(
                     f"{name} takes (outputs, target), but a loss is called with (outputs, batch); write "
-                    "loss=lambda outputs, batch: …, with the target from the batch, such as batch[1]"
+                    f"loss=lambda outputs, batch: criterion(outputs, {target}), where criterion is your {name}"
                 )
             loss = self.setup.loss(*arguments)
             if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -199,13 +198,13 @@ class ModuleStep(Training):
             return loss
         if isinstance(self.output, tuple | list):
             raise ConfigError(
-                f"the model returned a {type(self.output).__name__}, in which no loss is looked for; give a loss "
-                "function, such as lambda outputs: outputs[1]: (model, batch, loss)"
+                f"the model returned {shown(self.output)}, which is not searched for a loss; give a loss function "
+                "such as loss=lambda outputs: outputs[1] (in a factory also as (model, batch, loss))"
             )
         if not isinstance(self.output, Tensor):
             raise ConfigError(
-                f"the model returned {type(self.output).__name__} without a loss; put the labels into the batch, or "
-                "give a loss function: (model, batch, loss)"
+                f"the model returned {shown(self.output)} without a tensor loss; put the labels into the batch, or "
+                "give a loss function as loss= (in a factory also as (model, batch, loss))"
             )
         return self.output.square().mean()
 

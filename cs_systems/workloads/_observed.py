@@ -26,11 +26,18 @@ class _Observed:
 
     def __getattr__(self, name: str) -> Any:
         known = object.__getattribute__(self, "__dataclass_fields__")
+        own = object.__getattribute__(self, "__dict__")
+        inside = [field for field in own if name in getattr(own[field], "__dataclass_fields__", ())]
         if name in _LENGTHS:
             remedy = "the length of a sequence is config.tokens_per_sequence"
+        elif inside:
+            remedy = f"use config.{inside[0]}.{name}"
+        elif own.get("_prefix") and name in RunConfig.__dataclass_fields__:
+            remedy = f"use config.{name}"
         else:
             remedy = did_you_mean(name, known) or f"its fields are {', '.join(known)}"
-        raise AttributeError(f"the configuration has no field {name!r}; {remedy}", name=name, obj=self)
+        what = f"config.{own.get('_prefix', '')}".rstrip(".")
+        raise AttributeError(f"{what} has no field {name!r}; {remedy}", name=name, obj=self)
 
 
 class _ObservedModel(_Observed, ModelConfig):

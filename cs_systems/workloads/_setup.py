@@ -15,7 +15,7 @@ from cs_systems.core.validation import choices, did_you_mean, fields_checked, of
 
 _MAKES = {
     "optimizer": "a class such as torch.optim.AdamW, a function that takes the parameters and returns an optimizer, or "
-    "an optimizer of this model's parameters",
+    "a torch.optim.Optimizer of this model's parameters",
     "scheduler": "a function that takes the optimizer and returns a scheduler, or a scheduler of the optimizer that is "
     "given too",
 }
@@ -64,15 +64,23 @@ class TrainingSetup:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise ConfigError(f"model is {shown(self.model)}; {instance_or('give an nn.Module', self.model)}")
-        if (self.batch is None) == (self.batches is None):
-            given = "neither batch nor batches is" if self.batch is None else "batch and batches are both"
+        if self.batch is not None and self.batches is not None:
+            raise ConfigError("batch and batches are both given; give only one of them")
+        if self.batch is None and self.batches is None:
             raise ConfigError(
-                f"{given} given; give batch, which every step uses, or batches, of which each step uses the next"
+                "no batch is given, or it is None; give batch, which every step uses, or batches, whose items the "
+                "steps use in turn"
             )
         if self.batches is not None and not isinstance(self.batches, Iterable):
-            raise ConfigError(f"batches is {shown(self.batches)}; give an iterable, or batch=")
+            raise ConfigError(
+                f"batches is {shown(self.batches)}; give a list or DataLoader of batches, or a single batch as batch "
+                "(in run() as inputs)"
+            )
         if isinstance(self.batches, Tensor):
-            raise ConfigError("batches is a tensor, which is one batch; give it as batch=, or a list of batches")
+            raise ConfigError(
+                "batches is a tensor, which is one batch; give it as batch (in run() as inputs), or give a list of "
+                "batches"
+            )
         if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate!r}; it must be a whole number of at least 1")
         of_type(self, int | float | None, "a number above 0", "clip_norm")
@@ -88,8 +96,11 @@ class TrainingSetup:
             if part is not None and not any(plugins.takes(part, *form.split(", ")) for form in forms):
                 wanted = " or ".join(f"{name}({form})" for form in forms)
                 raise ConfigError(f"{name}{plugins.signature(part)} has other arguments; write {wanted}")
-        for name, part in (("optimizer", self.optimizer), ("scheduler", self.scheduler)):
-            if part is not None and not callable(part) and not callable(getattr(part, "step", None)):
+        for name, part, is_made in (
+            ("optimizer", self.optimizer, isinstance(self.optimizer, Optimizer)),
+            ("scheduler", self.scheduler, callable(getattr(self.scheduler, "step", None))),
+        ):
+            if part is not None and not callable(part) and not is_made:
                 raise ConfigError(f"{name} is {shown(part)}; give {_MAKES[name]}")
         check_scheduler(self.scheduler, self.optimizer)
 
@@ -110,20 +121,29 @@ class TrainingSetup:
         return None
 
 
-def check_scheduler(scheduler: Any, optimizer: Any) -> None:
+def check_scheduler(scheduler: Any, optimizer: Any, by_option: str | None = None) -> None:
     """Raise ConfigError if a scheduler changes another optimizer than the one that steps.
 
-    optimizer: the one that steps; what makes it, or None, if the step makes its own.
+    Args:
+        scheduler: a scheduler, or what makes one.
+        optimizer: the one that steps; what makes it, or None, if the step makes its own.
+        by_option: the configuration's optimizer, where only that can have replaced the scheduler's.
     """
     scheduled = getattr(scheduler, "optimizer", None)
     groups = getattr(optimizer, "param_groups", None)  # a wrapper, as Accelerate's, shares those of the optimizer in it
     if isinstance(scheduler, type) or not isinstance(scheduled, Optimizer) or scheduled.param_groups is groups:
         return
     name = type(scheduled).__name__
-    what = f"changes an optimizer ({name}) that is not the one that steps; give the scheduler's as optimizer="
-    if groups is None:
-        what = f"is of an optimizer ({name}) that does not step, because the step makes its own; give it as optimizer="
-    raise ConfigError(f"the scheduler {what}, or scheduler=lambda optimizer: …")
+    if by_option:
+        raise ConfigError(
+            f"optimizer {by_option} of the configuration replaces the {name} that the scheduler changes; leave out "
+            f"optimizer {by_option}, or give scheduler=lambda optimizer: …"
+        )
+    never = "never steps, because the step makes an optimizer of its own"
+    raise ConfigError(
+        f"the scheduler changes an optimizer ({name}) that {never if groups is None else 'is not the one that steps'}; "
+        f"give that {name} as optimizer=, or give scheduler=lambda optimizer: …"
+    )
 
 
 def _is_loader(batch: Any) -> bool:

@@ -64,7 +64,7 @@ class Attention:
     def preflight(config: RunConfig, device: Device, *, packed: bool = False) -> int | None:
         if config.compile != "none":
             raise Unavailable(
-                "compile applies to models only; leave it out, or use attention compiled, which compiles the call"
+                "compile applies to models only; leave out compile, or use the attention backend named compiled"
             )
         if config.precision is Precision.FP8:
             raise Unavailable("no attention backend computes in fp8, which is for linear layers; use bf16")
@@ -185,7 +185,9 @@ def _separate(config: RunConfig, device: Device) -> Problem:
     q = (shape.batch, shape.heads, shape.seq, shape.d_head)
     k = (shape.batch, shape.kv_heads, shape.key_length, shape.d_head)
     window = {} if shape.window is None else {"window": shape.window}
-    function = partial(plugins.get("attention", config.attention), causal=shape.causal, align=shape.align, **window)
+    function = partial(
+        plugins.get("attention", config.attention), causal=shape.causal, scale=None, align=shape.align, **window
+    )
     return Problem(function, random_leaves(config, device, q, k, k), q)
 
 

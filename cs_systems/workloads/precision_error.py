@@ -65,7 +65,9 @@ class PrecisionError:
         low = TrainStep.preflight(config, device)
         dtype = _reference_dtype(config, device)
         if dtype is torch.float32 and config.precision is Precision.FP32:
-            raise Unavailable("the float64 reference for fp32 does not fit in memory; use a smaller batch")
+            raise Unavailable(
+                "the float64 reference for fp32 does not fit in memory; use a smaller batch, context or model"
+            )
         return None if low is None else max(low + _kept_bytes(config), _reference_bytes(config, device, dtype))
 
     def prepare(self) -> None:

@@ -126,7 +126,7 @@ def test_commands_that_read_committed_files_or_predict_are_reproducible() -> Non
 
 
 def test_command_that_fails_is_an_error() -> None:
-    with tempfile.TemporaryDirectory() as folder, pytest.raises(RuntimeError, match="exit status 2 of cs-systems tine"):
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(RuntimeError, match="' failed with exit status 2; "):
         docs.run("cs-systems tine", Path(folder), docs.prepare(Path(folder)))
 
 

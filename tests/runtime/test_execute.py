@@ -335,6 +335,16 @@ def test_foreign_attention_and_step_run(tmp_path: Any) -> None:
             "def attend(q, k, v, mask, **rest): return v",
             "(q, k, v, mask, **rest) requires mask, which it is called without; define it with the arguments",
         ),
+        (
+            "def attend(q, k, v, causal, scale, align, /): return v",
+            "(q, k, v, causal, scale, align, /) cannot be called as f(q, k, v, causal=…, scale=…, align=…); define it "
+            "with the arguments",
+        ),
+        (
+            "def attend(*, q, k, v, causal, scale, align): return v",
+            "(*, q, k, v, causal, scale, align) cannot be called as f(q, k, v, causal=…, scale=…, align=…); define it "
+            "with the arguments",
+        ),
         ("attend = 7", " is of type int; give a function"),
     ],
 )
@@ -436,8 +446,8 @@ def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: 
     [
         (
             "three",
-            "(config, device, more) has other arguments than a factory or a step; write a factory that takes "
-            "(config, device), or a step without arguments",
+            "(config, device, more) has other arguments than a factory or a step; give more with --set more=VALUE (in "
+            "Python workload_args=['more=VALUE']), or write a factory that takes (config, device), or a step without",
         ),
         ("seven", f" returned 7; return {FORMS}"),
         ("nothing", f" returned nothing; return {FORMS}"),
@@ -450,9 +460,9 @@ def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: 
         ("a_class", " returned a tuple of (the class Linear, Tensor); return (model, batch) or (model, batch, loss),"),
         (
             "misspelt",
-            " returned a dict without the key 'model', its keys are modle, batch; name the parts model, batch, ",
+            " returned a dict without the key 'model', its keys are modle, batch; return the key 'model', the key ",
         ),
-        ("pair", " is a tuple of (Tensor, Linear); return (model, batch) or (model, batch, loss), the module first"),
+        ("pair", " is a tuple of (Tensor, Linear); give (model, batch) or (model, batch, loss), the module first"),
         (
             "NoStep",
             " is a class without a method step or __call__; give it one, or use a function (config, device) that ",

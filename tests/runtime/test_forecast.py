@@ -63,6 +63,7 @@ class Routed(nn.Linear):
     def forward(self, x): return super().forward(x[x[:, 0] > 0])
 def routed(config, device): return Routed(4, 4), torch.randn(8, 4)
 def step(config, device): return lambda: None
+def plain_step(): return torch.ones(2).sum()
 class Silent(nn.Linear):
     def forward(self, x): raise AssertionError
 def silent(config, device): return Silent(4, 4), torch.randn(8, 4)
@@ -223,7 +224,8 @@ def test_prediction_for_cuda_agrees_with_the_closed_form(source: Path, precision
     ("name", "fields", "reason"),
     [
         ("routed", {}, "the model's code reads values of tensors ("),
-        ("step", {}, "is a step of its own"),
+        ("step", {}, "runs the step itself, so its memory cannot be predicted; name a function (config, device)"),
+        ("plain_step", {}, "runs the step itself, so its memory cannot be predicted; name a function (config, device)"),
         ("silent", {}, "the step fails on tensors without values, on which the prediction runs (AssertionError: "),
         ("convolutions", {"compile": "default"}, "leave out compile"),
         ("convolutions", {"attention": "flex"}, "does not use attention"),

@@ -274,8 +274,8 @@ def test_option_that_a_step_does_not_use_is_refused() -> None:
     record = cs_systems.run(workload=step, precision="bf16", **QUICK)
     assert record.status == "unavailable"
     assert record.reason == (
-        "live step does not use precision=; leave out precision=, or read config.precision in a "
-        "factory (config, device)"
+        "live step does not use precision=; read config.precision in a factory (config, device), or leave out "
+        "precision="
     )
 
 
@@ -286,6 +286,17 @@ def test_option_that_a_live_model_does_not_use_is_refused() -> None:
     )
     record = cs_systems.run(model=Net(), inputs=BATCH, attention="sdpa_math", **QUICK)
     assert record.reason == "the model Net does not use attention=; leave out attention="
+
+
+@pytest.mark.parametrize(
+    ("workload", "reason"),
+    [
+        ({}, "workload is an empty dict; give the key 'model', the key 'batch' or 'batches', and any of loss, "),
+        ((torch.ones(2), Net()), "workload is a tuple of (Tensor, Net); give (model, batch) or (model, batch, loss), "),
+    ],
+)
+def test_object_that_holds_no_step_is_an_error(workload: Any, reason: str) -> None:
+    assert str(cs_systems.run(workload=workload, **QUICK).reason).startswith(reason)
 
 
 # Calls of the library with wrong arguments, and the message. They stand in a text, since mypy would refuse them.
@@ -343,7 +354,8 @@ REFUSED = {
     "cs_systems.diagnose(None)": "records has None; give RunRecords",
     "run(model=Net(), inputs=X, loss=lambda: 3)": r"loss\(\) has other arguments; write loss\(outputs\) or loss\(out",
     "run(model=Net(), inputs=X, forward=lambda batch: 3)": r"forward\(batch\) has other .* write forward\(model, b",
-    "run(model=Net(), batches=X)": "batches is a tensor, which is one batch; give it as batch=, or a list of batches",
+    "run(model=Net(), batches=X)": r"batches is a tensor, which is one batch; give it as batch \(in run\(\) as inputs",
+    "run(model=Net(), batches=5)": "batches is 5; give a list or DataLoader of batches, or a single batch as batch",
     "RunConfig(preset('tiny'))": r"workload is a ModelConfig; write RunConfig\(model=preset\('small'\)\)",
     "run(model=Net(), inputs=X, loss=3)": "loss is 3; give a function",
     "sweep([Net()])": "a cell is a Net; .* name the object as RunConfig.*or measure it in this process",
@@ -373,6 +385,9 @@ REFUSED = {
     "RunConfig(parts=('fused_rmsnorm', 3))": "parts has the element 3; each must be a text, such as 'fused_rmsnorm'",
     "TrainingSetup()": "TrainingSetup requires model; its arguments are model, batch",
     "TrainingSetup(Net(), X, clip_norm='1')": "clip_norm is '1'; it must be a number above 0",
+    "TrainingSetup(Net(), X, optimizer=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(Net().parameters()), 1))": (
+        "optimizer is a StepLR; give a class such as torch.optim.AdamW, .* or a torch.optim.Optimizer of this model"
+    ),
     "TrainingSetup(Net(), X, optimizer='adam')": "optimizer is 'adam'; give a class such as torch.optim.AdamW",
     "Recorder(out='x', device='gpu')": "device is 'gpu'; give cpu, cuda or cuda:N, or a torch.device",
     "Recorder(out='x', stes=3)": "Recorder has no argument 'stes'; did you mean steps",
@@ -421,12 +436,12 @@ def test_scheduler_of_another_optimizer_is_refused() -> None:
     with pytest.raises(ConfigError) as refused:
         cs_systems.run(model=model, inputs=BATCH, optimizer=own, scheduler=scheduler, **QUICK)
     assert str(refused.value) == (
-        "the scheduler changes an optimizer (SGD) that is not the one that steps; give the scheduler's as "
-        "optimizer=, or scheduler=lambda optimizer: …"
+        "the scheduler changes an optimizer (SGD) that is not the one that steps; give that SGD as "
+        "optimizer=, or give scheduler=lambda optimizer: …"
     )
     made_anew = (
-        "the scheduler is of an optimizer (SGD) that does not step, because the step makes its own; give it as "
-        "optimizer=, or scheduler=lambda optimizer: …"
+        "the scheduler changes an optimizer (SGD) that never steps, because the step makes an optimizer of its own; "
+        "give that SGD as optimizer=, or give scheduler=lambda optimizer: …"
     )
     for options in ({}, {"optimizer": torch.optim.SGD}):
         with pytest.raises(ConfigError) as refused:
@@ -437,8 +452,8 @@ def test_scheduler_of_another_optimizer_is_refused() -> None:
     record = cs_systems.run(RunConfig(optimizer="adamw"), workload=setup, **QUICK)  # replaces the setup's
     assert (record.status, record.reason) == (
         "error",
-        "the scheduler changes an optimizer (SGD) that is not the one that steps; give the scheduler's as "
-        "optimizer=, or scheduler=lambda optimizer: …",
+        "optimizer adamw of the configuration replaces the SGD that the scheduler changes; leave out optimizer adamw, "
+        "or give scheduler=lambda optimizer: …",
     )
 
 
@@ -618,7 +633,10 @@ class Broken(Net):
 
 def test_mistake_of_the_call_is_one_line_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     record = cs_systems.run(model=Net(), batches=[], **QUICK)
-    text = "batches is empty, or a generator that has ended; give a list or a DataLoader"
+    text = (
+        "there is no batch: the list or DataLoader is empty, or a generator has ended; give a list or DataLoader with "
+        "at least one batch"
+    )
     assert (record.status, record.reason) == ("error", text)
     assert capsys.readouterr().err == f"{text}\n"
 

@@ -134,8 +134,8 @@ def test_cases_that_fail_in_compared_backend_are_excluded(fuzz: Any, tmp_path: P
     [
         (["flash_tritn"], "did you mean flash_triton"),
         pytest.param(["naive", "--device", "cuda"], "no CUDA: ", marks=pytest.mark.skipif("torch.cuda.is_available()")),
-        (["naive", "--cases", "0"], "--cases and --kinds are at least 1"),
-        (["naive", "--scores", "3"], "--scores at least 64"),
+        (["naive", "--cases", "0"], "--cases is 0; it must be at least 1"),
+        (["naive", "--scores", "3"], "--scores is 3; it must be at least 64"),
     ],
 )
 def test_malformed_option_exits_with_remedy(fuzz: Any, arguments: list[str], text: str, capsys: Any) -> None:

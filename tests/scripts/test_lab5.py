@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
+from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig
 from cs_systems.record import Measurement, RunRecord, Sample
 
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "lab5.py"
@@ -136,6 +136,22 @@ def test_out_of_memory_gives_null_results(script: Any) -> None:
     assert (result["status"], result["failed_allocation(MB)"]) == ("oom", 2048.0)
 
 
+@pytest.mark.parametrize(
+    ("result", "found"), [("v[..., :4]", r"a tensor of shape \(2, 3, 5, 4\)"), ("(v, v)", "a tuple")]
+)
+def test_output_of_another_shape_is_an_error_in_the_layout_of_the_call(
+    script: Any, tmp_path: Path, result: str, found: str
+) -> None:
+    from cs_systems.machine.device import resolve
+
+    source = tmp_path / "mine.py"
+    source.write_text(f"def attend(q, k, v, *, causal, scale=None, align=None): return {result}\n")
+    shape = AttentionShape(2, 3, 5, 8)
+    config = RunConfig(workload="attention", shape=shape, mode=Mode.FORWARD_BACKWARD, attention=f"{source}:attend")
+    with pytest.raises(ConfigError, match=rf"{found}; return a tensor of q's shape, \(2, 3, 5, 8\)$"):
+        script.packed(config, resolve("cpu"))
+
+
 def test_predicted_flash2_peak_matches_published_value(script: Any) -> None:
     """Batch 32, length 1024, 32 heads of 64 took 1288.0 MB with FlashAttention-2 on a packed tensor."""
     from cs_systems.attention import AttentionCall
@@ -166,10 +182,14 @@ def test_missing_flash_attn_names_extra_and_other_backends(
     ("words", "message"),
     [
         (("--impl", "flash2"), "unknown impl 'flash2'; did you mean Flash2"),
-        (("--num_heads", "3"), "emb_dim 2048 is not divisible by num_heads 3: change one of them"),
-        (("--repeats", "0"), "argument --repeats: 0 is not a count: it must be at least 1"),
+        (("--num_heads", "3"), "emb_dim 2048 is not divisible by num_heads 3; change one of them"),
+        (("--repeats", "0"), "argument --repeats: '0' is not a count; give a whole number of at least 1"),
+        (("--batch_size", "abc"), "argument --batch_size: 'abc' is not a count; give a whole number of at least 1"),
         (("--memory_limit", "much"), "'much' is not a size in bytes; use a form such as 8GiB"),
-        (("--output", "no/such/folder/x.json"), "there is no folder for --output no/such/folder/x.json: make it first"),
+        (
+            ("--output", "no/such/folder/x.json"),
+            "--output no/such/folder/x.json is in no existing folder; make no/such/folder first, or name another file",
+        ),
     ],
 )
 def test_malformed_option_exits_with_2_and_remedy(

@@ -367,11 +367,11 @@ def test_compiled_model_is_one_graph_with_the_same_gradient_of_the_embedding() -
         ),
         (
             lambda: fused_swiglu.Gated.apply(torch.ones(2, 3), torch.ones(2, 4)),
-            r"gate has shape \(2, 3\) and value \(2, 4\); pass one shape",
+            r"gate has shape \(2, 3\) and value \(2, 4\); pass both in one shape of two or more dimensions",
         ),
         (
             lambda: fused_swiglu.Gated.apply(torch.ones(2, 3), torch.ones(2, 3).half()),
-            "tensors are torch.float32 and torch.float16; cast them to one floating dtype",
+            "the tensors of a fused kernel have dtypes float32, float16; cast all of them to one floating dtype",
         ),
         (
             lambda: fused_rmsnorm.Norm.apply(torch.ones(2, 3), torch.ones(3, device="meta"), EPS),
@@ -387,7 +387,7 @@ def test_compiled_model_is_one_graph_with_the_same_gradient_of_the_embedding() -
         ),
         (
             lambda: fused_rotary.Rotated.apply(*[torch.ones(1, 1, 9, 4)] * 2, *[torch.ones(8, 2)] * 2),
-            r"the cosines and sines have shape \(8, 2\); pass \(seq or more, d_head / 2\) for q of shape",
+            r"cos has shape \(8, 2\) and sin \(8, 2\); for q of shape \(1, 1, 9, 4\) pass both with at least 9 rows",
         ),
         (
             lambda: fused_rotary.Rotated.apply(*[torch.ones(1, 1, 2, 3)] * 2, *[torch.ones(8, 1)] * 2),

@@ -292,7 +292,7 @@ def test_fused_kernels_train_ranks_and_recomputed_blocks_as_the_plain_step_does(
             "fused_rmsnorm: d_model 16400 is over 16384; leave the part out of parts",
         ),
         ({"optimizer": "adamw_master"}, "adamw_master keeps master weights of bf16 parameters"),
-        ({"graph": "step"}, "a CUDA graph needs a GPU; leave out graph"),
+        ({"graph": "step"}, "a CUDA graph needs a GPU; use graph none"),
         (
             {"parts": ("joined_projections",), "world_size": 2, "strategy": "ddp_naive"},
             "joined_projections does not support several ranks; leave it out of parts, or use one process without a s",

@@ -186,7 +186,7 @@ def test_description_names_the_backend() -> None:
     [
         ({"precision": Precision.TF32}, "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32"),
         ({"l2": "clear"}, "l2 clear requires a GPU; use l2 warm"),
-        ({"compile": "default"}, "compile applies to models only; leave it out, or use attention compiled"),
+        ({"compile": "default"}, "compile applies to models only; leave out compile, or use the attention"),
         ({"attention": "flex"}, "flex: FlexAttention has no backward on the CPU; use mode forward, or attention"),
     ],
 )
@@ -209,6 +209,15 @@ def test_user_attention_runs_without_declared_cost(tmp_path: Path) -> None:
     assert "cost" not in record.results
     assert record.results["memory"][0]["predicted_peak_bytes"] is None
     assert record.results["ran"][0]["attention_path"] == str(source)
+
+
+def test_user_attention_may_require_every_argument_of_a_backend(tmp_path: Path) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text("def attend(q, k, v, *, causal, scale, align, window=None): return q + k + v\n")
+    shape = AttentionShape(1, 2, 4, 8, causal=True, window=2)
+    for config in (TINY, replace(TINY, shape=shape)):
+        record = run(replace(config, attention=f"{source}:attend"))
+        assert (record.status, record.reason) == ("ok", None)
 
 
 def test_oom_record_has_prediction_and_failed_allocation() -> None:

@@ -80,10 +80,10 @@ def test_loss_function_of_the_factory_is_used(measure) -> None:  # type: ignore[
     [
         (
             "dict_given",
-            "the model returned dict without a loss; put the labels into the batch, or give",
+            "the model returned a dict without a tensor loss; put the labels into the batch, or give",
         ),
         ("alone", "returned a module without inputs; return (module, batch), or (module, batch, loss)"),
-        ("instance", "is a module without inputs; set inputs to its batch, path.py:name"),
+        ("instance", "is a module without inputs; name its batch as inputs path.py:name, or name a function"),
     ],
 )
 def test_missing_inputs_or_loss_are_named(measure, name: str, reason: str) -> None:  # type: ignore[no-untyped-def]

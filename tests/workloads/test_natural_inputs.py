@@ -57,6 +57,8 @@ def own_width(width, device): return nn.Linear(width, 2), torch.ones(2, width)
 def moved_of_cfg(cfg, device): return nn.Linear(4, 2).to(device), x
 def needs_one(width): return nn.Linear(width, 1), torch.ones(2, width)
 def no_batch(): return []
+def forgets_return(): pass
+def takes_any(config, **options): return nn.Linear(4, 2), x
 def dict_with_loss(config, device): return Classifier(), {"x": x, "labels": labels}
 def encoding(config, device): return Classifier(), UserDict(x=x, labels=labels)
 def dict_with_target(config, device): return Classifier(), {"x": x, "target": labels}, by_key
@@ -97,6 +99,11 @@ def needs_width(config, device, *, width): return nn.Linear(4, width), x
 def moved(config, device): return nn.Linear(4, 2).to(device), x
 def unknown_part(config, device): return {"model": Classifier(), "data": x}
 def no_key_fits(config, device): return Classifier(), {"pixels": x}
+def empty(config, device): return Classifier(), {}
+class Nothing(nn.Linear):
+    def forward(self): return self.weight
+def takes_nothing(config, device): return Nothing(4, 3), {"x": x}
+def neither(config, device): return Classifier(), None
 def no_loss(config, device): return Classifier(), {"x": x}
 def vector_loss(config, device): return nn.Linear(4, 3), x, lambda out: out.sum(1)
 def ended(config, device): return nn.Linear(4, 3), iter([x])
@@ -178,6 +185,19 @@ def test_arguments_reach_the_factory(measure: Measure) -> None:
     assert "(config, device, *, width=2, bias=True) has no argument 'depth'; correct its name, or leave it out" in (
         unknown.reason or ""
     )
+    for given, rest in (
+        (
+            "device=cpu",
+            "device from cs-systems; leave device out of --set (in Python workload_args), and use the option",
+        ),
+        ("config=1", "config from cs-systems; leave config out of --set (in Python workload_args)"),
+    ):
+        assert f"(config, device, *, width=2, bias=True) gets {rest}" in (
+            measure("sized", workload_args=(given,)).reason or ""
+        )
+    assert "takes_any(config, **options) has other arguments than a factory or a step; write a factory that takes" in (
+        measure("takes_any", workload_args=("lr=1",)).reason or ""
+    )
     missing = measure("needs_width")
     assert (
         "needs_width(config, device, *, width) requires width; give it with --set width=VALUE (in Python workload_args"
@@ -211,8 +231,13 @@ def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> N
     assert (record.status, record.reason) == ("ok", None)
     record = measure("Wide", inputs="{source}:no_batch", workload_args=("width=3",))
     assert (record.reason or "").endswith("parts.py:no_batch gave an empty list; return a batch")
+    record = measure("Wide", inputs="{source}:forgets_return", workload_args=("width=3",))
+    assert (record.reason or "").endswith("parts.py:forgets_return gave None; return a batch")
     reason = measure("Wide").reason or ""
-    assert reason.endswith("parts.py:Wide is a module without inputs; set inputs to its batch, path.py:name")
+    assert reason.endswith(
+        "parts.py:Wide is a module without inputs; name its batch as inputs path.py:name, or name a function (config, "
+        "device) that returns (model, batch)"
+    )
     reason = measure("batch", inputs="{source}:batch").reason or ""
     assert reason.endswith("name an nn.Module, its class, or a function that returns one")
 
@@ -227,26 +252,35 @@ def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> N
         ("second_is_size", "gets the device as its second argument; put it there: (config, device, width=4)"),
         (
             "own_names",
-            "(width, depth) gets a RunConfig and a Device as its first two arguments; let it begin with (config, "
-            "device), or give its own with --set width=VALUE depth=VALUE",
+            "(width, depth) gets a RunConfig and a Device as its first two arguments; write (config, device) "
+            "as its first two arguments, or give width and depth with --set width=VALUE depth=VALUE",
         ),
         (
             "own_width",
-            "(width, device) gets a RunConfig and a Device as its first two arguments; let it begin with (config, "
-            "device), and give its own with --set width=VALUE (in Python",
+            "(width, device) gets a RunConfig and a Device as its first two arguments; write (config, device) "
+            "as its first two arguments, and give width with --set width=VALUE (in Python",
         ),
         ("moved_of_cfg", "moved_of_cfg uses its argument device as a torch.device, but it is a Device, whose torch."),
         (
             "needs_one",
-            "or a step without arguments, or give it with --set width=VALUE (in Python workload_args=['width=VALUE'])",
+            "a factory or a step; give width with --set width=VALUE (in Python workload_args=['width=VALUE']), or ",
         ),
         ("unknown_part", "a training setup has no part 'data'; choose among model, batch, batches, loss, optimizer"),
         ("misspelt", "a training setup has no part 'optimiser'; did you mean optimizer? The names are model, batch"),
-        ("no_key_fits", "Classifier.forward takes x, mask, labels, and the batch has pixels; rename its keys, or give"),
-        ("no_loss", "the model returned Output without a loss; put the labels into the batch, or give a loss function"),
+        (
+            "no_key_fits",
+            "Classifier.forward takes x, mask, labels, but the batch has pixels; rename the keys of the batch, or give",
+        ),
+        ("empty", "the batch is an empty dict, and Classifier.forward takes x, mask, labels; give a batch with these"),
+        ("takes_nothing", "Nothing.forward takes nothing, but the batch has x; give a function forward=lambda model,"),
+        (
+            "no_loss",
+            "the model returned an Output without a tensor loss; put the labels into the batch, or give a loss",
+        ),
         ("vector_loss", "the loss function returned a tensor of shape (2,); return a scalar tensor"),
-        ("ended", "batches is empty, or a generator that has ended; give a list or a DataLoader"),
-        ("both", "batch and batches are both given; give batch, which every step uses, or batches"),
+        ("ended", "or a generator has ended; give a list or DataLoader with at least one batch"),
+        ("both", "batch and batches are both given; give only one of them"),
+        ("neither", "no batch is given, or it is None; give batch, which every step uses, or batches, whose items"),
         ("frozen", "the loss does not depend on a trainable parameter; set requires_grad of one to True, do not"),
         ("detached", "the loss does not depend on a trainable parameter; set requires_grad of one to True, do not"),
         ("odd_scheduler", "scheduler returned 5, which is no scheduler; give a class, or a function of the optimizer"),
@@ -262,7 +296,7 @@ def test_malformed_parts_are_named(measure: Measure, name: str, reason: str) -> 
 def test_optimizer_with_a_closure_is_refused(measure: Measure) -> None:
     record = measure("closure")
     assert record.status == "unavailable"
-    assert "optimizer LBFGS calls a closure that computes the loss again" in (record.reason or "")
+    assert "optimizer LBFGS requires an argument of step(), such as a closure" in (record.reason or "")
 
 
 def test_options_of_own_workloads_require_one() -> None:

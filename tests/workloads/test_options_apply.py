@@ -48,6 +48,8 @@ def reads_length(config, device):
     return lambda: length
 def reads_misnamed_length(config, device): return lambda: config.context_length
 def reads_misspelled(config, device): return config.model.num_layer
+def reads_width_of_run(config, device): return config.d_model
+def reads_batch_of_model(config, device): return config.model.batch_size
 def reads_in_step(config, device): return lambda: config.attention
 def reads_width(config, device): return nn.Linear(config.model.d_model, 2), torch.ones(2, config.model.d_model)
 class Workload:
@@ -102,7 +104,8 @@ def test_option_without_effect_makes_the_cell_unavailable(
     else:
         record = measure(name, **fields)
     assert record.status == "unavailable", record.reason
-    assert f":{name} does not use {options}; leave out {options}, or read config." in (record.reason or "")
+    assert f":{name} does not use {options}; read config." in (record.reason or "")
+    assert (record.reason or "").endswith(f" in a factory (config, device), or leave out {options}")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +128,10 @@ def test_field_of_another_name_is_an_error_with_the_right_one(measure: Measure) 
     reason = measure("reads_misnamed_length").reason or ""
     assert "no field 'context_length'; the length of a sequence is config.tokens_per_sequence" in reason
     assert "no field 'num_layer'; did you mean num_layers" in (measure("reads_misspelled").reason or "")
+    reason = measure("reads_width_of_run").reason or ""
+    assert "config has no field 'd_model'; use config.model.d_model" in reason
+    reason = measure("reads_batch_of_model").reason or ""
+    assert "config.model has no field 'batch_size'; use config.batch_size" in reason
 
 
 def test_only_used_fields_are_columns(measure: Measure) -> None:

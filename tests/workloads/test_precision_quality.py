@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -91,7 +91,7 @@ def test_fp32_is_the_reference_if_float64_does_not_fit() -> None:
     made = PrecisionError(replace(CONFIG, precision=Precision.BF16), small)
     run_parts(made)
     assert made.tables()["precision_error"][0]["reference"] == "float32"
-    with pytest.raises(Unavailable, match="float64 reference for fp32 does not fit in memory; use a smaller batch"):
+    with pytest.raises(Unavailable, match="float64 reference for fp32 does not fit in memory; use a smaller batch, c"):
         PrecisionError.preflight(CONFIG, small)
     with pytest.raises(Unavailable, match="tf32 needs an NVIDIA GPU"):
         PrecisionError.preflight(replace(CONFIG, precision=Precision.TF32), resolve("cpu"))
@@ -186,8 +186,32 @@ def test_model_that_returns_its_loss_alone_has_no_outputs_to_compare() -> None:
     config = RunConfig(workload="live own", precision=Precision.BF16, profiler="precision_error", device="cpu")
     with holding(config.workload, lambda config, device: (Loss(8, 2), torch.ones(2, 8))):
         made = build(config, resolve("cpu"))
-        with pytest.raises(ConfigError, match="returned only a scalar, such as its loss, but its outputs in both"):
+        with pytest.raises(ConfigError, match="returned a dict without a floating-point tensor of one or"):
             run_parts(made)
+
+
+@dataclass
+class Output:
+    """Output of a model as a dataclass, which PyTorch's trees do not open."""
+
+    logits: torch.Tensor
+
+
+class InDataclass(nn.Linear):
+    """Model that returns a dataclass."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return Output(super().forward(x))
+
+
+def test_outputs_in_a_dataclass_are_compared() -> None:
+    config = RunConfig(workload="live own", precision=Precision.BF16, profiler="precision_error", device="cpu")
+    parts = (InDataclass(8, 2), torch.randn(16, 8), lambda out: out.logits.square().mean())
+    with holding(config.workload, lambda config, device: parts):
+        made = build(config, resolve("cpu"))
+        run_parts(made)
+    (row,) = made.tables()["precision_error"]  # type: ignore[attr-defined]
+    assert 0 <= row["logits_error"] < 0.02
 
 
 class Shifted(nn.Module):
@@ -220,7 +244,8 @@ def test_parameter_without_influence_is_not_the_worst() -> None:
             "fp32 is the reference of the numerical errors, and is not compared with itself",
         ),
         (_own, {"attention": "flex"}, "does not use attention="),
-        (lambda config, device: print, {}, "is a step of its own, whose outputs and gradients are unknown; return"),
+        (lambda config, device: print, {}, "runs the step itself, so its outputs and gradients cannot be compared; "),
+        (lambda: None, {}, "runs the step itself, so its outputs and gradients cannot be compared; name a function"),
     ],
 )
 def test_own_error_that_cannot_be_measured_has_a_reason(made: Any, fields: dict[str, Any], reason: str) -> None:

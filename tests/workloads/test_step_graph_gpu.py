@@ -68,7 +68,7 @@ def test_graph_gives_the_bits_of_the_uncaptured_step(options: dict[str, Any]) ->
     [
         (
             {"compile": "reduce-overhead"},
-            "compile reduce-overhead captures CUDA graphs itself; use compile default, or leave out graph",
+            "compile reduce-overhead captures CUDA graphs itself; use compile default, or graph none",
         ),
         (
             {"optimizer": "adamw"},

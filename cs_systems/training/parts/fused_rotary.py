@@ -95,8 +95,8 @@ def _check(q: Tensor, k: Tensor, *rest: Tensor) -> None:
         )
     if cos.shape != sin.shape or cos.ndim != 2 or cos.shape[0] < q.shape[2] or cos.shape[1] * 2 != q.shape[3]:
         raise ValueError(
-            f"the cosines and sines have shape {tuple(cos.shape)}; pass (seq or more, d_head / "
-            f"2) for q of shape {tuple(q.shape)}"
+            f"cos has shape {tuple(cos.shape)} and sin {tuple(sin.shape)}; for q of shape {tuple(q.shape)} pass both "
+            f"with at least {q.shape[2]} rows and exactly {q.shape[3] // 2} columns"
         )
 
 

@@ -50,7 +50,8 @@ def _check(gate: Tensor, value: Tensor, *rest: Tensor) -> None:
     check_alike(gate, value, *rest)
     if gate.shape != value.shape or gate.ndim < 2:
         raise ValueError(
-            f"gate has shape {tuple(gate.shape)} and value {tuple(value.shape)}; pass one shape (..., rows, d_ff)"
+            f"gate has shape {tuple(gate.shape)} and value {tuple(value.shape)}; pass both in one shape of two or more "
+            "dimensions, (..., rows, d_ff)"
         )
 
 

@@ -192,8 +192,8 @@ def update_pass(weights: int) -> PreparedPass:
             for x in tensors[i + 2 : i + len(OPERANDS)]:  # they are changed where they lie, and not in a copy
                 if not x.is_contiguous() or x.data_ptr() % 16:
                     raise ValueError(
-                        f"a weight or optimizer state of shape {tuple(x.shape)} must be "
-                        "contiguous and aligned to 16 bytes; pass a copy, x.clone()"
+                        f"a weight or optimizer state of shape {tuple(x.shape)} is not contiguous or not aligned to "
+                        "16 bytes; store x.clone(memory_format=torch.contiguous_format) in its place"
                     )
 
     return product_pass(names(weights), (), launches, check)
