@@ -21,6 +21,7 @@ from typing import Any
 from cs_systems.core.checkpoint_plan import segments
 from cs_systems.core.collectives import CollectiveShape
 from cs_systems.core.display import Displayed
+from cs_systems.core.plugins import is_foreign
 from cs_systems.core.shapes import ALIGNMENTS as ALIGNMENTS
 from cs_systems.core.shapes import PRESETS as PRESETS
 from cs_systems.core.shapes import AttentionShape as AttentionShape
@@ -173,7 +174,7 @@ class RunConfig:
         not_negative(self, "warmup", "warmup_s")
         _check_step(self)
         try:
-            segments(self.checkpoint, _MOST_BLOCKS if ":" in self.workload else self.model.num_layers)
+            segments(self.checkpoint, _MOST_BLOCKS if is_foreign(self.workload) else self.model.num_layers)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         one_of("l2 state", self.l2, L2_STATES)
@@ -190,8 +191,8 @@ class RunConfig:
             counts(self, "seq_len")
             if self.seq_len > self.model.context_length:
                 raise ConfigError(
-                    f"seq_len is {self.seq_len}, more than the model's context_length {self.model.context_length}; "
-                    f"lower seq_len, or give a model with context_length {self.seq_len}"
+                    f"seq_len is {self.seq_len}, more than context_length {self.model.context_length} of the "
+                    f"ModelConfig; lower seq_len, or give a ModelConfig with context_length {self.seq_len}"
                 )
         if self.memory_limit_bytes is not None:
             counts(self, "memory_limit_bytes")
@@ -206,7 +207,11 @@ class RunConfig:
                 "checkpoint requires a model, and workload attention has none; leave out checkpoint", "checkpoint"
             )
         if self.workload == "attention" and self.mode is Mode.TRAIN_STEP:
-            raise ConfigError("workload attention has no mode train-step; use forward, backward or forward-backward")
+            raise ConfigError(
+                "mode is train-step, which workload attention does not have; set mode to forward, backward or "
+                "forward-backward",
+                "mode",
+            )
         _check_foreign(self)
         _check_ranks(self)
         numbered = self.device.startswith("cuda:") and self.device[5:].isdigit()
@@ -278,12 +283,10 @@ def _check_types(config: RunConfig) -> None:
         raise ConfigError(f"workload is {shown(config.workload)}; {remedy}")
     if not isinstance(device := config.device, str):
         is_torch = (type(device).__module__, type(device).__name__) == ("torch", "device")  # without an import of it
-        given, name = (
-            (f"torch.device('{device}')", repr(str(device)))
-            if is_torch
-            else (shown(device), "auto, cpu, cuda or cuda:N")
-        )
-        raise ConfigError(f"device is {given}; write {name}", "device")
+        given = f"torch.device('{device}')" if is_torch else shown(device)
+        usable = is_torch and device.type in ("cpu", "cuda")
+        remedy = f"'{device}'" if usable else "'auto', 'cpu', 'cuda' or 'cuda:N'"
+        raise ConfigError(f"device is {given}; write {remedy}", "device")
     of_type(config, str, "a text, such as 'naive' or 'sdpa_flash'", "attention")
     of_type(config, str, "a text, such as 'single' or 'ddp_bucketed'", "strategy")
     of_type(config, str, "a text, such as 'none' or 'kineto'", "profiler")
@@ -292,7 +295,10 @@ def _check_types(config: RunConfig) -> None:
     for name, example in _TUPLES.items():
         words = getattr(config, name)
         if not isinstance(words, list | tuple):
-            raise ConfigError(f"{name} is {shown(words)}; give a tuple of texts, such as ({example!r},)")
+            raise ConfigError(
+                f"{name} is {shown(words)}; give a tuple of texts, such as ({example!r},), or a list of such tuples to "
+                "grid"
+            )
         if (wrong := next((word for word in words if not isinstance(word, str)), "")) != "":
             raise ConfigError(f"{name} has the element {shown(wrong)}; each must be a text, such as {example!r}")
         object.__setattr__(config, name, tuple(words))  # JSON turns tuples into lists
@@ -304,8 +310,8 @@ def _check_step(config: RunConfig) -> None:
     one_of("compile scope", config.compile_scope, COMPILE_SCOPES)
     if config.compile_scope != "model" and config.compile == "none":
         raise ConfigError(
-            f"compile_scope {config.compile_scope} requires a mode of compile, which is none; set compile to a mode "
-            "such as default, or leave out compile_scope",
+            f"compile_scope {config.compile_scope} has no effect while compile is none; set compile to a mode such as "
+            "default, or leave out compile_scope",
             "compile",
             "compile_scope",
         )
@@ -396,7 +402,7 @@ def _build(cls: type, data: Mapping[str, Any]) -> Any:
         newer = "a newer version wrote this configuration"
         near = did_you_mean(unknown[0], known)
         remedy = f"{near} If {newer}, upgrade cs-systems" if near else f"leave it out, or upgrade cs-systems if {newer}"
-        raise ConfigError(f"{cls.__name__} has no field {', '.join(map(repr, unknown))}; {remedy}")
+        raise ConfigError(f"{cls.__name__} has no field {unknown[0]!r}; {remedy}")
     values = {}
     for name, value in data.items():
         kind = hints[name]
@@ -430,7 +436,7 @@ def grid(base: RunConfig | None = None, **axes: Iterable[Any]) -> Grid:
     for axis, values in axes.items():
         one_of("axis", axis, sorted(run_fields | model_fields | shape_fields | {"size"}))
         if isinstance(values, str) or not isinstance(values, Iterable):
-            example = f", such as {axis}=[{values!r}]" if isinstance(values, str | int | float) else ""
+            example = f", such as {axis}=[{shown(values)}]" if isinstance(values, str | int | float) else ""
             raise ConfigError(f"{axis} is {shown(values)}; give a list of values{example}")
         listed[axis] = [*values]
         if not listed[axis]:
@@ -448,7 +454,7 @@ def grid(base: RunConfig | None = None, **axes: Iterable[Any]) -> Grid:
                 meant = {"batch": "batch_size", "seq": "seq_len", "heads": "num_heads"}.get(axis)
                 remedy = f"use {meant}" if meant else f"leave out {axis}"
                 raise ConfigError(
-                    f"{axis} is a size of an attention call, but the workload is {workload}; {remedy}, or give "
+                    f"{axis} is a setting of an attention call, but the workload is {workload}; {remedy}, or give "
                     "RunConfig(workload='attention', mode='forward') as base"
                 )
             run["shape"] = replace(replace(base, **run).shape or AttentionShape(), **shape)

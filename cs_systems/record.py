@@ -210,7 +210,14 @@ class RunRecord(Displayed):
 
     @cached_property
     def run_config(self) -> RunConfig:
-        return RunConfig.from_dict(self.config)
+        try:
+            return RunConfig.from_dict(self.config)
+        except ConfigError as error:
+            what, _, _ = str(error).partition("; ")  # its remedy is for a config that the user wrote
+            raise ConfigError(
+                f"a record has a config that this version of cs-systems cannot read ({what}); use the version that "
+                "wrote it"
+            ) from None
 
     def stamped(self, *, record_host: bool = False) -> RunRecord:
         """Return the record with its origin: this moment and this process's command, unless it has one already."""

@@ -128,10 +128,13 @@ def test_grid_refuses_unknown_axis() -> None:
         (lambda: RunConfig(warmup=-1), "warmup is -1; it must not be negative"),
         (lambda: RunConfig(precision="bf61"), "unknown precision 'bf61'; did you mean bf16"),  # type: ignore[arg-type]
         (lambda: RunConfig(mode="fwd"), "unknown mode 'fwd'"),  # type: ignore[arg-type]
-        (lambda: RunConfig(seq_len=513), "seq_len is 513, more than the model's context_length 512; lower seq_len"),
+        (lambda: RunConfig(seq_len=513), "seq_len is 513, more than context_length 512 of the ModelConfig; lower"),
         (lambda: RunConfig(steps=2, rounds=3), "steps is 2, less than rounds 3; give at least one step for each round"),
         (lambda: RunConfig(mode=Mode.BACKWARD), "mode backward requires workload attention"),
-        (lambda: RunConfig(workload="attention"), "workload attention has no mode train-step"),
+        (
+            lambda: RunConfig(workload="attention"),
+            "mode is train-step, which workload attention does not have; set mode",
+        ),
         (lambda: RunConfig(device="tpu"), "unknown device 'tpu'; use auto, cpu, cuda or cuda:N"),
         (lambda: AttentionShape(heads=6, heads_kv=4), "not a multiple of heads_kv 4; choose heads_kv among 1, 2, 3, 6"),
         (lambda: AttentionShape(seq=0), "seq is 0"),

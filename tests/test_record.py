@@ -216,6 +216,15 @@ def test_key_depends_on_user_code(tmp_path: Path) -> None:
     assert keys[0] == keys[2] != keys[1]
 
 
+def test_config_of_a_later_version_is_refused_with_its_reason() -> None:
+    later = RunRecord("k", RunConfig().to_dict() | {"of_later": 1, "other": 2}, "ok")
+    with pytest.raises(
+        ConfigError,
+        match=r"^a record has a config .* \(RunConfig has no field 'of_later'\); use the version that wrote it$",
+    ):
+        _ = later.run_config
+
+
 def test_steps_and_phases_of_a_measurement() -> None:
     def sample(warmup: bool, wall: float) -> Sample:
         return Sample(0, warmup, wall, {"forward": wall / 4}, {"forward": wall / 8})

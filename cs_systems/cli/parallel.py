@@ -209,7 +209,7 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
         where = (
             "ends with a colon; leave out the colon" if written.endswith(":") else "has two colons in a row; write one"
         )
-        raise ConfigError(f"strategy {written!r} {where}, or add an option such as comm_dtype=bf16")
+        raise ConfigError(f"strategy {written!r} {where}")
     if name == "single":
         return []
     check(name)

@@ -163,15 +163,15 @@ def _is_own(args: PrecisionOptions) -> bool:
 def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
     """Raise ConfigError for options that the chosen tables would ignore."""
     plain = PrecisionOptions()
+    numerics = " and ".join(option(name) for name in NUMERICS if name in tables)
     if _is_own(args):
         refuse(
             [name for name in given(args) if name == "model"],
             "--model has no effect with --workload, which names the model",
         )
-        if numerics := [option(name) for name in NUMERICS if name in tables]:
+        if numerics:
             raise ConfigError(
-                f"--workload names a model, which has no effect on {' and '.join(numerics)}; leave out --workload or "
-                f"{' and '.join(numerics)}"
+                f"--workload names a model, which has no effect on {numerics}; leave out --workload or {numerics}"
             )
         refuse(
             [name for name in given(args) if name == "train_steps"],
@@ -179,9 +179,11 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
         )
     elif tables and (names := [name for name in given(args) if name in ("inputs", "set")]):
         words = " and ".join(map(option, names))
+        if numerics:
+            raise ConfigError(f"{words} cannot be used with {numerics}; leave out {words}")
         raise ConfigError(
-            f"{words} requires a model of your own, named by --workload; add --workload path.py:name, without --model, "
-            f"or leave out {words}"
+            f"{words} can be used only with a model of your own; name one by --workload path.py:name, or leave out "
+            f"{words}"
         )
     if "model" in given(args) and "dtypes" not in tables:
         timed = not tables and {*args.model} <= {*PRESETS}

@@ -65,15 +65,10 @@ ARGS = Run
 def run(args: Run) -> int:
     """Replace this process by the script's; with nsys, wait for it."""
     words = list(args.script)
-    if not words or words == ["-m"]:
+    if not words or not words[0] or words == ["-m"]:
         raise ConfigError("no script is given; write it after --, as in cs-systems run -- train.py --lr 1e-3")
-    if words[0] != "-m" and (reason := _no_script(words)):
+    if reason := _no_module(words[1]) if words[0] == "-m" else _no_script(words):
         raise ConfigError(reason)
-    if words[0] != "-m" and not Path(words[0]).is_file():
-        what = "is a folder; name a .py file in it" if Path(words[0]).is_dir() else "does not exist; correct the path"
-        raise ConfigError(f"script {words[0]!r} {what}")
-    if words[0] == "-m" and PathFinder.find_spec(package := words[1].partition(".")[0], ["", *sys.path]) is None:
-        raise ConfigError(f"no module is named {package!r}; correct its name, or start in the folder that holds it")
     first, last = _steps(args.steps)
     script, *arguments = words[1:] if words[0] == "-m" else [Path(words[0]).stem, *words[1:]]
     # Runs with other arguments are other cells: they are no repeats of each other.
@@ -94,16 +89,31 @@ def run(args: Run) -> int:
 
 
 def _no_script(words: Sequence[str]) -> str | None:
-    """Return why the first word is a program instead of a script, and what to write; None if it may be a script."""
+    """Return why the first word is no script, and what to write; None if it may be one."""
+    if words[0].startswith("-"):
+        return f"{words[0]!r} is an option, not a script; write the script first, as in cs-systems run -- train.py"
     program = Path(words[0]).name
     if program in LAUNCHERS:
         before = LAUNCHERS[program]
         return f"{program!r} is not a script but a launcher of ranks; write {before} -m cs_systems run -- train.py"
     if re.fullmatch(r"python[\d.]*", program):
-        script = shlex.join(words[1:]) if words[1:] and (words[1] == "-m" or words[1][0] != "-") else "train.py"
+        script = shlex.join(words[1:]) if words[1:] and re.match("[^-]|-m$", words[1]) else "train.py"
         return f"{program!r} is not a script, and cs-systems run starts Python itself; write cs-systems run -- {script}"
     if not Path(words[0]).exists() and shutil.which(words[0]):
         return f"{program!r} is a program, but a Python script is needed; write cs-systems run -- train.py"
+    if not Path(words[0]).is_file():
+        what = "is a folder; name a .py file in it" if Path(words[0]).is_dir() else "does not exist; correct the path"
+        return f"script {words[0]!r} {what}"
+    return None
+
+
+def _no_module(name: str) -> str | None:
+    """Return why a name is no module's, and what to write; None if its package is found."""
+    if "/" in name or name.endswith(".py"):
+        return f"-m takes the name of a module, not the path {name!r}; leave out -m"
+    if PathFinder.find_spec(package := name.partition(".")[0], ["", *sys.path]) is None:
+        remedy = "correct its name, or run the command in the folder that holds it"
+        return f"no module is named {package or name!r}; {remedy}"
     return None
 
 
@@ -187,6 +197,7 @@ def _steps(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
     if not found or not 1 <= int(found[1]) < int(found[2]):
         raise ConfigError(
-            f"--steps is {shown(text)}; write FIRST:LAST, with FIRST at least 1 and below LAST, such as 5:25"
+            f"--steps is {shown(text)}; write FIRST:LAST, such as 5:25, with FIRST at least 1 and below LAST, and at "
+            "most 9 digits each"
         )
     return int(found[1]), int(found[2])

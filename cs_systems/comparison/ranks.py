@@ -259,7 +259,8 @@ def check(ranks: Sequence[Rank]) -> None:
             break
     if reasons:
         raise ConfigError(
-            f"the files are not the ranks of one job: {reasons[0]}; give one trace of each rank of the same job"
+            f"the traces cannot be merged as the ranks of one job: {reasons[0]}; give one trace of each rank, all of "
+            "one job and one profiler"
         )
 
 

@@ -85,6 +85,8 @@ def compare(
     Raises:
         ConfigError: no cell of the baseline matches one of the candidate, or a side has no valid timing.
     """
+    if isinstance(phases, str) or not phases:
+        raise ConfigError(f"phases is {phases!r}; give a list of at least one phase, such as ['step', 'forward']")
     for side, records, path in zip(SIDES, (a, b), paths, strict=True):
         _refuse_untimed(side, records, path)
     a, b, left_out = _clean(a), _clean(b), list(_left_out(a, b))
@@ -114,11 +116,13 @@ def compare(
 def _refuse_untimed(side: str, records: Sequence[RunRecord], path: Path | None) -> None:
     """Raise ConfigError if no record of this side has a valid timing."""
     where = f"the {side} {path}" if path else f"the {side}"
+    if not records:
+        raise ConfigError(f"{where} has no records; give those of a run, such as read_records('runs/x')[0]")
     if not any(record.measurement for record in records):
         see = command_line("cs-systems", "report", path) if path else "the reasons in its records"
         raise ConfigError(f"{where} has no measured cell; see {see}")
     if not any(record.measurement for record in undisturbed(records)):
-        raise ConfigError(f"{where} was not timed; measure it with cs-systems time")
+        raise ConfigError(f"{where} has no cell timed without a profiler; measure it with cs-systems time")
     if not any(record.measurement for record in _clean(records)):
         raise ConfigError(f"{where} has no valid timing, because its loss is NaN or infinite; {REMEDIES['nan-loss']}")
 
@@ -160,7 +164,8 @@ def _without(identity: Mapping[str, Any], field: str) -> str:
     dropped = model if field == "size" else {name for name in identity if name.rpartition(".")[2] == field}
     if not dropped:
         raise ConfigError(
-            f"{field!r} is not a setting of the cells; use a setting such as attention, precision, size or compile"
+            f"{field!r} is not a setting by which cells are compared; use a setting such as attention, precision, size "
+            "or compile"
         )
     return json.dumps({name: value for name, value in identity.items() if name not in dropped}, sort_keys=True)
 

@@ -105,7 +105,11 @@ def _rows(first: int, stop: int, sizes: Sequence[int]) -> tuple[Segment, ...]:
 
 def _count(checkpoint: str, word: str) -> int:
     if word.isdecimal() and int(word) < 1:
-        raise ValueError(f"{word} in checkpoint {checkpoint} is too few blocks; give a whole number of at least 1")
+        bare, _, _ = checkpoint.rpartition(":")
+        instead = f", or write {bare} for none" if bare.startswith("selective") else ""
+        raise ValueError(
+            f"{word} in checkpoint {checkpoint!r} is too few blocks; give a whole number of at least 1{instead}"
+        )
     if not word.isdecimal():
         raise ValueError(f"{word!r} in checkpoint {checkpoint!r} is not a number of blocks; {choices('', FORMS)}")
     return int(word)
@@ -116,14 +120,16 @@ def _chosen(checkpoint: str, words: str, num_layers: int) -> set[int]:
     for word in words.split(","):
         first, dash, last = word.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"{word!r} in checkpoint {checkpoint!r} is not a block or a range; write blocks:0,2,5-7")
+            raise ValueError(
+                f"{word!r} in checkpoint {checkpoint!r} is not a block or a range; write a form such as blocks:0,2,5-7"
+            )
         begin, end = int(first), int(last or first)
         if begin > end:
             raise ValueError(f"range {word} in checkpoint {checkpoint!r} ends before it begins; write {last}-{first}")
         if end >= num_layers:
             raise ValueError(
                 f"checkpoint {checkpoint!r} names block {end}, which does not exist; "
-                f"the model has blocks 0 to {num_layers - 1}"
+                f"choose among blocks 0 to {num_layers - 1}"
             )
         chosen |= set(range(begin, end + 1))
     return chosen

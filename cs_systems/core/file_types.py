@@ -146,6 +146,9 @@ def refuse_other(path: Path, command: str) -> None:
     if path.suffix in PERFETTO:
         raise ConfigError(f"{path} is a trace in Perfetto's own format, {_PERFETTO_INSTEAD}")
     if path.is_dir() and next(path.glob("*.parquet"), None):
-        raise ConfigError(f"{path} is an export of nsys in Parquet, {_SQLITE_INSTEAD}")
+        raise ConfigError(
+            f"{path} holds Parquet files, which cs-systems cannot read; if nsys wrote them, export the report again "
+            "with nsys export -t sqlite"
+        )
     if (found := command_for(path) or command) != command:
         raise ConfigError(f"{path} contains {HOLDS[found]}; read it with cs-systems {found} {shlex.quote(str(path))}")

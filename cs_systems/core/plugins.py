@@ -75,8 +75,13 @@ def check(package: str, name: str) -> str:
     Raises:
         ConfigError: no such plug-in, file, module or object; the message suggests the nearest names.
     """
+    if package == "parallel" and ":" in name:
+        raise ConfigError(
+            f"strategy {name!r} has a colon; name a built-in strategy, and give its options as strategy_args, such as "
+            "strategy_args=('comm_dtype=bf16',)"
+        )
     if not is_foreign(name):
-        if name.endswith(".py"):
+        if name.endswith(".py") and package != "parallel":
             raise ConfigError(f"{name!r} names a file, but no object in it; write {name}:name")
         return one_of(_KINDS[package], name, names(package))
     if name.startswith(LIVE):
@@ -88,14 +93,21 @@ def check(package: str, name: str) -> str:
         )
     source, _, attribute = name.rpartition(":")
     if not source or not attribute.isidentifier():
-        raise ConfigError(f"{name!r} names no object; write path/to/file.py:name or package.module:name")
+        raise ConfigError(
+            f"{name!r} must have a file or module before the colon, and one plain name after it; "
+            "write path/to/file.py:name or package.module:name"
+        )
+    if source == "__main__":  # of another process than the worker's
+        raise ConfigError(
+            f"{name!r} exists in this process only; put it into a file, and write path/to/file.py:{attribute}"
+        )
     if source.endswith(".py") and not Path(source).is_file():
         raise ConfigError(f"file {source!r} (from {name!r}) does not exist; correct the path")
     package = source.partition(".")[0]
     if not source.endswith(".py") and not source_file(source) and not importlib.util.find_spec(package):
         raise ConfigError(
-            f"module {source!r} (from {name!r}) was not found; correct its name, or add the "
-            f"folder that contains {package!r} to PYTHONPATH"
+            f"module {source!r} (from {name!r}) was not found; correct its name, add the folder that contains it to "
+            f"PYTHONPATH, or write path/to/file.py:{attribute} for a file"
         )
     file = source_file(source)
     known = defined_names(file) if file and not attribute.startswith("__") else None

@@ -47,12 +47,20 @@ def setup_of(model: Any, inputs: Any, parts: Mapping[str, Any]) -> TrainingSetup
     return replace(setup, **parts)
 
 
-def run_live(made: Any, config: RunConfig, *, name: str | None, out: str | os.PathLike[str] | None) -> RunRecord:
+def run_live(
+    made: Any,
+    config: RunConfig,
+    plan: Mapping[str, Any],
+    *,
+    name: str | None,
+    out: str | os.PathLike[str] | None,
+) -> RunRecord:
     """Measure an object in this process, and leave it and the process as they were.
 
     Args:
         made: a TrainingSetup or another form that a factory may return, a factory, a step, or a Workload.
         config: of the cell, whose workload is replaced by the object.
+        plan: the cell's field `checkpoint`, if it is given.
         name: of the object in tables; by default that of its class or function.
         out: folder to which the record is appended.
     """
@@ -61,7 +69,7 @@ def run_live(made: Any, config: RunConfig, *, name: str | None, out: str | os.Pa
     named = plugins.LIVE + short_name("name", _name_of(subject) if name is None else name)
     if setup is None and (reason := _foreign.problem(named, made)):
         raise ConfigError(reason)
-    config = replace(config, workload=named, device=_device(config.device, setup))
+    config = replace(config, workload=named, device=_device(config.device, setup), **plan)
     if torch.is_inference_mode_enabled():
         raise ConfigError("run() was called in inference mode; call it outside of torch.inference_mode()")
     if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):

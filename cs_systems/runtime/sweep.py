@@ -156,11 +156,13 @@ def run(
     given = options | {argument: value for argument, value in named.items() if value is not None}
     live = {argument: given.pop(argument) for argument in list(given) if _is_live(argument, given[argument])}
     _check_live(live, given)
+    # A live model has blocks of its own, so its plan is checked once the configuration names it.
+    plan = {"checkpoint": given.pop("checkpoint")} if live and "checkpoint" in given else {}
     config = replace(config or RunConfig(), **given)
     check([config], timeout_s=timeout_s)
     _check_options(out=out, in_process=in_process)
     if live:
-        return _run_live(config, live, name, out, timeout_s)
+        return _run_live(config, live, plan, name, out, timeout_s)
     if name is not None:
         raise ConfigError("name= names a model or workload object, and none is given; leave out name=")
     if not in_process:
@@ -202,6 +204,7 @@ def _check_live(live: Mapping[str, Any], named: Mapping[str, Any]) -> None:
 def _run_live(
     config: RunConfig,
     live: dict[str, Any],
+    plan: Mapping[str, Any],
     name: str | None,
     out: str | os.PathLike[str] | None,
     timeout_s: float | None,
@@ -227,9 +230,9 @@ def _run_live(
     from cs_systems.runtime import live as here
 
     if "workload" in live:
-        return here.run_live(live["workload"], config, name=name, out=out)
+        return here.run_live(live["workload"], config, plan, name=name, out=out)
     setup = here.setup_of(live.pop("model"), live.pop("inputs", None), live)
-    return here.run_live(setup, config, name=name, out=out)
+    return here.run_live(setup, config, plan, name=name, out=out)
 
 
 def _run_in_worker(config: RunConfig, out: str | os.PathLike[str] | None, timeout_s: float | None) -> RunRecord:

@@ -66,7 +66,7 @@ def test_causal_is_a_flag_or_takes_values(words: tuple[str, ...], expected: list
         ({"causal": ("yes",)}, "unknown value of --causal 'yes'; choose among false, true, both"),
         (
             {"mode": ("train-step",)},
-            "has no mode train-step; use forward, backward or forward-backward",
+            "mode is train-step, which workload attention does not have; set mode to forward, backward or forward-",
         ),
         ({"precision": ("bf61",)}, "unknown dtype 'bf61'; did you mean bf16"),
         ({"l2": "cold"}, "unknown l2 state 'cold'"),

@@ -21,8 +21,8 @@ MALFORMED = {
     "time --size smal": "unknown size 'smal'; did you mean small? The names are tiny, small, medium, ",
     "time --attention sdpa_flsh": "unknown attention backend 'sdpa_flsh'; did you mean sdpa_flash",
     "time --attention nowhere.py:f": "file 'nowhere.py' (from 'nowhere.py:f') does not exist; correct the path",
-    "time --workload no.where:f": "module 'no.where' (from 'no.where:f') was not found; correct its name, or add",
-    "time --attention nowhere.py:": "names no object; write path/to/file.py:name or package.module:name",
+    "time --workload no.where:f": "module 'no.where' (from 'no.where:f') was not found; correct its name, add the",
+    "time --attention nowhere.py:": "before the colon, and one plain name after it; write path/to/file.py:name or ",
     "time --workload trainstep": "unknown workload 'trainstep'; did you mean train_step",
     "time --precision bf61": "unknown precision 'bf61'; did you mean bf16",
     "time --mode fwd": "unknown mode 'fwd'; did you mean forward? The names are forward, ",
@@ -91,8 +91,9 @@ MALFORMED = {
     "parallel --bucket-size-mb large --strategy ddp_bucketed": "--bucket-size-mb must be a number of MiB, got 'large'",
     "parallel --bucket-size-mb 0 --strategy ddp_bucketed": "--bucket-size-mb is 0.0; it must be above 0",
     "parallel --strategy torch_ddp:view": "--strategy has 'view', which is not of the form name=value; write view",
-    "parallel --strategy ddp_bucketed:": "strategy 'ddp_bucketed:' ends with a colon; leave out the colon, or add",
-    "parallel --strategy ddp_bucketed::a=1": "'ddp_bucketed::a=1' has two colons in a row; write one",
+    "parallel --strategy ddp_bucketed:": "strategy 'ddp_bucketed:' ends with a colon; leave out the colon\n",
+    "parallel --strategy ddp_bucketed::a=1": "'ddp_bucketed::a=1' has two colons in a row; write one\n",
+    "parallel --strategy mine.py:STRATEGY": "unknown parallel strategy 'mine.py'; choose among ",
     "parallel --strategy torch_ddp:view=true": "torch_ddp has no option 'view'; did you mean gradient_as_bucket_view?",
     "parallel --strategy ddp_bucketed:bucket_size_mb=1": "--strategy sets 'bucket_size_mb', which must be set "
     "separately; leave it out there, and use --bucket-size-mb=1",
@@ -139,7 +140,11 @@ MALFORMED = {
     "time --size tiny --num-heads 64": "but rotary embeddings need an even number; choose --num-heads among 8, 16, 32",
     "memory --size tiny --fits 500MiB": "--fits 500MiB is no more than the 751 MiB of the CUDA context alone; give",
     "memory --best-checkpoint --budget 1MiB": "--budget 1MiB is no more than the 751 MiB of the CUDA context",
-    "precision --dtypes --inputs own.py:batch": "--inputs requires a model of your own, named by --workload; add",
+    "precision --dtypes --inputs own.py:batch": "--inputs can be used only with a model of your own; name one by",
+    "precision --accumulation --inputs own.py:batch": (
+        "--inputs cannot be used with --accumulation; leave out --inputs
+"
+    ),
     "precision --workload own.py:make --precision fp32": "--precision fp32 leaves nothing to compare, because",
     "precision --explain --device cpu": "--explain compares kernels of a GPU, and --device is cpu; leave out",
     "report nowhere": "nowhere does not exist; give the folder of a run, or its file records.jsonl",
@@ -202,7 +207,7 @@ def test_values_are_separated_by_spaces_or_commas(line: str, capsys: pytest.Capt
 def test_sequence_longer_than_the_context_is_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match="seq_len is 65, more than the model's context_length 64; lower seq_len, or give a model with context_le",
+        match="seq_len is 65, more than context_length 64 of the ModelConfig; lower seq_len, or give a ModelConfig",
     ):
         replace(TINY, seq_len=65)
 

@@ -157,7 +157,7 @@ def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
         (["analyze", "FOLDER/broken.json", "--ranks"], "FOLDER/broken.json is truncated"),
         (
             ["analyze", "FOLDER/a.sqlite", "FOLDER/b.json.gz", "--ranks"],
-            "the files are not the ranks of one job: FOLDER/a.sqlite",
+            "the traces cannot be merged as the ranks of one job: FOLDER/a.sqlite",
         ),
         (["analyze", "FOLDER/notes.json", "FOLDER/b.json.gz", "--ranks"], "notes.json is not a trace"),
         (

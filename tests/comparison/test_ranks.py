@@ -172,7 +172,7 @@ def test_collectives_that_contradict_each_other_in_time_give_no_waiting(job: Mer
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda one: replace(one, rank=0), r"are both of rank 0; give one trace of each rank of the same job"),
+        (lambda one: replace(one, rank=0), r"are both of rank 0; give one trace of each rank, all of one job and"),
         (lambda one: replace(one, profiler="nsys"), r"is a trace of kineto and .* is a trace of nsys"),
         (
             lambda one: replace(one, job=replace(one.job, world_size=8)),
@@ -185,7 +185,7 @@ def test_collectives_that_contradict_each_other_in_time_give_no_waiting(job: Mer
     ],
 )
 def test_files_of_several_jobs_are_refused(job: Merged, change: Callable[[Any], Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"the files are not the ranks of one job: .*{message}"):
+    with pytest.raises(ConfigError, match=rf"the traces cannot be merged as the ranks of one job: .*{message}"):
         merged([job.ranks[0], change(job.ranks[1])])
 
 

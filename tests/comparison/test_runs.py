@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,15 +104,29 @@ def test_phase_that_no_matched_cell_has_is_rejected() -> None:
         compare([record(BASE, 1.0)], [record(BASE, 2.0, 1)], ["optimizer"])
 
 
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ("forward", r"^phases is 'forward'; give a list of at least one phase, such as \['step', 'forward'\]$"),
+        ([], r"^phases is \[\]; give a list of at least one phase"),
+    ],
+)
+def test_phases_that_are_no_list_of_names_are_rejected(phases: Sequence[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compare([record(BASE, 1.0)], [record(BASE, 2.0, 1)], phases)
+
+
 def test_run_with_only_failed_and_profiled_cells_was_not_timed() -> None:
     failed = replace(record(BASE, 1.0), status="oom", measurement=None)
     profiled = record(replace(BASE, profiler="kineto", rounds=1), 1.0)
-    with pytest.raises(ConfigError, match=r"^the candidate was not timed; measure it with cs-systems time$"):
+    with pytest.raises(ConfigError, match=r"^the candidate has no cell timed without a profiler; measure"):
         compare([record(BASE, 1.0)], [failed, profiled])
-    with pytest.raises(ConfigError, match=r"^the baseline w/pk was not timed; measure it with cs-systems time$"):
+    with pytest.raises(ConfigError, match=r"^the baseline w/pk has no cell timed without a profiler; "):
         compare([profiled], [record(BASE, 1.0)], paths=(Path("w/pk"), Path("w/b")))
     with pytest.raises(ConfigError, match=r"^the baseline has no measured cell; see the reasons in its records$"):
         compare([failed], [record(BASE, 1.0)])
+    with pytest.raises(ConfigError, match=r"^the baseline has no records; give those of a run, such as read_records"):
+        compare([], [record(BASE, 1.0)])
 
 
 def test_run_whose_losses_are_nan_is_rejected_with_the_cause() -> None:

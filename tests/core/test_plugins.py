@@ -15,6 +15,9 @@ from cs_systems.core.validation import ConfigError
         ("own.py:mke", r"own.py has no 'mke'; did you mean make\?$"),
         ("own.py:zz", r"own.py has no 'zz'; correct the name after the colon$"),
         ("own.py:inside", r"own.py has no 'inside'; correct the name after the colon$"),
+        ("own.py:Net.make", "must have a file or module before the colon, and one plain name after it; write path/to"),
+        ("folder/own:make", "module 'folder/own' .* was not found; .*, or write path/to/file.py:make for a file$"),
+        ("__main__:make", r"'__main__:make' exists in this process only; .* and write path/to/file\.py:make$"),
         ("json:dump5", r"json has no 'dump5'; did you mean dump or dumps\?$"),
     ],
 )

@@ -124,7 +124,7 @@ def test_profiled_times_are_not_compared(records: list[RunRecord]) -> None:
     found = compare([clean, profiled], [clean])
     assert len(found.rows) == 1
     assert found.doubts[0] == "left out: 1 record of the baseline timed under a profiler"
-    with pytest.raises(ConfigError, match="the baseline was not timed; measure it with cs-systems time"):
+    with pytest.raises(ConfigError, match="the baseline has no cell timed without a profiler; measure it"):
         compare([profiled], [clean])
 
 

@@ -151,7 +151,8 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
     [
         ([], "no script is given; write it after --, as in cs-systems run -- train.py"),
         (["--", "none.py"], "script 'none.py' does not exist; correct the path"),
-        (["--", "-m", "nopackage.train"], "no module is named 'nopackage'; correct its name, or start in the folder"),
+        (["--", "-m", "nopackage.train"], "no module is named 'nopackage'; correct its name, or run the command in"),
+        (["--", "-m", "./train.py"], "-m takes the name of a module, not the path './train.py'; leave out -m"),
         (
             ["--foo_bar=1", "--", "train.py"],
             "unknown option --foo_bar; leave it out, or, if --foo_bar is an option of the script, write it after -- "
@@ -162,6 +163,9 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
             "unknown option --step; write --steps or --stop, or, if --step is an option of",
         ),
         (["--", "/tmp"], "script '/tmp' is a folder; name a .py file in it"),
+        (["--", ""], "no script is given; write it after --, as in cs-systems run -- train.py"),
+        (["--", "python", ""], "starts Python itself; write cs-systems run -- train.py"),
+        (["--", "-u", "train.py"], "'-u' is an option, not a script; write the script first, as in cs-systems run --"),
         (
             ["--", "python", "train.py", "--lr", "3"],
             "'python' is not a script, and cs-systems run starts Python itself; write cs-systems run -- train.py --lr",
@@ -181,7 +185,7 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
         (["--out", SCRIPT, "--", SCRIPT], "it is a file; choose another --out"),
         (
             ["--steps", "9:3", "--", SCRIPT],
-            "--steps is '9:3'; write FIRST:LAST, with FIRST at least 1 and below LAST, such as 5:25",
+            "--steps is '9:3'; write FIRST:LAST, such as 5:25, with FIRST at least 1 and below LAST, and at most 9",
         ),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import ConfigError, RunConfig, preset
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.tables.records import tables
 from cs_systems.report.tables.selection import select
@@ -96,6 +96,9 @@ def test_relative_to_shows_speedup_over_the_same_cell(train_records: list[RunRec
     twice = [build(RunConfig(batch_size=n), 0.01 * n, 1e12, 10**9) for n in (1, 2)]
     (table,) = tables(twice, relative_to="batch_size=1")
     assert [c.cells for c in table.columns if c.name == "speedup"] == [("1", "0.50×")]
+    twice = [build(RunConfig(model=preset("tiny", context_length=n)), 1e-4 * n, 1e12, 10**9) for n in (64, 128)]
+    (table,) = tables(twice, relative_to="ctx=64")  # the heading of the column
+    assert [c.cells for c in table.columns if c.name == "speedup"] == [("1", "0.50×")]
 
 
 def test_speedup_is_the_ratio_of_the_typical_steps_beside_it() -> None:
@@ -119,9 +122,9 @@ def test_relative_to_rejects_what_is_no_baseline(train_records: list[RunRecord])
             "attention=flex",
             "no cell meets --relative-to 'attention=flex'; choose one of the values of attention: naive, sdpa_flash$",
         ),
-        ("mfu=0", "'mfu' is not a setting of the cells; use a setting such as attention, precision, size or compile"),
+        ("mfu=0", "'mfu' is not a setting by which cells are compared; use a setting such as attention, precision, "),
         ("attention!=naive", "'!=' is not an operator of --relative-to in 'attention!=naive'; write attention=naive"),
-        ("device_name=NVIDIA H200", "'device_name' is not a setting of the cells"),
+        ("device_name=NVIDIA H200", "'device_name' is not a setting by which cells are compared"),
     ):
         with pytest.raises(ConfigError, match=message):
             tables(train_records, relative_to=wrong)

@@ -279,6 +279,14 @@ def test_option_that_a_step_does_not_use_is_refused() -> None:
     )
 
 
+def test_checkpoints_are_of_the_blocks_of_a_live_model() -> None:
+    deep = Net()
+    deep.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16)) for _ in range(14))  # more than the default preset has
+    found = [cs_systems.run(model=deep, inputs=BATCH, checkpoint=f"blocks:{n}", **QUICK) for n in (13, 14)]
+    assert [record.status for record in found] == ["ok", "unavailable"], found[0].reason
+    assert "names block 14, which does not exist; choose among blocks 0 to 13" in str(found[1].reason)
+
+
 def test_option_that_a_live_model_does_not_use_is_refused() -> None:
     record = cs_systems.run(RunConfig(model=cs_systems.preset("tiny")), model=Net(), inputs=BATCH, **QUICK)
     assert record.reason == (
@@ -314,10 +322,11 @@ REFUSED = {
     "run(workload=5)": r"workload is 5; give a factory \(config, device\), \(model, batch\), \(model, batch, loss\), a",
     "run(workload=Net)": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
     "run(device=torch.device('cpu'))": r"device is torch.device\('cpu'\); write 'cpu'$",
-    "RunConfig(device=3)": "device is 3; write auto, cpu, cuda or cuda:N$",
+    "run(device=torch.device('mps'))": r"device is torch.device\('mps'\); write 'auto', 'cpu', 'cuda' or 'cuda:N'$",
+    "RunConfig(device=3)": "device is 3; write 'auto', 'cpu', 'cuda' or 'cuda:N'$",
     "RunConfig(compile=True)": "compile mode is True; choose among none, default, reduce-overhead",
     "RunConfig(workload=Net())": r"workload is a Net; give its name, .* or measure the object itself with run\(model=…",
-    "RunConfig(parts='fused_rmsnorm')": r"parts is 'fused_rmsnorm'; give a tuple of .* as \('fused_rmsnorm',\)$",
+    "RunConfig(parts='fused_rmsnorm')": r"parts is 'fused_rmsnorm'; give a tuple .* \('fused_rmsnorm',\), or a list",
     "RunConfig(size='large')": r"RunConfig has no argument 'size'; write model=preset\('large'\)$",
     "RunConfig(d_ff=8)": r"RunConfig has no argument 'd_ff'; write model=preset\('small', d_ff=8\)$",
     "RunConfig(context_length=8)": "RunConfig has no argument 'context_length'; use seq_len$",
@@ -348,6 +357,11 @@ REFUSED = {
     "run(model=Net().to('meta'), inputs=X)": "on the meta device, without values; call model.to_empty",
     "run(model=Net(), inputs=X, lr=1e-3)": r"no argument .lr.; give optimizer=lambda .*AdamW\(parameters, lr=0.001",
     "run(RunConfig(), repeats=3)": r"no argument 'repeats'; measure a RunConfig by sweep",
+    "run(model=Net(), inputs=X, checkpoint=True)": "checkpoint is True; it must be the text 'none', or a plan such as",
+    "run(RunConfig(strategy='ddp_bucketed:comm_dtype=bf16', world_size=2))": (
+        r"strategy 'ddp_bucketed:comm_dtype=bf16' has a colon; .* as strategy_args, such as strategy_args=\('comm_dtype"
+    ),
+    "run(RunConfig(strategy='mine.py:S', world_size=2))": "strategy 'mine.py:S' has a colon; name a built-in strategy",
     "RunConfig(checkpoint=True)": "checkpoint is True; it must be the text 'none', or a plan such as 'every:1'",
     "cs_systems.frame('runs/x')": r"records is the path 'runs/x'; give the result of read_records\(path\)\[0\]",
     "cs_systems.diagnose(['runs/x'])": r"records has 'runs/x'; give RunRecords, as run\(\) returns",
@@ -369,10 +383,11 @@ REFUSED = {
     "sweep([], repeats='2')": "repeats is '2'; it must be at least 1, a whole number",
     "sweep([], fresh=1)": "fresh is 1; give True or False",
     "sweep([], on_progress=3)": "on_progress is 3; give a function of one Progress",
+    "grid(precision=RunConfig().precision)": r"'fp32'; give a list of values, such as precision=\['fp32'\]$",
     "grid(batch_size=4)": r"batch_size is 4; give a list of values, such as batch_size=\[4\]",
     "grid(size=[])": "size has no value; give at least one$",
     "grid(size=['tiny'], heads=[4])": (
-        r"heads is a size of an attention call, but the workload is train_step; use num_heads, or give RunConfig\("
+        r"heads is a setting of an attention call, but the workload is train_step; use num_heads, or give RunConfig\("
     ),
     "grid(['small'])": "base is a list; give a RunConfig, and the axes by name",
     "grid(model=['small'], d_ff=[8])": "model is 'small'; it must be a ModelConfig",

@@ -329,6 +329,6 @@ def test_options_of_the_built_in_model_are_refused_for_others(options: dict[str,
 
 def test_block_scope_without_compile_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="compile_scope block requires a mode of compile, which is none; set compile to a mode"
+        ConfigError, match="compile_scope block has no effect while compile is none; set compile to a mode"
     ):
         RunConfig(compile_scope="block")

@@ -174,7 +174,7 @@ def test_checkpoint_recomputes_the_blocks_of_any_model(measure: Measure, tmp_pat
             "every:1",
             "every:1 requires repeated blocks, and Linear has no ModuleList or Sequential of several blocks",
         ),
-        ("module", "blocks:5", "names block 5, which does not exist; the model has blocks 0 to 2"),
+        ("module", "blocks:5", "names block 5, which does not exist; choose among blocks 0 to 2"),
     ],
 )
 def test_impossible_checkpoints_are_named(measure: Measure, name: str, plan: str, reason: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cs_systems.config import ConfigError
 from cs_systems.core import units
 from cs_systems.record import RunRecord
-from cs_systems.report.tables.columns import UNKNOWN, Column
+from cs_systems.report.tables.columns import UNKNOWN, Column, full_name
 from cs_systems.report.tables.selection import condition, listed, values_of
 from cs_systems.report.tables.table import Table
 
@@ -38,7 +38,8 @@ def with_speedups(table: Table, records: Sequence[RunRecord], rows: Sequence[int
     wanted = condition(relative_to, "--relative-to", ("=",))
     known = values_of(records, wanted.column)
     baselines = [wanted.holds(value) for value in known]
-    compared = speedups(records, wanted.column, baselines)  # also refuses a column that is not a setting
+    field = full_name(wanted.column, ())  # world_size, of which `ranks` is the heading
+    compared = speedups(records, field, baselines)  # also refuses a column that is not a setting
     if not any(baselines):
         raise ConfigError(
             f"no cell meets --relative-to {relative_to!r}; choose one of the values of {wanted.column}: {listed(known)}"
