@@ -142,8 +142,7 @@ MALFORMED = {
     "memory --best-checkpoint --budget 1MiB": "--budget 1MiB is no more than the 751 MiB of the CUDA context",
     "precision --dtypes --inputs own.py:batch": "--inputs can be used only with a model of your own; name one by",
     "precision --accumulation --inputs own.py:batch": (
-        "--inputs cannot be used with --accumulation; leave out --inputs
-"
+        "--inputs cannot be used with --accumulation; leave out --inputs\n"
     ),
     "precision --workload own.py:make --precision fp32": "--precision fp32 leaves nothing to compare, because",
     "precision --explain --device cpu": "--explain compares kernels of a GPU, and --device is cpu; leave out",
