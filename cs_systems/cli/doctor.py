@@ -114,7 +114,8 @@ def _diagnostics_of_worker() -> Iterator[Diagnostic]:
     try:
         worker = Worker()
     except RuntimeError as error:
-        yield diagnostic("worker", str(error), "problem", "pip install --force-reinstall 'torch>=2.11'")
+        found = f"the worker process did not start: {error.__cause__ or error}"
+        yield diagnostic("worker", found, "problem", "pip install --force-reinstall 'torch>=2.11'")
         return
     try:
         [answer] = worker.request(Diagnose(), ANSWER_TIMEOUT_S)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # memory tables of a record
 WATCHED = {"snapshot", "residuals", "nsys", "no_caching_allocator", "best_checkpoint", "budget", "memory_limit"}
-NOT_OF_FITS = WATCHED | {field.name for kind in (Sweep, Steps) for field in fields(kind)} - {"device"}
+NOT_OF_FITS = WATCHED | {field.name for kind in (Sweep, Steps) for field in fields(kind)} - {"device", "timeout_s"}
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,11 @@ def _print_fits(args: Memory, configs: Sequence[RunConfig], device_bytes: int) -
     from cs_systems.runtime.sweep import check, forecasting, preflight, run
 
     _check_predictable(args, configs, "--fits")
-    if own := [config for config in configs if is_foreign(config.workload)]:
-        check(own)
+    own = [config for config in configs if is_foreign(config.workload)]
+    check(own, timeout_s=args.sweep.timeout_s)
+    if own:
         has_gpu = preflight([replace(own[0], device="cuda")])[0]["reason"] is None
-        with forecasting() as forecast:
+        with forecasting(args.sweep.timeout_s) as forecast:
             for config in own:
                 _forecasts.print_fits(config, device_bytes, forecast, run if has_gpu else None)
     for config in configs:
@@ -241,7 +242,8 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
 
     limit, ceiling = budget_bytes - CONTEXT_BYTES if on_gpu else None, budget_bytes
-    while found := _cheapest_plan(replace(config, device="cuda" if on_gpu else "cpu"), ceiling):
+    target = replace(config, device="cuda" if on_gpu else "cpu")
+    while found := _cheapest_plan(target, ceiling, args.sweep.timeout_s):
         best, more_flops = found
         device = config.device if on_gpu else "cpu"
         planned = replace(config, device=device, checkpoint=best.config.checkpoint, memory_limit_bytes=limit)
@@ -267,7 +269,7 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
     )
 
 
-def _cheapest_plan(config: RunConfig, budget_bytes: int) -> tuple[Change, float] | None:
+def _cheapest_plan(config: RunConfig, budget_bytes: int, timeout_s: float | None) -> tuple[Change, float] | None:
     """Return the cheapest checkpoint plan that fits by prediction, and its recomputed FLOPs as a share of the step's.
 
     The prediction is a formula for the built-in model, and a step on fake tensors for a user's own.
@@ -277,7 +279,7 @@ def _cheapest_plan(config: RunConfig, budget_bytes: int) -> tuple[Change, float]
     from cs_systems.runtime.sweep import forecasting
 
     if is_foreign(config.workload):
-        with forecasting() as forecast:
+        with forecasting(timeout_s) as forecast:
             return _forecasts.cheapest_plan(config, budget_bytes, forecast)
     best = cheapest_plan(config, budget_bytes)
     return None if best is None else (best, _more_flops(best.config))

@@ -28,7 +28,7 @@ from cs_systems.machine.device import Device, DeviceUnavailable
 from cs_systems.machine.environment import environment
 from cs_systems.record import Environment, Measurement, RunRecord, Sample, make_key
 from cs_systems.runtime.channel import CellRecord, Message, Visit
-from cs_systems.runtime.plain_rows import check_phases, plain_row, plain_tables
+from cs_systems.runtime.plain_rows import DESCRIPTION, check_phases, plain_row, plain_tables
 from cs_systems.runtime.process_state import ProcessState, seed_all
 from cs_systems.runtime.timing import measure
 from cs_systems.runtime.warming import WarmupProgress
@@ -310,7 +310,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     check_phases(measurement.phase_names())
     after = environment(device)
     is_foreign = plugins.is_foreign(cell.config.workload)
-    description = plain_row("describe()", cell.workload.describe(), is_foreign)
+    description = plain_row(DESCRIPTION, cell.workload.describe(), is_foreign)
     if isinstance(cell.workload, _foreign.ForeignWorkload):
         description |= {"uses": cell.workload.uses}
     sizes = [size for size, sample in zip(cell.sizes, cell.samples, strict=False) if not sample.warmup]

@@ -32,9 +32,10 @@ class ObjectState:
         """Keep the state. Raises ConfigError for a model whose parameters do not exist yet."""
         if any(is_lazy(parameter) for parameter in setup.model.parameters()):
             raise ConfigError("the model has lazy parameters without a shape; call it once before it is measured")
-        if any(parameter.is_meta for parameter in setup.model.parameters()):
+        if on_meta := next((name for name, parameter in setup.model.named_parameters() if parameter.is_meta), None):
             raise ConfigError(
-                "the model is on the meta device, without values; call model.to_empty(device='cpu') and initialise it"
+                f"parameter {on_meta} of the model is on the meta device, without values; load the model without "
+                "offloading. If all of it is on meta, call model.to_empty(device='cpu') and initialise it"
             )
         self._undo = [*_undo_all(setup)]
 

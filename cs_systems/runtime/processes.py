@@ -33,6 +33,7 @@ START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 120.0  # for a request that measures nothing
 GRACE_S = 10.0  # for an idle process to end
 FINISH_TIMEOUT_S = 600.0  # for a profiler to write its report after the worker has ended
+BUG = "measure again, and if it recurs, report this as a bug of cs-systems"
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 
 
@@ -45,7 +46,15 @@ class WorkerOutOfMemory(WorkerDied):
 
 
 class WorkerTimeout(RuntimeError):
-    """Worker that sent no message in the allowed time, which the text states."""
+    """Worker that sent no message in the allowed time, which the text states; `remedy` may follow it."""
+
+    remedy = "; raise timeout_s"
+
+
+class RequestUnread(WorkerTimeout):
+    """Worker that read no request in a time that is not the measurement's `timeout_s`."""
+
+    remedy = "; close other programs and measure again"
 
 
 def worker_command(*arguments: object) -> list[str]:
@@ -105,7 +114,7 @@ class Member:
     _sent: int = 0
 
     def send(self, message: Message, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Send a request. Raises BrokenPipeError if the worker has ended, WorkerTimeout if it does not read."""
+        """Send a request. Raises BrokenPipeError if the worker has ended, RequestUnread if it does not read."""
         frame = memoryview(channel.encode(message, os.getpid(), self._sent))
         self._sent += 1
         deadline = time.monotonic() + timeout_s
@@ -114,7 +123,7 @@ class Member:
                 frame = frame[os.write(self.request_fd, frame) :]
             except BlockingIOError:
                 if (left := deadline - time.monotonic()) <= 0:
-                    raise WorkerTimeout(f"the worker did not read its request within {timeout_s:g} s") from None
+                    raise RequestUnread(f"the worker process read no request within {timeout_s:g} s") from None
                 select.select([], [self.request_fd], [], min(left, 0.1))
 
     def listen(self) -> None:
@@ -316,9 +325,10 @@ class Worker:
             self.hello = hello
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
             self.close()
-            remedy = "; close other programs and run it again, or run cs-systems doctor"
-            slow = remedy if isinstance(error, WorkerTimeout) else ""
-            raise RuntimeError(f"the worker process did not start: {error}{slow}") from error
+            first = "close other programs and try again" if isinstance(error, WorkerTimeout) else "correct the cause"
+            raise RuntimeError(
+                f"the worker process did not start: {error}; {first}, or run cs-systems doctor"
+            ) from error
 
     def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
         """Send a request and yield the replies up to `Done`.
@@ -367,7 +377,7 @@ class Worker:
             if self._member.status is not None or self._member.receiver.closed:
                 raise self._tree.death_of(self._member, self._log)
             if not self._tree.wait(max(0.0, deadline - time.monotonic())):
-                raise WorkerTimeout(f"no answer within {timeout_s:g} s")
+                raise WorkerTimeout(f"the worker process did not answer within {timeout_s:g} s")
         return self._member.received.pop(0)
 
 
@@ -385,9 +395,11 @@ class Expected:
 
     def check(self, reply: Message) -> None:
         if not isinstance(reply, self._kinds):
-            raise ChannelError(f"a worker sent the unexpected reply {type(reply).__name__}")
+            raise ChannelError(f"a worker process sent a reply that was not asked for ({type(reply).__name__}); {BUG}")
         if isinstance(reply, (Visit, Warming, CellRecord)) and reply.cell not in self._open:
-            raise ChannelError(f"a worker replied for cell {reply.cell}, which was not requested or is finished")
+            raise ChannelError(
+                f"a worker process replied for cell {reply.cell} of its request, which is finished or not in it; {BUG}"
+            )
         if isinstance(reply, CellRecord):
             self._open.remove(reply.cell)
 

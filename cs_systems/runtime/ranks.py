@@ -86,6 +86,8 @@ class NotStarted(RuntimeError):
 class RankHung(WorkerTimeout):
     """Ranks that the others waited for in vain; the message ends with the remedy."""
 
+    remedy = ""
+
 
 def hung(names: str, patience_s: float, where: str = "") -> str:
     """Return which ranks kept the others waiting, and what to do. The patience is a `timeout_s` above its minimum."""
@@ -163,7 +165,9 @@ class Ranks:
                 pass
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
             self.close()
-            raise NotStarted(f"{kind.world_size} ranks did not start: {error}") from error
+            is_slow = isinstance(error, WorkerTimeout) and not isinstance(error, RankHung)
+            remedy = "; run cs-systems doctor, or use fewer ranks" if is_slow else ""
+            raise NotStarted(f"{kind.world_size} ranks did not start: {error}{remedy}") from error
         hello = self._ranks[0].hello
         assert hello is not None
         self.hello = hello
@@ -181,9 +185,7 @@ class Ranks:
             event = self._next(deadline)
             if event is None:
                 names = ", ".join(rank.name for rank in waiting)
-                raise WorkerTimeout(
-                    f"{names} did not answer within {START_TIMEOUT_S:g} s; run cs-systems doctor, or use fewer ranks"
-                )
+                raise WorkerTimeout(f"{names} did not answer within {START_TIMEOUT_S:g} s")
             rank, message = event
             assert isinstance(message, Ready)
             rank.hello = message
@@ -209,7 +211,7 @@ class Ranks:
             if (event := self._next(min(deadline, self._last_due()))) is None:
                 if time.monotonic() < deadline:
                     raise self._hang([r for r in self._ranks if any(r.number not in a for a in self._answers.values())])
-                raise WorkerTimeout(f"no answer within {timeout_s:g} s: {self._locations(self._ranks)}")
+                raise WorkerTimeout(f"the ranks did not answer within {timeout_s:g} s ({self._locations(self._ranks)})")
             rank, message = event
             if isinstance(message, Visit) and rank.number == 0:
                 yield message

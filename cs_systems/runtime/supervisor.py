@@ -33,12 +33,13 @@ from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.runtime.processes import (
     ANSWER_TIMEOUT_S,
+    BUG,
     Worker,
     WorkerDied,
     WorkerOutOfMemory,
     WorkerTimeout,
 )
-from cs_systems.runtime.ranks import Kind, NotStarted, RankHung, Ranks
+from cs_systems.runtime.ranks import Kind, NotStarted, Ranks
 
 OnVisit = Callable[[RunConfig, Visit | Warming], None]
 ONE_WORKER = Kind()
@@ -158,7 +159,10 @@ class Supervisor:
             [answer] = self._ready(kind, stays_fresh=True).request(request, ANSWER_TIMEOUT_S)
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
             self.close()
-            raise RuntimeError(f"the worker process failed while it examined this machine: {error}") from error
+            raise RuntimeError(
+                f"the worker process failed while it examined this machine: {error}; try again, and if it recurs, run "
+                "cs-systems doctor"
+            ) from error
         return answer
 
     def environment(self, device: str) -> Environment:
@@ -195,7 +199,7 @@ class Supervisor:
                     rows.append(cast(PreflightRow, reply.row))
                 continue
             except WorkerTimeout as error:
-                lost = f"the memory prediction hung: {error}; raise timeout_s"
+                lost = f"the memory prediction hung: {error}{error.remedy}"
             except (WorkerDied, ChannelError) as error:
                 lost = f"the memory prediction killed the worker: {error}"
             self.close()
@@ -212,7 +216,8 @@ class Supervisor:
             [reply] = self._ready(Kind(sources=config.sources)).request(request, self._timeout_s or ANSWER_TIMEOUT_S)
         except (WorkerTimeout, WorkerDied, ChannelError) as error:
             self.close()
-            remedy = "; raise timeout_s" if isinstance(error, WorkerTimeout) else ""
+            correct = "; correct the step, or measure its memory without a prediction"
+            remedy = error.remedy if isinstance(error, WorkerTimeout) else correct
             message = f"the memory prediction of {config.workload} failed: {error}{remedy}"
             raise ConfigError(message, "timeout_s") from error
         assert isinstance(reply, channel.Forecasted)
@@ -296,8 +301,7 @@ class Supervisor:
     def _lost_record(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
         """Return the record of a cell whose processes were lost."""
         if isinstance(error, WorkerTimeout):
-            remedy = "" if isinstance(error, RankHung) else "; raise timeout_s"
-            return self._record(config, repeat, "timeout", f"{error}{remedy}")
+            return self._record(config, repeat, "timeout", f"{error}{error.remedy}")
         if isinstance(error, (NotStarted, ChannelError)):
             return self._record(config, repeat, "error", str(error))
         status = "oom" if isinstance(error, WorkerOutOfMemory) else "killed"
@@ -316,10 +320,8 @@ def _checked(reply: CellRecord) -> RunRecord:
     try:
         return RunRecord.from_dict(reply.record)
     except (ConfigError, TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ChannelError(
-            f"a worker sent a record that this process cannot read ({in_words(error)}); if cs-systems was changed "
-            "during the run, run the command again, else report this as a bug of cs-systems"
-        ) from error
+        cause, _, _ = in_words(error).partition("; ")  # its remedy is for a config that the user wrote
+        raise ChannelError(f"a worker process sent a record that this process cannot read ({cause}); {BUG}") from error
 
 
 def _of_another_job(kind: Kind) -> str | None:
@@ -350,6 +352,6 @@ def same_device(first: Ready, now: Ready) -> None:
     """Raise RuntimeError if a new worker finds another device than the one that the sweep began on."""
     if first.device != now.device:
         raise RuntimeError(
-            f"the device changed: the sweep began on {first.device}, but a new worker finds {now.device}; "
-            "restore the device and run the same command again, the records so far are kept"
+            f"the device changed: the first worker process found {first.device}, a new one finds {now.device}; check "
+            f"with cs-systems doctor that {first.device} works, and measure again, which keeps the records of a folder"
         )

@@ -55,8 +55,8 @@ def _listed(configs: Iterable[RunConfig]) -> list[RunConfig]:
     for cell in cells:
         if not isinstance(cell, RunConfig):
             raise ConfigError(
-                f"a cell is {shown(cell)}; give RunConfigs. If it is a model or a step, {BY_NAME}, or measure it in "
-                "this process with run(model=…, inputs=…)"
+                f"configs has {shown(cell)}; give a list of RunConfigs. Measure a model by run(model=…, inputs=…), a "
+                f"step by run(workload=…), or {BY_NAME}"
             )
     return cells
 
@@ -72,7 +72,10 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
         if reason := profiler.problem():
             raise ProfilerUnusable(reason, profiler.instead)
         if profiler.launch is not Profiler.launch and any(c.is_distributed for c in configs if c.profiler == name):
-            raise ConfigError(f"profiler {name} supports one process, not several ranks; use kineto")
+            raise ConfigError(
+                f"profiler {name} cannot record ranks, which a strategy, a collective or world_size above 1 requires; "
+                "use profiler kineto"
+            )
     for name in {name for c in configs for name in (c.workload, c.inputs) if name}:
         plugins.check("workloads", name)
     for name in {c.attention for c in configs}:
@@ -151,7 +154,10 @@ def run(
         if argument not in _ARGUMENTS:
             raise unknown_argument("run", argument, options[argument], _ARGUMENTS, _INSTEAD)
     if config is not None and not isinstance(config, RunConfig):
-        raise ConfigError(f"config is {shown(config)}; give a RunConfig, or run(model=model, inputs=batch)")
+        raise ConfigError(
+            f"config is {shown(config)}; give a RunConfig, or call run(model=…) for a ModelConfig, "
+            "run(model=…, inputs=…) for a module, run(workload=…) for a step"
+        )
     named = {"model": model, "inputs": inputs, "loss": loss, "optimizer": optimizer, "workload": workload}
     given = options | {argument: value for argument, value in named.items() if value is not None}
     live = {argument: given.pop(argument) for argument in list(given) if _is_live(argument, given[argument])}
@@ -164,11 +170,13 @@ def run(
     if live:
         return _run_live(config, live, plan, name, out, timeout_s)
     if name is not None:
-        raise ConfigError("name= names a model or workload object, and none is given; leave out name=")
+        raise ConfigError(
+            "name= is only for a live object, such as an nn.Module or a step, and none is given; leave out name="
+        )
     if not in_process:
         return _run_in_worker(config, out, timeout_s)
     if out is not None:
-        raise ConfigError("in_process=True writes no record; leave out out=, or in_process=True")
+        raise ConfigError("in_process=True writes no folder of records, but out= is given; give only one of the two")
     if config.profiler != "none":
         raise ConfigError(f"profiler {config.profiler} needs its own process; leave out in_process=True")
     if config.is_distributed:
@@ -198,7 +206,9 @@ def _check_live(live: Mapping[str, Any], named: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{first}= requires an nn.Module as model=, got a ModelConfig; give a module, or leave out {first}="
             )
-        raise ConfigError(f"{first}= requires model=; give both")
+        raise ConfigError(
+            f"{first}= requires an nn.Module as model=, and none is given; give both, or leave out {first}="
+        )
 
 
 def _run_live(
@@ -210,22 +220,27 @@ def _run_live(
     timeout_s: float | None,
 ) -> RunRecord:
     """Measure a live object. Raises ConfigError if the objects are incomplete, or an option needs another process."""
-    first = next(iter(live))
     if config.workload != RunConfig().workload:
-        raise ConfigError(f"workload {config.workload} and {first}= exclude each other; leave out one of them")
+        names = ", ".join(f"{argument}=" for argument in live)
+        raise ConfigError(
+            f"workload {config.workload} cannot be combined with {names}; leave out that workload, or leave out {names}"
+        )
     if "workload" in live and len(live) > 1:
         other = next(argument for argument in live if argument != "workload")
-        raise ConfigError(f"workload= and {other}= exclude each other; give all parts in a TrainingSetup")
+        raise ConfigError(
+            f"workload= and {other}= exclude each other; leave out {other}=, or give all parts as "
+            "workload=TrainingSetup(model, batch, …)"
+        )
     profiler: Profiler = plugins.get("profilers", config.profiler)
     reasons = {
         "timeout_s": timeout_s is not None,
         f"profiler {config.profiler}": profiler.launch is not Profiler.launch,
-        "several ranks or a strategy": config.is_distributed,
+        f"strategy {config.strategy} on world_size {config.world_size}": config.is_distributed,
     }
     if needs := [what for what, is_asked in reasons.items() if is_asked]:
         raise ConfigError(
-            f"{needs[0]} requires a worker process, which cannot receive an object of this process; leave that out, "
-            f"or {BY_NAME}"
+            f"{needs[0]} requires a worker process, which cannot receive an object of this process; leave out "
+            f"{needs[0]}, or {BY_NAME}"
         )
     from cs_systems.runtime import live as here
 
@@ -326,7 +341,9 @@ def sweep(
     if shuffle_seed is not None and not is_whole(shuffle_seed):
         raise ConfigError(f"shuffle_seed is {shown(shuffle_seed)}; it must be a whole number")
     if not callable(on_progress):
-        raise ConfigError(f"on_progress is {shown(on_progress)}; give a function of one Progress")
+        raise ConfigError(
+            f"on_progress is {shown(on_progress)}; give a function that takes a Progress, or leave it out"
+        )
     if not cells:
         raise ConfigError("configs is empty; give at least one RunConfig")
     cells = list(dict.fromkeys(cells))

@@ -260,7 +260,7 @@ class Job:
             elif store.check(["failed"]) and not over.wait(SETTLE_S):
                 self._report_failure(int(store.get("failed")), store)
             elif end is not None and time.monotonic() > end:
-                self._give_up("timeout", f"no answer within {timeout_s:g} s; raise timeout_s")
+                self._give_up("timeout", f"the ranks did not answer within {timeout_s:g} s; raise timeout_s")
 
     def _report_failure(self, rank: int, store: Any) -> None:
         for number in itertools.count(self._read[rank]):

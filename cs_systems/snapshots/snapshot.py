@@ -183,14 +183,20 @@ def _read(path: Path, choose: Callable[[list[int]], list[int]]) -> list[Snapshot
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
-        if isinstance(error, KeyError):
-            cause = f"an entry lacks {error}"
-        else:
-            cause = str(error) if type(error) is ValueError else "a value has another type or size"
-        raise ConfigError(f"{path} is not a snapshot that PyTorch wrote: {cause}; write one with {_HOW}") from None
+        raise ConfigError(
+            f"{path} is not a snapshot that PyTorch wrote: {_cause(error)}; write one with {_HOW}"
+        ) from None
 
 
-_REMOVE = "remove that file, which only adds details"
+def _cause(error: Exception) -> str:
+    """Return what is wrong with a file's data in the reader's words, and not in those of Python's internals."""
+    if isinstance(error, KeyError):
+        return f"an entry lacks {error}"
+    return str(error) if isinstance(error, ValueError) else "a value has another type or size"
+
+
+_RENAME = "rename that file, which only adds details"
+_BESIDE = "which is read because it is beside the snapshot,"
 _HOW = "torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps"
 
 
@@ -210,15 +216,15 @@ def _devices(path: Path, data: dict[str, Any]) -> list[int]:
 
 def _chosen(path: Path, devices: Sequence[int], device: int | None) -> int:
     if device is None and len(devices) > 1:
-        raise ConfigError(f"{path} holds {len(devices)} devices; choose one with --device {_listed(devices)}")
+        raise ConfigError(f"{path} holds {len(devices)} devices; choose device {_listed(devices)}", "device")
     if device is not None and device not in devices:
-        raise ConfigError(f"{path} holds no data of device {device}; choose --device {_listed(devices)}")
+        raise ConfigError(f"{path} holds no data of GPU {device}; choose device {_listed(devices)}", "device")
     return devices[0] if device is None else device
 
 
 def _snapshot(path: Path, data: dict[str, Any], device: int, devices: Sequence[int]) -> Snapshot:
     segments, traces = data.get("segments") or [], data.get("device_traces") or []
-    stacks = _Stacks()
+    stacks = _Stacks(path)
     own = [s for s in segments if s.get("device", 0) == device]
     made = tuple(_segment(s, stacks) for s in own)
     trace = traces[device] if device < len(traces) else []
@@ -260,7 +266,8 @@ class _Stacks:
     PyTorch shares the frames' dictionaries between stacks, so that most stacks are recognised by identity.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self.known: list[Stack] = [()]
         self._by_content: dict[Stack, int] = {(): 0}
         self._by_identity: dict[tuple[int, ...], int] = {(): 0}
@@ -268,7 +275,10 @@ class _Stacks:
 
     def number(self, frames: Sequence[Mapping[str, Any]]) -> int:
         if len(frames) > MOST_FRAMES:
-            raise ValueError(f"a stack has {len(frames)} frames, over {MOST_FRAMES}")
+            raise ConfigError(
+                f"{self._path} has a stack of {len(frames)} frames, over the limit of {MOST_FRAMES}; record with less "
+                "recursion, or with context=None in _record_memory_history"
+            )
         identity = tuple(map(id, frames))
         number = self._by_identity.get(identity)
         if number is None:
@@ -393,39 +403,38 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
         return None
     if path.stat().st_size > MOST_SIDECAR_BYTES:
         raise ConfigError(
-            f"{path}, which is read because it is beside the snapshot, has {path.stat().st_size >> 20} MiB, and such a "
-            f"file has at most {MOST_SIDECAR_BYTES >> 20}; move or rename it: without it the snapshot has less detail"
+            f"{path}, {_BESIDE} has {path.stat().st_size:,} bytes, over the limit of {MOST_SIDECAR_BYTES:,}; {_RENAME}"
         )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema_version"] != SIDECAR_VERSION:
             version = shown(data["schema_version"])
             raise ConfigError(
-                f"{path}, written beside the snapshot, has schema_version {version}, but this "
-                f"version of cs-systems reads {SIDECAR_VERSION}; use the version that wrote it, "
-                f"or {_REMOVE}"
+                f"{path}, {_BESIDE} has schema_version {version}, but this version of cs-systems reads "
+                f"{SIDECAR_VERSION}; use the version that wrote it, or {_RENAME}"
             )
         tensors = tuple(_tensor(t) for t in data["tensors"] if t.get("device", 0) == device)
         if unknown := {t.kind for t in tensors} - {*TENSOR_KINDS}:
             raise ConfigError(
-                f"{path} has the unknown tensor kind {shown(unknown.pop())}, and not one of {', '.join(TENSOR_KINDS)}; "
-                f"{_REMOVE}"
+                f"{path}, {_BESIDE} has a tensor of the unknown kind {shown(unknown.pop())}; use one of "
+                f"{', '.join(TENSOR_KINDS)}, or {_RENAME}"
             )
         try:
             config = RunConfig.from_dict(data["config"]) if data.get("config") else None
         except ConfigError as error:
             what, _, _ = str(error).partition("; ")  # its remedy is for a config that the user wrote
             raise ConfigError(
-                f"{path}, written beside the snapshot, has a config that this version of cs-systems cannot read "
-                f"({what}); use the version that wrote it, or {_REMOVE}"
+                f"{path}, {_BESIDE} has a config that this version of cs-systems cannot read ({what}); use the version "
+                f"that wrote it, or {_RENAME}"
             ) from None
         most = data.get("max_allocated_bytes")
         return Sidecar(config, None if most is None else _count(most), tensors)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        cause = f"it lacks {error}" if isinstance(error, KeyError) else error
-        raise ConfigError(f"{path} is not a valid JSON file of a snapshot ({cause}); {_REMOVE}") from None
+        raise ConfigError(
+            f"{path}, {_BESIDE} does not have the form that cs-systems reads ({_cause(error)}); {_RENAME}"
+        ) from None
 
 
 def _tensor(fields: Mapping[str, Any]) -> Tensor:

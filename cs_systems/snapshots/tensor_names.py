@@ -55,7 +55,7 @@ def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNam
     """Return the names for a snapshot: by the sidecar's configuration, else by the preset `size`, else by a guess.
 
     Raises:
-        ConfigError: The preset is unknown.
+        ConfigError: The preset is unknown, or is not that of the snapshot.
     """
     sidecar = attribution.replay.snapshot.sidecar
     config = sidecar.config if sidecar else None
@@ -64,8 +64,12 @@ def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNam
         model = PRESETS[one_of("size", size, PRESETS)]
         elements = [e for e in ELEMENT_BYTES if _fits(model, e, sizes)]
         if not elements:
+            snapshot = attribution.replay.snapshot
+            other = ", or choose another device" if len(snapshot.devices) > 1 else ""
             raise ConfigError(
-                f"--size {size} does not match the snapshot, which lacks tensors of that preset; leave out --size"
+                f"size {size} does not match device {snapshot.device} of the snapshot, which lacks tensors of that "
+                f"preset; leave out size{other}",
+                "size",
             )
         return _names(model, elements, None, f"tensors are named by their size, from the preset {size}")
     if config is not None and config.workload == "train_step":

@@ -53,12 +53,13 @@ def load(path: Path, how: str) -> Any:
     if not path.is_file():
         inside = sorted(path.glob("*.pickle")) if path.is_dir() else []
         give = choice(path, inside) if inside else "a snapshot file"
-        raise ConfigError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; give {give}")
+        what = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
+        raise ConfigError(f"{path} {what}; give {give}")
     if not path.stat().st_size:
         raise ConfigError(f"{path} is empty: the snapshot was never written; check the disk space and dump it again")
     refuse_other(path, "snapshot")
     if not PICKLE.match(head(path)):
-        raise ConfigError(f"{path} is not a memory snapshot of PyTorch, which is a pickle file; write one with {how}")
+        raise ConfigError(f"{path} is not a pickle file, as every memory snapshot of PyTorch is; write one with {how}")
     _refuse_beyond_memory(path)
     try:
         with closing(Unpacked(path)) as source, _metered_memory() as allow:
@@ -69,8 +70,8 @@ def load(path: Path, how: str) -> Any:
                 f"{path} holds tensors, as a checkpoint of torch.save does; give a memory snapshot"
             ) from None
         raise ConfigError(
-            f"{path} was refused before anything in it ran: it requests {refused}, as a pickle that runs code does; "
-            "give a memory snapshot, which holds only numbers, texts, lists and dictionaries"
+            f"{path} was not loaded: it refers to {refused}, and a memory snapshot holds only numbers, texts, lists "
+            f"and dictionaries; write one with {how}"
         ) from None
     except ConfigError:
         raise
@@ -96,9 +97,8 @@ def _refuse_beyond_memory(path: Path) -> None:
     needed, available = size * MEMORY_PER_FILE_BYTE, _available_bytes()
     if available is not None and needed > max(available, 2**30):
         raise ConfigError(
-            f"{path} is {size / 2**30:.1f} GiB and needs about {needed / 2**30:.0f} GiB of memory, "
-            f"but {available / 2**30:.0f} GiB are free; record {FEWER}, or read it on a "
-            "machine with more memory"
+            f"{path} is {size / 2**30:.1f} GiB and needs about {needed / 2**30:.1f} GiB of memory, but only "
+            f"{available / 2**30:.1f} GiB are free; record {FEWER}, or read it on a machine with more memory"
         )
 
 

@@ -64,6 +64,7 @@ MALFORMED = {
     "memory --fits": "--fits has no value; give one, or leave out --fits",
     "time --out --steps 3": "--out has no value; give one, or leave out --out",
     "time --warmup_s": "--warmup-s has no value; give one, or leave out --warmup-s",
+    "memory --fits 8GiB --timeout-s 0": "--timeout-s is 0; it must be more than 0 s and at most a year",
     "memory --fits 8XB": "--fits '8XB' is not a size in bytes; use a form such as 8GiB or 512B",
     "memory --best-checkpoint --budget 8": "--budget '8' has no unit; use 8GiB, 8GB, or 8B for bytes",
     "time --workload own:f --parts fused_rmsnorm": (

@@ -212,8 +212,11 @@ def test_output_creates_its_folder(snapshot_path: Path, tmp_path: Path, capsys: 
         (["--top", "0"], "--top is 0; it must be at least 1"),
         (["--format", "csv"], "--format csv writes one table; choose one with --table:"),
         (["--size", "huge"], "unknown size 'huge'"),
-        (["--size", "large"], "--size large does not match the snapshot, which lacks tensors of that preset"),
-        (["--device", "3"], "holds no data of device 3; choose --device 0"),
+        (
+            ["--size", "large"],
+            "--size large does not match device 0 of the snapshot, which lacks tensors of that preset; leave out --siz",
+        ),
+        (["--device", "3"], "holds no data of GPU 3; choose --device 0"),
     ],
 )
 def test_invalid_options_exit_2(

@@ -432,10 +432,12 @@ def test_measurement_inside_an_active_recorder_is_refused(tmp_path: Path) -> Non
                 model(inputs).sum().backward()
                 if not recorder.done:
                     with pytest.raises(
-                        ConfigError, match=r"run\(\) was called inside an active Recorder; call it after"
+                        ConfigError, match=r"run\(\) was called while a Recorder is recording; call run\(\)"
                     ):
                         cs_systems.run(model=net(), inputs=inputs)
-                    with pytest.raises(ConfigError, match=r"sweep\(\) was called .* or when recorder\.done is True"):
+                    with pytest.raises(
+                        ConfigError, match=r"sweep\(\) was called .* when the attribute done of .* is True"
+                    ):
                         cs_systems.sweep([cs_systems.RunConfig()])
         afterwards = cs_systems.run(model=net(), inputs=inputs, warmup=0, steps=1)
     assert recorder.records[0].status == afterwards.status == "ok"

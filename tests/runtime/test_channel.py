@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cs_systems.config import RunConfig
 from cs_systems.runtime import channel
 from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit, Warming
-from cs_systems.runtime.processes import Expected, Member
+from cs_systems.runtime.processes import Expected, Member, RequestUnread
 
 PID = 4321
 texts = st.text(max_size=20)
@@ -125,11 +125,11 @@ def test_json_that_is_no_message_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("replies", "message"),
     [
-        ([Done(True)], "a worker sent the unexpected reply Done"),
-        ([Warming(1, 1, 2)], "a worker replied for cell 1, which was not requested or is finished"),
-        ([Visit(1)], "a worker replied for cell 1, which was not requested or is finished"),
-        ([CellRecord(0, {}), CellRecord(0, {})], "a worker replied for cell 0, which was not requested or is finished"),
-        ([CellRecord(0, {}), Visit(0)], "a worker replied for cell 0, which was not requested or is finished"),
+        ([Done(True)], "a worker process sent a reply that was not asked for \\(Done\\); measure again"),
+        ([Warming(1, 1, 2)], "a worker process replied for cell 1 of its request"),
+        ([Visit(1)], "a worker process replied for cell 1 of its request"),
+        ([CellRecord(0, {}), CellRecord(0, {})], "a worker process replied for cell 0 of its request"),
+        ([CellRecord(0, {}), Visit(0)], "a worker process replied for cell 0 of its request"),
     ],
 )
 def test_replies_for_unrequested_cells_are_refused(replies: list[Message], message: str) -> None:
@@ -139,6 +139,15 @@ def test_replies_for_unrequested_cells_are_refused(replies: list[Message], messa
         expected.check(reply)
     with pytest.raises(ChannelError, match=message):
         expected.check(last)
+
+
+def test_unread_request_has_a_remedy_other_than_timeout_s(pipe: tuple[Receiver, int]) -> None:
+    receiver, write = pipe
+    os.set_blocking(write, False)
+    large = channel.Preflight([{"name": "x" * (1 << 20)}])
+    with pytest.raises(RequestUnread, match="read no request within 0 s") as caught:
+        Member(0, write, receiver).send(large, 0)
+    assert caught.value.remedy == "; close other programs and measure again"
 
 
 SENDS_FROM_FORK = """

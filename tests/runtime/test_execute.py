@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import cs_systems
-from cs_systems.config import PRESETS, Mode, Precision, RunConfig
+from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig
 from cs_systems.machine.device import Device, resolve
 from cs_systems.record import RunRecord
 from cs_systems.runtime.channel import CellRecord, Message, Visit
 from cs_systems.runtime.execute import _Cell, _cost_tables, run_cells
+from cs_systems.runtime.plain_rows import plain_tables
 from cs_systems.workloads import CallableWorkload
 from cs_systems.workloads._foreign import FORMS
 
@@ -514,3 +515,11 @@ def test_times_of_a_repeated_phase_are_summed(tmp_path: Any) -> None:
     for sample in record.measurement.timed:
         assert sample.phases_s["forward"] >= 0.03
         assert sample.phases_s["forward"] == pytest.approx(sample.wall_s, rel=0.1)
+
+
+def test_rows_of_a_table_get_the_column_order_of_the_first() -> None:
+    (rows,) = plain_tables({"losses": [{"a": 1, "b": 2}, {"b": 3, "a": 4}]}).values()
+    assert [[*row.items()] for row in rows] == [[("a", 1), ("b", 2)], [("a", 4), ("b", 3)]]
+    assert plain_tables({"losses": []}) == {"losses": []}
+    with pytest.raises(ConfigError, match="rows 0 and 2 of table 'losses' differ in the column 'b'; give every row"):
+        plain_tables({"losses": [{"a": 1}, {"a": 2}, {"a": 3, "b": 4}]})

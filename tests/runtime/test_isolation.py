@@ -40,15 +40,18 @@ DYING = {
     "writes_to_every_descriptor": ("error", "the step wrote to the worker's pipe"),
     "closes_every_descriptor": ("killed", "the worker was lost: the step closed or replaced the worker's pipe"),
     "puts_a_file_in_every_descriptor": ("killed", "the worker was lost: the step closed or replaced"),
-    "HasInvalidTable": ("error", "'x' in row 0 of table 'mine' is of type set; use None, True, a number or a text"),
+    "HasInvalidTable": (
+        "error",
+        "'x' in row 0 of table 'mine' is of type set; use None, or Python's bool, int, float or str",
+    ),
     "HasReservedTable": (
         "error",
         "tables() has a table 'kernels', a name that cs_systems reserves; choose another name",
     ),
-    "DescribesATensor": ("error", "'tokens' in describe() is of type Tensor; use None"),
+    "DescribesATensor": ("error", "'tokens' in the result of describe() is of type Tensor; use None"),
     "predicts_a_text": ("error", "preflight() returned 'many'; return a number of bytes, or None"),
     "predicts_too_much": ("error", "preflight() returned a number that is too large; return a number of bytes"),
-    "DescribesTooMuch": ("error", "'tokens' in describe() does not fit into 64 bits; give it as a float"),
+    "DescribesTooMuch": ("error", "'tokens' in the result of describe() does not fit into 64 bits; give it as a float"),
 }
 
 

@@ -333,15 +333,19 @@ REFUSED = {
     "RunConfig(checkpoint='every:1', workload='attention', mode='forward')": (
         "checkpoint requires a model, and workload attention has none; leave out checkpoint$"
     ),
-    "run(Net())": r"config is a Net; give a RunConfig, or run\(model=model, inputs=batch\)",
+    "run(Net())": r"config is a Net; give a RunConfig, or call run\(model=…\) for a ModelConfig, ",
     "run(model=Net())": "model= requires inputs=; give one batch, or a DataLoader of batches",
     "run(model=Net(), inputs=X, batches=[X])": "inputs= and batches= exclude each other; give one of them",
-    "run(inputs=X)": "inputs= requires model=; give both",
+    "run(inputs=X)": "inputs= requires an nn.Module as model=, and none is given; give both, or leave",
     "run(model='small')": r"model is 'small'; give an nn.Module, or a ModelConfig such as preset\('small'\)",
-    "run(workload=step, loss=step)": "workload= and loss= exclude each other; give all parts in a TrainingSetup",
-    "run(RunConfig(workload='toy'), model=Net(), inputs=X)": "workload toy and model= exclude each other; leave out",
-    "run(workload=step, timeout_s=3)": "timeout_s requires a worker process, which cannot receive an object of",
-    "run(model=Net(), inputs=X, strategy='torch_ddp', world_size=2)": "several ranks or a strategy requires a worker",
+    "run(workload=step, loss=step)": "workload= and loss= exclude each other; leave out loss=, or give all parts as",
+    "run(RunConfig(workload='toy'), model=Net(), inputs=X)": (
+        "workload toy cannot be combined with model=, inputs=; leave out that workload, or leave out model=, inputs=$"
+    ),
+    "run(workload=step, timeout_s=3)": "requires a worker process, .*; leave out timeout_s, or name the object",
+    "run(model=Net(), inputs=X, strategy='torch_ddp', world_size=2)": (
+        "strategy torch_ddp on world_size 2 requires a worker process"
+    ),
     "run(workload=step, name='a:b')": "name is 'a:b'; give a text in one line, without a colon",
     "run(workload=lambda *, width: None)": (
         r"live .*width\) requires width, which run\(\) does not give; pass a function .* calls it with width=VALUE$"
@@ -351,10 +355,10 @@ REFUSED = {
     "run(workload=lambda a: a)": r"live <lambda>\(a\) has other arguments than a factory or a step; write a factory",
     "run(workload={'model': Net(), 'bach': X})": "no part 'bach'; did you mean batch or batches. The names are model,",
     "run(RunConfig(), 3, steps=2)": r"run takes only config by position; give the others by name, as in run\(model=…\)",
-    "run(name='mine')": "name= names a model or workload object, and none is given; leave out name=",
-    "run(out='x', in_process=True)": "in_process=True writes no record; leave out out=, or in_process=True",
+    "run(name='mine')": "name= is only for a live object, .* and none is given; leave out name=$",
+    "run(out='x', in_process=True)": "writes no folder of records, but out= is given; give only one of",
     "run(model=nn.LazyLinear(3), inputs=X)": "lazy parameters without a shape; call it once before",
-    "run(model=Net().to('meta'), inputs=X)": "on the meta device, without values; call model.to_empty",
+    "run(model=Net().to('meta'), inputs=X)": "of the model is on the meta device, .* on meta, call model.to_empty",
     "run(model=Net(), inputs=X, lr=1e-3)": r"no argument .lr.; give optimizer=lambda .*AdamW\(parameters, lr=0.001",
     "run(RunConfig(), repeats=3)": r"no argument 'repeats'; measure a RunConfig by sweep",
     "run(model=Net(), inputs=X, checkpoint=True)": "checkpoint is True; it must be the text 'none', or a plan such as",
@@ -372,9 +376,9 @@ REFUSED = {
     "run(model=Net(), batches=5)": "batches is 5; give a list or DataLoader of batches, or a single batch as batch",
     "RunConfig(preset('tiny'))": r"workload is a ModelConfig; write RunConfig\(model=preset\('small'\)\)",
     "run(model=Net(), inputs=X, loss=3)": "loss is 3; give a function",
-    "sweep([Net()])": "a cell is a Net; .* name the object as RunConfig.*or measure it in this process",
+    "sweep([Net()])": r"configs has a Net; .* a model by run\(model=…, .* or name the object as RunConfig",
     "sweep(RunConfig())": r"configs is a single RunConfig; give a list, or measure it with run\(config\)",
-    "sweep(3)": "a cell is 3; give RunConfigs",
+    "sweep(3)": "configs has 3; give a list of RunConfigs",
     "preflight(RunConfig())": "configs is a single RunConfig; give a list",
     "sweep([], repeat=2)": "sweep has no argument 'repeat'; did you mean repeats",
     "sweep([])": "configs is empty; give at least one RunConfig$",
@@ -382,7 +386,7 @@ REFUSED = {
     "sweep([], out=3)": "out is 3; give the folder of the records",
     "sweep([], repeats='2')": "repeats is '2'; it must be at least 1, a whole number",
     "sweep([], fresh=1)": "fresh is 1; give True or False",
-    "sweep([], on_progress=3)": "on_progress is 3; give a function of one Progress",
+    "sweep([], on_progress=3)": "on_progress is 3; give a function that takes a Progress, or leave it out",
     "grid(precision=RunConfig().precision)": r"'fp32'; give a list of values, such as precision=\['fp32'\]$",
     "grid(batch_size=4)": r"batch_size is 4; give a list of values, such as batch_size=\[4\]",
     "grid(size=[])": "size has no value; give at least one$",

@@ -58,7 +58,7 @@ CASUALTIES = {
     "raises": ("error", "ZeroDivisionError: the numerator was fine"),
     "is_killed": ("killed", "killed by SIGKILL (by a user, or by the system when memory ran out); its last output: "),
     "exits": ("killed", "exited with status 7"),
-    "hangs": ("timeout", "no answer within 5 s; raise timeout_s"),
+    "hangs": ("timeout", "the worker process did not answer within 5 s; raise timeout_s"),
     "python_runs_out_of_memory": ("oom", "MemoryError"),
     "torch_runs_out_of_memory": ("oom", "DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
     "prints": ("ok", None),
@@ -137,10 +137,18 @@ def test_prediction_that_hangs_or_dies_fails_only_its_cell() -> None:
     cells = [cell("fine"), cell("hangs_in_preflight"), cell("dies_in_preflight"), cell("fine", seed=1)]
     reasons = [row["reason"] for row in preflight(cells, timeout_s=3)]
     assert (reasons[0], reasons[3]) == (None, None)
-    assert reasons[1] == "the memory prediction hung: no answer within 3 s; raise timeout_s"
+    timeout = "the worker process did not answer within 3 s; raise timeout_s"
+    assert reasons[1] == f"the memory prediction hung: {timeout}"
     assert reasons[2].startswith("the memory prediction killed the worker: killed by SIGKILL")
     (record,) = sweep([cells[1]], timeout_s=3, skip_oom=True)
-    assert (record.status, record.reason) == ("timeout", "no answer within 3 s; raise timeout_s")
+    assert (record.status, record.reason) == ("timeout", timeout)
+
+
+def test_prediction_of_memory_command_ends_at_its_timeout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time\ndef make(config, device):\n    time.sleep(60)\n")
+    assert main(["memory", "--workload", f"{slow}:make", "--fits", "8GiB", "--timeout-s", "3"]) == 2
+    assert "failed: the worker process did not answer within 3 s; raise --timeout-s" in capsys.readouterr().err
 
 
 def test_cell_skipped_as_oom_is_measured_without_skip_oom(tmp_path: Path) -> None:
@@ -295,7 +303,10 @@ def test_fresh_twice_within_a_second_keeps_both_files(tmp_path: Path) -> None:
 def test_changed_device_is_an_error_with_remedy() -> None:
     gpu, cpu = Ready(1, "NVIDIA H200"), Ready(2, "some CPU")
     same_device(gpu, Ready(3, gpu.device))
-    with pytest.raises(RuntimeError, match=r"the device changed.*H200.*some CPU.*run the same command again"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"the device changed.*H200.*some CPU; check with cs-systems doctor that NVIDIA H200 works, and",
+    ):
         same_device(gpu, cpu)
 
 

@@ -342,7 +342,7 @@ def test_tensors_are_named_from_a_preset(tmp_path: Path) -> None:
     assert given.note == "tensors are named by their size, from the preset large"
     with pytest.raises(
         ConfigError,
-        match=r"--size xl does not match the snapshot, which lacks tensors of that preset; leave out --size",
+        match=r"size xl does not match device 0 of the snapshot, which lacks tensors of that preset; leave out size$",
     ):
         tensor_names(found, "xl")
     with pytest.raises(ConfigError, match="unknown size 'larg'; did you mean large"):

@@ -141,7 +141,7 @@ def test_command_shows_every_device(write_snapshot: Write, capsys: pytest.Captur
         assert main(["snapshot", path, *words]) == 2
         assert "shows one device; choose it with --device 0 or 1" in capsys.readouterr().err
     assert main(["snapshot", path, path]) == 2
-    assert "holds 2 devices; choose one with --device 0 or 1" in capsys.readouterr().err
+    assert "holds 2 devices; choose --device 0 or 1" in capsys.readouterr().err
 
 
 def test_annotations_of_pytorch_2_4_make_no_device(write_snapshot: Write) -> None:
