@@ -322,7 +322,7 @@ REFUSED = {
     "run(RunConfig(workload='toy'), model=Net(), inputs=X)": "workload toy and model= exclude each other; leave out",
     "run(workload=step, timeout_s=3)": "timeout_s requires a worker process, which cannot receive an object of",
     "run(model=Net(), inputs=X, strategy='torch_ddp', world_size=2)": "several ranks or a strategy requires a worker",
-    "run(workload=step, name='a:b')": "name is 'a:b'; give a text in one line, without a colon",
+    "run(workload=step, name='a:b')": "name is 'a:b'; give one or more printable characters, without a colon",
     "run(workload=lambda *, width: None)": (
         r"live .*width\) requires width, which run\(\) does not give; pass a function .* calls it with width=VALUE$"
     ),
