@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,10 +119,12 @@ def test_grid_refuses_unknown_axis() -> None:
         (lambda: grid(lr=[1]), "unknown axis 'lr'; choose among"),
         (lambda: preset("smal"), "unknown size 'smal'; did you mean small"),
         (lambda: preset("small", num_heads=7), "768 is not divisible by num_heads 7; choose num_heads among 4, 6, 8"),
+        (lambda: preset("xl-2026", d_model=2570), "is not divisible by num_heads 32 of the preset; choose"),
+        (lambda: ModelConfig(d_model=100), r"is not divisible by num_heads 12 \(the default\); choose"),
         (lambda: preset("small", num_layers=0), "num_layers is 0; it must be at least 1"),
         (
             lambda: preset("small", d_model=12, num_heads=12),
-            "is 1, but rotary embeddings need an even",
+            "of the preset gives 1, but rotary embeddings need an even",
         ),
         (lambda: RunConfig(model="tiny"), r"model is 'tiny'; it must be a ModelConfig, such as preset\('small'\)"),  # type: ignore[arg-type]
         (lambda: RunConfig(batch_size=-1), "batch_size is -1; it must be at least 1"),
@@ -150,6 +153,9 @@ def test_grid_refuses_unknown_axis() -> None:
         (lambda: ModelConfig(rope_theta=-1.0), r"rope_theta is -1\.0; it must be above 0"),
         (lambda: AttentionShape(seq=10.5), r"seq is 10\.5; it must be a whole number"),  # type: ignore[arg-type]
         (lambda: AttentionShape(heads_kv=True), "heads_kv is True; it must be a whole number"),
+        (lambda: AttentionShape(batch=np.int64(8)), r"batch is a numpy\.int64; it must be a whole number of type int"),
+        (lambda: RunConfig(warmup_s=10**400), "warmup_s is an int; it must be a finite number"),
+        (lambda: RunConfig(seed=-(1 << 63)), r"seed is -9223372036854775808; it must be above -2\^63 and below"),
         (
             lambda: RunConfig.from_dict({"warm_up": 1}),
             "no field 'warm_up'; did you mean warmup",

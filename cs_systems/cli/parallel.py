@@ -210,6 +210,10 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
             "ends with a colon; leave out the colon" if written.endswith(":") else "has two colons in a row; write one"
         )
         raise ConfigError(f"strategy {written!r} {where}")
+    if word := next((word for word in settings if word in plugins.names("parallel")), None):
+        raise ConfigError(
+            f"strategy {written!r} joins {word} by a colon, which stands before an option; write {name}+{word}"
+        )
     if name == "single":
         return []
     check(name)

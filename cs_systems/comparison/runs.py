@@ -93,17 +93,21 @@ def compare(
     compared = _compared(a, b)
     left_out += _of_two_workloads(compared)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
+    both = [identity for identity in cells_a if identity in cells_b]
     rows = [
         row
-        for identity, records in cells_a.items()
-        if identity in cells_b
+        for identity in both
         for phase in phases
-        if (row := _row(records, cells_b[identity], phase, compared))
+        if (row := _row(cells_a[identity], cells_b[identity], phase, compared))
     ]
+    for phase in phases:
+        if count := len(both) - sum(row["phase"] == phase for row in rows):
+            left_out.append(f"left out: phase {phase} of {counted(count, 'cell')}, absent or 0 s in one of the runs")
     if not rows:
-        if cells_a.keys() & cells_b.keys():
+        if both:
             raise ConfigError(
-                f"no cell of both runs has the phase {' or '.join(phases)}; choose a phase of both, such as step"
+                f"no cell of both runs has the phase {' or '.join(phases)} with times above 0; choose a phase of both, "
+                "such as step"
             )
         first_a, first_b = (describe(next(iter(cells.values()))[0].run_config) for cells in (cells_a, cells_b))
         raise ConfigError(
@@ -291,7 +295,10 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
     if any(phase != "step" and phase not in (r.measurement.phase_names() if r.measurement else ()) for r in (*a, *b)):
         return None
     processes_a, processes_b = _processes(a, phase), _processes(b, phase)
-    found = statistics.ratio_interval(processes_a, processes_b)
+    try:
+        found = statistics.ratio_interval(processes_a, processes_b)
+    except ConfigError:  # most steps of a process lack the phase, with 0 s
+        return None
     return {
         "cell": describe(a[0].run_config, without) or _plainly(a[0], without) or "all of it",
         "phase": phase,

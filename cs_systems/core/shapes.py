@@ -53,8 +53,8 @@ class ModelConfig:
             )
         if self.d_head % 2:
             raise ConfigError(
-                f"d_model {self.d_model} / num_heads {self.num_heads} is {self.d_head}, but rotary embeddings need "
-                f"an even number; choose {self._fitting()}",
+                f"d_model {self.d_model} divided by num_heads {self.num_heads}{self._origin()} gives {self.d_head}, "
+                f"but rotary embeddings need an even number; choose {self._fitting()}",
                 "d_model",
                 "num_heads",
             )
@@ -66,9 +66,11 @@ class ModelConfig:
         return f"num_heads among {', '.join(map(str, heads))}" if heads else width
 
     def _origin(self) -> str:
-        """Return that num_heads is that of the preset, so that nobody looks for it among the options given."""
+        """Return where num_heads may come from, so that nobody looks for it among the options given."""
         preset = PRESETS.get(self.name)
-        return f" of the preset {self.name}" if preset and preset.num_heads == self.num_heads else ""
+        if self.num_heads != (preset or ModelConfig).num_heads:
+            return ""
+        return " of the preset" if preset else " (the default)"
 
     @property
     def d_head(self) -> int:

@@ -6,6 +6,8 @@ a device, or whose path leaves the folder, is refused, and so is an archive that
 
 from __future__ import annotations
 
+import gzip
+import lzma
 import re
 import shlex
 import shutil
@@ -27,6 +29,10 @@ MOST_FILES = 10_000  # in a folder, or members of an archive
 LARGEST_BYTES = 64 << 30  # of an archive's members together
 CHUNK = 1 << 20
 UNPACK = "unpack it yourself and give the folder"
+_DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile),
+    *(zlib.error, lzma.LZMAError, EOFError, RuntimeError),
+)
 _EXPANDED = f"{MOST_EXPANSION} times its size, unlike any trace or snapshot"
 
 
@@ -100,7 +106,10 @@ def _files(folder: Path) -> list[Path]:
             elif entry.is_file():
                 found.append(entry)
             if len(found) + len(folders) > MOST_FILES:
-                raise ConfigError(f"{folder} has over {MOST_FILES:,} files; give a folder with fewer")
+                raise ConfigError(
+                    f"the folder {folder} contains over {MOST_FILES:,} files and folders; give a folder with fewer, "
+                    "or the files themselves"
+                )
     return sorted(found)
 
 
@@ -117,7 +126,9 @@ def _unpack(path: Path, folder: Path, suffixes: tuple[str, ...]) -> None:
                     f"{path} has over {MOST_FILES:,} files; unpack it yourself and give a folder with fewer"
                 )
             parts = PurePosixPath(name.replace("\\", "/")).parts
-            if not parts or ".." in parts or parts[0] == "/" or ":" in parts[0]:
+            if not parts and name.endswith("/"):  # the folder itself
+                continue
+            if not parts or ".." in parts or parts[0] == "/" or re.match("[A-Za-z]:", parts[0]):
                 problem = "has a path that leaves the archive"
             elif not name.isprintable():
                 problem = "has a path with unprintable characters"
@@ -132,8 +143,8 @@ def _unpack(path: Path, folder: Path, suffixes: tuple[str, ...]) -> None:
                     written += len(data)
                     if written > free:
                         raise ConfigError(
-                            f"{path} unpacks to more than the {free / 2**30:.1f} GiB that {folder.parent.parent} has "
-                            "free; set TMPDIR to a folder on a larger disk"
+                            f"{path} unpacks to more than {free / 2**30:.1f} GiB, the free space of "
+                            f"{folder.parent.parent} less a reserve of 1 GiB; set TMPDIR to a folder with more space"
                         )
                     if written > largest:
                         over = f"{LARGEST_BYTES >> 30} GiB" if largest == LARGEST_BYTES else _EXPANDED
@@ -141,10 +152,12 @@ def _unpack(path: Path, folder: Path, suffixes: tuple[str, ...]) -> None:
                     file.write(data)
     except NotImplementedError as error:
         raise ConfigError(f"{path} is compressed in a way that Python cannot unpack ({error}); {UNPACK}") from None
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        raise ConfigError(f"{path} is a damaged archive ({error}); copy it again") from None
+    except _DAMAGE as error:
+        remedy = "copy it again, or make it again if the original is damaged too"
+        raise ConfigError(f"{path} is a damaged archive ({error}); {remedy}") from None
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"{path} contains two files with the path {name!r}; {UNPACK}") from None
+        twice = f"contains {name!r} twice, or a file where that path needs a folder"
+        raise ConfigError(f"{path} {twice}; {UNPACK}") from None
 
 
 Member = tuple[str, str | None, Callable[[], Any]]  # name, reason to refuse it, function that opens it

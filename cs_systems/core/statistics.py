@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from cs_systems.core.validation import ConfigError
+
 Number = TypeVar("Number", int, float)
 Rounds = Sequence[Sequence[float]]
 """The samples of one process, by round, in the order in which they were taken."""
@@ -207,7 +209,7 @@ def ratio_interval(
         between_sd: assumed standard deviation of log medians between processes.
 
     Raises:
-        ValueError: a duration is not above 0.
+        ConfigError: a duration is not above 0.
     """
     a, b = (_estimate(groups, between_sd) for groups in (a_groups, b_groups))
     ratio, centers = math.exp(b.center - a.center), (math.exp(a.center), math.exp(b.center))
@@ -313,8 +315,8 @@ def _blocks(rounds: Rounds) -> list[Sequence[float]]:
 
 def _logs(durations: Sequence[float]) -> list[float]:
     if not durations or min(durations) <= 0:
-        wrong = f"the duration {min(durations):g} is not above 0" if durations else "there is no duration"
-        raise ValueError(f"{wrong}; give durations above 0 to compare")
+        wrong = f"a duration is {min(durations):g} s" if durations else "there is no duration"
+        raise ConfigError(f"{wrong}; compare only durations above 0")
     return [math.log(d) for d in durations]
 
 

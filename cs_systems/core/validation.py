@@ -6,8 +6,8 @@ import difflib
 import functools
 import inspect
 import json
-import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,10 @@ class ConfigError(ValueError):
 
 
 # Options of the command line, by field, where the field's name is not that of the option.
-_OPTIONS = {"model.name": "size", "seq_len": "context-length", "strategy_args": "strategy", "workload_args": "set"}
+_OPTIONS = {
+    "model.name": "size", "seq_len": "context-length", "strategy_args": "strategy", "workload_args": "set",
+    "memory_limit_bytes": "memory-limit", "size_bytes": "size",
+}  # fmt: skip
 
 
 def option(field: str) -> str:
@@ -175,9 +178,10 @@ def whole(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if not is_whole(value):
-            raise ConfigError(f"{name} is {shown(value)}; it must be a whole number", name)
+            raise ConfigError(f"{name} is {shown(value)}; it must be a whole number of type int", name)
         if abs(value) >= 1 << 63:
-            raise ConfigError(f"{name} is {value}; it must be below 2^63, the limit of torch and tables", name)
+            limits = "it must be above -2^63 and below 2^63, because torch stores it in 64 bits"
+            raise ConfigError(f"{name} is {shown(value)}; {limits}", name)
 
 
 def number(config: Any, name: str) -> None:
@@ -187,8 +191,8 @@ def number(config: Any, name: str) -> None:
         ConfigError: the field is not a finite number.
     """
     value = getattr(config, name)
-    if not is_number(value) or not math.isfinite(value):
-        raise ConfigError(f"{name} is {shown(value)}; it must be a finite number", name)
+    if not is_number(value) or not abs(value) <= sys.float_info.max:
+        raise ConfigError(f"{name} is {shown(value)}; it must be a finite number of type int or float", name)
     object.__setattr__(config, name, float(value))
 
 
@@ -204,13 +208,13 @@ def texts(config: Any, *names: str) -> None:
 
 
 def flags(config: Any, *names: str) -> None:
-    of_type(config, bool, "True or False", *names)
+    of_type(config, bool, "Python's True or False", *names)
 
 
 def short_name(what: str, name: Any) -> str:
     """Return the name of a loop or an object, as tables show it. Raises ConfigError if it is unfit for that."""
     if not isinstance(name, str) or not name or ":" in name or not name.isprintable():
-        raise ConfigError(f"{what} is {shown(name)}; give a text in one line, without a colon")
+        raise ConfigError(f"{what} is {shown(name)}; give one or more printable characters, without a colon")
     return name
 
 
@@ -222,11 +226,12 @@ def shown(value: Any) -> str:
     if isinstance(value, str):
         text = value[:80] + ("…" if len(value) > 80 else "")
         return repr(text) if text.isprintable() else ascii(text)
-    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64):
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 128):
         return repr(value)
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    return _with_article(type(value).__name__)
+    kind = type(value)
+    return _with_article(f"numpy.{kind.__name__}" if kind.__module__ == "numpy" else kind.__name__)
 
 
 def _with_article(noun: str) -> str:

@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cs_systems.core.units import counted
+
 FEWEST_SIZES = 3  # a line goes through any two
 
 
@@ -49,7 +51,8 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Fit | None:
         ValueError: the numbers of sizes and times differ, or a time is not finite and above 0.
     """
     if len(sizes_bytes) != len(times_s):
-        raise ValueError(f"{len(times_s)} times are given for {len(sizes_bytes)} sizes; give one time for each size")
+        lengths = f"times_s has {counted(len(times_s), 'value')}, but sizes_bytes has {len(sizes_bytes)}"
+        raise ValueError(f"{lengths}; give one time for each size")
     if bad := [t for t in times_s if not (t > 0 and math.isfinite(t))]:
         raise ValueError(f"a time is {bad[0]} s; give only finite times above 0")
     distinct = len(set(sizes_bytes))

@@ -8,6 +8,7 @@ from typing import Any
 
 from cs_systems.config import ConfigError
 from cs_systems.core import plugins
+from cs_systems.core.units import counted
 
 Takes = str | tuple[str, ...]  # valid values of an option
 
@@ -47,14 +48,13 @@ def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]
         ConfigError: the ranks have no such layout. Two dimensions need their sizes; one dimension takes all ranks.
     """
     require_tp_degree(tp_degree, splits)
-    degree = check_tp_degree(world_size, tp_degree)
-    if "features" in splits and "batch" not in splits and degree != world_size:
+    if "features" in splits and "batch" not in splits and tp_degree not in (None, world_size):
         raise ConfigError(
             f"tp_degree {tp_degree} is not possible with tp alone, which divides each block "
-            f"over all {world_size} ranks; leave out tp_degree, or use fsdp+tp",
+            f"over all {counted(world_size, 'rank')}; leave out tp_degree, or use fsdp+tp",
             "tp_degree",
         )
-    return degree
+    return check_tp_degree(world_size, tp_degree)
 
 
 def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
@@ -67,7 +67,9 @@ def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
     if degree < 1 or world_size % degree:
         fitting = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
         raise ConfigError(
-            f"tp_degree {degree} does not divide {world_size} ranks; choose one of {fitting}", "tp_degree"
+            f"tp_degree {degree} does not divide {counted(world_size, 'rank')}; choose tp_degree among {fitting}, "
+            f"or a world size that is a multiple of {degree}",
+            "tp_degree",
         )
     return degree
 
@@ -85,6 +87,7 @@ def check_division(num_heads: int, d_ff: int, world_size: int, tp_degree: int | 
     for what, count in (("num_heads", num_heads), ("d_ff", d_ff)):
         if count % (tp_degree or world_size):
             fitting = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
+            fitting += ", and with tp alone as many ranks" if tp_degree == world_size else ""
             raise ConfigError(
                 f"{what} {count} is not divisible by {by}; choose {choice} among {fitting}",
                 what,

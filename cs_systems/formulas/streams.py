@@ -37,7 +37,8 @@ class Timeline:
         if not seconds >= 0:
             raise ValueError(f"task {name} takes {seconds} s; give a duration of at least 0")
         if unknown := [number for number in after if not 0 <= number < len(self.tasks)]:
-            raise ValueError(f"task {name} waits for task {unknown[0]}, which does not exist yet; add that task first")
+            remedy = "give the number that add returned for an earlier task"
+            raise ValueError(f"task {name} waits for task {unknown[0]}, which does not exist; {remedy}")
         begin = max([self._free_s.get(stream, 0.0), *(self.ends_s[number] for number in after)])
         self.tasks.append(Task(stream, name, seconds, after))
         self.starts_s.append(begin)

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from cs_systems.core.validation import shown
+
 SHARED_LIMIT_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Compute capability → largest shared memory of one block (CUDA C++ programming guide, technical specifications)."""
 
@@ -61,13 +63,14 @@ def compiled_for(capability: int, kernel: Any, arguments: Mapping[str, Any], opt
     """Compile a `@triton.jit` kernel for `capability` (90 is 9.0), specialized as a call with these arguments would be.
 
     Tensors may be on torch's "meta" device: only dtype, alignment and the other arguments' values matter. Raises
-    RuntimeError in a process that interprets its kernels; triton's errors pass through (CompilationError,
-    OutOfResources).
+    RuntimeError for anything else, such as a kernel of a process that interprets its kernels; triton's errors pass
+    through (CompilationError, OutOfResources).
     """
     from triton.runtime.jit import JITFunction
 
     if not isinstance(kernel, JITFunction):
-        raise RuntimeError("TRITON_INTERPRET was set when triton was imported; compile in a process without it")
+        wrong = f"the kernel is {shown(kernel)}, not a JITFunction"
+        raise RuntimeError(f"{wrong}; decorate it with triton.jit alone, in a process without TRITON_INTERPRET")
     with _target(capability):
         return kernel.warmup(grid=(1,), **arguments, **options)
 

@@ -41,7 +41,10 @@ def succeed(status: int) -> None:
     if status:
         name = ctypes.c_char_p()
         driver().cuGetErrorName(status, ctypes.byref(name))
-        raise RuntimeError(f"the CUDA driver returned error {status} {(name.value or b'').decode()}")
+        raise RuntimeError(
+            f"the CUDA driver returned error {status} {(name.value or b'(unknown)').decode()}; look it up under "
+            "CUresult in NVIDIA's documentation of the driver API"
+        )
 
 
 @dataclass(frozen=True)
@@ -297,7 +300,10 @@ def _check_sizes(function: int, sizes: list[int]) -> None:
     ):  # an error: there is no further parameter
         found.append(size.value)
     if found != sizes:
-        raise RuntimeError(f"the kernel takes parameters of {found} bytes, and {sizes} bytes were prepared")
+        raise RuntimeError(
+            f"the kernel takes parameters of {found} bytes, but {sizes} bytes were prepared; install the Triton "
+            "version that this PyTorch requires, or if it is installed, report a bug of cs-systems"
+        )
 
 
 def _make_context_current(device: int) -> None:

@@ -243,15 +243,19 @@ def resolve(name: str) -> Device:
     if name == "cpu":
         return Device(torch.device("cpu"))
     if not torch.cuda.is_available():
-        why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
+        why = "this torch is a build without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
         raise DeviceUnavailable(f"no CUDA: {why}; see cs-systems doctor, or use device cpu where a CPU is enough")
     index = int(name[5:]) if name.startswith("cuda:") else int(os.environ.get("LOCAL_RANK", 0))
-    if index >= torch.cuda.device_count():
-        last = torch.cuda.device_count() - 1
-        raise DeviceUnavailable(
-            f"cuda:{index} does not exist, because torch sees {counted(last + 1, 'GPU')}; use cuda:0"
-            f"{f' to cuda:{last}' if last else ''}"
-        )
+    if index >= (count := torch.cuda.device_count()):
+        sees = f"torch sees {counted(count, 'GPU')}"
+        if name == "cuda":
+            most = counted(count, "rank")
+            raise DeviceUnavailable(
+                f"local rank {index} needs a GPU of its own, but {sees}; start at most {most} on each machine, or use "
+                "device cpu"
+            )
+        up_to = f" to cuda:{count - 1}" if count > 1 else ""
+        raise DeviceUnavailable(f"cuda:{index} does not exist, because {sees}; use cuda:0{up_to}")
     torch.cuda.set_device(index)
     return Device(torch.device("cuda", index))
 

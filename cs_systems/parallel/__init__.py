@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.config import STRATEGY_FIELDS, ConfigError, RunConfig, one_of
+from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import plugins
-from cs_systems.core.validation import did_you_mean
+from cs_systems.core.validation import did_you_mean, shown
 from cs_systems.formulas.communication import Payload
 from cs_systems.formulas.rank_layout import (
     Takes,
@@ -126,9 +126,8 @@ def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
     any_of = {option: takes for of_part in known.values() for option, takes in of_part.items()}
     for option, value in options.items():
         if option not in any_of:
-            own = [each for each in any_of if each not in STRATEGY_FIELDS]
-            others = f", or choose among its options {', '.join(own)}" if own else ""
-            remedy = did_you_mean(option, own) or f"leave it out{others}"
+            others = f", or choose among {', '.join(any_of)}" if any_of else ""
+            remedy = did_you_mean(option, any_of) or f"leave out {option}{others}"
             raise ConfigError(f"strategy {name} has no option {option!r}; {remedy}")
         _check_value(option, value, any_of[option])
     _check_mesh(name, splits, known, has_degree="tp_degree" in options)
@@ -226,12 +225,12 @@ def _check_value(option: str, value: Any, takes: Takes) -> None:
         return
     kind, is_number = takes.removesuffix(" for NCCL"), not isinstance(value, str | bool)
     suits, remedy = {
-        "flag": (isinstance(value, bool), "it must be true or false"),
+        "flag": (isinstance(value, bool), "it must be true or false in small letters, or in Python True or False"),
         "count": (is_number and isinstance(value, int) and value >= 1, "it must be a whole number of at least 1"),
         "size": (is_number and float(value) > 0, "it must be a number above 0"),
     }[kind]
     if not suits:
-        raise ConfigError(f"{option} is {value}; {remedy}")
+        raise ConfigError(f"{option} is {shown(value)}; {remedy}")
 
 
 def _check_composition(name: str, parts: Mapping[str, frozenset[str]]) -> None:
@@ -274,5 +273,6 @@ def _check_mesh(
         if "tp_degree" not in options:
             raise ConfigError(
                 f"{name} cannot be combined, because {part} does not support {divider}; leave out {part} or {divider}, "
-                f"or use fsdp+{divider} with tp_degree"
+                f"or use fsdp+{divider} with tp_degree",
+                "tp_degree",
             )

@@ -120,8 +120,11 @@ def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority
     """
     if max_ctas is None and not high_priority:
         return group
-    if dist.get_backend(group) != "nccl":
-        raise ConfigError("max_ctas and high_priority require NCCL; leave them out on a CPU")
+    if "nccl" not in (backend := dist.get_backend_config(group)):
+        raise ConfigError(
+            f"max_ctas and high_priority require NCCL, but the process group uses {backend}; leave them out, or "
+            "initialize the process group with nccl on GPUs"
+        )
     options: Any = dist.ProcessGroupNCCL.Options(is_high_priority_stream=high_priority)
     if max_ctas is not None:
         options.config.max_ctas = max_ctas

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
@@ -57,18 +57,19 @@ def by_size(params: Sequence[nn.Parameter], size_bytes: float, last_bytes: float
     return done if last_bytes is None else [bucket[::-1] for bucket in reversed(done)]
 
 
-def refuse_unfrozen(frozen: Iterable[Tensor]) -> None:
+def refuse_unfrozen(frozen: Mapping[str, Tensor]) -> None:
     """Raise RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now."""
-    if any(p.requires_grad for p in frozen):
+    if unfrozen := [name for name, p in frozen.items() if p.requires_grad]:
         raise RuntimeError(
-            "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"
+            f"parameter {unfrozen[0]} requires a gradient, but was frozen when the model was wrapped; unfreeze it "
+            "before the model is wrapped"
         )
 
 
 def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) -> None:
     """Raise ValueError on every rank if one has other parameters or buffers than rank 0, naming the first of them.
 
-    group: the ranks that are compared, numbered as they are in it; all by default.
+    group: the ranks that are compared; all by default. The message gives their numbers in the whole job.
     """
     mine = [
         f"{kind} {name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
@@ -78,11 +79,12 @@ def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) 
     ]
     all_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(all_ranks, mine, group)
-    for rank, theirs in enumerate(all_ranks):
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    for rank, theirs in zip(ranks, all_ranks, strict=True):
         for here, there in zip_longest(all_ranks[0], theirs, fillvalue="nothing"):
             if here != there:
                 raise ValueError(
-                    f"rank {rank} has a different model from rank 0: {there} instead of {here} "
+                    f"rank {rank} has a different model from rank {ranks[0]}: {there} instead of {here} "
                     f"({len(theirs)} and {len(all_ranks[0])} tensors in all); build the same "
                     "model, in the same order, on every rank"
                 )
@@ -149,7 +151,7 @@ class DataParallel(nn.Module):
         self._group = group
         self.module = module
         self._params = [p for p in module.parameters() if p.requires_grad]
-        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+        self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         self._buckets = buckets(self._params)
         averaging = {device: Averaging(group, device) for device in {p.device for p in self._params}}
         self._average = [averaging[bucket[0].device] for bucket in self._buckets]
@@ -273,9 +275,11 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
     if pending[index] < 0:
         of._wait_for_sender()  # code that runs after the error may send too
         raise RuntimeError(
-            "backward ran again before finish_gradient_synchronization(); call that after each backward, or to "
-            "accumulate gradients run all but the last under no_sync(). If the first one failed on all ranks, call "
-            "finish_gradient_synchronization() and zero_grad() first"
+            "a parameter got a second gradient before finish_gradient_synchronization(); call "
+            "finish_gradient_synchronization() after each backward. To accumulate gradients, run every backward but "
+            "the last under no_sync(). After a backward that failed on all ranks, call "
+            "finish_gradient_synchronization() and zero_grad() first. If a single backward did this, use checkpoints "
+            "with use_reentrant=False"
         )
     if pending[index] == 0:
         of._ready.append(index)

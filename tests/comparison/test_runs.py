@@ -99,8 +99,20 @@ def test_doubts_list_unmatched_cells_other_versions_and_caveats() -> None:
     ]
 
 
+def test_phase_of_0_s_is_left_out() -> None:
+    """A recorded loop has 0 s where a phase did not occur in a step."""
+    idle = record(BASE, 2.0, 1)
+    assert idle.measurement
+    samples = tuple(replace(sample, phases_s={"forward": 0.0}) for sample in idle.measurement.samples)
+    idle = replace(idle, measurement=replace(idle.measurement, samples=samples))
+    found = compare([record(BASE, 1.0)], [idle], ["step", "forward"])
+    assert [row["phase"] for row in found.rows] == ["step"]
+    assert found.doubts == ["left out: phase forward of 1 cell, absent or 0 s in one of the runs"]
+
+
 def test_phase_that_no_matched_cell_has_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="no cell of both runs has the phase optimizer; choose a phase of both"):
+    text = "no cell of both runs has the phase optimizer with times above 0; choose a phase of both"
+    with pytest.raises(ConfigError, match=text):
         compare([record(BASE, 1.0)], [record(BASE, 2.0, 1)], ["optimizer"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import shutil
 import stat
@@ -76,6 +77,21 @@ def tar_with(path: Path, info: tarfile.TarInfo) -> None:
         archive.addfile(info, io.BytesIO(b"0" * info.size))
 
 
+def test_archive_of_a_whole_folder_is_unpacked(tmp_path: Path) -> None:
+    with tarfile.open(path := tmp_path / "runs.tgz", "w:gz") as archive:
+        archive.addfile(member("./", type=tarfile.DIRTYPE))
+        archive.addfile(member("./rank0:trace.json"))
+    with opened([path], SUFFIXES) as found:
+        assert [source.label for source in found] == [f"{path}:rank0:trace.json"]
+
+
+def test_damaged_gzip_is_named(tmp_path: Path) -> None:
+    tarred(path := tmp_path / "runs.tgz", "w")
+    path.write_bytes(gzip.compress(path.read_bytes()[:1000]) + b"rubbish")
+    with pytest.raises(ConfigError, match=r"is a damaged archive \(Not a gzipped file"), opened([path], SUFFIXES):
+        pass
+
+
 def member(name: str, **fields: object) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     for field, value in fields.items():
@@ -112,6 +128,7 @@ def zip_link() -> zipfile.ZipInfo:
         (lambda p: zip_with(p, zipfile.ZipInfo("a/../../up.json")), r"has a path that leaves the archive"),
         (lambda p: zip_with(p, zipfile.ZipInfo("..\\up.json")), r"has a path that leaves the archive"),
         (lambda p: zip_with(p, zipfile.ZipInfo("C:/up.json")), r"has a path that leaves the archive"),
+        (lambda p: tar_with(p, member("a:b/../../x.json")), r"has a path that leaves the archive"),
         (lambda p: zip_with(p, zip_link()), r"member 'link.json' is a link or a device"),
     ],
 )
@@ -138,7 +155,9 @@ def test_repeated_path_and_damage_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     zip_with(path, zipfile.ZipInfo("a.json"), times=2)
     with (
-        pytest.raises(ConfigError, match=r"a.zip contains two files with the path 'a.json'; unpack"),
+        pytest.raises(
+            ConfigError, match=r"a.zip contains 'a.json' twice, or a file where that path needs a folder; unpack"
+        ),
         opened([path], SUFFIXES),
     ):
         pass
@@ -153,7 +172,7 @@ def test_repeated_path_and_damage_are_refused(tmp_path: Path) -> None:
         pass
     path.write_bytes(path.read_bytes()[:40])
     with (
-        pytest.raises(ConfigError, match=r"a.zip is a damaged archive \(.*\); copy it again"),
+        pytest.raises(ConfigError, match=r"a.zip is a damaged archive \(.*\); copy it again, or make it again if"),
         opened([path], SUFFIXES),
     ):
         pass
@@ -167,7 +186,7 @@ def test_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch
         pass
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
-        full = rf"unpacks to more than the 0.0 GiB that {tempfile.gettempdir()} has free; set TMPDIR to a folder"
+        full = rf"unpacks to more than 0.0 GiB, the free space of {tempfile.gettempdir()} less a reserve of 1"
         with pytest.raises(ConfigError, match=full), opened([path], SUFFIXES):
             pass
     tarred(path := tmp_path / "many.tgz")
@@ -180,7 +199,7 @@ def test_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch
     in_folder(tmp_path / "folder")
     monkeypatch.setattr(sources, "MOST_FILES", 2)
     with (
-        pytest.raises(ConfigError, match="folder has over 2 files"),
+        pytest.raises(ConfigError, match="folder contains over 2 files and folders; give a folder with fewer"),
         opened([tmp_path / "folder"], (*SUFFIXES, ".txt")),
     ):
         pass

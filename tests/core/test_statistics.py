@@ -206,7 +206,7 @@ def test_identical_samples_have_an_interval() -> None:
 
 @pytest.mark.parametrize("bad", [[[[]]], [[[0.0, 1.0, 1.0]]], [[[-1.0, -1.0, 1.0]]]])
 def test_ratio_of_invalid_durations_is_refused(bad: list[list[list[float]]]) -> None:
-    with pytest.raises(ValueError, match="give durations above 0"):
+    with pytest.raises(ValueError, match="; compare only durations above 0"):
         stats.ratio_interval(bad, [[[1.0, 1.0, 1.0]]])
 
 

@@ -74,7 +74,7 @@ def test_fit_requires_three_sizes() -> None:
     ("times", "message"),
     [
         ([1e-5, 0.0, 1e-5], "a time is 0.0 s; give only finite times above 0"),
-        ([1e-5, 1e-5], "2 times are given for 3 sizes; give one time for each size"),
+        ([1e-5, 1e-5], "times_s has 2 values, but sizes_bytes has 3; give one time for each size"),
         ([1e-5, float("nan"), 1e-5], "a time is nan s; give only finite times above 0"),
     ],
 )

@@ -51,7 +51,7 @@ def test_task_starts_as_soon_as_it_can(line: Timeline, more: float) -> None:
     [
         (("a", "late", -1.0), "task late takes -1.0 s; give a duration of at least 0"),
         (("a", "late", float("nan")), "task late takes nan s; give a duration of at least 0"),
-        (("a", "late", 1.0, 1), "task late waits for task 1, which does not exist yet; add that task first"),
+        (("a", "late", 1.0, 1), "task late waits for task 1, which does not exist; give the number that add returned"),
     ],
 )
 def test_invalid_task_is_rejected(call: tuple[Any, ...], message: str) -> None:

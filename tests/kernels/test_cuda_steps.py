@@ -72,16 +72,16 @@ def test_unknown_step_and_cpu_tensors_are_rejected() -> None:
     q = torch.zeros(1, 64, 64)
     with pytest.raises(ConfigError, match="did you mean padded"):
         attend("paded", q, q, q)
-    with pytest.raises(ConfigError, match="the tensors are on the CPU; move them to a GPU"):
+    with pytest.raises(ConfigError, match="q, k and v are on cpu, cpu, cpu; move all three to one GPU"):
         attend("padded", q, q, q)
 
 
 @pytest.mark.parametrize(
     ("name", "n", "d", "text"),
     [
-        ("naive", 64, 64, "n is 64, and a block of naive has 128 rows; make n a multiple of 128"),
-        ("padded", 192, 32, "n is 192, and a block of padded has 128 rows; make n a multiple of 128"),
-        ("padded", 64, 48, "d is 48; make it 32, 64 or 128"),
+        ("naive", 64, 64, "the second dimension of q, k and v is 64; make it a multiple of 128 for this step"),
+        ("padded", 192, 32, "the second dimension of q, k and v is 192; make it a multiple of 128 for this step"),
+        ("padded", 64, 48, "the last dimension of q, k and v is 48; make it 32, 64 or 128"),
     ],
 )
 def test_sizes_without_whole_blocks_are_rejected(name: str, n: int, d: int, text: str) -> None:
@@ -89,6 +89,8 @@ def test_sizes_without_whole_blocks_are_rejected(name: str, n: int, d: int, text
         q = torch.empty(1, n, d, device="cuda")
     with pytest.raises(ConfigError, match=f"^{text}$"):
         attend(name, q, q, q)
+    with pytest.raises(ConfigError, match=r"^q, k and v are on cuda:0, cpu, cpu; move all three to one GPU"):
+        attend(name, q, *torch.empty(2, 1, n, d).unbind())
 
 
 @pytest.mark.gpu
@@ -100,7 +102,7 @@ def test_step_matches_sdpa(name: str) -> None:
         expected = scaled_dot_product_attention(q.double(), k.double(), v.double())
         bound = 2e-3 if step.dtype == torch.float16 else 1e-5
         torch.testing.assert_close(attend(name, q, k, v).double(), expected, rtol=0, atol=bound)
-        with pytest.raises(ConfigError, match=r"make n a multiple of (64|128)$"):
+        with pytest.raises(ConfigError, match=r"make it a multiple of (64|128) for this step$"):
             attend(name, *(tensor[:, :100].contiguous() for tensor in (q, k, v)))
 
 

@@ -129,5 +129,5 @@ def test_parameters_that_differ_from_kernel_are_rejected(monkeypatch: pytest.Mon
         return 0
 
     monkeypatch.setattr(driver, "driver", lambda: SimpleNamespace(cuFuncGetParamInfo=query, cuLaunchKernelEx=None))
-    with pytest.raises(RuntimeError, match=r"takes parameters of \[8, 128\] bytes, and \[8, 4\] bytes were prepared"):
+    with pytest.raises(RuntimeError, match=r"takes parameters of \[8, 128\] bytes, but \[8, 4\] bytes were prepared"):
         CallSequence(0, ("q",), [KernelCall(7, (1, 1), 32, 0, (Address("q"), ctypes.c_int32(1)))])

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from cs_systems.config import PRESETS
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import compose
+from cs_systems.parallel._data_parallel import check_same_parameters
 from cs_systems.parallel.zero1 import ShardedOptimizer
 
 STRATEGIES = ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "zero1_flat", "fsdp", "tp")
@@ -35,7 +37,10 @@ def mismatches(rank: int, world_size: int) -> dict[str, str]:
         "dtype": lambda: nn.Linear(2, 2).to(torch.bfloat16 if last else torch.float32),
         "frozen": lambda: nn.Linear(2, 2).requires_grad_(not last),
     }
-    return {kind: message(lambda build=build: compose("ddp_flat").wrap(build())) for kind, build in models.items()}
+    group = dist.new_group(range(1, world_size))
+    found = {kind: message(lambda build=build: compose("ddp_flat").wrap(build())) for kind, build in models.items()}
+    in_group = message(lambda: check_same_parameters(nn.Linear(2, 2 + last), group)) if rank else ""
+    return {**found, "group": in_group}
 
 
 def misuses(rank: int, world_size: int) -> dict[str, str]:

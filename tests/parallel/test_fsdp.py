@@ -92,10 +92,14 @@ def test_rank_keeps_only_its_shards(ranks: Any) -> None:
     ("misuse", "message"),
     [
         ("unknown_dtype", "unknown compute_dtype 'fp8'; did you mean fp"),
-        ("outside", "Linear was called before Model gathered its weights; call the FullyShardedDataParallel wrapper"),
-        ("parts_of_a_block", "Linear was called before Block gathered its weights"),
+        ("outside", "Linear was called while the weights of Model were not gathered; call the wrapper"),
+        (
+            "parts_of_a_block",
+            "Linear was called while the weights of Block were not gathered; call the wrapper of the model, and inside "
+            "it each Block as a whole",
+        ),
         ("moved", "a sharded model cannot be moved or cast; do that before it is wrapped"),
-        ("unfrozen", "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"),
+        ("unfrozen", "parameter blocks.1.norm.weight requires a gradient, but was frozen when"),
         ("backward_that_failed", "backward has not ended, or has failed; run forward and backward again"),
     ],
 )

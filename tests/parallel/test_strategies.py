@@ -201,6 +201,11 @@ def test_different_models_on_ranks_are_refused(ranks_by_size: Any, world_size: i
         assert messages[kind].endswith("build the same model, in the same order, on every rank")
 
 
+def test_different_models_in_a_group_are_named_by_ranks_of_the_job(ranks_by_size: Any) -> None:
+    for messages in ranks_by_size(3).of("mismatches")[1:]:
+        assert messages["group"].startswith("rank 2 has a different model from rank 1: parameter weight (3, 2)")
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -210,9 +215,9 @@ def test_different_models_on_ranks_are_refused(ranks_by_size: Any, world_size: i
         ),
         (
             "backward twice",
-            "backward ran again before finish_gradient_synchronization(); call that after each backward, or",
+            "a parameter got a second gradient before finish_gradient_synchronization(); call finish_",
         ),
-        ("unfrozen", "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"),
+        ("unfrozen", "parameter weight requires a gradient, but was frozen when the model was wrapped; unfreeze it"),
         (
             "another state",
             "the state has groups of [2] parameters, but this optimizer has [3]; make it with the",
@@ -222,7 +227,7 @@ def test_different_models_on_ranks_are_refused(ranks_by_size: Any, world_size: i
         ("no last bucket", "last_bucket_mb is 0; it must be a number above 0"),
         ("no such dtype", "unknown comm_dtype 'fp8'; did you mean fp16? The names are bf16, fp16"),
         ("complex", "comm_dtype does not support complex gradients, got torch.complex64; leave out comm_dtype"),
-        ("not NCCL", "max_ctas and high_priority require NCCL; leave them out on a CPU"),
+        ("not NCCL", "max_ctas and high_priority require NCCL, but the process group uses cpu:gloo"),
     ],
 )
 def test_misuse_raises_a_named_error(ranks_by_size: Any, kind: str, message: str) -> None:
@@ -348,7 +353,7 @@ def test_nccl_options_keep_the_mean_of_gradients_on_two_gpus(
             "tied outside",
             "tp cannot divide lm_head.weight, because it shares its weight with a layer that tp divides in another way",
         ),
-        ("degree", "tp_degree 7 does not divide {0} ranks; choose one of 1, {0}"),
+        ("degree", "tp_degree 7 does not divide {0} ranks; choose tp_degree among 1, {0}, or a world size"),
     ],
 )
 def test_indivisible_model_is_refused(ranks_by_size: Any, world_size: int, kind: str, message: str) -> None:

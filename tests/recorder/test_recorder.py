@@ -473,7 +473,7 @@ def test_device_that_torch_does_not_find_is_refused(tmp_path: Path, monkeypatch:
         ({"profile": "ncu"}, "unknown profile 'ncu'; choose among kineto, nsys, none"),
         ({"snapshot": 1}, "snapshot is 1; give True or False"),
         ({"record_host": "yes"}, "record_host is 'yes'; give True or False"),
-        ({"name": "a:b"}, "name is 'a:b'; give a text in one line, without a colon"),
+        ({"name": "a:b"}, "name is 'a:b'; give one or more printable characters, without a colon"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:

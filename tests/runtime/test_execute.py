@@ -11,7 +11,7 @@ import torch
 
 import cs_systems
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig
-from cs_systems.machine.device import Device, resolve
+from cs_systems.machine.device import Device, DeviceUnavailable, resolve
 from cs_systems.record import RunRecord
 from cs_systems.runtime.channel import CellRecord, Message, Visit
 from cs_systems.runtime.execute import _Cell, _cost_tables, run_cells
@@ -248,8 +248,16 @@ def test_cuda_cell_without_cuda_is_unavailable() -> None:
         pytest.skip("this machine has CUDA")
     record = run(replace(TINY, device="cuda"))
     assert record.status == "unavailable"
-    why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
+    why = "this torch is a build without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
     assert f"no CUDA: {why}; see cs-systems doctor, or use device cpu" in (record.reason or "")
+
+
+def test_local_rank_without_a_gpu_names_the_number_of_ranks_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(DeviceUnavailable, match="local rank 3 needs a GPU of its own, but torch sees 2 GPUs; start at"):
+        resolve("auto")
 
 
 @pytest.mark.slow

@@ -346,7 +346,7 @@ REFUSED = {
     "run(model=Net(), inputs=X, strategy='torch_ddp', world_size=2)": (
         "strategy torch_ddp on world_size 2 requires a worker process"
     ),
-    "run(workload=step, name='a:b')": "name is 'a:b'; give a text in one line, without a colon",
+    "run(workload=step, name='a:b')": "name is 'a:b'; give one or more printable characters, without a colon",
     "run(workload=lambda *, width: None)": (
         r"live .*width\) requires width, which run\(\) does not give; pass a function .* calls it with width=VALUE$"
     ),

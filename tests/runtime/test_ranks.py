@@ -111,7 +111,10 @@ def test_more_ranks_than_devices_are_unavailable() -> None:
         ({"strategy": "ddp_bucket"}, "unknown parallel strategy 'ddp_bucket'; did you mean ddp_bucketed"),
         ({"strategy": "ddp_flat+ddp_naive"}, "ddp_flat and ddp_naive both divide the batch; choose one"),
         ({"strategy": "zero1"}, "zero1 alone does not average gradients over the ranks; use ddp_bucketed\\+zero1"),
-        ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb'; leave it out"),
+        (
+            {"strategy": "ddp_flat", "bucket_size_mb": 2},
+            "ddp_flat has no option 'bucket_size_mb'; leave out bucket_size_mb",
+        ),
         ({"world_size": 1, "bucket_size_mb": 2}, "single has no option 'bucket_size_mb'"),
         ({"strategy": "ddp_flat", "bucket_size_mb": 0}, "bucket_size_mb is 0.0; it must be above 0"),
         ({"world_size": 0, "strategy": "ddp_flat"}, "world_size is 0; it must be at least 1"),
@@ -126,7 +129,11 @@ def test_more_ranks_than_devices_are_unavailable() -> None:
             {"strategy": "tp", "tp_degree": 1},
             "tp_degree 1 is not possible with tp alone, which divides each block over all 2 ranks",
         ),
-        ({"strategy": "ddp_flat+tp", "tp_degree": 3}, "tp_degree 3 does not divide 2 ranks; choose one of 1, 2"),
+        ({"strategy": "tp", "tp_degree": 3}, "tp_degree 3 is not possible with tp alone, which divides each block"),
+        (
+            {"strategy": "ddp_flat+tp", "tp_degree": 3},
+            "tp_degree 3 does not divide 2 ranks; choose tp_degree among 1, 2, or a world size that is a multiple of 3",
+        ),
         (
             {"strategy": "ddp_flat", "device": "cuda:1"},
             "device cuda:1 is a single GPU, but each rank needs its own; use",

@@ -43,15 +43,21 @@ def missing() -> str | None:
     return None
 
 
+def compiler() -> tuple[Any, Any]:
+    """Return cuda-core's Program and ProgramOptions. Raises RuntimeError where they cannot be imported."""
+    try:
+        from cuda.core import Program, ProgramOptions
+    except ImportError as error:
+        try:
+            from cuda.core.experimental import Program, ProgramOptions  # cuda-core before 0.5
+        except ImportError:
+            raise RuntimeError(f"cuda-core cannot be imported ({error}); run {INSTALL}") from error
+    return Program, ProgramOptions
+
+
 def machine_code(source: str, macros: Macros) -> bytes:
     """Compile `source`.cu to a cubin; needs no GPU. Raises RuntimeError without cuda-core."""
-    try:
-        try:
-            from cuda.core import Program, ProgramOptions
-        except ImportError:  # cuda-core before 0.5
-            from cuda.core.experimental import Program, ProgramOptions
-    except ImportError as error:
-        raise RuntimeError(f"cuda-core is not installed ({error}); run {INSTALL}") from error
+    Program, ProgramOptions = compiler()
     defined: Any = [(name, str(value)) for name, value in (*macros, ("EVERY_LANE", int(FOR_RACECHECK in os.environ)))]
     options = ProgramOptions(name=f"{source}.cu", arch=ARCHITECTURE, define_macro=defined, include_path=str(FOLDER))
     return bytes(Program((FOLDER / f"{source}.cu").read_text(), "c++", options).compile("cubin").code)

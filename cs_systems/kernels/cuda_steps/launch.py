@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import ConfigError, one_of
-from cs_systems.kernels.cuda.driver import INSTALL
+from cs_systems.kernels.cuda.driver import compiler
+from cs_systems.kernels.driver import succeed
 
 FOLDER = Path(__file__).parent
 
@@ -140,13 +141,7 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def compile_step(step: Step, d_head: int, architecture: str) -> Any:
     """Compile a step to machine code, as cuda-core's ObjectCode, for e.g. "sm_90a"; needs no GPU."""
-    try:
-        try:
-            from cuda.core import Program, ProgramOptions
-        except ImportError:  # cuda-core before 0.5
-            from cuda.core.experimental import Program, ProgramOptions
-    except ImportError as error:
-        raise RuntimeError(f"cuda-core is not installed ({error}); run {INSTALL}") from error
+    Program, ProgramOptions = compiler()
     macros: Any = [(macro, str(value)) for macro, value in step.macros(d_head).items()]
     options = ProgramOptions(name=f"{step.source}.cu", arch=architecture, define_macro=macros)
     return Program((FOLDER / f"{step.source}.cu").read_text(), "c++", options).compile("cubin")
@@ -158,21 +153,24 @@ def step_named(name: str) -> Step:
 
 
 def _check(step: Step, q: Tensor, k: Tensor, v: Tensor) -> None:
-    if not q.is_cuda:
-        raise ConfigError("the tensors are on the CPU; move them to a GPU, or call attend_reference")
+    if not q.is_cuda or not q.device == k.device == v.device:
+        devices = ", ".join(str(tensor.device) for tensor in (q, k, v))
+        raise ConfigError(
+            f"q, k and v are on {devices}; move all three to one GPU, or call attend_reference with tensors on the CPU"
+        )
     if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
         raise ConfigError(f"q, k and v have shapes {shapes}; pass one shape (batch, n, d) for all three")
     n, d = q.shape[1:]
     if d not in (32, 64, 128):
-        raise ConfigError(f"d is {d}; make it 32, 64 or 128")
+        raise ConfigError(f"the last dimension of q, k and v is {d}; make it 32, 64 or 128")
     rows, _, _ = step.launch(d)
     if n % rows:
-        raise ConfigError(f"n is {n}, and a block of {step.source} has {rows} rows; make n a multiple of {rows}")
+        raise ConfigError(f"the second dimension of q, k and v is {n}; make it a multiple of {rows} for this step")
     if any(tensor.dtype != step.dtype or not tensor.is_contiguous() for tensor in (q, k, v)):
-        raise ConfigError(
-            f"{step.source} requires contiguous tensors of {step.dtype}; cast q, k and v, and call contiguous() on them"
-        )
+        kinds = ", ".join(f"{x.dtype}{'' if x.is_contiguous() else ' (not contiguous)'}" for x in (q, k, v))
+        remedy = f"pass contiguous tensors of {step.dtype} to this step"
+        raise ConfigError(f"q, k and v are {kinds}; {remedy}, made by to({step.dtype}) and contiguous()")
 
 
 @cache
@@ -211,8 +209,7 @@ def _succeed(result: tuple[Any, ...]) -> list[Any]:
     Raises RuntimeError with the driver's message for a failure.
     """
     status, *values = result
-    if int(status):
-        raise RuntimeError(f"the CUDA driver returned error {status.name}")
+    succeed(int(status))
     return values
 
 
@@ -223,6 +220,9 @@ def _reference() -> Any:
         command = ["cc", *_FLAGS, "-o", str(library), str(FOLDER / "reference.c"), "-lm"]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
-        except FileNotFoundError as error:
-            raise RuntimeError("no C compiler is installed; install gcc") from error
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = (getattr(error, "stderr", None) or str(error)).strip()
+            raise RuntimeError(
+                f"cc, the C compiler, failed ({reason}); install gcc, and make sure that its command cc is on PATH"
+            ) from error
         return ctypes.CDLL(str(library))

@@ -66,8 +66,8 @@ def parameters_of(compiled: Any, arguments: Mapping[str, Any]) -> Iterator[Param
     used = [name for name in unusual if getattr(metadata, name)] + ["num_ctas"] * (metadata.num_ctas != 1)
     if used:
         raise RuntimeError(
-            f"the kernel {metadata.name} uses {', '.join(used)} of Triton, which this launcher does not know; "
-            "call it as Triton does, with kernel[grid](…)"
+            f"the kernel {metadata.name} requires {', '.join(used)} of Triton, which cs-systems does not support; "
+            "use another attention backend or part, or in Python call Launch.run()"
         )
     maps = iter(metadata.tensordesc_meta or ())
     for name, kind in compiled.src.signature.items():
@@ -82,7 +82,10 @@ def _parameters(name: str, kind: Any, value: Any, maps: Iterator[Mapping[str, An
     elif kind.startswith("tensordesc"):
         described = next(maps, None)
         if described is None:
-            raise RuntimeError("tensor descriptors need compute capability 9.0; use tiles without them")
+            raise RuntimeError(
+                f"argument {name} is a tensor descriptor, which requires compute capability 9.0 or higher; "
+                "call without_descriptors() on the tiles"
+            )
         yield _tensor_map(name, value, described)
         yield from map(ctypes.c_int32, value.shape)
         yield from map(ctypes.c_int64, value.strides)

@@ -100,7 +100,7 @@ class FullyShardedDataParallel(nn.Module):
         if compute_dtype:
             take_any_dtype(module, {p for unit in self._units for p in unit.cast})
         self._trained = [p for p in module.parameters() if p.requires_grad]
-        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+        self._frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         replicated = [p for p in self._trained if p not in sharded]
         self._buckets = by_size(replicated, REPLICATED_BUCKET_BYTES)
         self._average = Averaging(group, device)
@@ -186,10 +186,11 @@ class FullyShardedDataParallel(nn.Module):
     ) -> tuple[Any, Any] | None:
         """Cast the inputs of a sharded module to `dtype`; None: leave them."""
         if not unit.is_attached:
+            whole = type(unit.module).__name__
+            inside = "" if unit is self._root else f", and inside it each {whole} as a whole"
             raise RuntimeError(
-                f"{type(module).__name__} was called before {type(unit.module).__name__} gathered its weights; call "
-                "the FullyShardedDataParallel wrapper, and inside it each block of a ModuleList or Sequential as a "
-                "whole"
+                f"{type(module).__name__} was called while the weights of {whole} were not gathered; call the wrapper "
+                f"of the model{inside}"
             )
         return None if dtype is None else cast(dtype, inputs, options)
 
