@@ -75,7 +75,8 @@ def test_wrong_command_names_the_right_one(
     assert main([word.format(file=files[name]) for word in READERS[reader].split()]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert re.search(rf"read (it|the trace) with cs-systems {KINDS[name]} '{re.escape(str(files[name]))}'", captured.err)
+    command = f"cs-systems {KINDS[name]} '{files[name]}'"
+    assert re.search(rf"read (it|the trace) with {re.escape(command)}", captured.err)
     assert captured.err.count("\n") == 1
 
 
