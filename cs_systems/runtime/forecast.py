@@ -131,7 +131,10 @@ def _fetch(run: Callable[[], Any], step: ModuleStep, mode: Any) -> None:
 def _check(config: RunConfig) -> None:
     """Raise Unavailable for a cell whose memory fake tensors cannot predict."""
     if not plugins.is_foreign(config.workload):
-        raise Unavailable(f"workload {config.workload} is predicted by formula; use cs_systems.preflight instead")
+        raise Unavailable(
+            f"workload {config.workload} is not your own, and only your own models are predicted by a step on fake "
+            "tensors; use cs_systems.preflight"
+        )
     if config.compile != "none":
         raise Unavailable(
             "the memory of a compiled model is not predicted, because the compiler decides which "
@@ -178,7 +181,8 @@ def _workload(config: RunConfig) -> tuple[ForeignWorkload, ModuleStep]:
     step = workload.inner
     if not isinstance(step, ModuleStep):
         raise Unavailable(
-            f"{config.workload} is a step of its own, which fake tensors cannot run; return (model, batch, loss)"
+            f"{config.workload} gives a step function or a Workload, whose memory cannot be predicted; write a factory "
+            "that returns (model, batch) or (model, batch, loss)"
         )
     return workload, step
 

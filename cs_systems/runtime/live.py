@@ -60,7 +60,7 @@ def run_live(made: Any, config: RunConfig, *, name: str | None, out: str | os.Pa
     subject = made if setup is None else setup.model
     named = plugins.LIVE + short_name("name", _name_of(subject) if name is None else name)
     if setup is None and (reason := _foreign.problem(named, made)):
-        raise ConfigError(reason)
+        raise ConfigError(reason.removeprefix(plugins.LIVE))
     config = replace(config, workload=named, device=_device(config.device, setup))
     if torch.is_inference_mode_enabled():
         raise ConfigError("run() was called in inference mode; call it outside of torch.inference_mode()")

@@ -317,8 +317,7 @@ def _checked(reply: CellRecord) -> RunRecord:
         return RunRecord.from_dict(reply.record)
     except (ConfigError, TypeError, KeyError, AttributeError, ValueError) as error:
         raise ChannelError(
-            f"a worker sent a record that this process cannot read ({in_words(error)}); if cs-systems was changed "
-            "during the run, run the command again, else report this as a bug of cs-systems"
+            f"a worker sent a record that this process cannot read ({in_words(error)}); {channel.IF_CHANGED}"
         ) from error
 
 

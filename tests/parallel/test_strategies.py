@@ -215,9 +215,12 @@ def test_different_models_on_ranks_are_refused(ranks_by_size: Any, world_size: i
         ("unfrozen", "a parameter was unfrozen after the model was wrapped; unfreeze it before the model is wrapped"),
         (
             "another state",
-            "the state has groups of [2] parameters, but this optimizer has [3]; make it with the",
+            "the state_dict has parameter groups of the sizes [2], but this optimizer has [3]; make this",
         ),
-        ("not wrapped", "a parameter of the optimizer does not belong to a wrapped model; wrap the model first"),
+        (
+            "not wrapped",
+            "the optimizer has a parameter of shape (2, 2) that is in no wrapped model, or was frozen when",
+        ),
         ("no bucket", "bucket_size_mb is 0; it must be a number above 0"),
         ("no last bucket", "last_bucket_mb is 0; it must be a number above 0"),
         ("no such dtype", "unknown comm_dtype 'fp8'; did you mean fp16? The names are bf16, fp16"),
@@ -346,7 +349,7 @@ def test_nccl_options_keep_the_mean_of_gradients_on_two_gpus(
         ("twice", "tp cannot divide layers.0.attn.q_proj.weight, because it is divided already; wrap the model once"),
         (
             "tied outside",
-            "tp cannot divide lm_head.weight, because it shares its weight with a layer that tp divides in another way",
+            "tp cannot divide the weight that layers.0.ffn.w1.weight and lm_head.weight share, because the two layers",
         ),
         ("degree", "tp_degree 7 does not divide {0} ranks; choose one of 1, {0}"),
     ],

@@ -223,7 +223,7 @@ def test_prediction_for_cuda_agrees_with_the_closed_form(source: Path, precision
     ("name", "fields", "reason"),
     [
         ("routed", {}, "depends on the values of tensors"),
-        ("step", {}, "is a step of its own"),
+        ("step", {}, "gives a step function or a Workload, whose memory cannot be predicted; write"),
         ("silent", {}, "the step fails on fake tensors, with which memory is predicted (AssertionError: "),
         ("convolutions", {"compile": "default"}, "leave out compile"),
         ("convolutions", {"attention": "flex"}, "does not use attention"),
