@@ -32,6 +32,7 @@ from cs_systems.core.validation import shown
 SCHEMA_VERSION = 2  # 2 added `origin`
 RECORDS_FILE = "records.jsonl"
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
+OR_AGAIN = "or measure again into another folder"  # remedy for a malformed line: its own folder is refused
 NO_TIMING = frozenset({"nan-loss", "inf-loss"})  # caveat codes: arithmetic on NaN or inf may take a different time
 # Workloads whose results are their tables; the time of their step has no meaning.
 UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
@@ -237,7 +238,10 @@ class RunRecord(Displayed):
         version = data.get("schema_version")
         if not isinstance(version, int):
             found = "it has no schema_version" if version is None else f"its schema_version is {shown(version)}"
-            raise ConfigError(f"not a record of cs_systems: {found}; give the records.jsonl of a run")
+            raise ConfigError(
+                f"the JSON object is no record of cs-systems, because {found}; delete it, or give the records.jsonl "
+                "of a run"
+            )
         if version > SCHEMA_VERSION:
             raise NewerSchema(
                 f"the record has schema {version}, but this version of cs-systems reads schemas up to "
@@ -275,7 +279,7 @@ def _refuse_other_types(data: Mapping[str, Any]) -> None:
         if name in data and (not isinstance(value, kind) or isinstance(value, bool)):
             raise DamagedRecord(f"{name} is {shown(value)}, not {what}")
     if not 0 <= data.get("repeat", 0) < 1 << 63:
-        raise DamagedRecord(f"repeat is {shown(data['repeat'])}, not a whole number from 0")
+        raise DamagedRecord(f"repeat is {shown(data['repeat'])}, not a whole number from 0 to 2^63 - 1")
     for name, rows in data.get("results", {}).items():
         if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
             raise DamagedRecord(f"results {shown(name)} is {shown(rows)}, not a list of rows")
@@ -333,7 +337,7 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     file = records_path(path)
     if not file.is_file():
         lack = f"contains no {RECORDS_FILE}" if Path(path).exists() else "does not exist"
-        raise FileNotFoundError(f"{path} {lack}; give the folder of a run, or its file {RECORDS_FILE}")
+        raise FileNotFoundError(f"{Path(path)} {lack}; give the folder of a run, or its file {RECORDS_FILE}")
     refuse_other(file, "report")
     with file.open("rb") as stream:
         if stream.read(2).startswith(GZIP_MAGIC):
@@ -341,9 +345,15 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     records, complaints = readable_records(file, strict=True)
     if complaints and not records:
         raise ConfigError(
-            f"{file} has no readable record; give a records.jsonl, or repeat the run if it was interrupted"
+            f"{file} has no readable record, because {of_line(complaints[0], file)}; give the records.jsonl of another "
+            "run, or repeat the run that wrote it"
         )
     return records, complaints
+
+
+def of_line(complaint: str, file: Path) -> str:
+    """Return a complaint about a line without the name of its file: `line 7 is damaged at column 1`."""
+    return "line " + complaint.removeprefix(f"{file}:").removesuffix("; skipped")
 
 
 def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecord], list[str]]:
@@ -373,8 +383,7 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
             raise ConfigError(f"{file}:{number}: {error}") from error
         except (ConfigError, TypeError, KeyError, AttributeError, ValueError) as error:
             if strict and isinstance(error, DamagedRecord):
-                remedy = "delete the line, or measure again"
-                raise ConfigError(f"{file}:{number} is malformed: {error}; {remedy}") from error
+                raise ConfigError(f"{file}:{number} is malformed: {error}; delete the line, {OR_AGAIN}") from error
             if strict and isinstance(error, ConfigError):
                 raise ConfigError(f"{file}:{number}: {error}") from error
             problem = f"{file}:{number} is not a record of this version ({in_words(error)}); "
@@ -403,7 +412,9 @@ def as_records(records: RunRecord | Iterable[RunRecord]) -> list[RunRecord]:
     if isinstance(records, str | os.PathLike):
         raise ConfigError(f"records is the path {shown(os.fspath(records))}; give the result of read_records(path)[0]")
     if wrong := [each for each in found if not isinstance(each, RunRecord)]:
-        raise ConfigError(f"records has {shown(wrong[0])}; give RunRecords, as run() returns and sweep() yields them")
+        held = f" that contains {shown(wrong[0])}" if isinstance(records, Iterable) else ""
+        remedy = "give RunRecords, such as read_records(path)[0] or list(sweep(configs))"
+        raise ConfigError(f"records is {shown(records)}{held}; {remedy}")
     return found
 
 
@@ -442,7 +453,7 @@ def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     """
     records, complaints = read_records(path)
     if not records:
-        raise ConfigError(f"{path} has no record yet; run the sweep again to continue it")
+        raise ConfigError(f"{path} has no record yet; repeat the measurement that writes to it")
     return records, complaints
 
 

@@ -161,14 +161,15 @@ def _linears(block: SelfAttention | SwiGLU) -> dict[Linear, int]:
 def _check_alone(model: nn.Module, blocks: list[SelfAttention | SwiGLU]) -> None:
     """Raise ConfigError unless each weight to divide is whole, without bias, and tied only to weights divided alike."""
     dims: dict[nn.Module, int] = {linear: dim for block in blocks for linear, dim in _linears(block).items()}
-    taken: dict[nn.Parameter, int | None] = {}
+    taken: dict[nn.Parameter, tuple[str, int | None]] = {}
     for name, module in model.named_modules():
         for kind, p in module.named_parameters(prefix=name, recurse=False):
             dim = dims.get(module)
-            if taken.setdefault(p, dim) != dim:
+            first, dim_of_first = taken.setdefault(p, (kind, dim))
+            if dim_of_first != dim:
                 raise ConfigError(
-                    f"tp cannot divide {kind}, because it shares its weight with a layer that "
-                    "tp divides in another way; untie them, or use fsdp"
+                    f"tp cannot divide the weight that {first} and {kind} share, because the two layers need different "
+                    "parts of it; give each layer its own weight, or use fsdp"
                 )
             if dim is not None and (p.ndim != 2 or p in _cuts):
                 why = (

@@ -128,8 +128,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         theirs = [len(group["params"]) for group in state_dict["param_groups"]]
         if theirs != (ours := [len(group["params"]) for group in self.param_groups]):
             raise ValueError(
-                f"the state has groups of {theirs} parameters, but this optimizer has {ours}; make it "
-                "with the groups of the optimizer that was saved"
+                f"the state_dict has parameter groups of the sizes {theirs}, but this optimizer has {ours}; make "
+                "this optimizer with the same parameter groups as the one that was saved"
             )
         assert self._local is not None
         state, groups, count = {}, [], 0

@@ -136,8 +136,12 @@ class FlatShardedOptimizer(ShardedOptimizer):
     """ShardedOptimizer over this rank's part of each bucket of a model that this strategy has wrapped."""
 
     def _assign(self, params: list[nn.Parameter]) -> None:
-        if any(p.requires_grad and p not in _parts for p in params):
-            raise ConfigError("a parameter of the optimizer does not belong to a wrapped model; wrap the model first")
+        unknown = next((p for p in params if p.requires_grad and p not in _parts), None)
+        if unknown is not None:
+            raise ConfigError(
+                f"the optimizer has a parameter of shape {tuple(unknown.shape)} that is in no wrapped model, or was "
+                "frozen when its model was wrapped; make it a trainable parameter of the model, then wrap the model"
+            )
 
     def _part(self, p: nn.Parameter) -> Tensor | None:
         part = _parts.get(p)

@@ -156,7 +156,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
         ranges = NvtxRanges()
     except ImportError:
         raise Unavailable(
-            "nsys without a GPU requires the package nvtx, which is not installed; run pip install nvtx==0.2.11"
+            "nsys requires the package nvtx, because this PyTorch is built without CUDA; run pip install nvtx==0.2.11"
         ) from None
     if model is not None:
         beside(Path(f"{out}.sqlite")).write_text(json.dumps(as_table(rows(model))), encoding="utf-8")

@@ -35,7 +35,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from cs_systems.workloads import Unavailable
 
     if not device.is_cuda:
-        raise Unavailable("memory by NVTX range requires a CUDA device; leave out nsys or run on a GPU")
+        raise Unavailable("the profiler nsys_memory requires a CUDA device; run on a GPU, or do without this profiler")
     with nsys.region(out, device, model):
         yield
 

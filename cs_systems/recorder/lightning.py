@@ -37,6 +37,8 @@ class RecorderCallback:
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self.recorder is not None:
+            if self.recorder._in_step:  # the module returned -1, for which the Trainer reports no end of the batch
+                self.recorder._step_ends(failed=True)
             self.recorder.step().__enter__()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -163,7 +163,8 @@ class Recorder:
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Return a context whose whole time belongs to phase `name`, in place of the phases found inside it."""
         if not isinstance(name, str) or not name.isprintable() or not name or len(name) > 200 or name == "step":
-            raise ConfigError(f"the phase is named {name!r:.60}; name it by a short text other than 'step'")
+            remedy = "give a text of 1 to 200 printable characters, other than 'step'"
+            raise ConfigError(f"the name of the phase is {shown(name)}; {remedy}")
         return nullcontext() if self._tracker is None else _Named(self._tracker, name)
 
     def __repr__(self) -> str:
@@ -181,7 +182,10 @@ class Recorder:
         if self._state != "new":
             raise RuntimeError("this Recorder was already used; make a new one for each loop")
         if hooks.is_active():
-            raise RuntimeError("another Recorder is active in this process; end its `with` block first")
+            raise RuntimeError(
+                "another Recorder is active in this process; end its `with` block first, call its close(), or run a "
+                "script with its own Recorder without cs-systems run"
+            )
         self._meeting = _ranks.Meeting() if self._subject.world_size > 1 else None
         self._rank = _ranks.rank()
         self._is_writer = self._rank == 0
@@ -192,7 +196,7 @@ class Recorder:
         self._warm: list[_Taken] = []
         self._timed: list[_Taken] = []
         self._precision: str | None = None
-        self._count, self._setup_s, self._began_s = 0, 0.0, self._clock()
+        self._count, self._failed, self._setup_s, self._began_s = 0, 0, 0.0, self._clock()
         self._tracker = Tracker(device, self._clock, self._at_first_forward)
         self._installed, self._region = ExitStack(), ExitStack()
         self._install(self._tracker)
@@ -209,7 +213,8 @@ class Recorder:
         self.close(error)
         if error is None and self._count == 0:
             raise RuntimeError(
-                "no step was recorded; write `with recorder.step():` around the body of the loop, and give it batches"
+                "no step was recorded; write `with recorder.step():` around the body of the loop, and check that the "
+                "loop has batches"
             )
 
     def close(self, error: BaseException | None = None) -> None:
@@ -266,6 +271,7 @@ class Recorder:
         if tracker is None:
             return
         self._count += 1
+        self._failed += failed
         if failed:  # its times are of no use, and the next step begins here
             self._given.clear()
             tracker.start()
@@ -331,7 +337,10 @@ class Recorder:
             record = self._record(stage, ended, error)
             self._publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)
         except Exception as lost:  # the error boundary of a guest: a lost record must not end the loop
-            warnings.warn(f"the record of the loop was lost: {_described(lost)}", RuntimeWarning, stacklevel=4)
+            what = "timing" if stage.is_timed else profile_in_words(stage.profiler)
+            remedy = "" if "; " in str(lost) else "; remove the cause, then run the loop again"
+            text = f"the record of the {what} was lost: {_described(lost)}{remedy}"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
         if stage.is_timed:
             self._warm = self._timed[-STEADY:]  # a profile is compared with them
             self._warmup = len(self._warm)
@@ -391,8 +400,13 @@ class Recorder:
         if not stage.is_timed:
             return f"{longer}, or {self._without(stage)}"
         if done == 0 and self._count > 1:
+            if self._failed == self._count:
+                return "no step ended without an exception; correct the loop"
             return f"none of {self._count} steps called step() of a torch optimizer; call it, or leave out optimizer"
-        return longer + (f", or time fewer of them: warmup=1, steps={done - 1} (--steps 1:{done})" if done > 1 else "")
+        return longer + (f", or time fewer steps: {self._shorter(done)}" if done > 1 else "")
+
+    def _shorter(self, done: int) -> str:
+        return f"warmup=1, steps={done - 1}"
 
     def _without(self, stage: Stage) -> str:
         return "leave out snapshot" if stage.profiler == "memory_snapshot" else "pass profile='none'"
@@ -498,12 +512,12 @@ def _listed(what: str, given: Any, kind: type) -> list[Any]:
     if given is None:
         return []
     several = isinstance(given, Sequence) and not isinstance(given, (str, kind))
-    for each in (found := list(given) if several else [given]):
+    objects = list(given) if several else [given]
+    for each in objects:
         if not isinstance(each, kind):
-            raise ConfigError(
-                f"{what} is {shown(each)}; give an instance of a torch {kind.__name__}, or a list of them"
-            )
-    return found
+            found = f"{what} {'contains' if several else 'is'} {shown(each)}"
+            raise ConfigError(f"{found}; give an instance of a torch {kind.__name__}, or a list of them")
+    return objects
 
 
 def _device_of(models: Sequence[nn.Module]) -> torch.device:

@@ -149,6 +149,9 @@ class ScriptRecorder(Recorder):
         kept = (caveat for caveat in record.warnings if caveat.code != "unstable")  # the kinds of steps differ
         return replace(record, warnings=(*kept, Caveat("mixed-steps", what, REMEDIES["mixed-steps"])))
 
+    def _shorter(self, done: int) -> str:
+        return f"--steps 1:{done}"
+
     def _without(self, stage: Stage) -> str:
         return (
             "leave out --snapshot and memory in --with" if stage.profiler == "memory_snapshot" else "leave out --with"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
 from cs_systems.core.units import counted
-from cs_systems.record import DONE, RunRecord, as_records, records_path
+from cs_systems.record import DONE, OR_AGAIN, RunRecord, as_records, of_line, records_path
 from cs_systems.report.frame_cells import CELL_COLUMNS, cell_row, clear_unused_fields
 from cs_systems.report.frame_phases import PHASE_COLUMNS, STEP, phase_rows
 from cs_systems.report.series import typed
@@ -41,9 +41,10 @@ def load(path: str | os.PathLike[str]) -> pd.DataFrame:
 
     records, complaints = sound_records(path)
     if complaints:
-        lines, first = counted(len(complaints), "line"), complaints[0].removesuffix("; skipped")
-        remedy = "repeat the run to measure what is missing, or delete the lines"
-        warnings.warn(f"{records_path(path)}: {lines} skipped, first {first}; {remedy}", RuntimeWarning, stacklevel=2)
+        file, lines = records_path(path), counted(len(complaints), "line")
+        remedy = "repeat the run to measure what is missing, then delete the lines that read_records(path)[1] lists"
+        text = f"{file}: {lines} skipped, first: {of_line(complaints[0], file)}; {remedy}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     return frame(without_retried(records))
 
 
@@ -101,9 +102,12 @@ def _naming(index: int, record: RunRecord) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"record {index + 1} (key {record.key}): {error}") from error
+        problem = str(error).partition("; ")[0]  # its remedy is for a cell that is to be measured
+        text = f"record {index + 1} (key {record.key}) cannot be shown: {problem}; leave out this record"
+        raise ConfigError(text) from error
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise ConfigError(
-            f"record {index + 1} (key {record.key}) is malformed: {reason}; delete its line, or measure again"
+            f"record {index + 1} (key {record.key}) is malformed: {reason}; delete its line of records.jsonl, "
+            f"{OR_AGAIN}"
         ) from error

@@ -12,7 +12,7 @@ from typing import Any
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.rows import as_tables
 from cs_systems.core.validation import field_types
-from cs_systems.record import RunRecord, read_records
+from cs_systems.record import OR_AGAIN, RunRecord, read_records
 from cs_systems.record import some_records as any_records
 
 # Columns are not checked: those of older versions and of users' own workloads are not in `Results`.
@@ -36,7 +36,10 @@ def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
 def _checked(records: list[RunRecord], path: str | os.PathLike[str]) -> list[RunRecord]:
     for number, record in enumerate(records, 1):
         if problem := _malformed(record):
-            raise ConfigError(f"record {number} of {path} is malformed: {problem}; delete its line, or measure again")
+            raise ConfigError(
+                f"record {number} of {path} (key {record.key}) is malformed: {problem}; delete the line with this key, "
+                f"{OR_AGAIN}"
+            )
     return records
 
 

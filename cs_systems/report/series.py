@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
 from cs_systems.core.validation import shown
+from cs_systems.record import OR_AGAIN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +37,8 @@ def _column(name: str, values: Sequence[Any], kind: str) -> Any:
         return pd.array([None if value is None else float(value) for value in values], dtype="Float64")
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{name} is {shown(_first_wrong(values, kind))} in a record, which makes it malformed; delete the line of "
-            "records.jsonl that has it, or measure again"
+            f"a record is malformed, because its {name} is {shown(_first_wrong(values, kind))}; delete its line of "
+            f"records.jsonl, {OR_AGAIN}"
         ) from error
 
 

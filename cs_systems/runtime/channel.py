@@ -29,6 +29,8 @@ _HEADER = struct.Struct(">4sIIIII")
 _LONGEST_BYTES = 1 << 30
 EXIT_FORKED, EXIT_LOST = 81, 82
 OPTIMIZER_MODULES = ["torch._dynamo"]  # imported by torch's optimizers
+# Remedy for a worker whose messages this process cannot read.
+BUG = "measure again, and if it recurs, report this as a bug of cs-systems"
 
 
 class ChannelError(RuntimeError):
@@ -237,10 +239,11 @@ def from_json(text: str | bytes) -> Message:
         kind = _TYPES[fields.pop("type")]
         message = kind(**fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ChannelError(f"invalid worker message: {type(error).__name__}") from error
+        raise ChannelError(f"a message of the worker cannot be read ({type(error).__name__}); {BUG}") from error
     for name, allowed in _FIELDS[kind].items():
         if not isinstance(getattr(message, name), allowed):
-            raise ChannelError(f"invalid worker message: {kind.__name__}.{name} has the wrong type")
+            what = f"{kind.__name__}.{name} has the wrong type"
+            raise ChannelError(f"a message of the worker cannot be read ({what}); {BUG}")
     return message
 
 
@@ -256,7 +259,7 @@ def decode(frame: bytes, pid: int | None, number: int) -> Message:
     data = bytearray(frame)
     message = _take(data, pid, number)
     if message is None or data:
-        raise ChannelError("invalid worker message: its frame is truncated or too long")
+        raise ChannelError(f"a message of the worker is truncated or too long; {BUG}")
     return message
 
 
@@ -282,7 +285,10 @@ def _take(data: bytearray, pid: int | None, number: int) -> Message | None:
             f"process {writer}, forked by the step, replied in place of the worker; end a forked child with os._exit"
         )
     if counted != number:
-        raise ChannelError(f"received message {counted} instead of message {number}; do not write to the worker's pipe")
+        raise ChannelError(
+            f"message {counted} of the worker came in place of message {number}; let the step write only to "
+            "descriptors that it opened"
+        )
     del data[:end]
     return from_json(body)
 
@@ -317,7 +323,9 @@ class Receiver:
             while self._data and (message := _take(self._data, self._pid, self._number)) is not None:
                 if self._pid is None:
                     if not isinstance(message, Ready):
-                        raise ChannelError("a worker's first message was not Ready")
+                        raise ChannelError(
+                            f"the worker began with the message {type(message).__name__} in place of Ready; {BUG}"
+                        )
                     self._pid = message.pid
                 self._number += 1
                 yield message

@@ -67,7 +67,8 @@ def preflight(config: RunConfig, device: Device) -> int | None:
     predicted = predict(config, device) if predict else None
     if predicted is None or (type(predicted) is int and 0 <= predicted < _MOST_BYTES):
         return predicted
-    raise ConfigError(f"preflight() returned {_shown(predicted)}; return a number of bytes, or None")
+    returned = f"preflight() of {config.workload} returned {_shown(predicted)}"
+    raise ConfigError(f"{returned}; return the bytes as an int of at least 0, or None")
 
 
 _MOST_BYTES = 1 << 200  # more than any formula gives, less than a float can hold
@@ -75,7 +76,7 @@ _MOST_BYTES = 1 << 200  # more than any formula gives, less than a float can hol
 
 def _shown(value: Any) -> str:
     """Format a value for a message: short numbers and texts as they are, anything else as its type."""
-    if isinstance(value, str) or (isinstance(value, int) and abs(value) < _MOST_BYTES):
+    if isinstance(value, str | float) or (isinstance(value, int) and abs(value) < _MOST_BYTES):
         return f"{value!r:.60}"
     return f"an object of type {type(value).__name__}" if not isinstance(value, int) else "a number that is too large"
 

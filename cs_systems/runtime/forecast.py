@@ -132,7 +132,10 @@ def _fetch(run: Callable[[], Any], step: ModuleStep, mode: Any) -> None:
 def _check(config: RunConfig) -> None:
     """Raise Unavailable for a cell whose memory fake tensors cannot predict."""
     if not plugins.is_foreign(config.workload):
-        raise Unavailable(f"workload {config.workload} is predicted by formula; use cs_systems.preflight instead")
+        raise Unavailable(
+            f"workload {config.workload} is not your own, and only your own models are predicted by a step on fake "
+            "tensors; use cs_systems.preflight"
+        )
     if config.compile != "none":
         raise Unavailable(
             "the memory of a compiled model is not predicted, because the compiler decides which "

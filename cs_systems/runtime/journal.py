@@ -106,7 +106,7 @@ class Journal:
         except ConfigError as error:
             if isinstance(error.__cause__, NewerSchema):
                 raise
-            raise FolderRefused(f"{file} has lines that are no records", self.remedy_for_other_records) from error
+            raise FolderRefused(str(error).partition("; ")[0], self.remedy_for_other_records) from error
 
     @contextmanager
     def locked(self) -> Iterator[None]:

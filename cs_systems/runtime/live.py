@@ -68,7 +68,7 @@ def run_live(
     subject = made if setup is None else setup.model
     named = plugins.LIVE + short_name("name", _name_of(subject) if name is None else name)
     if setup is None and (reason := _foreign.problem(named, made)):
-        raise ConfigError(reason)
+        raise ConfigError(reason.removeprefix(plugins.LIVE))
     config = replace(config, workload=named, device=_device(config.device, setup), **plan)
     if torch.is_inference_mode_enabled():
         raise ConfigError("run() was called in inference mode; call it outside of torch.inference_mode()")

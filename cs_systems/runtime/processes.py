@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from cs_systems.runtime import channel
-from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit, Warming
+from cs_systems.runtime.channel import BUG, CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit, Warming
 from cs_systems.runtime.fork_client import ForkedGuardian, NoServer, fork_guardian
 
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 120.0  # for a request that measures nothing
 GRACE_S = 10.0  # for an idle process to end
 FINISH_TIMEOUT_S = 600.0  # for a profiler to write its report after the worker has ended
-BUG = "measure again, and if it recurs, report this as a bug of cs-systems"
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 
 

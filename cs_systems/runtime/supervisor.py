@@ -20,6 +20,7 @@ from cs_systems.core.units import human
 from cs_systems.record import Environment, RunRecord, in_words, make_key
 from cs_systems.runtime import channel, fork_client, profiled, scheduler
 from cs_systems.runtime.channel import (
+    BUG,
     OPTIMIZER_MODULES,
     CellRecord,
     ChannelError,
@@ -33,7 +34,6 @@ from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.runtime.processes import (
     ANSWER_TIMEOUT_S,
-    BUG,
     Worker,
     WorkerDied,
     WorkerOutOfMemory,

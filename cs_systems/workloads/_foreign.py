@@ -167,10 +167,13 @@ def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str |
     """
     own, is_live = own or {}, name.startswith(plugins.LIVE)
     if isinstance(made, nn.Module) or (isinstance(made, type) and issubclass(made, nn.Module)):
-        remedy = (
-            "name its batch as inputs path.py:name, or name a function (config, device) that returns (model, batch)"
+        if is_live:
+            model = f"{made.__name__}(…)" if isinstance(made, type) else "…"
+            return f"workload is {shown(made)}, and a module requires inputs; use run(model={model}, inputs=…)"
+        return (
+            f"{name} is a module without inputs; name its batch as inputs path.py:name, or name a function (config, "
+            "device) that returns (model, batch)"
         )
-        return f"{name} is a module without inputs; {'use run(model=…, inputs=…)' if is_live else remedy}"
     if not callable(made):
         if _is_workload(made) or isinstance(made, (TrainingSetup, Mapping, tuple)):
             return None
@@ -212,7 +215,10 @@ def _default_for_device(name: str, made: Any) -> str | None:
         return None
     if second[0].name == "device":
         return None
-    return f"{name}{written} gets the device as its second argument; put it there: (config, device, {second[0]})"
+    return (
+        f"{name}{written} would get the device as {second[0].name}, its second argument; make device the second "
+        f"argument: (config, device, {second[0]})"
+    )
 
 
 def _misused(name: str, made: Any, is_device: bool) -> str | None:

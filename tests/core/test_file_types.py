@@ -81,11 +81,11 @@ def test_wrong_command_names_the_right_one(
 
 
 UNREADABLE = {
-    "noise": "has no readable record; give a records.jsonl, or repeat the run if it was interrupted",
+    "noise": "has no readable record, because line 1 is damaged; give the records.jsonl of another run",
     "zipped records": "is compressed; gunzip it first",
-    "list": "has no readable record; ",
-    "null": "has no readable record; ",
-    "empty": "has no record yet; run the sweep again",
+    "list": "has no readable record, because line 1 is not a record of cs_systems (no JSON object); ",
+    "null": "has no readable record, because line 1 is not a record of cs_systems (no JSON object); ",
+    "empty": "has no record yet; repeat the measurement that writes to it",
 }
 
 

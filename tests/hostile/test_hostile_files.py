@@ -229,7 +229,7 @@ def record() -> dict[str, Any]:
         ("wall_s", float("nan"), "wall_s of a sample is nan, not a time"),
         ("wall_s", "3", "wall_s of a sample is '3', not a time"),
         ("repeat", "3", "repeat is '3', not a whole number"),
-        ("repeat", 10**30, "repeat is an int, not a whole number from 0"),
+        ("repeat", 10**30, f"repeat is {10**30}, not a whole number from 0 to 2^63 - 1"),
         ("config", [], "config is a list, not an object"),
         ("results", {"cost": 5}, "results 'cost' is 5, not a list of rows"),
     ],

@@ -66,6 +66,24 @@ def test_trainer_of_lightning_is_recorded(tmp_path: Path) -> None:
         _ = callback.recorded
 
 
+def test_batch_that_lightning_skips_does_not_end_the_loop(tmp_path: Path) -> None:
+    """Where on_train_batch_start of the module returns -1, the Trainer reports no end of the batch."""
+    module = net()
+    trainer = SimpleNamespace(optimizers=[])
+    callback = RecorderCallback(tmp_path, **CLEAN | {"warmup": 0})
+    callback.on_train_start(trainer, module)
+    for i, batch in enumerate(loader(4)):
+        callback.on_train_batch_start(trainer, module, batch, i)
+        if i == 1:
+            continue
+        loss_of(module, batch).backward()
+        callback.on_train_batch_end(trainer, module, None, batch, i)
+    callback.on_train_end(trainer, module)
+    measured = only(tmp_path).measurement
+    assert measured is not None
+    assert len(measured.timed) == 3
+
+
 def test_failure_under_lightning_keeps_the_record(tmp_path: Path) -> None:
     module = net()
     trainer = SimpleNamespace(optimizers=[])

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,7 @@ def test_reason_of_a_missing_profile_fits_how_the_loop_ended(
 def test_loop_that_ends_in_the_warm_up_is_an_error(tmp_path: Path) -> None:
     reason = (
         "the loop ended after 2 of 5 warm-up steps; let it run for at least 25 steps, "
-        "or time fewer of them: warmup=1, steps=1 (--steps 1:2)"
+        "or time fewer steps: warmup=1, steps=1"
     )
     with pytest.warns(RuntimeWarning) as given:
         recorder, _ = train(tmp_path, 2, warmup=5, steps=20)
@@ -456,6 +457,14 @@ def test_loop_without_a_step_of_the_optimizer_says_so(tmp_path: Path) -> None:
     assert "none of 3 steps called step() of a torch optimizer; call it, or" in str(recorder.records[0].reason)
 
 
+def test_loop_whose_steps_all_failed_says_so(tmp_path: Path) -> None:
+    warned = pytest.warns(RuntimeWarning, match="no step ended without an exception; correct the loop")
+    with warned, Recorder(net(), out=tmp_path, **CLEAN) as recorder:
+        for _ in range(3):
+            with suppress(ValueError), recorder.step():
+                raise ValueError("oops")
+
+
 def test_device_that_torch_does_not_find_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="device is cuda:1, but torch finds no CUDA device; leave out device"):
@@ -466,7 +475,7 @@ def test_device_that_torch_does_not_find_is_refused(tmp_path: Path, monkeypatch:
     ("options", "message"),
     [
         ({"model": 3}, "model is 3; give an instance of a torch Module, or a list of them"),
-        ({"optimizer": [3]}, "optimizer is 3; give an instance of a torch Optimizer, or a list of them"),
+        ({"optimizer": [3]}, "optimizer contains 3; give an instance of a torch Optimizer, or a list of them"),
         ({"model": nn.Linear}, "model is the class Linear; give an instance of a torch Module, or a list of them"),
         ({"steps": 0}, "steps is 0; give a whole number, at least 1"),
         ({"warmup": 1.5}, "warmup is 1.5; give a whole number, at least 0"),
@@ -480,7 +489,7 @@ def test_bad_arguments_are_refused(options: dict[str, Any], message: str, tmp_pa
     with pytest.raises(ConfigError) as refused:
         Recorder(**{"out": tmp_path, **options})
     assert str(refused.value) == message
-    with pytest.raises(ConfigError, match="the phase is named 'step'; name it by a short text other than 'step'"):
+    with pytest.raises(ConfigError, match="the name of the phase is 'step'; give a text of 1 to 200 printable"):
         Recorder(out=tmp_path).phase("step")
 
 
@@ -495,7 +504,9 @@ def test_lost_record_does_not_end_the_loop(tmp_path: Path) -> None:
                     loss_of(model, batch).backward()
         return recorder._count
 
-    with pytest.warns(RuntimeWarning, match="the record of the loop was lost: IsADirectoryError"):
+    with pytest.warns(
+        RuntimeWarning, match="the record of the timing was lost: IsADirectoryError.*; remove the cause, then run"
+    ):
         assert loop() == 4
 
 

@@ -47,6 +47,13 @@ def test_every_step_is_found_and_the_result_is_the_same(style: str, tmp_path: Pa
         assert ran["models"] == "Sequential"
 
 
+def test_script_that_ends_in_the_warm_up_gets_the_option_of_its_command(tmp_path: Path) -> None:
+    recorder = ScriptRecorder("gan", out=tmp_path, warmup=100, steps=10, profile="none")
+    digest("gan")
+    recorder.close()
+    assert str(recorder.records[0].reason).endswith(f" steps, or time fewer steps: --steps 1:{STEPS}")
+
+
 def test_caveat_says_that_optimizers_step_at_different_rates(tmp_path: Path) -> None:
     recorder = ScriptRecorder("gan", out=tmp_path, warmup=0, steps=100, profile="none")
     digest("three_critic_steps")

@@ -146,7 +146,7 @@ def test_folder_without_records_exits_with_2(tmp_path: Path, capsys: pytest.Capt
     assert "; give the folder of a run" in capsys.readouterr().err
     (tmp_path / "records.jsonl").touch()
     assert main(["report", str(tmp_path)]) == 2
-    assert "has no record yet; run the sweep again" in capsys.readouterr().err
+    assert "has no record yet; repeat the measurement" in capsys.readouterr().err
 
 
 def test_figure_option_prints_table_only_when_requested(

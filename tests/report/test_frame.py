@@ -138,8 +138,8 @@ def test_load_warns_of_lines_that_are_no_records(tmp_path: Path, train_records: 
         data = load(tmp_path)
     assert data["median_s"].tolist() == frame(train_records[:1])["median_s"].tolist()
     assert [str(warning.message) for warning in given] == [
-        f"{file}: 2 lines skipped, first {file}:2 is incomplete (the run was interrupted while writing it); repeat the "
-        "run to measure what is missing, or delete the lines"
+        f"{file}: 2 lines skipped, first: line 2 is incomplete (the run was interrupted while writing it); repeat the "
+        "run to measure what is missing, then delete the lines that read_records(path)[1] lists"
     ]
     assert given[0].filename == __file__
 
@@ -158,7 +158,9 @@ def test_malformed_record_is_named_by_number_and_key(train_records: list[RunReco
 @pytest.mark.parametrize(("value", "shown"), [([1], "is"), ("fast", "is 'fast'")])
 def test_value_that_is_no_number_is_named(train_records: list[RunRecord], value: object, shown: str) -> None:
     broken = replace(train_records[0], config={**train_records[0].config, "batch_size": value})
-    with pytest.raises(ConfigError, match=f"batch_size {shown}.* in a record, which makes it malformed; delete the"):
+    with pytest.raises(
+        ConfigError, match=f"a record is malformed, because its batch_size {shown}.*; delete its line of"
+    ):
         frame([broken])
 
 

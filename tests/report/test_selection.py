@@ -24,6 +24,7 @@ PROFILES = Path(__file__).parents[2] / "profiles"
         (["size!=small", "context_length=256"], 4),
         (["status=oom"], 1),
         (["median_ms<20"], 1),
+        (["median_ms<2E1"], 1),
         (["step>=0.02", "size=small"], 3),
         (["context_length>256", "status=ok"], 5),
     ],
@@ -39,12 +40,16 @@ def test_where_keeps_cells_that_meet_every_condition(
     [
         (
             ["attention=naive", "size=xxl"],
-            "no record that meets 'attention=naive' also meets --where 'size=xxl'; choose by their values of size: ",
+            "no record that meets 'attention=naive' also meets --where 'size=xxl'; change this condition to "
+            "fit their values of size: ",
         ),
         (
             ["attention=naiv"],
-            "no record meets --where 'attention=naiv'; choose by the values of attention: naive, sdpa_flash",
+            "no record meets --where 'attention=naiv'; change this condition to fit the values of attention: naive, "
+            "sdpa_flash",
         ),
+        (["median_ms=1"], "; change this condition to fit the values of median_ms: about "),
+        (["tp_degree=2"], "'tp_degree=2'; leave out this condition, because tp_degree is unknown"),
         (["atention=naive"], "did you mean attention"),
         (
             ["naive"],
@@ -53,7 +58,12 @@ def test_where_keeps_cells_that_meet_every_condition(
         (["attention==naive"], "'==' is not an operator of --where in 'attention==naive'; write attention=naive"),
         (["median_ms=<3"], "'=<' is not an operator of --where in 'median_ms=<3'; write median_ms<=3"),
         (["size~=xl"], "'~=' is not an operator of --where in 'size~=xl'; use =, !=, <=, >=, < or >"),
-        (["size<xl"], "< in --where 'size<xl' compares numbers, got 'xl'; give a number, or use = or != for names"),
+        (
+            ["size<xl"],
+            "< in --where 'size<xl' compares numbers, but 'xl' is not one number; give a number such as 1000",
+        ),
+        (["median_ms<1.2.3"], "but '1.2.3' is not one number; give a number such as 1000"),
+        (["median_ms<1,000"], "but '1,000' is not one number; give a number such as 1000"),
     ],
 )
 def test_malformed_condition_is_rejected_with_remedy(
@@ -120,7 +130,7 @@ def test_relative_to_rejects_what_is_no_baseline(train_records: list[RunRecord])
         ("attention", "--relative-to 'attention' is not a condition; write COLUMN=VALUE, such as attention=naive"),
         (
             "attention=flex",
-            "no cell meets --relative-to 'attention=flex'; choose one of the values of attention: naive, sdpa_flash$",
+            r"no cell of train_step meets --relative-to 'attention=flex'; .* of attention \(naive, sdpa_flash\), or",
         ),
         ("mfu=0", "'mfu' is not a setting by which cells are compared; use a setting such as attention, precision, "),
         ("attention!=naive", "'!=' is not an operator of --relative-to in 'attention!=naive'; write attention=naive"),

@@ -49,8 +49,8 @@ DYING = {
         "tables() has a table 'kernels', a name that cs_systems reserves; choose another name",
     ),
     "DescribesATensor": ("error", "'tokens' in the result of describe() is of type Tensor; use None"),
-    "predicts_a_text": ("error", "preflight() returned 'many'; return a number of bytes, or None"),
-    "predicts_too_much": ("error", "preflight() returned a number that is too large; return a number of bytes"),
+    "predicts_a_text": ("error", "predicts_a_text returned 'many'; return the bytes as an int of at least 0, or None"),
+    "predicts_too_much": ("error", "returned a number that is too large; return the bytes as an int"),
     "DescribesTooMuch": ("error", "'tokens' in the result of describe() does not fit into 64 bits; give it as a float"),
 }
 

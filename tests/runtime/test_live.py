@@ -320,7 +320,7 @@ REFUSED = {
         "parts applies to the built-in model only, and the workload is live Net; leave out parts$"
     ),
     "run(workload=5)": r"workload is 5; give a factory \(config, device\), \(model, batch\), \(model, batch, loss\), a",
-    "run(workload=Net)": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
+    "run(workload=Net)": r"workload is the class Net, and a module requires inputs; use run\(model=Net\(…\), ",
     "run(device=torch.device('cpu'))": r"device is torch.device\('cpu'\); write 'cpu'$",
     "run(device=torch.device('mps'))": r"device is torch.device\('mps'\); write 'auto', 'cpu', 'cuda' or 'cuda:N'$",
     "RunConfig(device=3)": "device is 3; write 'auto', 'cpu', 'cuda' or 'cuda:N'$",
@@ -348,11 +348,11 @@ REFUSED = {
     ),
     "run(workload=step, name='a:b')": "name is 'a:b'; give one or more printable characters, without a colon",
     "run(workload=lambda *, width: None)": (
-        r"live .*width\) requires width, which run\(\) does not give; pass a function .* calls it with width=VALUE$"
+        r"^<lambda>.*width\) requires width, which run\(\) does not give; pass a function .* calls it with width=VALUE$"
     ),
-    "run(workload=Net())": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
+    "run(workload=Net())": r"workload is a Net, and a module requires inputs; use run\(model=…, inputs=…\)",
     "run(workload=object())": r"workload is an object; give a factory \(config, device\), \(model, batch\)",
-    "run(workload=lambda a: a)": r"live <lambda>\(a\) has other arguments than a factory or a step; write a factory",
+    "run(workload=lambda a: a)": r"^<lambda>\(a\) has other arguments than a factory or a step; write a factory",
     "run(workload={'model': Net(), 'bach': X})": "no part 'bach'; did you mean batch or batches. The names are model,",
     "run(RunConfig(), 3, steps=2)": r"run takes only config by position; give the others by name, as in run\(model=…\)",
     "run(name='mine')": "name= is only for a live object, .* and none is given; leave out name=$",
@@ -368,8 +368,8 @@ REFUSED = {
     "run(RunConfig(strategy='mine.py:S', world_size=2))": "strategy 'mine.py:S' has a colon; name a built-in strategy",
     "RunConfig(checkpoint=True)": "checkpoint is True; it must be the text 'none', or a plan such as 'every:1'",
     "cs_systems.frame('runs/x')": r"records is the path 'runs/x'; give the result of read_records\(path\)\[0\]",
-    "cs_systems.diagnose(['runs/x'])": r"records has 'runs/x'; give RunRecords, as run\(\) returns",
-    "cs_systems.diagnose(None)": "records has None; give RunRecords",
+    "cs_systems.diagnose(['runs/x'])": r"records is a list that contains 'runs/x'; give RunRecords, such as",
+    "cs_systems.diagnose(None)": "records is None; give RunRecords",
     "run(model=Net(), inputs=X, loss=lambda: 3)": r"loss\(\) has other arguments; write loss\(outputs\) or loss\(out",
     "run(model=Net(), inputs=X, forward=lambda batch: 3)": r"forward\(batch\) has other .* write forward\(model, b",
     "run(model=Net(), batches=X)": r"batches is a tensor, which is one batch; give it as batch \(in run\(\) as inputs",

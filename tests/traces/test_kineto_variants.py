@@ -246,7 +246,7 @@ def test_file_of_another_recorder_is_refused_by_its_name(
         (
             "export/KERNEL.parquet",
             b"PAR1",
-            "an export of nsys in Parquet, which cs-systems cannot read; export the report again with nsys",
+            "Parquet files, which cs-systems cannot read; if nsys wrote them, export the report again with nsys",
         ),
     ],
 )
@@ -258,4 +258,4 @@ def test_binary_file_of_another_format_is_refused_by_its_name(
     path.write_bytes(content)
     given = path.parent if path.suffix == ".parquet" else path
     assert main(["analyze", str(given)]) == 2
-    assert f"{given} is {reason}" in " ".join(capsys.readouterr().err.split())
+    assert f"{given} {'holds' if given.is_dir() else 'is'} {reason}" in " ".join(capsys.readouterr().err.split())

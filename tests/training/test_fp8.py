@@ -257,8 +257,8 @@ def test_unavailable_fp8_has_reason_and_remedy() -> None:
         "fp8 products need multiples of 16, and d_ff is 40; make it 32 or 48, or use bf16"
     )
     assert reason(replace(TINY, workload="toy")) == (
-        "fp8 requires an nn.Linear whose sizes are multiples of 16, and the module has none; widen its layers, or "
-        "use bf16"
+        "fp8 replaces each plain nn.Linear (no subclass) whose sizes are multiples of 16, and the module has none; use "
+        "bf16, or give the module such layers"
     )
     assert reason(replace(TINY, workload="attention", mode=Mode.FORWARD)) == (
         "no attention backend computes in fp8, which is for linear layers; use bf16"

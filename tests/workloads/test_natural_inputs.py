@@ -249,7 +249,11 @@ def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> N
             "moved",
             "uses its argument device as a torch.device, but it is a Device, whose torch.device is",
         ),
-        ("second_is_size", "gets the device as its second argument; put it there: (config, device, width=4)"),
+        (
+            "second_is_size",
+            "would get the device as width, its second argument; make device the second argument: "
+            "(config, device, width=4)",
+        ),
         (
             "own_names",
             "(width, depth) gets a RunConfig and a Device as its first two arguments; write (config, device) "

@@ -80,14 +80,13 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
     chosen = _of_one_workload(records)
     data = frame(chosen)
     fitting = _fitting(chosen, data)
+    kinds = [*by_kind(without_retried(records))]
+    which = f"the records of {kinds[0]}, which come first," if kinds[1:] else "these records"
+    other = f", or give only the records of {' or '.join(kinds[1:])}" if kinds[1:] else ""
     if not fitting:
-        raise ConfigError(
-            "these records have no data for a figure; choose records with timings, peak memory or profile tables"
-        )
+        remedy = f"choose records with timings, peak memory or profile tables{other}"
+        raise ConfigError(f"{which} have no data for a figure; {remedy}")
     if kind is not None and kind not in fitting:
-        kinds = [*by_kind(without_retried(records))]
-        which = f"the records of {kinds[0]}, which come first," if kinds[1:] else "these records"
-        other = f", or give only the records of {' or '.join(kinds[1:])}" if kinds[1:] else ""
         raise ConfigError(f"{which} have no data for the figure {kind!r}; choose {' or '.join(fitting)}{other}")
     return _drawn(chosen, data, kind or fitting[0], titled)
 

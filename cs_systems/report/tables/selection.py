@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -59,11 +60,17 @@ def condition(text: str, option: str, signs: Sequence[str] = SIGNS) -> Condition
         write = f"write {name}{meant}{value}" if meant else f"use {_listed(signs)}"
         raise ConfigError(f"{sign!r} is not an operator of {option} in {text!r}; {write}")
     values = tuple(part.strip() for part in value.split(","))
-    if sign in ORDERS and not re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", values[0]):
-        raise ConfigError(
-            f"{sign} in {option} {text!r} compares numbers, got {value!r}; give a number, or use = or != for names"
-        )
+    if sign in ORDERS and not _is_number(value):
+        remedy = "give a number such as 1000 or 0.5, or use = or != for names"
+        raise ConfigError(f"{sign} in {option} {text!r} compares numbers, but {value!r} is not one number; {remedy}")
     return Condition(text, name, sign, values)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _listed(signs: Sequence[str]) -> str:
@@ -89,10 +96,15 @@ def select(records: Sequence[RunRecord], texts: Sequence[str]) -> list[RunRecord
         if not kept:
             before = " and ".join(map(repr, conditions[: conditions.index(text)]))
             which = f"record that meets {before} also" if before else "record"
-            raise ConfigError(
-                f"no {which} meets --where {text!r}; choose by {'their' if before else 'the'} values of "
-                f"{wanted.column}: {listed(known)}"
+            found = [value for value in known if value is not None]
+            about = "about " if any(isinstance(value, float) for value in found) else ""
+            remedy = (
+                f"change this condition to fit {'their' if before else 'the'} values of {wanted.column}: "
+                f"{about}{listed(found)}"
+                if found
+                else f"leave out this condition, because {wanted.column} is unknown"
             )
+            raise ConfigError(f"no {which} meets --where {text!r}; {remedy}")
         chosen = kept
     return chosen
 

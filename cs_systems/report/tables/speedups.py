@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cs_systems.config import ConfigError
 from cs_systems.core import units
 from cs_systems.record import RunRecord
+from cs_systems.report.frame import by_kind
 from cs_systems.report.tables.columns import UNKNOWN, Column, full_name
 from cs_systems.report.tables.selection import condition, listed, values_of
 from cs_systems.report.tables.table import Table
@@ -41,8 +42,10 @@ def with_speedups(table: Table, records: Sequence[RunRecord], rows: Sequence[int
     field = full_name(wanted.column, ())  # world_size, of which `ranks` is the heading
     compared = speedups(records, field, baselines)  # also refuses a column that is not a setting
     if not any(baselines):
+        values = listed(value for value in known if value is not None) or "all unknown"
         raise ConfigError(
-            f"no cell meets --relative-to {relative_to!r}; choose one of the values of {wanted.column}: {listed(known)}"
+            f"no cell of {next(iter(by_kind(records)))} meets --relative-to {relative_to!r}; choose among the values "
+            f"of {wanted.column} ({values}), or leave out these cells with --where"
         )
     shown = [None if baselines[i] else compared[i] for i in rows]
     gains = tuple(None if c is None else 1 / c.ratio for c in shown)
