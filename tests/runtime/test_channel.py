@@ -114,7 +114,7 @@ def test_first_message_must_be_ready(pipe: tuple[Receiver, int]) -> None:
     receiver, write = pipe
     os.write(write, frames(Done(True)))
     with pytest.raises(
-        ChannelError, match="the worker began with the message Done in place of Ready; if cs-systems was changed"
+        ChannelError, match="the worker began with the message Done in place of Ready; measure again"
     ):
         next(receiver.messages())
 
@@ -123,7 +123,7 @@ def test_first_message_must_be_ready(pipe: tuple[Receiver, int]) -> None:
     "text", ["[]", "{}", '{"type": "Nothing"}', '{"type": "Done"}', '{"type": "Done", "usable": 3.5}', "[" * 10**5]
 )
 def test_json_that_is_no_message_is_refused(text: str) -> None:
-    with pytest.raises(ChannelError, match=r"message of the worker cannot be read .*; if cs-systems was changed"):
+    with pytest.raises(ChannelError, match=r"message of the worker cannot be read .*; measure again"):
         channel.from_json(text)
 
 
