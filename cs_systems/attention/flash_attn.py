@@ -89,9 +89,11 @@ def _missing() -> str:
             continue
         except (ImportError, OSError, RuntimeError) as error:  # pip calls a package for another torch installed
             first, *_ = str(error).splitlines() or [""]
-            install = f"pip install --force-reinstall --no-deps --no-cache-dir {generation.distribution}"
+            install = (
+                f"pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation {generation.distribution}"
+            )
             return f"the installed {generation.distribution} cannot be imported ({first}); run {install}, {instead}"
-    return f"flash-attn is not installed; run pip install 'cs-systems[flash-attn]', {instead}"
+    return f"flash-attn is not installed; run pip install --no-build-isolation 'cs-systems[flash-attn]', {instead}"
 
 
 def _unavailable(call: AttentionCall) -> str | None:

@@ -93,10 +93,13 @@ def _is_snapshot(source: Source) -> bool:
 
 def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     if not sources:
-        for path in args.files:
-            refuse_other(path, "snapshot")
+        first = args.files[0]
+        if not first.is_dir():
+            refuse_other(first, "snapshot")
+        records = f", or read its records with cs-systems report {first}" if command_for(first) == "report" else ""
         raise ConfigError(
-            f"{args.files[0]} contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() wrote"
+            f"{first} contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() or cs-systems "
+            f"memory --snapshot wrote{records}"
         )
     refuse_unused(args.files, sources, "snapshot")
     if len(sources) > 2 or (len(sources) == 2 and any(source.is_inside for source in sources)):

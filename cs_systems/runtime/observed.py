@@ -22,6 +22,6 @@ def refuse_inside(function: str) -> None:
     """Raise ConfigError if a Recorder is active."""
     if _active:
         raise ConfigError(
-            f"{function}() was called while a Recorder is recording; call {function}() when the attribute done of that "
-            "Recorder is True"
+            f"{function}() was called while a Recorder is recording; call {function}() after the with block of "
+            "the Recorder, or once its attribute done is True"
         )

@@ -264,7 +264,10 @@ class Job:
 
     def _report_failure(self, rank: int, store: Any) -> None:
         for number in itertools.count(self._read[rank]):
-            frame = _wait_for(store, f"reply/{rank}/{number}", SETTLE_S)
+            try:
+                frame = _wait_for(store, f"reply/{rank}/{number}", SETTLE_S)
+            except TimeoutError:  # the record that failed has been read already
+                return
             message = channel.decode(frame, self._hellos[rank].pid, number)
             if isinstance(message, CellRecord) and message.failed:
                 record = message.record

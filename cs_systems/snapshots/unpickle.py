@@ -24,7 +24,7 @@ MOST_PER_BYTE = 16  # limit for a byte of any pickle, beyond FREE_BYTES
 FREE_BYTES = 1 << 28
 CHUNK = 1 << 20
 FEWER = "fewer events (max_entries of _record_memory_history)"
-AGAIN = f"dump it again, with {FEWER} if the disk is full"
+AGAIN = f"copy it again, or dump it again, with {FEWER} if the disk is full"
 # Messages of the unpickler for input that ends too early, old protocols included.
 _CUT = re.compile("truncated|Ran out of input|pickle data was")
 

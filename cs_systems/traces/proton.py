@@ -122,7 +122,9 @@ def _documents(path: Path) -> list[Any]:
         raise
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise ConfigError(f"{path} is truncated or damaged{where}; {_REMEDY}") from None
+        raise ConfigError(
+            f"{path} is truncated or damaged{where}; copy it again, or profile again and let proton.finalize() finish"
+        ) from None
 
 
 class _Reader:

@@ -146,18 +146,27 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
         return from_result(made, config, device, set(), verb="is")
     if _takes_config(made, own):
         watched, read = observed(config)
-        try:
-            result = made(watched, device, **own)
-        except (AttributeError, TypeError) as error:
-            if any(kind.__name__ in str(error) for kind in (Device, type(watched))) and (
-                reason := _misused(name, made, Device.__name__ in str(error))
-            ):
-                raise ConfigError(reason) from error
-            raise
+        is_live = name.startswith(plugins.LIVE)
+        result = _called(name.removeprefix(plugins.LIVE), made, watched, device, None if is_live else own)
         return from_result(result, config, device, read)
     if own or isinstance(made, type):
         return from_result(made(**own), config, device, set())
     return ForeignWorkload(config, _FirstCall(made), set())
+
+
+def _called(name: str, made: Any, config: Any, device: Device, own: Mapping[str, Any] | None) -> Any:
+    """Return the result of a function (config, device). Raises ConfigError if it uses one as another type.
+
+    own: its arguments of --set; None: it cannot have any.
+    """
+    try:
+        return made(config, device, **(own or {}))
+    except (AttributeError, TypeError) as error:
+        if any(kind.__name__ in str(error) for kind in (Device, type(config))) and (
+            reason := _misused(name, made, Device.__name__ in str(error), may_set=own is not None)
+        ):
+            raise ConfigError(reason) from error
+        raise
 
 
 def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str | None:
@@ -221,20 +230,19 @@ def _default_for_device(name: str, made: Any) -> str | None:
     )
 
 
-def _misused(name: str, made: Any, is_device: bool) -> str | None:
+def _misused(name: str, made: Any, is_device: bool, may_set: bool) -> str | None:
     """Return how the code of a factory misused the Device or the RunConfig that it was given, and what to do."""
     names = [*inspect.signature(made).parameters][:2] if plugins.signature(made) else ["config", "device"]
-    if is_device and names[1:] == ["device"]:
-        remedy = "use that, or leave out .to(device): model and batch are moved for you"
+    if is_device and (device := next((each for each in names[1:] if each.startswith("dev")), None)):
         return (
-            f"{name} uses its argument device as a torch.device, but it is a Device, whose "
-            f"torch.device is device.torch; {remedy}"
+            f"{name} uses its argument {device} as a torch.device, but it is a Device, whose torch.device is "
+            f"{device}.torch; use that, or leave out .to({device}): model and batch are moved for you"
         )
     if names == ["config", "device"]:
         return None
     own = [argument for argument in names if argument not in ("config", "device")]
     remedy = "write (config, device) as its first two arguments"
-    if own and not name.startswith(plugins.LIVE):
+    if own and may_set:
         remedy += f", {'or' if own[1:] else 'and'} give {' and '.join(own)} {_by_set(own)}"
     return f"{name}{plugins.signature(made)} gets a RunConfig and a Device as its first two arguments; {remedy}"
 
@@ -340,7 +348,7 @@ def from_result(
 
     verb: "is" for an object that is named itself.
     """
-    name = config.workload
+    name = config.workload.removeprefix(plugins.LIVE)
     try:
         setup = TrainingSetup.of(result)
     except ConfigError as error:
@@ -357,7 +365,7 @@ def from_result(
             )
         return ForeignWorkload(config, result, read)
     if not callable(result):
-        what = "workload" if verb == "is" and name.startswith(plugins.LIVE) else name
+        what = "workload" if verb == "is" and name != config.workload else name
         raise ConfigError(f"{what} {verb} {_no_form(result, 'give' if verb == 'is' else 'return')}")
     return ForeignWorkload(config, CallableWorkload(result), read)
 
@@ -408,14 +416,14 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
     if callable(batch) and not isinstance(batch, Mapping):
         if _takes_config(batch, {}):
             watched, read = observed(config)
-            batch = batch(watched, device)
+            batch = _called(f"inputs {config.inputs}", batch, watched, device, None)
         elif plugins.takes(batch):
             batch = batch()
         else:
             written = f"{config.inputs}{plugins.signature(batch)}"
             raise ConfigError(
-                f"inputs {written} has other arguments than (config, device); write a "
-                "function with these, or without arguments"
+                f"inputs {written} has other arguments than (config, device); write a function without arguments, "
+                "whose batch is moved to the device for you, or with these"
             )
     if batch is None or (isinstance(batch, (list, tuple, Mapping)) and not batch):
         found = "None" if batch is None else f"an empty {type(batch).__name__}"

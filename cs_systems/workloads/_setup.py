@@ -86,15 +86,15 @@ class TrainingSetup:
         of_type(self, int | float | None, "a number above 0", "clip_norm")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"clip_norm is {self.clip_norm!r}; it must be above 0")
-        for name, part in (("loss", self.loss), ("forward", self.forward)):
-            if part is not None and not callable(part):
-                raise ConfigError(f"{name} is {shown(part)}; give a function")
         for name, part, forms in (
             ("loss", self.loss, ("outputs", "outputs, batch")),
             ("forward", self.forward, ("model, batch",)),
         ):
+            wanted = " or ".join(f"{name}({form})" for form in forms)
+            if part is not None and not callable(part):
+                targets = ", with the targets in the batch" if name == "loss" else ""
+                raise ConfigError(f"{name} is {shown(part)}; give a function {wanted}{targets}")
             if part is not None and not any(plugins.takes(part, *form.split(", ")) for form in forms):
-                wanted = " or ".join(f"{name}({form})" for form in forms)
                 raise ConfigError(f"{name}{plugins.signature(part)} has other arguments; write {wanted}")
         for name, part, is_made in (
             ("optimizer", self.optimizer, isinstance(self.optimizer, Optimizer)),

@@ -233,10 +233,12 @@ def test_missing_flash_attn_names_package_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(flash_attn, "_installed", lambda: None)
     reason = unavailable_reason("flash_attn", "cuda", "bfloat16")
-    assert "flash-attn is not installed; run pip install 'cs-systems[flash-attn]', or use" in reason
+    assert (
+        "flash-attn is not installed; run pip install --no-build-isolation 'cs-systems[flash-attn]', or use" in reason
+    )
     assert "use sdpa_flash" in reason
     assert backend("flash_attn").describe() is None
-    with pytest.raises(ImportError, match="pip install 'cs-systems"):
+    with pytest.raises(ImportError, match="pip install --no-build-isolation 'cs-systems"):
         backend("flash_attn")(*Case(40).inputs("cpu", "bfloat16")[:3])
 
 
@@ -246,7 +248,9 @@ def test_flash_attn_that_cannot_be_imported_is_to_be_installed_again(monkeypatch
     monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
     reason = flash_attn._missing.__wrapped__()
     assert "the installed flash-attn-4 cannot be imported (import of flash_attn" in reason
-    assert "run pip install --force-reinstall --no-deps --no-cache-dir flash-attn-4, or use sdpa_flash" in reason
+    assert (
+        "run pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation flash-attn-4, or use" in reason
+    )
 
 
 def test_empty_flash_attn_package_counts_as_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,9 @@ def test_folder_of_records_names_the_report_command(tmp_path: Path, capsys: pyte
     shutil.copy(RECORDS, tmp_path / "records.jsonl")
     assert main(["analyze", str(tmp_path)]) == 2
     assert f"contains records of runs; read it with cs-systems report {tmp_path}" in capsys.readouterr().err
+    assert main(["snapshot", str(tmp_path)]) == 2
+    assert f"{tmp_path} contains no snapshot; give the .pickle" in (printed := capsys.readouterr().err)
+    assert f"or read its records with cs-systems report {tmp_path}" in printed
     (folder := tmp_path / "counters.ncu-rep").mkdir()
     assert main(["analyze", str(folder)]) == 2
     assert f"{folder} contains no trace; give exports of nsys (.sqlite)" in capsys.readouterr().err

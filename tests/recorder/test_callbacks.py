@@ -67,7 +67,7 @@ def test_trainer_of_lightning_is_recorded(tmp_path: Path) -> None:
 
 
 def test_batch_that_lightning_skips_does_not_end_the_loop(tmp_path: Path) -> None:
-    """Where on_train_batch_start of the module returns -1, the Trainer reports no end of the batch."""
+    """The Trainer reports no end of a batch for which the module's on_train_batch_start returned -1."""
     module = net()
     trainer = SimpleNamespace(optimizers=[])
     callback = RecorderCallback(tmp_path, **CLEAN | {"warmup": 0})

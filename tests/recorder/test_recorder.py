@@ -437,7 +437,8 @@ def test_measurement_inside_an_active_recorder_is_refused(tmp_path: Path) -> Non
                     ):
                         cs_systems.run(model=net(), inputs=inputs)
                     with pytest.raises(
-                        ConfigError, match=r"sweep\(\) was called .* when the attribute done of .* is True"
+                        ConfigError,
+                        match=r"sweep\(\) was called .*; call sweep\(\) after the with block .* done is True",
                     ):
                         cs_systems.sweep([cs_systems.RunConfig()])
         afterwards = cs_systems.run(model=net(), inputs=inputs, warmup=0, steps=1)

@@ -113,9 +113,7 @@ def test_messages_before_invalid_data_are_kept(pipe: tuple[Receiver, int]) -> No
 def test_first_message_must_be_ready(pipe: tuple[Receiver, int]) -> None:
     receiver, write = pipe
     os.write(write, frames(Done(True)))
-    with pytest.raises(
-        ChannelError, match="the worker began with the message Done in place of Ready; measure again"
-    ):
+    with pytest.raises(ChannelError, match="the worker began with the message Done in place of Ready; measure again"):
         next(receiver.messages())
 
 

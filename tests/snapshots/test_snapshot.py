@@ -82,7 +82,7 @@ def test_checkpoint_is_named_as_such(tmp_path: Path) -> None:
             pickle.dumps({"segments": [], "device_traces": [[], []]}),
             "no memory of a CUDA device; record on a GPU",
         ),
-        (pickle.dumps([1, 2, 3])[:-1], "is truncated; dump it again"),
+        (pickle.dumps([1, 2, 3])[:-1], "is truncated; copy it again, or dump it again"),
         (pickle.dumps({"weights": [1]}), "is a pickle, but not a memory snapshot"),
         (pickle.dumps(7), "is a pickle, but not a memory snapshot"),
         (b"\x80\x04]\x94(e}u.", "is a damaged pickle"),

@@ -163,7 +163,7 @@ def nested(depth: int) -> str:
     ("text", "message"),
     [
         ("", r"is empty: the profile was never written; write it with triton.profiler: proton.start\(NAME\)"),
-        ('[{"children": [', "is truncated or damaged at line 1, column 16; write it with triton.profiler"),
+        ('[{"children": [', "is truncated or damaged at line 1, column 16; copy it again, or profile again and let"),
         ('[{"children": [3]}]', "holds no time, count, FLOPs or bytes of any scope"),
         (
             '[{"frame": {"name": "ROOT"}, "children": [3]}]',
@@ -183,7 +183,7 @@ def test_unusable_file_is_refused(tmp_path: Path, text: str, message: str) -> No
 def test_truncated_gzip_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "half.hatchet.gz"
     path.write_bytes(gzip.compress(write(tmp_path, kernel("gemm", 100)).read_bytes())[:-9])
-    with pytest.raises(ConfigError, match=r"half.hatchet.gz is truncated or damaged; write it with triton.profiler"):
+    with pytest.raises(ConfigError, match=r"half.hatchet.gz is truncated or damaged; copy it again, or profile"):
         proton.read(path)
 
 

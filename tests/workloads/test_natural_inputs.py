@@ -117,6 +117,8 @@ batch = x
 def make_batch(): return {"input": x}
 def sized_batch(config, device): return {"input": torch.ones(config.batch_size, 4)}
 def odd_batch(width): return {"input": x}
+def placed_batch(config, device): return {"input": torch.ones(2, 4, device=device)}
+def batch_on_dev(cfg, dev): return {"input": x.to(dev)}
 class Wide(nn.Linear):
     def __init__(self, width): super().__init__(4, width)
 def frozen(config, device): return nn.Linear(4, 3).requires_grad_(False), x
@@ -217,9 +219,14 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
     record = measure("model", inputs="{source}:sized_batch", batch_size=6)
     assert (record.status, record.reason) == ("ok", None)
     assert (
-        "odd_batch(width) has other arguments than (config, device); write a function with these, or without arguments"
+        "odd_batch(width) has other arguments than (config, device); write a function without arguments, "
+        "whose batch is moved to the device for you, or with these"
         in (measure("model", inputs="{source}:odd_batch").reason or "")
     )
+    for name, argument in (("placed_batch", "device"), ("batch_on_dev", "dev")):
+        assert f"{name} uses its argument {argument} as a torch.device, but it is a Device, whose torch.device is " in (
+            measure("model", inputs=f"{{source}}:{name}").reason or ""
+        )
 
 
 def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> None:
