@@ -286,8 +286,8 @@ def _take(data: bytearray, pid: int | None, number: int) -> Message | None:
         )
     if counted != number:
         raise ChannelError(
-            f"message {counted} of the worker came in place of message {number}; let the step write only to "
-            "descriptors that it opened"
+            f"the step probably wrote to the worker's pipe (message {counted} came in place of message {number}); "
+            "write only to descriptors that the step opened"
         )
     del data[:end]
     return from_json(body)
@@ -324,7 +324,7 @@ class Receiver:
                 if self._pid is None:
                     if not isinstance(message, Ready):
                         raise ChannelError(
-                            f"the worker began with the message {type(message).__name__} in place of Ready; {BUG}"
+                            f"the first message of the worker was {type(message).__name__} in place of Ready; {BUG}"
                         )
                     self._pid = message.pid
                 self._number += 1

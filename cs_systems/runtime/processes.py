@@ -324,10 +324,12 @@ class Worker:
             self.hello = hello
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
             self.close()
-            first = "close other programs and try again" if isinstance(error, WorkerTimeout) else "correct the cause"
-            raise RuntimeError(
-                f"the worker process did not start: {error}; {first}, or run cs-systems doctor"
-            ) from error
+            remedy = ""  # a ChannelError has its own
+            if isinstance(error, WorkerTimeout):
+                remedy = "; close other programs and try again, or run cs-systems doctor"
+            elif isinstance(error, WorkerDied):
+                remedy = "; correct the cause, or run cs-systems doctor"
+            raise RuntimeError(f"the worker process did not start: {error}{remedy}") from error
 
     def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
         """Send a request and yield the replies up to `Done`.

@@ -215,7 +215,7 @@ def waiting(durations_s: Sequence[Floats]) -> Waiting:
     if len(set(counts)) > 1:
         raise ConfigError(
             f"the ranks' traces hold different numbers of collectives: {', '.join(map(str, counts))}; "
-            "profile once more, with fewer steps"
+            "profile once more, and if they still differ, let all ranks run the same collectives"
         )
     table = np.stack(durations_s)
     transfer_s = table.min(axis=0)

@@ -107,6 +107,7 @@ def _documents(path: Path) -> list[Any]:
         raise ConfigError(f"{path} is empty: the profile was never written; {_REMEDY}")
     if path.suffix == ".hatchet_msgpack":
         raise ConfigError(f'{path} is in MessagePack; write JSON, with proton.finalize(output_format="hatchet")')
+    number = 1  # of the line at which a document begins
     try:
         with closing(Unpacked(path)) as file:
             raw = file.read(MOST_BYTES + 1)
@@ -115,13 +116,20 @@ def _documents(path: Path) -> list[Any]:
                 f"{path} has over {MOST_BYTES >> 20} MiB, too much for a profile of Proton; profile fewer steps"
             )
         text = raw.decode("utf-8")
-        if SCOPES_TRACE.match(raw):
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        return [json.loads(text)]
+        if not SCOPES_TRACE.match(raw):
+            return [json.loads(text)]
+        documents = []
+        for line in text.splitlines():
+            if line.strip():
+                documents.append(json.loads(line))
+            number += 1
+        return documents
     except ConfigError:
         raise
     except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
-        where = f" at line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        where = ""
+        if isinstance(error, json.JSONDecodeError):
+            where = f" at line {number + error.lineno - 1}, column {error.colno}"
         raise ConfigError(
             f"{path} is truncated or damaged{where}; copy it again, or profile again and let proton.finalize() finish"
         ) from None

@@ -10,7 +10,14 @@ from cs_systems.core.collectives import CollectiveShape
 from cs_systems.core.validation import did_you_mean
 
 _READ = "_read"
-_LENGTHS = ("context_length", "seq_length", "sequence_length", "max_length", "block_size")  # names that others use
+_LENGTHS = (
+    "context_length",
+    "seq_len",
+    "seq_length",
+    "sequence_length",
+    "max_length",
+    "block_size",
+)  # names that others use
 
 
 class _Observed:

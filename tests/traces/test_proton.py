@@ -164,6 +164,10 @@ def nested(depth: int) -> str:
     [
         ("", r"is empty: the profile was never written; write it with triton.profiler: proton.start\(NAME\)"),
         ('[{"children": [', "is truncated or damaged at line 1, column 16; copy it again, or profile again and let"),
+        (
+            '{"displayTimeUnit": "us", "traceEvents": [{"args": {"call_stack": []}}]}\n\n{"displayTimeUnit":',
+            "is truncated or damaged at line 3, column 20;",
+        ),
         ('[{"children": [3]}]', "holds no time, count, FLOPs or bytes of any scope"),
         (
             '[{"frame": {"name": "ROOT"}, "children": [3]}]',
