@@ -207,15 +207,14 @@ def _flash2_unavailable(call: AttentionCall) -> str | None:
     try:
         _flash2_function()
     except (ImportError, AttributeError) as error:
-        why = (
-            f"FlashAttention-2 is not installed ({error}): pip install 'cs-systems[flash-attn]' on a machine with CUDA"
-        )
+        install = "on a machine with CUDA run pip install --no-build-isolation 'cs-systems[flash-attn]', or"
+        why = f"FlashAttention-2 is not installed ({error}); {install}"
     else:
         if call.device == "cuda" and call.d_head <= 256:
             return None
-        why = f"FlashAttention-2 runs on CUDA with d_head up to 256, this is {call.device} with d_head {call.d_head}"
+        why = f"FlashAttention-2 runs on CUDA with d_head up to 256, this is {call.device} with d_head {call.d_head};"
     backends = (name for name in plugins.names("attention") if plugins.get("attention", name).unavailable(call) is None)
-    return f"{why}, or name a backend that takes this call here: --impl {', '.join(('Pytorch', *backends))}"
+    return f"{why} name a backend that takes this call here: --impl {', '.join(('Pytorch', *backends))}"
 
 
 def _flash2_version() -> str:

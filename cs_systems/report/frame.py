@@ -89,9 +89,9 @@ def frame(records: RunRecord | Iterable[RunRecord]) -> pd.DataFrame:
             measured = [tuple(map(row.get, PHASE_COLUMNS)) for row in phase_rows(record, peak)]
         rows += measured
         owners += [index] * len(measured)
-    identity = typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS)
+    identity = typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS, range(len(cells)))
     columns = zip(*rows, strict=True) if rows else ([] for _ in PHASE_COLUMNS)
-    phases = typed(dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS)
+    phases = typed(dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS, owners)
     whole = pd.concat([identity.take(owners).reset_index(drop=True), phases], axis=1)
     return whole[[*_FIRST, *(name for name in whole.columns if name not in {*_FIRST, *_LAST}), *_LAST]]
 

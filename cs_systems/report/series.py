@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 TEXT, INTEGER, REAL, FLAG = "object", "Int64", "float64", "boolean"  # pandas types of the frame's columns
 
 
-def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
-    """Return the values as a frame; `kinds` has the type of each column."""
+def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str], owners: Sequence[int]) -> pd.DataFrame:
+    """Return the values as a frame; kinds: the type of each column. owners: the number of each row's record."""
     import pandas as pd
 
-    return pd.DataFrame({name: _column(name, values[name], kind) for name, kind in kinds.items()}, copy=False)
+    columns = {name: _column(name, values[name], kind, owners) for name, kind in kinds.items()}
+    return pd.DataFrame(columns, copy=False)
 
 
-def _column(name: str, values: Sequence[Any], kind: str) -> Any:
+def _column(name: str, values: Sequence[Any], kind: str, owners: Sequence[int]) -> Any:
     """Return a column of that type, or Float64 if a number is too large, such as a prediction for 10¹² tokens.
 
     A column of numbers is an array, which the frame takes as it is: a Series each takes twice as long.
@@ -36,8 +37,9 @@ def _column(name: str, values: Sequence[Any], kind: str) -> Any:
     except OverflowError:
         return pd.array([None if value is None else float(value) for value in values], dtype="Float64")
     except (TypeError, ValueError) as error:
+        wrong = _first_wrong(values, kind)
         raise ConfigError(
-            f"a record is malformed, because its {name} is {shown(_first_wrong(values, kind))}; delete its line of "
+            f"record {owners[wrong] + 1} is malformed: its {name} is {shown(values[wrong])}; delete its line of "
             f"records.jsonl, {OR_AGAIN}"
         ) from error
 
@@ -52,11 +54,11 @@ def _array(values: Sequence[Any], kind: str) -> Any:
     return column
 
 
-def _first_wrong(values: Sequence[Any], kind: str) -> Any:
-    """Return the first value that a column of that type cannot hold."""
-    for value in values:
+def _first_wrong(values: Sequence[Any], kind: str) -> int:
+    """Return the number of the first value that a column of that type cannot hold."""
+    for number, value in enumerate(values):
         try:
             _array([value], kind)
         except (TypeError, ValueError):
-            return value
-    return values
+            return number
+    return 0

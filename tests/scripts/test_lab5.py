@@ -171,7 +171,7 @@ def test_missing_flash_attn_names_extra_and_other_backends(
         run(monkeypatch, *SMALL, "--device", "cpu", "--output", str(output))
     error = capsys.readouterr().err
     assert "FlashAttention-2 is not installed" in error
-    assert "pip install 'cs-systems[flash-attn]'" in error
+    assert "pip install --no-build-isolation 'cs-systems[flash-attn]'" in error
     named = error.split("--impl ")[1].strip().split(", ")
     assert {"Pytorch", "naive", "flash_torch", "sdpa_flash"} <= set(named)
     assert not {"sdpa_cudnn", "flash_attn"} & set(named)  # they are unavailable without a GPU
