@@ -379,8 +379,8 @@ def _check_ranks(config: RunConfig) -> None:
         )
     if config.strategy != "single" and config.workload != "train_step" and ":" not in config.workload:
         raise ConfigError(
-            f"strategy {config.strategy} applies to workload train_step or one of your own, and the workload is "
-            f"{config.workload}; leave out strategy"
+            f"strategy {config.strategy} applies to workload train_step or one of your own, path.py:name, and the "
+            f"workload is {config.workload}; use such a workload, or leave out strategy"
         )
     if config.is_distributed and config.device.startswith("cuda:"):
         raise ConfigError(f"device {config.device} is a single GPU, but each rank needs its own; use device cuda")

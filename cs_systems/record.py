@@ -215,9 +215,10 @@ class RunRecord(Displayed):
             return RunConfig.from_dict(self.config)
         except ConfigError as error:
             what, _, _ = str(error).partition("; ")  # its remedy is for a config that the user wrote
+            number = f", {self.environment.cs_systems}" if self.environment else ""
             raise ConfigError(
-                f"a record has a config that this version of cs-systems cannot read ({what}); use the version that "
-                "wrote it"
+                f"the record with key {self.key} has a config that this version of cs-systems cannot read ({what}); "
+                f"use the version that wrote it{number}, or delete its line of records.jsonl"
             ) from None
 
     def stamped(self, *, record_host: bool = False) -> RunRecord:

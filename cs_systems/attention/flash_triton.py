@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float16", "bfloat16")
 LARGEST_D_HEAD = 256
-INSTEAD = "flash_torch (naive with a window)"  # the backend to use where Triton cannot run
+INSTEAD = "flash_torch (for a window, naive)"  # the backend to use where Triton cannot run
 MOST_ROWS = 128  # rows of a tile, within which the kernels count elements with 32 bits
 
 
@@ -371,7 +371,7 @@ def _unavailable_compiled(call: AttentionCall) -> str | None:
     if capability < (8, 0):
         have = ".".join(map(str, capability))
         needs = "compute capability 8.0 or newer is required"
-        return f"{needs}, and this GPU has {have}; use sdpa_efficient (naive with a window)"
+        return f"{needs}, and this GPU has {have}; use sdpa_efficient (for a window, naive)"
     return None
 
 

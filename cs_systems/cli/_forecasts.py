@@ -23,6 +23,7 @@ ACCURACY = (
     "fragmentation of the allocator is not predicted"
 )
 ACCURACY_OF_FORMULA = "accuracy: within 5% in each of 427 cells measured on one H200; fragmentation is not predicted"
+LEAST_TOP = 4  # the largest batch that is measured is at least this one, for a line through the peaks
 _CONTEXT_FIELDS = {"seq_len", "model.context_length"}
 
 
@@ -74,7 +75,7 @@ def _print_verdict(config: RunConfig, needed: float, device_bytes: int) -> None:
 
 def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measure: Measure) -> None:
     """Print the same from a straight line through the measured peaks of three batch sizes."""
-    top = max(4, config.batch_size)
+    top = max(LEAST_TOP, config.batch_size)
     sizes = [top // 4, top // 2, top]
     peaks = [_peak(measure(replace(config, batch_size=n, warmup=0, steps=2, rounds=1)), reason) for n in sizes]
     slope, intercept = statistics.linear_regression(sizes, peaks)
@@ -97,14 +98,13 @@ def _peak(record: RunRecord, reason: str) -> int:
     """Return the measured peak. Raises ConfigError where there is none, and says why nothing was predicted."""
     peak = record.measurement.peak_allocated_bytes if record.measurement else None
     if peak is None:
-        remedy = (
-            "use a smaller --batch-size (at least 4 is measured), or a GPU with more memory"
-            if record.status == "oom"
-            else "correct the cause, then run the command again"
-        )
+        batch = record.config["batch_size"]
+        smaller = "use a smaller --batch-size, or " if batch > LEAST_TOP else "use "
+        gpu = f"{smaller}a GPU with more memory"
+        remedy = gpu if record.status == "oom" else "correct the cause, then run the command again"
         raise ConfigError(
-            f"the memory cannot be predicted, because {reason.partition(';')[0]}, and measuring it at batch "
-            f"{record.config['batch_size']} failed ({record.status}: {record.reason}); {remedy}"
+            f"the memory cannot be predicted, because {reason.partition(';')[0]}, and measuring it at batch {batch} "
+            f"failed ({record.status}: {record.reason}); {remedy}"
         )
     return peak
 

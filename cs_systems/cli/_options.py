@@ -290,6 +290,9 @@ class Workloads:
     set: Annotated[MaybeNames, flag("arguments of your workload's factory: lr=3e-4 width=128")] = ()
 
     def base(self, base: RunConfig) -> RunConfig:
+        """Return the base with this workload. Raises ConfigError for a file without the name of an object in it."""
+        if (name := self.workload[0]).endswith(".py"):
+            plugins.check("workloads", name)
         return replace(base, workload=self.workload[0], inputs=self.inputs, workload_args=self.set)
 
 

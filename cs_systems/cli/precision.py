@@ -181,13 +181,15 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
         words = " and ".join(map(option, names))
         if numerics:
             raise ConfigError(f"{words} cannot be used with {numerics}; leave out {words}")
-        raise ConfigError(
-            f"{words} can be used only with a model of your own; name one by --workload path.py:name, or leave out "
-            f"{words}"
-        )
+        own = next(filter(is_foreign, args.model), None)
+        instead = f"write --workload {own} in place of --model" if own else "name your model by --workload path.py:name"
+        raise ConfigError(f"{words} can be used only with --workload; {instead}, or leave out {words}")
     if "model" in given(args) and "dtypes" not in tables:
-        timed = not tables and {*args.model} <= {*PRESETS}
-        instead = f"use --size {' '.join(args.model)} for timings" if timed else "leave out --model"
+        models, instead = " ".join(args.model), "leave out --model"
+        if not tables and {*args.model} <= {*PRESETS}:
+            instead = f"use --size {models} for timings"
+        elif not tables and all(map(is_foreign, args.model)):
+            instead = f"use --workload {models} for timings"
         raise ConfigError(f"--model requires --dtypes; add --dtypes, or {instead}")
     if tables and args.size != plain.size:
         instead = (

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
     from cs_systems.record import RunRecord
 
 AFTERWARDS = ("none", "kineto", "nsys", "memory")
-LAUNCHERS = {"torchrun": "torchrun --nproc-per-node 2", "srun": "srun python"}  # of ranks, as docs/commands/run.md says
+LAUNCHERS = {  # of ranks, as docs/commands/run.md says
+    "torchrun": "torchrun --nproc-per-node 2",
+    "srun": "srun python",
+    "accelerate": "accelerate launch",
+}
 
 
 @dataclass(frozen=True)

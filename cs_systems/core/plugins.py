@@ -101,6 +101,8 @@ def check(package: str, name: str) -> str:
         raise ConfigError(
             f"{name!r} exists in this process only; put it into a file, and write path/to/file.py:{attribute}"
         )
+    if not source.endswith(".py") and "/" in source and Path(f"{source}.py").is_file():
+        raise ConfigError(f"{source!r} (from {name!r}) is a path without .py; write {source}.py:{attribute}")
     if source.endswith(".py") and not Path(source).is_file():
         raise ConfigError(f"file {source!r} (from {name!r}) does not exist; correct the path")
     package = source.partition(".")[0]
@@ -122,6 +124,14 @@ def _lacks(source: str, attribute: str, known: Iterable[str]) -> str:
     return f"{source} has no {attribute!r}; {did_you_mean(attribute, public) or 'correct the name after the colon'}"
 
 
+def _import_remedy(source: str, error: ImportError) -> str:
+    """Return what to do about a failed import; Python does not look for modules beside a file that is named."""
+    folder, missing = Path(source).parent, (error.name or "").partition(".")[0]
+    if source.endswith(".py") and missing and ((folder / f"{missing}.py").is_file() or (folder / missing).is_dir()):
+        return f"add the folder of {missing} to PYTHONPATH, {folder}"
+    return "correct the name or the import, or install the missing package"
+
+
 def get(package: str, name: str) -> Any:
     """Import the one file that holds plug-in `name` and return the object it exports."""
     check(package, name)
@@ -133,9 +143,7 @@ def get(package: str, name: str) -> Any:
     try:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except ImportError as error:
-        raise ConfigError(
-            f"{source} cannot be imported: {error}; correct the name or the import, or install the missing package"
-        ) from error
+        raise ConfigError(f"{source} cannot be imported: {error}; {_import_remedy(source, error)}") from error
     if not hasattr(module, attribute):
         raise ConfigError(_lacks(source, attribute, vars(module)))
     return getattr(module, attribute)

@@ -87,7 +87,7 @@ def check_division(num_heads: int, d_ff: int, world_size: int, tp_degree: int | 
     for what, count in (("num_heads", num_heads), ("d_ff", d_ff)):
         if count % (tp_degree or world_size):
             fitting = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
-            fitting += ", and with tp alone as many ranks" if tp_degree == world_size else ""
+            fitting += "; with tp alone, start only that many ranks" if tp_degree == world_size else ""
             raise ConfigError(
                 f"{what} {count} is not divisible by {by}; choose {choice} among {fitting}",
                 what,

@@ -133,10 +133,10 @@ def collect(out: Path, record: RunRecord) -> Collected:
         output = log.read_text(errors="replace") if log.is_file() else ""
         if "No kernels were profiled" in output:
             options = " ".join(record.run_config.profiler_args)
-            raise ProfileLost(
-                f"no kernel of the timed steps matches {options}; list the kernels with "
-                "cs-systems profile --with kineto"
-            )
+            remedy = "list the kernels with cs-systems profile --with kineto"
+            if "--nvtx-include" in options:
+                remedy += ", and the ranges of its trace with cs-systems analyze TRACE --table range_tree"
+            raise ProfileLost(f"no kernel of the timed steps matches {options}; {remedy}")
         if not output.strip():
             raise ProfileLost(
                 "ncu wrote neither a report nor a message; run ncu yourself, with the command that "

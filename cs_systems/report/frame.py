@@ -89,9 +89,11 @@ def frame(records: RunRecord | Iterable[RunRecord]) -> pd.DataFrame:
             measured = [tuple(map(row.get, PHASE_COLUMNS)) for row in phase_rows(record, peak)]
         rows += measured
         owners += [index] * len(measured)
-    identity = typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS, range(len(cells)))
+    identity = typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS, records)
     columns = zip(*rows, strict=True) if rows else ([] for _ in PHASE_COLUMNS)
-    phases = typed(dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS, owners)
+    phases = typed(
+        dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS, [records[n] for n in owners]
+    )
     whole = pd.concat([identity.take(owners).reset_index(drop=True), phases], axis=1)
     return whole[[*_FIRST, *(name for name in whole.columns if name not in {*_FIRST, *_LAST}), *_LAST]]
 
@@ -103,7 +105,10 @@ def _naming(index: int, record: RunRecord) -> Iterator[None]:
         yield
     except ConfigError as error:
         problem = str(error).partition("; ")[0]  # its remedy is for a cell that is to be measured
-        text = f"record {index + 1} (key {record.key}) cannot be shown: {problem}; leave out this record"
+        text = (
+            f"record {index + 1} (key {record.key}) cannot be shown: {problem}; read it with the version that wrote "
+            "it, or delete its line of records.jsonl"
+        )
         raise ConfigError(text) from error
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__

@@ -12,18 +12,20 @@ from cs_systems.record import OR_AGAIN
 if TYPE_CHECKING:
     import pandas as pd
 
+    from cs_systems.record import RunRecord
+
 TEXT, INTEGER, REAL, FLAG = "object", "Int64", "float64", "boolean"  # pandas types of the frame's columns
 
 
-def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str], owners: Sequence[int]) -> pd.DataFrame:
-    """Return the values as a frame; kinds: the type of each column. owners: the number of each row's record."""
+def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str], owners: Sequence[RunRecord]) -> pd.DataFrame:
+    """Return the values as a frame; kinds: the type of each column. owners: the record of each row."""
     import pandas as pd
 
     columns = {name: _column(name, values[name], kind, owners) for name, kind in kinds.items()}
     return pd.DataFrame(columns, copy=False)
 
 
-def _column(name: str, values: Sequence[Any], kind: str, owners: Sequence[int]) -> Any:
+def _column(name: str, values: Sequence[Any], kind: str, owners: Sequence[RunRecord]) -> Any:
     """Return a column of that type, or Float64 if a number is too large, such as a prediction for 10¹² tokens.
 
     A column of numbers is an array, which the frame takes as it is: a Series each takes twice as long.
@@ -39,8 +41,8 @@ def _column(name: str, values: Sequence[Any], kind: str, owners: Sequence[int]) 
     except (TypeError, ValueError) as error:
         wrong = _first_wrong(values, kind)
         raise ConfigError(
-            f"record {owners[wrong] + 1} is malformed: its {name} is {shown(values[wrong])}; delete its line of "
-            f"records.jsonl, {OR_AGAIN}"
+            f"the record with key {owners[wrong].key} is malformed: its {name} is {shown(values[wrong])}; delete its "
+            f"line of records.jsonl, {OR_AGAIN}"
         ) from error
 
 

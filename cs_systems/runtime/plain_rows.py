@@ -72,8 +72,8 @@ def plain_row(what: str, row: Any, is_checked: bool = True) -> dict[str, Any]:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ConfigError(f"{name!r:.60} in {what} does not fit into 64 bits; give it as a float")
     tokens = row.get("tokens") if what == DESCRIPTION else None
-    if isinstance(tokens, str):
-        raise ConfigError(f"'tokens' in {what} is a text; give the number of tokens of a step, or None")
+    if isinstance(tokens, str) or (isinstance(tokens, float) and not tokens.is_integer()):
+        raise ConfigError(f"'tokens' in {what} is {tokens!r:.60}; give the tokens of a step as an int, or None")
     return dict(row)
 
 

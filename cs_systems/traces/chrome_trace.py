@@ -17,6 +17,7 @@ from cs_systems.core.file_types import Unpacked
 
 WINDOW = 1 << 22  # characters read at a time
 BATCH = 1 << 15  # characters decoded at a time: they fit into the processor's cache
+CUT_WORD = 16  # characters: a number, a word or an escape that a window cuts is shorter
 LONGEST_EVENT = 1 << 24  # characters, for the header too: profilers write some thousands
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -110,8 +111,10 @@ def events(window: Text) -> Iterator[list[Any]]:
                     f"{window.path} is damaged: a number in event {number + 1:,} has thousands of digits; record again"
                 ) from None
             alone = 0
-            if not window.extend():
-                ends = error.pos >= len(text) - 1 or at >= len(text) or text.rstrip()[-1] not in "]}"
+            # More text completes an event that the window cuts, but mends no error before the cut.
+            is_final = error.pos < len(text) - CUT_WORD and not error.msg.startswith("Unterminated string")
+            if is_final or not window.extend():
+                ends = not is_final and (error.pos >= len(text) - 1 or at >= len(text) or text.rstrip()[-1] not in "]}")
                 problem = (
                     f"is truncated: it ends inside event {number + 1:,}; let the profiler "
                     "finish writing, or record again"

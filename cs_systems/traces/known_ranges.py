@@ -125,10 +125,10 @@ def with_habits(
             near = nearest(habit.names[0], everywhere)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
             listed = [*map(repr, sorted(everywhere)[:MOST_LISTED]), *(["…"] if len(everywhere) > MOST_LISTED else [])]
-            remedy = choices(hint, listed) if listed else "leave out --phase, because there are no such ranges"
+            remedy = choices(hint, listed) if listed else "leave out --phase, because there are no other ranges"
             raise ConfigError(
-                f"--phase {habit.means} names {habit.names[0]!r}, which is no range of the trace besides operators and "
-                f"modules; {remedy}"
+                f"--phase {habit.means}={habit.names[0]!r} matches no range of the trace (operators and modules do not "
+                f"count); {remedy}"
             )
     return [_applied(trace, own, habits) for trace in traces]
 

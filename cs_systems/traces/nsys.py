@@ -459,9 +459,9 @@ class _Reader:
         if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
             self.limitations.append(never_end(endless))
         if not ended.any() and not self._has(KERNELS) and not self._has(GRAPHS):
+            remedy = "; record with nsys profile --trace=cuda,nvtx while kernels run on the GPU"
             never = f" that ends ({endless[0]!r} never ends); record until the step has ended" if endless else ""
-            mark = "; mark step, forward, backward … with torch.cuda.nvtx.range_push and range_pop"
-            raise ConfigError(f"{self.path} holds no NVTX range{never or mark}")
+            raise ConfigError(f"{self.path} holds no kernel and no NVTX range{never or remedy}")
         return Ranges(named, _s(start), _s(end), thread).take(ended)
 
     def _overheads(self) -> list[tuple[float, float]]:

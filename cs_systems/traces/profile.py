@@ -229,7 +229,8 @@ def find_steps(
         limits = f" ({'; '.join(trace.limitations)})" if trace.limitations else ""
         if not len(trace.ranges):
             raise ConfigError(
-                f"{trace.source} has no range, so none is named {pattern!r}{limits}; leave out range {pattern!r}"
+                f"{trace.source} has no range, so none is named {pattern!r}{limits}; leave out the range, and the "
+                "whole recording is one step"
             )
         raise ConfigError(f"{trace.source}: no range is named {pattern!r}{limits}; choose among {_names(trace)}")
     named = _outermost(trace.ranges, *STEPS)

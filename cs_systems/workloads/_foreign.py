@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from cs_systems.config import STRATEGY_FIELDS, ConfigError, Mode, RunConfig
 from cs_systems.core import plugins
@@ -70,6 +71,8 @@ class ForeignWorkload:
         """
         name = self.config.workload
         read = f"read {', '.join(f'config.{field}' for field in fields)} in a factory (config, device)"
+        if self.config.inputs is not None:  # the model beside them gets no config
+            read += " named as inputs, or named alone as one that returns (model, batch)"
         if not name.startswith(plugins.LIVE):
             options = ", ".join(dict.fromkeys(_WORDS.get(field, field.rpartition(".")[2]) for field in fields))
             return f"{name} does not use {options}; {read}, or leave out {options}"
@@ -186,6 +189,8 @@ def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str |
     if not callable(made):
         if _is_workload(made) or isinstance(made, (TrainingSetup, Mapping, tuple)):
             return None
+        if not isinstance(made, Optimizer) and (reason := _incomplete(made)):
+            return f"{name}: {reason}"
         if is_live:
             return f"workload is {shown(made)}; give a factory (config, device), {FORMS}"
         return (
@@ -358,16 +363,22 @@ def from_result(
     if isinstance(result, nn.Module):
         raise ConfigError(f"{name} returned a module without inputs; return (module, batch), or (module, batch, loss)")
     if callable(getattr(result, "step", None)):
-        if lacking := [method for method in _METHODS if not callable(getattr(result, method, None))]:
-            raise ConfigError(
-                f"{name}: {shown(result)} has a method step, but lacks {', '.join(lacking)}; add "
-                + ", ".join(_METHODS[method] for method in lacking)
-            )
+        if reason := _incomplete(result):
+            raise ConfigError(f"{name}: {reason}")
         return ForeignWorkload(config, result, read)
     if not callable(result):
         what = "workload" if verb == "is" and name != config.workload else name
         raise ConfigError(f"{what} {verb} {_no_form(result, 'give' if verb == 'is' else 'return')}")
     return ForeignWorkload(config, CallableWorkload(result), read)
+
+
+def _incomplete(made: Any) -> str | None:
+    """Return what an object with a method step lacks of a Workload, and what to do; None if nothing."""
+    lacking = [method for method in _METHODS if not callable(getattr(made, method, None))]
+    if not lacking or not callable(getattr(made, "step", None)):
+        return None
+    added = ", ".join(_METHODS[method] for method in lacking)
+    return f"{shown(made)} has a method step, but lacks {', '.join(lacking)}; add {added}"
 
 
 def _no_form(result: Any, give: str) -> str:
@@ -376,7 +387,8 @@ def _no_form(result: Any, give: str) -> str:
         return f"nothing; {give} {FORMS}"
     if isinstance(result, tuple):
         types = ", ".join(shown(part) if isinstance(part, type) else type(part).__name__ for part in result)
-        return f"a tuple of ({types}); {give} (model, batch) or (model, batch, loss), the module first"
+        more = ", or a dict with the keys 'model', 'batch', 'loss', 'optimizer', …" if len(result) > 3 else ""
+        return f"a tuple of ({types}); {give} (model, batch) or (model, batch, loss), the module first{more}"
     if isinstance(result, Mapping):
         keys = ", ".join(str(key)[:40] for key in [*result][:8])
         what = f"a dict without the key 'model', its keys are {keys}" if result else "an empty dict"
@@ -422,8 +434,8 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
         else:
             written = f"{config.inputs}{plugins.signature(batch)}"
             raise ConfigError(
-                f"inputs {written} has other arguments than (config, device); write a function without arguments, "
-                "whose batch is moved to the device for you, or with these"
+                f"inputs {written} has other arguments than (config, device); write a function without arguments, or "
+                "of (config, device), that returns the batch; it is moved to the device for you"
             )
     if batch is None or (isinstance(batch, (list, tuple, Mapping)) and not batch):
         found = "None" if batch is None else f"an empty {type(batch).__name__}"

@@ -63,10 +63,11 @@ class ForeignErrors(PrecisionError):
         leaves = tree_leaves(dict(step.output) if hasattr(step.output, "keys") else step.output)
         found = [x for leaf in leaves for x in tensors_in(leaf) if x.is_floating_point() and x.dim()]  # of dataclasses
         if not found:
+            what = f"{shown(step.output)} without a floating-point tensor of one or more dimensions"
+            what = "only a scalar" if isinstance(step.output, Tensor) else what
             raise ConfigError(
-                f"the model returned {shown(step.output)} without a floating-point tensor of one or more dimensions, "
-                "so there are no outputs to compare; return them too, in a tuple or a dict such as "
-                "{'loss': loss, 'logits': logits}"
+                f"the model returned {what}, so there are no outputs to compare; return a dict such as {{'loss': loss, "
+                "'logits': logits}, whose loss is found without a loss function"
             )
         return torch.cat([leaf.detach().flatten().to(self.reference_dtype) for leaf in found])
 

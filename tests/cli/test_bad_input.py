@@ -146,10 +146,14 @@ MALFORMED = {
     "time --size tiny --num-heads 64": "but rotary embeddings need an even number; choose --num-heads among 8, 16, 32",
     "memory --size tiny --fits 500MiB": "--fits 500MiB is no more than the 751 MiB of the CUDA context alone; give",
     "memory --best-checkpoint --budget 1MiB": "--budget 1MiB is no more than the 751 MiB of the CUDA context",
-    "precision --dtypes --inputs own.py:batch": "--inputs can be used only with a model of your own; name one by",
+    "precision --dtypes --inputs own.py:batch": "--inputs can be used only with --workload; name your model by",
     "precision --accumulation --inputs own.py:batch": (
         "--inputs cannot be used with --accumulation; leave out --inputs\n"
     ),
+    "precision --dtypes --model own.py:net --inputs own.py:batch": "write --workload own.py:net in place of --model",
+    "precision --model own.py:net": "--model requires --dtypes; add --dtypes, or use --workload own.py:net for timings",
+    "memory --workload own.py --fits 8GiB": "'own.py' names a file, but no object in it; write own.py:name",
+    "parallel --workload own.py": "'own.py' names a file, but no object in it; write own.py:name",
     "precision --workload own.py:make --precision fp32": "--precision fp32 leaves nothing to compare, because",
     "precision --explain --device cpu": "--explain compares kernels of a GPU, and --device is cpu; leave out",
     "report nowhere": "nowhere does not exist; give the folder of a run, or its file records.jsonl",

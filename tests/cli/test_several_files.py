@@ -168,7 +168,7 @@ def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
         (["snapshot", "FOLDER/c.pickle.gz", "EMPTY"], "EMPTY contains no snapshot; leave it out"),
         (["analyze"], "no file is given; give a trace, the traces of all ranks, a folder or an archive"),
         (["snapshot"], "no file is given; give a snapshot, several, a folder or an archive"),
-        (["snapshot", "EMPTY"], "contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() wrote"),
+        (["snapshot", "EMPTY"], "contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() or"),
     ],
 )
 def test_request_that_does_not_suit_the_files_exits_2(

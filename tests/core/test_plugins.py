@@ -1,5 +1,6 @@
 """Names of code outside the package: what is wrong with one, and what to write instead."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,16 @@ def test_module_that_cannot_be_imported_is_named_with_the_cause(tmp_path: Path) 
         f"{source} cannot be imported: No module named 'nowhere_at_all'; correct the name or the import, or "
         "install the missing package"
     )
+
+
+def test_module_beside_a_file_needs_its_folder_on_pythonpath(tmp_path: Path) -> None:
+    (source := tmp_path / "own.py").write_text("from my_layers import Block\n")
+    (tmp_path / "my_layers.py").write_text("class Block: ...\n")
+    with pytest.raises(ConfigError) as raised:
+        plugins.get("workloads", f"{source}:Block")
+    assert str(raised.value).endswith(f"; add the folder of my_layers to PYTHONPATH, {tmp_path}")
+    with pytest.raises(ConfigError, match=rf"is a path without \.py; write {re.escape(str(source))}:Block"):
+        plugins.check("workloads", f"{source.with_suffix('')}:Block")
 
 
 def test_modules_of_a_package_are_among_its_names() -> None:

@@ -100,7 +100,7 @@ def test_rank_keeps_only_its_shards(ranks: Any) -> None:
         ),
         ("moved", "a sharded model cannot be moved or cast; do that before it is wrapped"),
         ("unfrozen", "parameter blocks.1.norm.weight requires a gradient, but was frozen when"),
-        ("backward_that_failed", "backward has not ended, or has failed; run forward and backward again"),
+        ("backward_that_failed", "backward has not ended, or has failed; call zero_grad(), because"),
     ],
 )
 def test_misuse_of_a_sharded_model_raises_a_named_error(ranks: Any, misuse: str, message: str) -> None:

@@ -176,6 +176,7 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
             "'torchrun' is not a script but a launcher of ranks; write torchrun --nproc-per-node 2 -m cs_systems run "
             "-- train.py",
         ),
+        (["--", "accelerate", "launch", "train.py"], "write accelerate launch -m cs_systems run -- train.py"),
         (
             ["--", "bash", "go.sh"],
             "'bash' is a program, but a Python script is needed; write cs-systems run -- train.py",

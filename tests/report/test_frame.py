@@ -158,7 +158,9 @@ def test_malformed_record_is_named_by_number_and_key(train_records: list[RunReco
 @pytest.mark.parametrize(("value", "shown"), [([1], "is"), ("fast", "is 'fast'")])
 def test_value_that_is_no_number_is_named(train_records: list[RunRecord], value: object, shown: str) -> None:
     broken = replace(train_records[0], config={**train_records[0].config, "batch_size": value})
-    with pytest.raises(ConfigError, match=f"record 1 is malformed: its batch_size {shown}.*; delete its line of"):
+    with pytest.raises(
+        ConfigError, match=f"record with key {broken.key} is malformed: its batch_size {shown}.*; delete its line of"
+    ):
         frame([broken])
 
 

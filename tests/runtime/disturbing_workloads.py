@@ -206,6 +206,13 @@ class DescribesATensor(ReportsState):
         return {"tokens": torch.ones(1)}
 
 
+class DescribesAFraction(ReportsState):
+    """Workload that describes itself with a part of a token."""
+
+    def describe(self) -> Any:
+        return {"tokens": 1023.5}
+
+
 class DescribesTooMuch(ReportsState):
     """Workload that describes itself with a number that no table can hold."""
 

@@ -301,6 +301,6 @@ def test_failed_measurement_names_the_batch_and_a_remedy() -> None:
         return RunRecord("key", config.to_dict(), "oom", reason="CUDA out of memory")
 
     refused: Any = {"reason": "x; measure", "peak_bytes": None, "reads": []}
-    message = r"because x, and measuring it at batch 1 failed \(oom: CUDA out of memory\); use a smaller --batch-size"
+    message = r"because x, and measuring it at batch 1 failed \(oom: CUDA out of memory\); use a GPU with more memory"
     with pytest.raises(ConfigError, match=message):
         print_fits(RunConfig(workload="mine.py:factory"), 2**40, lambda config: refused, measure)

@@ -51,6 +51,10 @@ DYING = {
     "DescribesATensor": ("error", "'tokens' in the result of describe() is of type Tensor; use None"),
     "predicts_a_text": ("error", "predicts_a_text returned 'many'; return the bytes as an int of at least 0, or None"),
     "predicts_too_much": ("error", "returned a number that is too large; return the bytes as an int"),
+    "DescribesAFraction": (
+        "error",
+        "'tokens' in the result of describe() is 1023.5; give the tokens of a step as an int",
+    ),
     "DescribesTooMuch": ("error", "'tokens' in the result of describe() does not fit into 64 bits; give it as a float"),
 }
 

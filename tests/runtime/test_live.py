@@ -70,6 +70,13 @@ def by_labels(out: Tensor, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(out.float(), batch[1])
 
 
+class Stepper:
+    """Object that is nearly a Workload."""
+
+    def step(self) -> list[Any]:
+        return []
+
+
 def step() -> None:
     X.square().sum()
 
@@ -351,6 +358,7 @@ REFUSED = {
         r"^<lambda>.*width\) requires width, which run\(\) does not give; pass a function .* calls it with width=VALUE$"
     ),
     "run(workload=Net())": r"workload is a Net, and a module requires inputs; use run\(model=…, inputs=…\)",
+    "run(workload=Stepper())": "a Stepper has a method step, but lacks prepare, cost, describe; add def prepare",
     "run(workload=object())": r"workload is an object; give a factory \(config, device\), \(model, batch\)",
     "run(workload=lambda a: a)": r"^<lambda>\(a\) has other arguments than a factory or a step; write a factory",
     "run(workload={'model': Net(), 'bach': X})": "no part 'bach'; did you mean batch or batches. The names are model,",

@@ -94,6 +94,18 @@ def test_invalid_trace_is_refused_with_remedy(tmp_path: Path, text: str, message
         read(path)
 
 
+def test_invalid_event_far_from_the_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quotation mark in a name, with more text behind it than an event may have."""
+    monkeypatch.setattr(chrome_trace, "WINDOW", 1 << 10)
+    monkeypatch.setattr(chrome_trace, "LONGEST_EVENT", 1 << 12)
+    events = ['{"name": "a "b" c", "ph": "X"}', *['{"name": "later", "ph": "i"}'] * 1000]
+    (path := tmp_path / "trace.json").write_text(f'{{"traceEvents": [{",".join(events)}]}}')
+    with pytest.raises(
+        ConfigError, match="is damaged: event 1 is not valid JSON; record again without quotation marks"
+    ):
+        read(path)
+
+
 def test_unfinished_ranges_are_reported_and_left_out(kineto_events: list[Event], write_trace: WriteTrace) -> None:
     def endless(event: Event) -> Event:
         without = {name: value for name, value in event.items() if name != "dur"}

@@ -62,7 +62,7 @@ def test_mapped_name_is_shown_with_its_phase(write_trace: WriteTrace, tmp_path: 
     [
         (
             "forward=my_fvd",
-            "--phase forward names 'my_fvd', which is no range of the trace besides operators and modules; did you "
+            "--phase forward='my_fvd' matches no range of the trace (operators and modules do not count); did you "
             "mean 'my_fwd'? The names are 'ProfilerStep#*', 'bwd', 'my_fwd'",
         ),
         ("foward=my_fwd", "unknown phase 'foward'; did you mean forward?"),

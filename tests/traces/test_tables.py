@@ -207,7 +207,9 @@ def test_glob_selects_steps(nsys_profile: Profile) -> None:
     with pytest.raises(ConfigError, match=r"no range is named 'iteration'; choose among 'attention' \(12×\)"):
         profile(nsys_profile.trace, "iteration")
     bare = replace(nsys_profile.trace, ranges=NO_RANGES)
-    with pytest.raises(ConfigError, match=r"has no range, so none is named 'iteration'; leave out range 'iteration'"):
+    with pytest.raises(
+        ConfigError, match=r"has no range, so none is named 'iteration'; leave out the range, and the whole"
+    ):
         profile(bare, "iteration")
 
 

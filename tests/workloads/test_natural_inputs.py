@@ -219,9 +219,8 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
     record = measure("model", inputs="{source}:sized_batch", batch_size=6)
     assert (record.status, record.reason) == ("ok", None)
     assert (
-        "odd_batch(width) has other arguments than (config, device); write a function without arguments, "
-        "whose batch is moved to the device for you, or with these"
-        in (measure("model", inputs="{source}:odd_batch").reason or "")
+        "odd_batch(width) has other arguments than (config, device); write a function without arguments, or of "
+        "(config, device), that returns the batch" in (measure("model", inputs="{source}:odd_batch").reason or "")
     )
     for name, argument in (("placed_batch", "device"), ("batch_on_dev", "dev")):
         assert f"{name} uses its argument {argument} as a torch.device, but it is a Device, whose torch.device is " in (

@@ -253,7 +253,10 @@ class FullyShardedDataParallel(nn.Module):
         """
         refuse_unfrozen(self._frozen)
         if self._open:
-            raise RuntimeError("backward has not ended, or has failed; run forward and backward again")
+            raise RuntimeError(
+                "backward has not ended, or has failed; call zero_grad(), because a failed backward leaves the "
+                "gradients of some parameters, then run forward and backward again"
+            )
         self._settle()
         handles = []
         for bucket in self._buckets:
