@@ -101,10 +101,13 @@ def _peak(record: RunRecord, reason: str) -> int:
         batch = record.config["batch_size"]
         smaller = "use a smaller --batch-size, or " if batch > LEAST_TOP else "use "
         gpu = f"{smaller}a GPU with more memory"
-        remedy = gpu if record.status == "oom" else "correct the cause, then run the command again"
+        why, _, instead = reason.partition("; ")
+        remedies = {"oom": gpu, "unavailable": instead}
+        remedy = remedies.get(record.status) or "correct the cause, then run the command again"
+        cause, _, _ = str(record.reason).partition("; ")
         raise ConfigError(
-            f"the memory cannot be predicted, because {reason.partition(';')[0]}, and measuring it at batch {batch} "
-            f"failed ({record.status}: {record.reason}); {remedy}"
+            f"the memory cannot be predicted, because {why}, and measuring it at batch {batch} failed "
+            f"({record.status}: {cause}); {remedy}"
         )
     return peak
 

@@ -182,7 +182,7 @@ def _workload(config: RunConfig) -> tuple[ForeignWorkload, ModuleStep]:
     step = workload.inner
     if not isinstance(step, ModuleStep):
         raise Unavailable(
-            f"{config.workload} runs the step itself, so its memory cannot be predicted; name a function (config, "
+            f"{config.workload} runs the step itself, which a prediction cannot follow; name a function (config, "
             "device) that returns (model, batch, loss)"
         )
     return workload, step

@@ -51,9 +51,10 @@ _END = b""
 class JobLost(RuntimeError):
     """Ranks that cannot go on together; the record of the cell is already written."""
 
-    def __init__(self) -> None:
+    def __init__(self, status: str, reason: str | None) -> None:
         super().__init__(
-            "the ranks cannot continue after this cell; run the same command again to measure the remaining cells"
+            f"{status}: {reason}. The ranks cannot continue after this cell; start the job again with the same output "
+            "folder to measure the remaining cells"
         )
 
 
@@ -172,12 +173,13 @@ class Job:
             of_cell = answers[message.cell]
             is_explained = any(a.failed and not a.of_peers for a in of_cell.values())
             if silent and not is_explained and len(of_cell) < len(names):
-                self.lost(*self._why_silent([rank for rank in self._others if rank not in of_cell]))
-                raise JobLost
+                why = self._why_silent([rank for rank in self._others if rank not in of_cell])
+                self.lost(*why)
+                raise JobLost(*why)
             record = verdict(of_cell, names)
             yield CellRecord(message.cell, dataclasses.asdict(record))
             if len(of_cell) < len(names) or any(a.of_peers for a in of_cell.values()):
-                raise JobLost
+                raise JobLost(record.status, record.reason)
 
     def _hear(self, rank: int, answers: dict[int, dict[int, CellRecord]], mine: list[Message]) -> bool:
         """Store a rank's answers up to its last; return False if that does not arrive although this rank is done."""
@@ -275,7 +277,7 @@ class Job:
 
     def _give_up(self, status: str, reason: str) -> None:
         self.lost(status, reason)
-        print(f"cs-systems: {status}: {reason}; {JobLost()}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"cs-systems: {JobLost(status, reason)}", file=sys.stderr, flush=True)  # noqa: T201
         os._exit(EXIT_LOST)
 
 

@@ -224,8 +224,8 @@ def test_prediction_for_cuda_agrees_with_the_closed_form(source: Path, precision
     ("name", "fields", "reason"),
     [
         ("routed", {}, "the model's code reads values of tensors ("),
-        ("step", {}, "runs the step itself, so its memory cannot be predicted; name a function (config, device)"),
-        ("plain_step", {}, "runs the step itself, so its memory cannot be predicted; name a function (config, device)"),
+        ("step", {}, "runs the step itself, which a prediction cannot follow; name a function (config, device)"),
+        ("plain_step", {}, "runs the step itself, which a prediction cannot follow; name a function (config, device)"),
         ("silent", {}, "the step fails on tensors without values, on which the prediction runs (AssertionError: "),
         ("convolutions", {"compile": "default"}, "leave out compile"),
         ("convolutions", {"attention": "flex"}, "does not use attention"),
@@ -296,11 +296,18 @@ def test_error_of_the_extrapolation_is_that_of_the_line(capsys: pytest.CaptureFi
     assert re.search(r"is at most [5-9]\.\d% off", " ".join(capsys.readouterr().out.split()))
 
 
-def test_failed_measurement_names_the_batch_and_a_remedy() -> None:
+@pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        ("oom", "CUDA out of memory", r"\(oom: CUDA out of memory\); use a GPU with more memory$"),
+        ("unavailable", "it does not use batch_size; leave it out", r"does not use batch_size\); measure it by hand$"),
+        ("error", "ValueError: y", r"\(error: ValueError: y\); correct the cause, then run the command again$"),
+    ],
+)
+def test_failed_measurement_names_the_batch_and_a_remedy(status: str, reason: str, said: str) -> None:
     def measure(config: RunConfig) -> RunRecord:
-        return RunRecord("key", config.to_dict(), "oom", reason="CUDA out of memory")
+        return RunRecord("key", config.to_dict(), status, reason=reason)
 
-    refused: Any = {"reason": "x; measure", "peak_bytes": None, "reads": []}
-    message = r"because x, and measuring it at batch 1 failed \(oom: CUDA out of memory\); use a GPU with more memory"
-    with pytest.raises(ConfigError, match=message):
+    refused: Any = {"reason": "x; measure it by hand", "peak_bytes": None, "reads": []}
+    with pytest.raises(ConfigError, match=f"because x, and measuring it at batch 1 failed .*{said}"):
         print_fits(RunConfig(workload="mine.py:factory"), 2**40, lambda config: refused, measure)
