@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import joined
@@ -29,6 +29,18 @@ class OfRank(NamedTuple):
     source: Source
     rank: int
     process: int | None
+
+
+def no_file(args: Any, what: str) -> ConfigError:
+    """Return the error of a command without files, which an option of several values may have taken for values."""
+    for name in given(args):
+        values = getattr(args, name)
+        words = values if isinstance(values, tuple) else ()
+        if taken := next((word for word in words if isinstance(word, str) and Path(word).exists()), None):
+            return ConfigError(
+                f"no file is given, because {option(name)} took {taken} as a value; write the files before the options"
+            )
+    return ConfigError(f"no file is given; give {what}")
 
 
 def refuse_unused(given: Sequence[Path], sources: Sequence[Source], what: str) -> None:

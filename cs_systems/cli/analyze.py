@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._files import inventory_text, ranks_in, ranks_text, read_profiles, recorded, refuse_unused
+from cs_systems.cli._files import inventory_text, no_file, ranks_in, ranks_text, read_profiles, recorded, refuse_unused
 from cs_systems.cli._options import (
     Decimals,
     MaybeInt,
@@ -106,7 +106,7 @@ def run(args: Analyze, merges: bool = True) -> int:
     Raises ConfigError for a malformed request, or a file from which no correct table can be made.
     """
     if not args.files:
-        raise ConfigError("no file is given; give a trace, the traces of all ranks, a folder or an archive")
+        raise no_file(args, "a trace, the traces of all ranks, a folder or an archive")
     args = page_asked(args)
     check_outputs({"--output": args.output}, args.files)
     _check_between(args)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._files import refuse_unused
+from cs_systems.cli._files import no_file, refuse_unused
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths, given, optional, refuse
 from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
 from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text, first_reasons, none_readable
@@ -76,7 +76,7 @@ def run(args: SnapshotArgs) -> int:
     Raises ConfigError for a malformed request, or a file that is no snapshot.
     """
     if not args.files:
-        raise ConfigError("no file is given; give a snapshot, several, a folder or an archive")
+        raise no_file(args, "a snapshot, several, a folder or an archive")
     args = page_asked(args)
     check_outputs({"--output": args.output}, args.files)
     from cs_systems.traces.trace import without_collector

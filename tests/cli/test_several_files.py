@@ -167,6 +167,10 @@ def test_names_that_differ_in_a_long_part_are_shortened_and_numbered() -> None:
         (["analyze", "FOLDER/b.json.gz", "EMPTY"], "EMPTY contains no trace; leave it out"),
         (["snapshot", "FOLDER/c.pickle.gz", "EMPTY"], "EMPTY contains no snapshot; leave it out"),
         (["analyze"], "no file is given; give a trace, the traces of all ranks, a folder or an archive"),
+        (
+            ["analyze", "--table", "kernels", __file__],
+            f"no file is given, because --table took {__file__} as a value; write the files before the options",
+        ),
         (["snapshot"], "no file is given; give a snapshot, several, a folder or an archive"),
         (["snapshot", "EMPTY"], "contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() or"),
     ],
