@@ -93,13 +93,13 @@ def _is_snapshot(source: Source) -> bool:
 
 def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     if not sources:
-        first = args.files[0]
-        if not first.is_dir():
-            refuse_other(first, "snapshot")
-        records = f", or read its records with cs-systems report {first}" if command_for(first) == "report" else ""
+        run = next((path for path in args.files if path.is_dir() and command_for(path) == "report"), None)
+        if run is None:
+            for path in args.files:
+                refuse_other(path, "snapshot")
         raise ConfigError(
-            f"{first} contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() or cs-systems "
-            f"memory --snapshot wrote{records}"
+            f"{run or args.files[0]} contains no snapshot; give the .pickle that torch.cuda.memory._dump_snapshot() or "
+            f"cs-systems memory --snapshot wrote{f', or read its records with cs-systems report {run}' if run else ''}"
         )
     refuse_unused(args.files, sources, "snapshot")
     if len(sources) > 2 or (len(sources) == 2 and any(source.is_inside for source in sources)):

@@ -192,7 +192,8 @@ class _Reader:
                 raise ValueError
             keep(event, start, end)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            self.first_damaged.setdefault(str(category), _described(event))
+            if not self.damaged[str(category)]:
+                self.first_damaged[str(category)] = _described(event)
             self.damaged[str(category)] += 1
 
     def refuse_too_many(self, file: Unpacked) -> None:

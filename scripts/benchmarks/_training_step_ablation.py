@@ -14,7 +14,6 @@ from cs_systems.report.figures.drawing import COLORS, INK, WIDTH
 
 Cell = tuple[str, int]  # size, context
 ALL, LOW = "fast", "fast in fp8"
-UPDATE_ONLY = "up to: fused_weight_update"
 FLOPS_PER_CYCLE = 132 * 4096  # multiprocessors of an H100, dense bfloat16 FLOPs of each
 SWITCH_NAMES = {"master": "master weights", "bf16 state": "moments in bf16"}
 ABLATION = (
@@ -71,8 +70,6 @@ def positions(runs: Runs) -> dict[str, dict[str, Switched]]:
             if switch == "fp8_linear" and how == "up to":
                 name, base = LOW, ALL
             if name not in VARIANTS or (row_name := measured_as(name)) == measured_as(base):
-                continue
-            if how == "without" and row_name == UPDATE_ONLY and switch != "fused_feed_forward":
                 continue
             run = next((run for run in reversed(runs) if {row_name, base} <= run.keys()), None)
             if run is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _training_step_ablation import ABLATION, ALL, LOW, UPDATE_ONLY, of_cell, powers, switches
+from _training_step_ablation import ABLATION, ALL, LOW, of_cell, powers, switches, written
 from _training_step_ablation import drawing as gains_drawing
 from training_step import BY_CUBLASLT, PEERS
 
@@ -22,7 +22,7 @@ GOAL = 1.3  # times as fast as the best Llama in bf16
 SIZES = ("small", "medium", "large", "2.7B")
 CELLS = tuple((size, context) for context in (512, 2048) for size in SIZES)
 BEFORE, OLD = "up to: update_in_backward", "up to: fused_embedding_gradient"  # without and with the Triton kernels
-STATE = "up to: bf16 state"
+STATE, UPDATE_ONLY = "up to: bf16 state", "up to: fused_weight_update"
 NAMES = {
     "llama compiled": "Llama, compiled",
     "llama cudagraphs": "Llama, reduce-overhead",
@@ -207,8 +207,7 @@ def beside(found: Rows, names: Mapping[str, str]) -> Iterable[str]:
     yield f"| step | {' | '.join(f'{size}, {context}' for size, context in cells)} |"
     yield f"| :--- |{' ---: |' * len(cells)}"
     for name, title in names.items():
-        times = (tuple(1e3 * found[*cell, name][f"wall_{what}s"] for what in ("", "p10_", "p90_")) for cell in cells)
-        yield f"| {title} | {' | '.join(f'{mid:.2f} ({low:.2f}–{high:.2f})' for mid, low, high in times)} |"
+        yield f"| {title} | {' | '.join(written(found[*cell, name]) for cell in cells)} |"
 
 
 def drawing(step: Rows) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -66,33 +68,32 @@ def test_trainer_of_lightning_is_recorded(tmp_path: Path) -> None:
         _ = callback.recorded
 
 
+def trained(out: Path, batches: int, skipped: Collection[int] = ()) -> tuple[RecorderCallback, tuple[Any, Any]]:
+    """Return a callback after these batches, without warm-up, and the Trainer and module that it is called with.
+
+    skipped: batches for which the module's on_train_batch_start returned -1; the Trainer reports no end of them.
+    """
+    hooked = SimpleNamespace(optimizers=[]), net()
+    callback = RecorderCallback(out, **CLEAN | {"warmup": 0})
+    callback.on_train_start(*hooked)
+    for i, batch in enumerate(loader(batches)):
+        callback.on_train_batch_start(*hooked, batch, i)
+        if i not in skipped:
+            loss_of(hooked[1], batch).backward()
+            callback.on_train_batch_end(*hooked, None, batch, i)
+    return callback, hooked
+
+
 def test_batch_that_lightning_skips_does_not_end_the_loop(tmp_path: Path) -> None:
-    """The Trainer reports no end of a batch for which the module's on_train_batch_start returned -1."""
-    module = net()
-    trainer = SimpleNamespace(optimizers=[])
-    callback = RecorderCallback(tmp_path, **CLEAN | {"warmup": 0})
-    callback.on_train_start(trainer, module)
-    for i, batch in enumerate(loader(4)):
-        callback.on_train_batch_start(trainer, module, batch, i)
-        if i == 1:
-            continue
-        loss_of(module, batch).backward()
-        callback.on_train_batch_end(trainer, module, None, batch, i)
-    callback.on_train_end(trainer, module)
+    callback, hooked = trained(tmp_path, 4, skipped={1})
+    callback.on_train_end(*hooked)
     measured = only(tmp_path).measurement
     assert measured is not None
     assert len(measured.timed) == 3
 
 
 def test_failure_under_lightning_keeps_the_record(tmp_path: Path) -> None:
-    module = net()
-    trainer = SimpleNamespace(optimizers=[])
-    callback = RecorderCallback(tmp_path, **CLEAN | {"warmup": 0})
-    callback.on_train_start(trainer, module)
-    for i, batch in enumerate(loader(2)):
-        callback.on_train_batch_start(trainer, module, batch, i)
-        loss_of(module, batch).backward()
-        callback.on_train_batch_end(trainer, module, None, batch, i)
-    callback.on_exception(trainer, module, ValueError("no more"))
+    callback, hooked = trained(tmp_path, 2)
+    callback.on_exception(*hooked, ValueError("no more"))
     caveat = next(c for c in only(tmp_path).warnings if c.code == "few-samples")
     assert caveat.message == "2 of 3 steps were timed, because the loop ended after 2 with ValueError: no more"
