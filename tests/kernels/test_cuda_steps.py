@@ -102,7 +102,7 @@ def test_step_matches_sdpa(name: str) -> None:
         expected = scaled_dot_product_attention(q.double(), k.double(), v.double())
         bound = 2e-3 if step.dtype == torch.float16 else 1e-5
         torch.testing.assert_close(attend(name, q, k, v).double(), expected, rtol=0, atol=bound)
-        with pytest.raises(ConfigError, match=r"make it a multiple of (64|128) for this step$"):
+        with pytest.raises(ConfigError, match=r"make it a multiple of \d+ for this step$"):
             attend(name, *(tensor[:, :100].contiguous() for tensor in (q, k, v)))
 
 
