@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training_step import PEAK_FLOPS, SWITCHES, VARIANTS, measured_as
+from training_step import SWITCHES, VARIANTS, measured_as
 
 from cs_systems.config import preset
 from cs_systems.formulas import cost
@@ -14,20 +14,19 @@ from cs_systems.report.figures.drawing import COLORS, INK, WIDTH
 
 Cell = tuple[str, int]  # size, context
 ALL, LOW = "fast", "fast in fp8"
-FLOPS_PER_CYCLE = 132 * 4096  # multiprocessors of an H100, dense bfloat16 FLOPs of each
 SWITCH_NAMES = {"master": "master weights", "bf16 state": "moments in bf16"}
 ABLATION = (
-    "One H100 (80 GB), torch 2.11, otherwise as above. Milliseconds: median (p10–p90), and what the switch gains. "
-    "*Alone*: in the compiled step with SDPA. *Added up*: beside the row above. *Left out*: what fast loses without "
-    "it; without fused_weight_update the update is inside backward, without fused_feed_forward SwiGLU is "
-    "fused_swiglu. All rows of a cell are of one run, but those left out of 2.7B at 512 and its fast in fp8, which "
-    "are of a second one beside its own compiled and fast. Rows with equal options are measured once. 80 GB are too "
-    "few for eager, joined_projections alone and fast without master weights at 2.7B and 2048.",
+    "One H200, for small at 2048 one H100 (80 GB); torch 2.11, otherwise as above. Milliseconds: median (p10–p90), and "
+    "what the switch gains. *Alone*: in the compiled step with SDPA. *Added up*: beside the row above. *Left out*: "
+    "what fast loses without it; without fused_weight_update the update is inside backward, without fused_feed_forward "
+    "SwiGLU is fused_swiglu. All rows of a cell are of one run, but fast in fp8 and some of those left out of large, "
+    "and of 2.7B at 512: they are of a second run, beside its own compiled and fast. Rows with equal options are "
+    "measured once.",
     "*Predicted* before a row ran: from the bytes that the switch no longer moves; a fused kernel's at an expected "
-    "4.0 TB/s against Inductor's at 2.6, both rates of an H200, whose copies move 4.3 TB/s where this card's move "
-    "3.0; for an update in backward or inside products the whole update, which is a limit. Attention: both kernels "
-    "alone, times layers. Graph: the step against itself with its launches queued beforehand. fp8: half of the "
-    "products' time less quantizing, for *alone* and for fp8 in fast.",
+    "4.0 TB/s against Inductor's at 2.6, rates of an H200, whose copies move 4.3 TB/s where an H100's move 3.0; for an "
+    "update in backward or inside products the whole update, which is a limit. Attention: both kernels alone, times "
+    "layers. Graph: the step against itself with its launches queued beforehand. fp8: half of the products' time less "
+    "quantizing, for *alone* and for fp8 in fast.",
 )
 
 Runs = Sequence[Mapping[str, dict[str, Any]]]
@@ -122,30 +121,6 @@ def signed(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:+.2f}".replace("-", "−")
 
 
-def powers(ablation: Sequence[dict[str, Any]], names: Mapping[str, str]) -> Iterable[str]:
-    """Yield the table of clock and power of the rows that ran on for three seconds; names: variant → title."""
-    yield (
-        "The rows above on the same H100, steps one after another for three seconds; NVML was read in the second half, "
-        "4 to 21 times. The board's limit is 700 W, its highest clock 1,980 MHz. *Capped*: the share of readings in "
-        "which NVML named the power limit as what lowers the clock. *Peak*: of the tensor cores at that clock; *of "
-        "it*: model FLOPs in the time above."
-    )
-    yield ""
-    yield "| size, context | step | W | MHz | capped | peak, TFLOP/s | of it |"
-    yield "| :--- | :--- | ---: | ---: | ---: | ---: | ---: |"
-    for row in ablation:
-        cell = row["size"], row["context"]
-        if "power_w" not in row or row is not first_of(ablation, cell, row["variant"]):
-            continue
-        clock, peak = row["sm_clock_hz"], FLOPS_PER_CYCLE * row["sm_clock_hz"]
-        capped = row["throttle_reasons"].get("power cap", 0) / row["readings"]
-        of_peak = f"{peak / 1e12:,.0f} | {row['mfu'] * PEAK_FLOPS / peak:.0%}" if row["variant"] != LOW else "|"
-        yield (
-            f"| {cell[0]}, {cell[1]} | {names.get(row['variant'], 'blocks compiled')} | {row['power_w']:.0f} "
-            f"| {clock / 1e6:,.0f} | {capped:.0%} | {of_peak} |"
-        )
-
-
 def drawing(ablation: Sequence[dict[str, Any]]) -> Any:
     """Return the figure: what each switch gains added up, as a share of the compiled step, beside the prediction."""
     from matplotlib.figure import Figure
@@ -170,5 +145,5 @@ def drawing(ablation: Sequence[dict[str, Any]]) -> Any:
     panels[0, 0].invert_yaxis()
     for axes in panels[-1]:
         axes.set_xlabel("gain, % of the compiled step")
-    panels[-1, 0].legend(frameon=False, loc="center")
+    panels[-1, 1].legend(frameon=False, loc="center right")
     return drawn

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _training_step_ablation import ABLATION, ALL, LOW, of_cell, powers, switches, written
+from _training_step_ablation import ABLATION, ALL, LOW, of_cell, switches, written
 from _training_step_ablation import drawing as gains_drawing
+from _training_step_power import powers, products
 from training_step import BY_CUBLASLT, PEERS
 
 from cs_systems.report.figures import plot
@@ -74,27 +75,33 @@ REMARKS = (
     "time, and memory moved 3.1 TB/s.",
     "- The goal of 1.3 is met for medium and large at 2048 with little to spare: 1.32 and 1.34 in this run, 1.30 and "
     "1.32, 1.295 and 1.28 in the two before. It is missed by 8% for 2.7B at 2048, and so are 65% of the peak: what "
-    "binds there is the board's power. Sampled five times a second by nvidia-smi during the timed steps, Llama takes "
-    "690 W of 700 at a clock of 1,613 MHz of 1,980, and fast 691 W at 1,485 MHz: what it does more in a second costs "
-    "it a tenth of the clock. At 1,485 MHz the tensor cores' peak is 803 TFLOP/s, of which the whole step reaches "
-    "74%; in a profile of another run its products reached 672 TFLOP/s.",
-    "- On the H100 of the ablation every cell of fast runs at the board's limit, small too: it takes 692 to 700 W "
-    "where the compiled Llama of the same cell takes 370 to 691, and the clock falls to 1,395 MHz for 2.7B at 2048. "
-    "There it reaches 77% of the tensor cores' peak at that clock, Llama 56%. So whatever saves time elsewhere gives "
-    "part of it back in the products.",
-    "- Predicted well: the graph where the step waits for its host (20.3 ms predicted and 21.2 gained for small at "
-    "512, 35.4 and 38.2 for large), attention at 2048 (33.7 ms, and 32.8 lost without it, for 2.7B; 14.2 and 11.0 for "
-    "large; 2.7 and 2.6 for small), and that the loss and the embedding's gradient gain less than the spread.",
-    "- Predicted too low: master weights, 16 ms and 20 gained for 2.7B, because parameters in bf16 also keep the "
-    "residual stream in bf16; the rotation, 1.5 ms and 7.8 at 2.7B and 2048, because with joined projections it also "
+    "binds there is the board's power. Fast takes 694 W of 700 at a clock of 1,440 MHz of 1,980, where the tensor "
+    "cores' peak is 779 TFLOP/s and the whole step reaches 76% of it; Llama takes 689 W at 1,560 MHz and reaches 58%. "
+    "So whatever saves time elsewhere gives part of it back in the products.",
+    "- No other algorithm for the products changes that. Back to back at the limit, the products of 32 blocks of 2.7B "
+    "take 246 ms on an H200 by torch ([record](product_power_h200.txt)) and 244 on the H100 of the table above. The "
+    "fastest of some 50 algorithms and clusters for each take 240 there, most at 91 to 96% of the tensor cores' peak "
+    "at their clock. The H200's 246 ms and attention alone, 32 × 0.77 ms "
+    "([attention](../attention_h200/peers/table.md)), are 271 ms; the goal is 269 for the whole step. The floor in the "
+    "tables has the rate of products before the clock falls, 790 TFLOP/s. With the 669 that they keep at the limit it "
+    "is 283 ms, which fast exceeds by 3%.",
+    "- fast is at the limit in every cell, small too: it takes 691 to 694 W where the compiled Llama of the same cell "
+    "takes 337 to 690.",
+    "- Predicted well: the graph where the step waits for its host (13.5 ms predicted and 14.3 gained for small at "
+    "512, 33.4 and 35.8 for large), the norm (4.6 ms, and 5.1 to 5.7 gained, for 2.7B at 2048), SwiGLU alone (7.9 and "
+    "6.5), attention for 2.7B at 2048 (26.2, and 22.4 to 23.4 gained), and that the loss and the embedding's gradient "
+    "gain less than the spread.",
+    "- Predicted too low: master weights, 11 ms and 17 gained for 2.7B at 2048, because parameters in bf16 also keep "
+    "the residual stream in bf16; the rotation, 1.5 ms and 4.4 to 7.4, because with joined projections it also "
     "writes the gradients of q, k and v into one tensor, which is a copy otherwise.",
-    "- Predicted too high: updates in backward and inside products, whose limit is 29 to 31 ms for 2.7B and which "
-    "gain 7 at 512 and 15 at 2048 together, because their bytes move at the cost of the products beside them; SwiGLU, "
-    "half of 7.8 ms, at the H100's lower bandwidth; fp8, 87 ms and 50 to 63 for 2.7B at 2048, 20 and 1 to 4 for "
-    "large, and a loss for small and for large at 512, whose products are too small to pay for the quantization.",
-    "- Alone and without a graph, a part of small or large at 512 changes mostly the host's time, and some make the "
-    "step slower. joined_projections loses at 2.7B and 2048 before the fused kernels (−3.8 ms) and gains beside them "
-    "(3.2 lost without it); fused_rmsnorm alone loses 1 to 3 ms where the GPU binds, probably because Inductor then "
+    "- Predicted too high: updates in backward and inside products, whose limit is 21 to 22 ms for 2.7B and which "
+    "gain 7 at 512 and 12 at 2048 together, because their bytes move at the cost of the products beside them; SwiGLU "
+    "inside the products, 10.7 ms and 3.3 for 2.7B at 2048; attention for large at 2048, 20 and 11; fp8, 86 ms and 65 "
+    "to 72 for 2.7B at 2048, 20 and 9 for large, 19 and 5 for 2.7B at 512, and a loss for small and for large at 512, "
+    "whose products are too small to pay for the quantization.",
+    "- Alone and without a graph, a part of small or large at 512 changes mostly the host's time, and many make the "
+    "step slower. joined_projections loses at 2.7B and 2048 before the fused kernels (−2.9 ms) and gains beside them "
+    "(1.1 lost without it); fused_rmsnorm alone loses 2 to 4 ms where the GPU binds, probably because Inductor then "
     "casts the residual in kernels of their own.",
     "- In fp8 Llama with torchao (tensor-wise; the last layer in bf16, as here) takes 1.25 times our time for 2.7B at "
     "2048, and 1.47 times at 512, on an H200 before the fused products. Our quantizing kernel ran alone at 3.4 of 4.3 "
@@ -108,16 +115,18 @@ REMARKS = (
     "0.7% at most, within the spread.",
     "- Kernels of a step of 2.7B at 2048, uncaptured, on the H100 ([tables](kernels_2.7B_2048_h100.txt)): products "
     "252 of 298 ms, attention 33, norms 7, the rest 6; the GPU is busy 98.8% of the time.",
-    "- Llama's time at 512 depends on the host: large took 86 ms in the run of the first tables, and 50, 54, 68, 74, "
-    "83 and 92 in others, beside 26 to 29 ms of fast.",
+    "- Llama's time at 512 depends on the host: large took 86 ms in the run of the first tables, and 50, 54, 61, 68, "
+    "74, 83 and 92 in others, beside 26 to 29 ms of fast.",
 )
 
 
 def write(folder: Path) -> None:
     """Write table.md and figure.svg of a folder from its JSON files."""
-    step, products, others = (read(folder / f"{name}.json") for name in ("h200", "products", "other_peers"))
-    ablation = json.loads((folder / "ablation_h100.json").read_text())
-    (folder / "table.md").write_text(report(step, products, others, ablation))
+    step, fused, others = (read(folder / f"{name}.json") for name in ("h200", "products", "other_peers"))
+    ablation, of_products = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("ablation", "product_power")
+    )
+    (folder / "table.md").write_text(report(step, fused, others, ablation, of_products))
     plot.write(partial(drawing, step), folder / "figure.svg")
     plot.write(partial(gains_drawing, ablation), folder / "gains.svg")
 
@@ -126,14 +135,17 @@ def read(file: Path) -> Rows:
     return {(row["size"], row["context"], row["variant"]): row for row in json.loads(file.read_text())}
 
 
-def report(step: Rows, products: Rows, others: Rows, ablation: Sequence[dict[str, Any]]) -> str:
+def report(
+    step: Rows, fused: Rows, others: Rows, ablation: Sequence[dict[str, Any]], of_products: Sequence[dict[str, Any]]
+) -> str:
     """Return the page.
 
     Args:
         step: rows of the recipe and its peers.
-        products: rows of fast without and with fused_feed_forward.
+        fused: rows of fast without and with fused_feed_forward.
         others: rows of more peers, measured before the fused products.
         ablation: rows of each switch alone, added up and left out; `run` tells the runs of a cell apart.
+        of_products: rows of a block's products back to back.
     """
     text = [
         *("# Training step beside the stock stack", "", answer(step), ""),
@@ -146,8 +158,9 @@ def report(step: Rows, products: Rows, others: Rows, ablation: Sequence[dict[str
     for cell in (cell for cell in CELLS if of_cell(ablation, cell)):
         text += ["", f"### {cell[0]}, context {cell[1]}", "", *switches(of_cell(ablation, cell))]
     text += ["", "## What lowers the clock", "", *powers(ablation, NAMES)]
+    text += ["", "## Products at the power limit", "", *products(of_products)]
     text += ["", "## SwiGLU inside the products", ""]
-    text += beside(products, {UPDATE_ONLY: "fast with fused_swiglu", ALL: "fast, with fused_feed_forward"})
+    text += beside(fused, {UPDATE_ONLY: "fast with fused_swiglu", ALL: "fast, with fused_feed_forward"})
     text += ["", "## Other peers, before the fused products"]
     before = NAMES | {OLD: "fast before the fused products"}
     for size, context in (cell for cell in CELLS if any((*cell, name) in others for name in OTHERS)):

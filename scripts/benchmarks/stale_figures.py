@@ -82,6 +82,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "cs_systems/training/triton_operators.py",
         "cs_systems/workloads/_graph.py",
         "scripts/benchmarks/training_step.py",
+        "scripts/benchmarks/product_power.py",
     ),
     "profiles/long_context/table.md": (
         *(

@@ -70,3 +70,21 @@ def test_gains_of_the_ablation_compare_steps_of_one_run(script: Any) -> None:
     assert {how: each.gain_s for how, each in found["graph"].items()} == {"up to": 1.0, "without": 3.0}
     assert found["graph"]["up to"].predicted_s == 0.5
     assert found["graph"]["without"].predicted_s is None
+
+
+def test_table_of_products_sets_torch_beside_the_fastest_and_slowest_algorithm(script: Any) -> None:
+    page = importlib.import_module("_training_step_power")
+
+    def row(by: str, seconds: float, **more: Any) -> dict[str, Any]:
+        asked = {"device": "NVIDIA H200", "size": "small", "context": 512, "product": "qkv, forward", "algorithms": 40}
+        measured = {"seconds": seconds, "flops_per_s": 1e12 / seconds, "sm_clock_hz": 1.5e9, "power_w": 690.4}
+        return asked | measured | {"by": by} | more
+
+    rows = [row("torch", 2e-3), row("cublasLt", 4e-3, cluster="2x1"), row("cublasLt", 1.6e-3, cluster="1x2")]
+    rows += [row("torch", 2.5e-3), row("torch", 0.02, product="block"), row("torch", 0.03, product="block")]
+    rows += [row("torch", 0.04, product="block"), row("fastest", 0.01, product="block")]
+    lines = [*page.products(rows)]
+    assert "of up to 40" in lines[0]
+    assert lines[4] == "| qkv, forward | 500, 400 | 625 | 1x2 | 250 | 690 | 1,500 | 77% |"
+    assert "20.00 to 40.00 ms by torch, 10.00 to 10.00 ms with the fastest" in lines[-1]
+    assert lines[-1].endswith("medians 30.00 and 10.00 ms.")
