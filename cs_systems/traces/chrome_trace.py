@@ -116,8 +116,8 @@ def events(window: Text) -> Iterator[list[Any]]:
             if is_final or not window.extend():
                 ends = not is_final and (error.pos >= len(text) - 1 or at >= len(text) or text.rstrip()[-1] not in "]}")
                 problem = (
-                    f"is truncated: it ends inside event {number + 1:,}; let the profiler "
-                    "finish writing, or record again"
+                    f"is truncated: it ends inside event {number + 1:,}; copy it again, let the "
+                    "profiler finish writing, or record again"
                     if ends
                     else f"is damaged: event {number + 1:,} is not valid JSON; record again without quotation marks in "
                     "names of ranges, and without with_stack"
