@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+from cs_systems.core.recipes import RECIPES
+from tests.scripts.conftest import ROOT
 
 
 @pytest.fixture
@@ -88,3 +92,27 @@ def test_table_of_products_sets_torch_beside_the_fastest_and_slowest_algorithm(s
     assert lines[4] == "| qkv, forward | 500, 400 | 625 | 1x2 | 250 | 690 | 1,500 | 77% |"
     assert "20.00 to 40.00 ms by torch, 10.00 to 10.00 ms with the fastest" in lines[-1]
     assert lines[-1].endswith("medians 30.00 and 10.00 ms.")
+
+
+def test_no_switch_of_the_fast_recipe_costs_time_where_it_was_measured(script: Any) -> None:
+    page = importlib.import_module("_training_step_ablation")
+    rows = json.loads((ROOT / "profiles" / "training_step" / "ablation.json").read_text())
+    cells = {(row["size"], row["context"]) for row in rows}
+    measured = 0
+    for cell in cells:
+        runs = page.of_cell(rows, cell)
+        spread_s = max(run["fast"]["wall_p90_s"] - run["fast"]["wall_p10_s"] for run in runs)
+        for switch, at in page.positions(runs).items():
+            if "without" in at and at["without"].gain_s is not None:
+                measured += 1
+                assert at["without"].gain_s > -spread_s, (cell, switch)
+    assert measured >= 9 * len(cells)
+
+
+def test_fast_of_the_benchmark_is_the_recipe(script: Any) -> None:
+    options = RECIPES["fast"].of("train-step")
+    fast = script.VARIANTS["fast"]
+    assert set(fast["parts"]) == set(options["parts"])
+    assert {name: value for name, value in fast.items() if name != "parts"} == {
+        name: value for name, value in options.items() if name != "parts"
+    }
