@@ -32,7 +32,7 @@ from cs_systems.traces.read import read
 
 QUESTION = "Which public traces does `cs-systems analyze` read, how, and what stays unknown?"
 COLUMNS = ("file", "kind", "kernels", "their time", "equal", "steps", "phases", "in a phase", "in a layer", "unknown")
-LONGEST = 150  # characters of what is unknown
+LONGEST = 260  # characters of what is unknown
 SAME_S = 1e-9  # difference of the times of one kernel, by rounding
 
 

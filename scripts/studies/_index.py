@@ -248,7 +248,7 @@ def _profile_page(folder: Path) -> str:
         f"In headless Chromium on a CPU, the page of {row['kernels']} kernels and {row['operators drawn']} operators "
         f"has {row['page MB']} MB and takes {row['on a processor ms']} ms of a processor until it can be used, and "
         f"{row['frame ms, median']} ms for a frame, at the slowest zoom {row['frame ms, slowest zoom']} ms; "
-        f"while zooming it shows {row['frames a second']} of at most 60 frames a second, on shared cores."
+        f"while zooming it shows {row['frames a second']} of at most 60 frames a second."
     )
 
 
