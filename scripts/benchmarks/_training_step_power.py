@@ -1,4 +1,4 @@
-"""What lowers the clock of a training step, and what its products can reach then, from committed rows."""
+"""Clock and power of training steps, and the rates of their products at the power limit, from committed rows."""
 
 from __future__ import annotations
 
