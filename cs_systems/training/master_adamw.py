@@ -62,10 +62,10 @@ class MasterAdamW(AdamW):
         """Count the step on the device: its number t, and 1 - beta^t of both betas, in float64."""
         if "progress" not in group:
             group["progress"] = torch.zeros(3, dtype=torch.float64, device=device)
-            group["beta_powers"] = torch.tensor(group["betas"], dtype=torch.float64, device=device)
-        progress = group["progress"]
-        progress[0].add_(1)
-        torch.sub(1, group["beta_powers"] ** progress[0], out=progress[1:])
+        t, *corrections = group["progress"]
+        t.add_(1)
+        for beta, correction in zip(group["betas"], corrections, strict=True):
+            torch.sub(1, torch.pow(beta, t), out=correction)  # made anew: a scheduler may change the betas
 
     def update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
         """Update some parameters of a group whose step is counted already."""

@@ -50,6 +50,23 @@ def test_master_weights_follow_torch_adamw_in_float32() -> None:
         assert (p.detach() - mine).abs().max() <= mine.abs().max() * 2**-8  # the parameter is the rounded weight
 
 
+def test_bias_correction_follows_betas_that_a_scheduler_changes() -> None:
+    def last(cls: type[torch.optim.Optimizer], dtype: torch.dtype) -> tuple[torch.optim.Optimizer, nn.Parameter]:
+        p = nn.Parameter(torch.linspace(-1, 1, 64).to(dtype))
+        optimizer = cls([p], lr=1e-2, betas=(0.9, 0.999))  # type: ignore[call-arg]
+        for momentum in (0.9, 0.85, 0.8):
+            optimizer.param_groups[0]["betas"] = (momentum, 0.99)
+            p.grad = torch.linspace(1, 2, 64).bfloat16().to(dtype)
+            optimizer.step()
+        return optimizer, p
+
+    ours, p = last(MasterAdamW, torch.bfloat16)
+    _, reference = last(torch.optim.AdamW, torch.float32)
+    start = torch.linspace(-1, 1, 64).bfloat16().float() - torch.linspace(-1, 1, 64)  # what bfloat16 rounded away
+    mine = master_weight(p.detach(), ours.state[p]["remainder"])
+    torch.testing.assert_close(mine - start, reference.detach(), rtol=0, atol=1e-5)
+
+
 def test_bfloat16_moments_stay_near_those_in_float32() -> None:
     for narrow, wide in zip(weights(*trained(torch.bfloat16)), weights(*trained(torch.float32)), strict=True):
         assert (narrow - wide).norm() <= 1e-3 * wide.norm()
