@@ -142,7 +142,12 @@ def average_shard(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None
 def gather_shards(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start to fill `flat` with the shards of all ranks, in rank order; `shard` may be this rank's part of it."""
     _note("all_gather", group, flat)
-    return _all_gather(flat, shard, group, async_op=True)
+    return _all_gather(_sendable(flat), _sendable(shard), group, async_op=True)
+
+
+def _sendable(x: Tensor) -> Tensor:
+    """Return the same bits in a dtype that gloo and NCCL can copy; neither has int16."""
+    return x.view(torch.float16) if x.dtype is torch.int16 else x
 
 
 def _divided(flat: Tensor, group: ProcessGroup | None) -> Any:
@@ -168,4 +173,4 @@ def maximum(flat: Tensor, group: ProcessGroup | None = None) -> Any:
 def broadcast(tensor: Tensor, source: int, group: ProcessGroup | None = None) -> Any:
     """Start to overwrite `tensor` (contiguous) with that of rank `source`."""
     _note("broadcast", group, tensor)
-    return dist.broadcast(tensor, group=group, group_src=source, async_op=True)
+    return dist.broadcast(_sendable(tensor), group=group, group_src=source, async_op=True)

@@ -103,7 +103,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Return the state_dict of `optimizer_cls` in one process, on every rank, in host memory. All ranks call it."""
         params = [p for group in self.param_groups for p in group["params"]]
         number = {p: i for i, p in enumerate(params)}
-        groups = [{**group, "params": [number[p] for p in group["params"]]} for group in self.param_groups]
+        groups = [
+            {key: value.cpu().clone() if isinstance(value, Tensor) else value for key, value in group.items()}
+            | {"params": [number[p] for p in group["params"]]}
+            for group in self.param_groups
+        ]
         return {"state": dict(sorted(self._whole_state(params).items())), "param_groups": groups}
 
     def _whole_state(self, params: list[nn.Parameter]) -> dict[int, dict[str, Any]]:
@@ -141,9 +145,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
                         state[count] = self._part_of_state(p, state_dict["state"][index])
                     count += 1
             groups.append({**saved, "params": list(range(start, count))})
-            group.update({key: value for key, value in saved.items() if key != "params"})
         self._local.load_state_dict({"state": state, "param_groups": groups})
         self.state = self._local.state
+        for group, local_group in zip(self.param_groups, self._local.param_groups, strict=True):
+            group.update({key: value for key, value in local_group.items() if key != "params"})
 
 
 class _Large:

@@ -167,7 +167,9 @@ class FlatShardedOptimizer(ShardedOptimizer):
     def _step_and_share(self, local: torch.optim.Optimizer) -> None:
         """Step in rounds: the buckets of one round are gathered while those of the next are stepped."""
         whole, handles = [group["params"] for group in local.param_groups], []
-        self._rounds = self._rounds or self._made_rounds(whole)
+        # An optimizer that counts the steps of a group would count each round as one.
+        rounds = 1 if getattr(local, "counts_by_group", False) else ROUNDS
+        self._rounds = self._rounds or self._made_rounds(whole, rounds)
         try:
             for flats, params_of_groups in self._rounds:
                 for group, params in zip(local.param_groups, params_of_groups, strict=True):
@@ -180,12 +182,12 @@ class FlatShardedOptimizer(ShardedOptimizer):
         for handle in handles:
             handle.wait()
 
-    def _made_rounds(self, whole: list[list[Tensor]]) -> list[Round]:
-        """Return the buckets, and this rank's part of them in each group, in at most ROUNDS rounds."""
+    def _made_rounds(self, whole: list[list[Tensor]], most: int) -> list[Round]:
+        """Return the buckets, and this rank's part of them in each group, in at most `most` rounds."""
         parts = [part for p in self._all() if (part := _parts.get(p)) is not None]
         flat_of = {id(part.values): id(part.flat) for part in parts}
         flats = list({id(part.flat): part.flat for part in parts}.values())
-        size = max(1, -(-len(flats) // ROUNDS))
+        size = max(1, -(-len(flats) // most))
         rounds = []
         for some in (flats[i : i + size] for i in range(0, len(flats), size)):
             wanted = {id(flat) for flat in some}

@@ -26,8 +26,10 @@ class MasterAdamW(AdamW):
     so a CUDA graph can capture it. On a CPU the same function is computed by torch.
 
     Raises:
-        ConfigError: a parameter is not bfloat16, or not contiguous.
+        ConfigError: a parameter is not bfloat16, not contiguous, or a DTensor.
     """
+
+    counts_by_group = True  # one step of a group is one call of `step`, also if only some parameters have gradients
 
     def __init__(
         self,
@@ -38,11 +40,20 @@ class MasterAdamW(AdamW):
         weight_decay: float = 0.01,
         moments: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay)
         self.moments = moments
         self._tables: dict[tuple[int, ...], Any] = {}
+        super().__init__(params, lr, betas, eps, weight_decay)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
         this = f"optimizer {' or '.join(MOMENTS)}"
-        for p in (p for group in self.param_groups for p in group["params"]):
+        for p in group["params"]:
+            if hasattr(p, "device_mesh"):
+                raise ConfigError(
+                    f"{this} requires plain tensors, and a parameter of shape {tuple(p.shape)} is a DTensor, as "
+                    "strategy torch_fsdp2 makes them; use strategy fsdp, or optimizer adamw_fused"
+                )
             if p.dtype is not torch.bfloat16:
                 raise ConfigError(
                     f"{this} requires bfloat16 parameters, and one of shape {tuple(p.shape)} is {p.dtype}; use "
@@ -53,15 +64,16 @@ class MasterAdamW(AdamW):
                     f"{this} requires contiguous parameters, and one of shape {tuple(p.shape)} is not; store "
                     "its contiguous() copy in the model, or use optimizer adamw_fused"
                 )
+        # The step t, and 1 - beta^t of both betas. A rank may have no parameter of a group.
+        device = next((p.device for p in group["params"]), None)
+        group.setdefault("progress", torch.zeros(3, dtype=torch.float64, device=device))
 
     def step_group(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
-        self.advance(group, parameters[0].device)
+        self.advance(group)
         self.update(parameters, group)
 
-    def advance(self, group: dict[str, Any], device: torch.device) -> None:
+    def advance(self, group: dict[str, Any]) -> None:
         """Count the step on the device: its number t, and 1 - beta^t of both betas, in float64."""
-        if "progress" not in group:
-            group["progress"] = torch.zeros(3, dtype=torch.float64, device=device)
         t, *corrections = group["progress"]
         t.add_(1)
         for beta, correction in zip(group["betas"], corrections, strict=True):
@@ -86,12 +98,21 @@ class MasterAdamW(AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state; torch alone would cast it to the parameters' bfloat16 and so lose the master weights."""
-        super().load_state_dict(state_dict)
+        loaded: dict[str, Any] = {}
+        # The last hook sees what those of a strategy leave: this rank's part of the state.
+        last = self.register_load_state_dict_pre_hook(lambda _, given: loaded.update(given))
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            last.remove()
         parameters = (p for group in self.param_groups for p in group["params"])
-        numbers = (number for group in state_dict["param_groups"] for number in group["params"])
+        numbers = (number for group in loaded["param_groups"] for number in group["params"])
         for number, p in zip(numbers, parameters, strict=True):
-            saved: dict[str, Tensor] = state_dict["state"].get(number, {})
+            saved: dict[str, Tensor] = loaded["state"].get(number, {})
             self.state[p] = {name: value.to(p.device, copy=True) for name, value in saved.items()}
+        for group in self.param_groups:
+            if group["params"]:
+                group["progress"] = group["progress"].to(group["params"][0].device)
         self._tables.clear()
 
     def tensors_of(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

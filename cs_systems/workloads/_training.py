@@ -60,7 +60,10 @@ class Training:
         cls, options = optimizer_class(self.optimizer_name)
         if self.config.graph != "none" and self.optimizer_name == "adamw_fused":
             options["capturable"] = True
-        self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), cls, **options)
+        try:
+            self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), cls, **options)
+        except ConfigError as error:  # the optimizer cannot take these parameters
+            raise Unavailable(str(error)) from error
 
     def prepare(self) -> None:
         if self.graph is not None and self.graph.captured:

@@ -64,7 +64,7 @@ def update(model: ModelConfig, tokens: int) -> Case:
     weights = [nn.Parameter(random(*shape)) for shape in shapes]
     optimizer = MasterAdamW(weights)
     group = optimizer.param_groups[0]
-    optimizer.advance(group, weights[0].device)
+    optimizer.advance(group)
     d_outs, xs = [random(tokens, rows) for rows, _ in shapes], [random(tokens, columns) for _, columns in shapes]
     gradients = [torch.empty_like(w) for w in weights]
     for weight, gradient in zip(weights, gradients, strict=True):

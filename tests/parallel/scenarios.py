@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cs_systems.config import ConfigError
 from cs_systems.machine.device import resolve
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import compose
 from cs_systems.parallel._collectives import counting, total
 from cs_systems.parallel.zero1 import ShardedOptimizer
+from cs_systems.training.master_adamw import MasterAdamW
 from tests.parallel.misuses import message
 from tests.parallel.training import CONFIG
 
@@ -330,8 +332,35 @@ def without_dimensions(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
+def master_weights(rank: int, world_size: int) -> dict[str, Any]:
+    """Return by strategy the parameters after three steps of MasterAdamW, saved and loaded before the last."""
+    found: dict[str, Any] = {}
+    for name in ("ddp_flat+zero1", "zero1_flat", "fsdp", "tp") if world_size > 1 else ("single",):
+        torch.manual_seed(0)
+        strategy = compose(name, **{"bucket_size_mb": 0.001} if name == "zero1_flat" else {})
+        model = strategy.wrap(BasicTransformerLM(CONFIG).bfloat16())
+        optimizer = strategy.make_optimizer(model.parameters(), MasterAdamW, lr=1e-2, eps=1e-2)
+        for step in range(3):
+            if step == 2:
+                saved = optimizer.state_dict()
+                optimizer = strategy.make_optimizer(model.parameters(), MasterAdamW, lr=0.5)
+                optimizer.load_state_dict(saved)
+            model.zero_grad()
+            model(torch.arange(8)[None] + step).float().square().mean().backward()
+            strategy.finish_gradients(model)
+            optimizer.step()
+        found[name] = {key.removeprefix("module."): x.clone() for key, x in model.state_dict().items()}
+    try:
+        sharded = compose("torch_fsdp2").wrap(nn.Linear(4, 4).bfloat16()) if world_size > 1 else nn.Linear(4, 4)
+        MasterAdamW(sharded.parameters())
+    except ConfigError as error:
+        found["refused"] = str(error)
+    return found
+
+
 SCENARIOS = [
     without_dimensions,
+    master_weights,
     learned_order,
     kept_alive,
     one_gradient_for_two,

@@ -12,7 +12,7 @@ from cs_systems.formulas.communication import Payload
 from cs_systems.parallel import compose
 from tests.parallel.misuses import STRATEGIES
 from tests.parallel.ranks import cases, composed, scaled, strategies
-from tests.parallel.scenarios import without_dimensions
+from tests.parallel.scenarios import master_weights, without_dimensions
 from tests.parallel.training import (
     CONFIG,
     OPTIMIZER,
@@ -280,6 +280,16 @@ def test_parameter_without_dimensions_is_trained_and_loaded(ranks_by_size: Any, 
     for rank in ranks_by_size(world_size).of("without_dimensions"):
         for name, got in rank.items():
             same(got, alone, name, rtol=1e-5, atol=1e-6)
+
+
+@every_world_size
+def test_master_weights_are_trained_saved_and_loaded_as_in_one_process(ranks_by_size: Any, world_size: int) -> None:
+    alone = master_weights(0, 1)["single"]
+    for rank in ranks_by_size(world_size).of("master_weights"):
+        assert "is a DTensor, as strategy torch_fsdp2 makes them; use strategy fsdp, or" in rank.pop("refused")
+        for name, got in rank.items():
+            exactly = world_size == 2 and name != "tp"  # a third, and a sum of parts, are rounded to bfloat16
+            close(got, alone, "fp32" if exactly else "bf16", name)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

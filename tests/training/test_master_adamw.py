@@ -123,7 +123,7 @@ def run_kernel(optimizer: MasterAdamW) -> None:
 
     (group,) = optimizer.param_groups
     parameters = group["params"]
-    optimizer.advance(group, parameters[0].device)
+    optimizer.advance(group)
     tables = Tables([(p.data, *optimizer.tensors_of(p)[1:]) for p in parameters])
     settings = Hyperparameters(group["lr"], *group["betas"], group["eps"], group["weight_decay"])
     tables.launch([p.grad for p in parameters], group["progress"], settings)

@@ -58,14 +58,16 @@ def _gather_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) 
     number = {p: i for i, p in enumerate(_params(optimizer))}
     for flat in _flats(number):
         mine = [state.get(number[p], {}) if p in number else {} for p in flat.params]
-        names = dict.fromkeys(
-            name
+        dtypes = {
+            name: value.dtype
             for p, values in zip(flat.params, mine, strict=True)
             for name, value in values.items()
             if isinstance(value, Tensor) and value.ndim and value.shape == p.shape
-        )
-        for name in names:
-            tensors = [values.get(name, torch.zeros_like(p)) for p, values in zip(flat.params, mine, strict=True)]
+        }
+        for name, dtype in dtypes.items():
+            tensors = [
+                values.get(name, torch.zeros_like(p, dtype=dtype)) for p, values in zip(flat.params, mine, strict=True)
+            ]
             for values, whole in zip(mine, flat.whole_of(tensors), strict=True):
                 if name in values:
                     values[name] = whole.cpu()

@@ -46,7 +46,7 @@ class UpdateInBackward:
     def begin(self) -> None:
         """Count the step."""
         for group in self.optimizer.param_groups:
-            self.optimizer.advance(group, group["params"][0].device)
+            self.optimizer.advance(group)
 
     def finish(self) -> None:
         """Let the current stream wait for the updates."""
