@@ -186,5 +186,6 @@ def _options(config: RunConfig) -> dict[str, Any]:
     """Return the strategy's options: the user's, and under autocast the compute dtype if the strategy accepts one."""
     options: dict[str, Any] = dict(config.strategy_options)
     if config.precision.is_autocast and "compute_dtype" in compose(config.strategy).options:
-        options.setdefault("compute_dtype", config.precision.value)
+        low = Precision.BF16 if config.precision is Precision.FP8 else config.precision  # fp8 is made from bf16
+        options.setdefault("compute_dtype", low.value)
     return options

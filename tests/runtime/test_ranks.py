@@ -19,6 +19,7 @@ CELLS = {
     "tensor parallel": replace(TINY, strategy="tp", world_size=2),
     "two dimensions": replace(TINY, strategy="fsdp+tp", world_size=2, tp_degree=2),
     "sharded": replace(TINY, strategy="fsdp", world_size=2, precision="bf16"),
+    "sharded, in fp8": replace(TINY, strategy="fsdp", world_size=2, precision="fp8"),
     "given compute dtype": replace(TINY, strategy="fsdp", world_size=2, strategy_args=("compute_dtype=bf16",)),
     "narrowed gradients": replace(
         TINY, strategy="ddp_bucketed+zero1", world_size=2, strategy_args=("comm_dtype=bf16",)
@@ -76,6 +77,8 @@ def test_sharded_parameters_are_sent_in_the_autocast_dtype(records: dict[str, Ru
     (sent,) = records["sharded"].results["sent"]
     assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.03)
     (whole,) = records["ddp_flat"].results["sent"]
+    (in_fp8,) = records["sharded, in fp8"].results["sent"]
+    assert in_fp8 == sent, "fp8 is made of bf16 weights"
     # Sharding sends 3 Ψ elements of 2 bytes, less one all-gather; replication sends 2 Ψ elements of 4 bytes.
     assert sent["formula_sent_bytes"] < 3 / 4 * whole["formula_sent_bytes"]
 
