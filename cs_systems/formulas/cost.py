@@ -97,6 +97,9 @@ PARAMETER_BYTES = {precision: 2 if precision is Precision.BF16_PURE else 4 for p
 """Bytes of an element of the parameters, and so of their gradients and of both of AdamW's moments."""
 
 
+UPDATE_BYTES = {"adamw_master": 26, "adamw_bf16_state": 18}
+"""Bytes that an optimizer with master weights moves for a bf16 parameter: reads all, writes all but the gradient."""
+
 TARGET_BYTES = 8
 """A token id is an int64."""
 
@@ -171,6 +174,7 @@ def step_cost(
     checkpoint: str = "none",
     *,
     head_in_loss: bool = False,
+    update_bytes: int | None = None,
 ) -> dict[str, PhaseCost]:
     """Return the cost of each phase of one step of a BasicTransformerLM with causal attention, in execution order.
 
@@ -183,11 +187,13 @@ def step_cost(
         precision: the precision of the step.
         checkpoint: a plan of `checkpoint_plan`. Recomputation is executed in backward, and not credited.
         head_in_loss: whether the phase loss computes the last layer and at once its gradients.
+        update_bytes: bytes that the optimizer moves for each parameter; None: those of a plain AdamW.
 
     Backward, attention's included, is credited with twice the forward, because model FLOPs exclude recomputation
-    (Chowdhery et al. 2022, appendix B). The optimizer is AdamW. It has no matrix product; it reads the parameter, the
-    gradient and both moments, and writes all but the gradient.
+    (Chowdhery et al. 2022, appendix B). The optimizer is AdamW. It has no matrix product; a plain one reads the
+    parameter, the gradient and both moments, and writes all but the gradient.
     """
+    update_bytes = plain_update_bytes(precision) if update_bytes is None else update_bytes
     tokens, layers, element = batch_size * seq_len, model.num_layers, COMPUTE_BYTES[precision]
     shape = AttentionShape(batch_size, model.num_heads, seq_len, model.d_head, causal=True)
     linear_flops = 2 * tokens * matmul_weights(model)
@@ -208,13 +214,18 @@ def step_cost(
             backward_scores + scores_again,
             2 * scores_moved,
         ),
-        Phase.OPTIMIZER: PhaseCost(0, 0, 7 * parameter_count(model) * PARAMETER_BYTES[precision], 0, 0),
+        Phase.OPTIMIZER: PhaseCost(0, 0, update_bytes * parameter_count(model), 0, 0),
     }
     if head_in_loss:
         head_flops, head_bytes = 2 * tokens * model.d_model * model.vocab_size, _head_bytes(model, tokens, precision)
         for phase, times in ((Phase.FORWARD, -1), (Phase.LOSS, 3), (Phase.BACKWARD, -2)):
             costs[phase] = _with(costs[phase], times * head_flops, times * head_bytes)
     return {phase.value: costs[phase] for phase in STEP_PHASES[mode]}
+
+
+def plain_update_bytes(precision: Precision) -> int:
+    """Return the bytes that AdamW moves for each parameter, with a gradient and moments of the parameter's dtype."""
+    return 7 * PARAMETER_BYTES[precision]
 
 
 def _with(cost: PhaseCost, flops: int, moved: int) -> PhaseCost:

@@ -168,7 +168,12 @@ class TrainStep(Training):
             c.computes_in,
             c.checkpoint,
             head_in_loss=self.head_loss is not None,
+            update_bytes=cost.UPDATE_BYTES.get(c.optimizer, cost.plain_update_bytes(c.precision)),
         )
+        if self.update:
+            updates = whole[Phase.OPTIMIZER]
+            whole[Phase.BACKWARD] = cost.total([whole[Phase.BACKWARD], updates])
+            whole[Phase.OPTIMIZER] = replace(updates, bytes=0)
         if c.graph != "none":
             return {Phase.GRAPH: cost.total(whole.values())}
         if (degree := self.strategy.tp_degree or c.world_size) == 1:

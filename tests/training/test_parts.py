@@ -188,6 +188,25 @@ def step(**options: Any) -> TrainStep:
     return TrainStep(config, resolve("cpu"))
 
 
+@pytest.mark.parametrize(("optimizer", "bytes_each"), [("default", 14), ("adamw_master", 26), ("adamw_bf16_state", 18)])
+@pytest.mark.parametrize("names", [(), ("fp8_linear",)], ids="+".join)
+def test_optimizer_moves_the_bytes_of_its_state(names: tuple[str, ...], optimizer: str, bytes_each: int) -> None:
+    train = step(precision=Precision.BF16_PURE, optimizer=optimizer, parts=names)
+    costs = train.cost()
+    assert costs is not None
+    assert costs["optimizer"].bytes == bytes_each * train.parameters
+
+
+def test_bytes_of_an_update_in_backward_count_in_backward() -> None:
+    options: dict[str, Any] = {"precision": Precision.BF16_PURE, "optimizer": "adamw_master"}
+    train = step(**options)
+    plain, costs = train.cost(), step(**options, parts=("update_in_backward",)).cost()
+    assert plain is not None
+    assert costs is not None
+    assert costs["optimizer"].bytes == 0
+    assert costs["backward"].bytes == plain["backward"].bytes + 26 * train.parameters  # type: ignore[operator]
+
+
 def trained(train: TrainStep, steps: int = 3) -> list[Tensor]:
     losses = []
     for _ in range(steps):
