@@ -310,6 +310,10 @@ def test_fused_kernels_train_ranks_and_recomputed_blocks_as_the_plain_step_does(
             {"parts": ("fused_rmsnorm",), "model": WIDE},
             "fused_rmsnorm: d_model 16400 is over 16384; leave the part out of parts",
         ),
+        (
+            {"parts": ("fused_cross_entropy",), "precision": "fp16"},
+            "small ones would become 0 in fp16; use precision bf16, or leave it out of parts",
+        ),
         ({"optimizer": "adamw_master"}, "adamw_master keeps master weights of bf16 parameters"),
         ({"graph": "step"}, "a CUDA graph needs a GPU; use graph none"),
         (

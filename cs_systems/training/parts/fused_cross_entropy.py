@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cs_systems.config import Mode, RunConfig
+from cs_systems.config import Mode, Precision, RunConfig
 from cs_systems.training.parts import Part
 
 CHUNK_BYTES = 512 << 20
@@ -108,6 +108,11 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 def unavailable(config: RunConfig) -> str | None:
     if config.mode is Mode.FORWARD:
         return "it computes the last layer with the loss, which mode forward does not run; leave it out of parts"
+    if Precision.FP16 in (config.precision, config.computes_in):
+        return (
+            "its gradients exist before the loss is scaled, so that small ones would become 0 in fp16; use precision "
+            "bf16, or leave it out of parts"
+        )
     return None
 
 
