@@ -318,6 +318,8 @@ def _check_step(config: RunConfig) -> None:
     one_of("graph", config.graph, GRAPHS)
     if config.optimizer != RunConfig.optimizer:
         one_of("optimizer", config.optimizer, OPTIMIZERS[1:])
+    if twice := next((name for name in config.parts if config.parts.count(name) > 1), None):
+        raise ConfigError(f"parts names {twice} twice; name each part once", "parts")
     if config.workload not in _BUILT_IN_STEPS:
         for name in BUILT_IN_ONLY:
             if getattr(config, name) != getattr(RunConfig, name):

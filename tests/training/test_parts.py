@@ -344,6 +344,11 @@ def test_two_parts_of_one_thing_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         parts.chosen(["a", "b"])
 
 
+def test_part_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="parts names fused_rotary twice; name each part once"):
+        RunConfig(parts=("fused_rotary", "joined_projections", "fused_rotary"))
+
+
 @pytest.mark.parametrize("options", [{"graph": "step"}, {"parts": ("joined_projections",)}], ids=str)
 def test_options_of_the_built_in_model_are_refused_for_others(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="to the built-in model only, and the workload is attention; leave out"):
