@@ -353,11 +353,13 @@ class ModelCells:
         axes |= {name: [getattr(self, name)] for name in ("optimizer", "keep_graph", "graph", "parts")}
         if workloads is not None:
             base, axes = workloads.base(base), {"workload": workloads.workload, **axes}
-        return self._with_recipes(self._scoped(grid(base, **axes)))
+        return self._scoped(self._with_recipes(grid(base, **axes)))
 
     def _scoped(self, configs: list[RunConfig]) -> list[RunConfig]:
         """Return the cells with --compile-scope, in those that are compiled. Raises ConfigError if none is."""
-        if self.compile_scope != ModelCells.compile_scope and {*self.compile} == {"none"} and not self.recipe:
+        if self.compile_scope == ModelCells.compile_scope:
+            return configs
+        if all(c.compile == "none" for c in configs):
             raise ConfigError(
                 f"--compile-scope {self.compile_scope} has no effect without --compile; add --compile default, or "
                 "leave out --compile-scope"

@@ -67,6 +67,10 @@ def test_recipe_that_needs_a_hopper_gpu_is_unavailable_by_name() -> None:
 def test_block_scope_needs_a_compiled_cell() -> None:
     with pytest.raises(ConfigError, match="--compile-scope block has no effect without --compile"):
         cells(compile_scope="block")
+    with pytest.raises(ConfigError, match="--compile-scope block has no effect without --compile"):
+        cells(compile_scope="block", recipe=("eager",))
+    (given,) = cells(compile_scope="block", recipe=("compiled",))
+    assert (given.compile, given.compile_scope) == ("default", "block")
     both = cells(compile_scope="block", compile=("none", "default"))
     assert [(c.compile, c.compile_scope) for c in both] == [("none", "model"), ("default", "block")]
 
