@@ -4,11 +4,10 @@ Source: Rajbhandari et al. 2020, ZeRO stage 3; Zhao et al. 2023, PyTorch FSDP.
 
 A unit is the set of parameters that are gathered at once: each child of an outermost `nn.ModuleList` or
 `nn.Sequential`, and each block that `instrument.structure` finds. Parameters outside of these, or shared by several,
-form the root unit. Forward gathers a unit before it
-runs and frees it after. Backward gathers it again, frees it, and sends its gradients. While one unit computes, the one
-that came after it in the last forward, or in backward before it, is being gathered. The root unit stays from forward to
-the end of backward. So a step sends 3 Ψ (N−1)/N bytes less one gathering of the root unit, and at most two units and
-the root are whole at a time.
+form the root unit. Forward gathers a unit before it runs and frees it after. Backward gathers it again, frees it, and
+sends its gradients. While one unit computes, the one that came after it in the last forward, or in backward before it,
+is being gathered. The root unit stays from forward to the end of backward. So a step sends 3 Ψ (N−1)/N bytes less one
+gathering of the root unit, and at most two units and the root are whole at a time.
 
 All ranks must run the same units in the same order. A parameter that a batch leaves without a gradient on some ranks
 gets the mean over all, zeros counted; one that has none on any rank keeps None, so that the optimizer skips it.
