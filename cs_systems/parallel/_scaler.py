@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from cs_systems.parallel._collectives import maximum
 
 
 class PartsScaler(torch.amp.GradScaler):
@@ -26,5 +27,5 @@ class PartsScaler(torch.amp.GradScaler):
         found = super()._unscale_grads_(of_parts, inv_scale, found_inf, allow_fp16=True)
         found = found or {found_inf.device: found_inf}
         for overflowed in found.values():
-            dist.all_reduce(overflowed, dist.ReduceOp.MAX)
+            maximum(overflowed).wait()
         return found

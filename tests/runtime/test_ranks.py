@@ -77,6 +77,8 @@ def test_sharded_parameters_are_sent_in_the_autocast_dtype(records: dict[str, Ru
     (sent,) = records["sharded"].results["sent"]
     assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.03)
     (whole,) = records["ddp_flat"].results["sent"]
+    (scaled,) = records["sharded, loss scaled"].results["sent"]
+    assert scaled["collectives"] == sent["collectives"] + 1, "the ranks agree on which steps overflowed"
     (in_fp8,) = records["sharded, in fp8"].results["sent"]
     assert in_fp8 == sent, "fp8 is made of bf16 weights"
     # Sharding sends 3 Ψ elements of 2 bytes, less one all-gather; replication sends 2 Ψ elements of 4 bytes.
