@@ -80,8 +80,13 @@ def check(package: str, name: str) -> str:
             f"strategy {name!r} has a colon; name a built-in strategy, and give its options as strategy_args, such as "
             "strategy_args=('comm_dtype=bf16',)"
         )
+    if package == "training.parts" and is_foreign(name):  # its code would be neither in the record nor in its key
+        raise ConfigError(
+            f"part {name!r} is code outside the package, which parts do not support; put its file into "
+            "cs_systems/training/parts, and name it by the file's name"
+        )
     if not is_foreign(name):
-        if name.endswith(".py") and package != "parallel":
+        if name.endswith(".py") and package not in ("parallel", "training.parts"):
             raise ConfigError(f"{name!r} names a file, but no object in it; write {name}:name")
         return one_of(_KINDS[package], name, names(package))
     if name.startswith(LIVE):

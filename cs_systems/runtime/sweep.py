@@ -16,7 +16,7 @@ from typing import Any
 
 from cs_systems import parallel
 from cs_systems.config import INSTEAD, ConfigError, ModelConfig, RunConfig
-from cs_systems.core import plugins
+from cs_systems.core import parts, plugins
 from cs_systems.core.display import Displayed
 from cs_systems.core.rows import ForecastRow, PreflightRow
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, shown, unknown_argument
@@ -80,8 +80,8 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
         plugins.check("workloads", name)
     for name in {c.attention for c in configs}:
         plugins.check("attention", name)
-    for name in {part for c in configs for part in c.parts}:
-        plugins.check("training.parts", name)
+    for names in {c.parts for c in configs}:
+        parts.check(names)
     for config in configs:
         if config.strategy != "single" or config.strategy_options:
             parallel.check_config(config)

@@ -26,6 +26,7 @@ from cs_systems.config import ConfigError, Precision, RunConfig, preset
 from cs_systems.core import plugins
 from cs_systems.machine.device import resolve
 from cs_systems.model import BasicTransformerLM
+from cs_systems.runtime.sweep import check
 from cs_systems.training import parts
 from cs_systems.training.losses import cross_entropy
 from cs_systems.training.parts import Part, fused_cross_entropy
@@ -338,10 +339,24 @@ def test_cell_that_cannot_apply_an_option_is_unavailable(options: dict[str, Any]
         TrainStep.preflight(config, resolve("cpu"))
 
 
-def test_two_parts_of_one_thing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "get", lambda package, name: Part("loss"))
-    with pytest.raises(ConfigError, match="parts a and b both replace the loss; leave out one of them"):
-        parts.chosen(["a", "b"])
+def test_two_parts_of_one_thing_are_refused_before_anything_runs() -> None:
+    names = ("fused_weight_update", "update_in_backward")
+    message = "parts fused_weight_update and update_in_backward both replace the update; leave out one of them"
+    with pytest.raises(ConfigError, match=message):
+        parts.chosen(names)
+    with pytest.raises(ConfigError, match=message):
+        check([RunConfig(parts=names)])
+
+
+def test_part_outside_the_package_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("PART = None")
+    with pytest.raises(ConfigError, match="outside the package, which parts do not support; put its file into cs_sys"):
+        check([RunConfig(parts=(f"{tmp_path}/mine.py:PART",))])
+
+
+@pytest.mark.parametrize("name", plugins.names(parts.PACKAGE))
+def test_part_declares_what_it_replaces_as_a_literal(name: str) -> None:
+    assert plugins.declared(parts.PACKAGE, name)["replaces"] == part(name).replaces
 
 
 def test_part_that_is_named_twice_is_refused() -> None:

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.parts import PACKAGE as PACKAGE
+from cs_systems.core.parts import check
 from cs_systems.model import BasicTransformerLM
 from cs_systems.training.master_adamw import MasterAdamW
-
-PACKAGE = "training.parts"
 
 
 class Update(Protocol):
@@ -43,7 +43,8 @@ class Part:
     """One way to compute something that the plain model computes too.
 
     Attributes:
-        replaces: what it computes; two parts that replace the same are refused. One word, such as "projections".
+        replaces: what it computes; two parts that replace the same are refused. One word, such as "projections",
+            written as a literal: a process without torch reads it from the file.
         apply: changes a BasicTransformerLM in place.
         classes: class of a module → class that computes it, from the same parameters. `apply` of all parts comes first,
             so that a part can replace what another one made.
@@ -73,13 +74,9 @@ class Part:
 
 def chosen(names: Iterable[str]) -> dict[str, Part]:
     """Return the parts of these names. Raises ConfigError for an unknown name and for two parts of one thing."""
-    parts: dict[str, Part] = {name: plugins.get(PACKAGE, name) for name in names}
-    replaced: dict[str, str] = {}
-    for name, part in parts.items():
-        if other := replaced.get(part.replaces):
-            raise ConfigError(f"parts {other} and {name} both replace the {part.replaces}; leave out one of them")
-        replaced[part.replaces] = name
-    return parts
+    names = tuple(names)
+    check(names)
+    return {name: plugins.get(PACKAGE, name) for name in names}
 
 
 def apply(chosen: Iterable[Part], model: nn.Module) -> None:

@@ -50,7 +50,7 @@ def unavailable(config: RunConfig) -> str | None:
 
 
 PART = Part(
-    "linear layers",
+    replaces="linear layers",
     in_blocks={
         Linear: Fp8Projection,
         JoinedLinear: Fp8JoinedLinear,

@@ -116,4 +116,4 @@ def unavailable(config: RunConfig) -> str | None:
     return None
 
 
-PART = Part("loss", head_loss=head_loss, unavailable=unavailable, on_ranks=True)
+PART = Part(replaces="loss", head_loss=head_loss, unavailable=unavailable, on_ranks=True)

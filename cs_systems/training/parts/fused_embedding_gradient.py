@@ -70,4 +70,4 @@ class FusedEmbedding(Embedding):
         return rows
 
 
-PART = Part("embedding gradient", classes={Embedding: FusedEmbedding}, unavailable=unavailable, on_ranks=True)
+PART = Part(replaces="embedding gradient", classes={Embedding: FusedEmbedding}, unavailable=unavailable, on_ranks=True)

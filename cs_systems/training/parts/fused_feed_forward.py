@@ -176,4 +176,4 @@ def unavailable(config: RunConfig) -> str | None:
     return products_unavailable(config, "fused_swiglu")
 
 
-PART = Part("activation", apply=replace, unavailable=unavailable)
+PART = Part(replaces="activation", apply=replace, unavailable=unavailable)

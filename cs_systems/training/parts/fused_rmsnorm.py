@@ -186,5 +186,8 @@ def unavailable(config: RunConfig) -> str | None:
 
 
 PART = Part(
-    "norm", classes={RMSNorm: FusedRMSNorm, TransformerBlock: FusedBlock}, unavailable=unavailable, on_ranks=True
+    replaces="norm",
+    classes={RMSNorm: FusedRMSNorm, TransformerBlock: FusedBlock},
+    unavailable=unavailable,
+    on_ranks=True,
 )

@@ -189,7 +189,7 @@ def unavailable(config: RunConfig) -> str | None:
 
 
 PART = Part(
-    "rotation",
+    replaces="rotation",
     classes={SelfAttention: RotatingAttention, JoinedAttention: RotatingJoinedAttention},
     unavailable=unavailable,
     on_ranks=True,

@@ -107,5 +107,8 @@ class FusedJoinedSwiGLU(JoinedSwiGLU):
 
 
 PART = Part(
-    "activation", classes={SwiGLU: FusedSwiGLU, JoinedSwiGLU: FusedJoinedSwiGLU}, unavailable=unavailable, on_ranks=True
+    replaces="activation",
+    classes={SwiGLU: FusedSwiGLU, JoinedSwiGLU: FusedJoinedSwiGLU},
+    unavailable=unavailable,
+    on_ranks=True,
 )

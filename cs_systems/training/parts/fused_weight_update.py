@@ -212,4 +212,4 @@ def unavailable(config: RunConfig) -> str | None:
     return products_unavailable(config, "update_in_backward")
 
 
-PART = Part("update", during_backward=FusedWeightUpdate, unavailable=unavailable, keeps_buffers=True)
+PART = Part(replaces="update", during_backward=FusedWeightUpdate, unavailable=unavailable, keeps_buffers=True)

@@ -96,4 +96,4 @@ def unavailable(config: RunConfig) -> str | None:
     return None
 
 
-PART = Part("projections", apply=join, unavailable=unavailable)
+PART = Part(replaces="projections", apply=join, unavailable=unavailable)

@@ -108,4 +108,4 @@ def unavailable(config: RunConfig) -> str | None:
     return None
 
 
-PART = Part("update", during_backward=UpdateInBackward, unavailable=unavailable)
+PART = Part(replaces="update", during_backward=UpdateInBackward, unavailable=unavailable)
