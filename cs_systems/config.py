@@ -226,7 +226,7 @@ class RunConfig:
     @property
     def sources(self) -> tuple[str, ...]:
         """Files and modules outside the package that the config names, sorted."""
-        names = (self.attention, self.workload, self.inputs or "")
+        names = (self.attention, self.workload, self.inputs or "", *self.parts)
         named = (name.rpartition(":")[0] for name in names if ":" in name)
         return tuple(sorted({*named}))
 

@@ -172,9 +172,10 @@ def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
 
     It hashes the config, the repeat, the device, the version of torch, and the code that measured.
     """
-    foreign = [source["sha256"] for name in (config.attention, config.workload) if (source := plugins.provenance(name))]
-    parts = (config.key(), repeat, environment.torch, environment.device_name, environment.code_version, *foreign)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    named = (config.attention, config.workload, *config.parts)
+    foreign = [source["sha256"] for name in named if (source := plugins.provenance(name))]
+    hashed = (config.key(), repeat, environment.torch, environment.device_name, environment.code_version, *foreign)
+    return hashlib.sha256(repr(hashed).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cs_systems.core import plugins
 from cs_systems.core.validation import ConfigError
@@ -11,10 +11,18 @@ PACKAGE = "training.parts"
 
 
 def check(names: Iterable[str]) -> None:
-    """Raise ConfigError for an unknown part, and for two parts that replace the same thing."""
-    replaced: dict[str, str] = {}
-    for name in names:
-        thing = plugins.declared(PACKAGE, name)["replaces"]
-        if other := replaced.get(thing):
+    """Raise ConfigError for an unknown part, and for two parts that replace the same thing.
+
+    A part of a user's file that does not write `replaces` as a literal keyword is left to `one_of_each`.
+    """
+    declared = {name: plugins.declared(PACKAGE, name).get("replaces") for name in names}
+    one_of_each({name: thing for name, thing in declared.items() if thing is not None})
+
+
+def one_of_each(replaced: Mapping[str, str]) -> None:
+    """Raise ConfigError if two parts replace the same thing; name of a part → what it replaces."""
+    first: dict[str, str] = {}
+    for name, thing in replaced.items():
+        if other := first.get(thing):
             raise ConfigError(f"parts {other} and {name} both replace the {thing}; leave out one of them")
-        replaced[thing] = name
+        first[thing] = name

@@ -80,13 +80,8 @@ def check(package: str, name: str) -> str:
             f"strategy {name!r} has a colon; name a built-in strategy, and give its options as strategy_args, such as "
             "strategy_args=('comm_dtype=bf16',)"
         )
-    if package == "training.parts" and is_foreign(name):  # its code would be neither in the record nor in its key
-        raise ConfigError(
-            f"part {name!r} is code outside the package, which parts do not support; put its file into "
-            "cs_systems/training/parts, and name it by the file's name"
-        )
     if not is_foreign(name):
-        if name.endswith(".py") and package not in ("parallel", "training.parts"):
+        if name.endswith(".py") and package != "parallel":
             raise ConfigError(f"{name!r} names a file, but no object in it; write {name}:name")
         return one_of(_KINDS[package], name, names(package))
     if name.startswith(LIVE):
@@ -155,11 +150,17 @@ def get(package: str, name: str) -> Any:
 
 
 def declared(package: str, name: str) -> dict[str, Any]:
-    """Return the literal keyword arguments of a built-in plug-in's constant, without importing its file.
+    """Return the literal keyword arguments of a plug-in's constant, without importing its file.
 
-    Example: `options={"size": "count"}`, `splits=frozenset({"batch"})`.
+    Example: `options={"size": "count"}`, `splits=frozenset({"batch"})`. Empty where no file assigns the name of a
+    foreign one, or its value is no call.
     """
-    return dict(_declared(_built_in(package, check(package, name)), CONSTANTS[package]))
+    check(package, name)
+    if not is_foreign(name):
+        return dict(_declared(_built_in(package, name), CONSTANTS[package]))
+    source, _, attribute = name.rpartition(":")
+    file = source_file(source) if source else None
+    return dict(_declared(file, attribute)) if file else {}
 
 
 @functools.cache  # each record of several ranks asks for its strategy

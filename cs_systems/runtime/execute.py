@@ -170,6 +170,7 @@ def _load_sources(cells: list[_Cell], emit: Emit) -> None:
             ("workloads", config.workload),
             ("workloads", config.inputs),
             ("attention", config.attention),
+            *(("training.parts", name) for name in config.parts),
         ):
             if name and plugins.is_foreign(name):
                 with suppress(Exception):  # raised again, and recorded, when the cell is built
@@ -350,9 +351,10 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
 def _provenance(config: RunConfig) -> dict[str, str]:
     """Return the origin of foreign code, without which a measurement cannot be repeated."""
     row: dict[str, str] = {}
-    for role in ("attention", "workload"):
-        if source := plugins.provenance(getattr(config, role)):
-            row |= {f"{role}_path": source["path"], f"{role}_sha256": source["sha256"]}
+    for role, names in (("attention", (config.attention,)), ("workload", (config.workload,)), ("parts", config.parts)):
+        sources = [source for name in names if (source := plugins.provenance(name))]
+        if sources:
+            row |= {f"{role}_{what}": " ".join(source[what] for source in sources) for what in ("path", "sha256")}
     return row
 
 

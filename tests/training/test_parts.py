@@ -6,6 +6,7 @@ runs this file in a new process.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -26,6 +27,7 @@ from cs_systems.config import ConfigError, Precision, RunConfig, preset
 from cs_systems.core import plugins
 from cs_systems.machine.device import resolve
 from cs_systems.model import BasicTransformerLM
+from cs_systems.record import make_key
 from cs_systems.runtime.sweep import check
 from cs_systems.training import parts
 from cs_systems.training.losses import cross_entropy
@@ -348,10 +350,42 @@ def test_two_parts_of_one_thing_are_refused_before_anything_runs() -> None:
         check([RunConfig(parts=names)])
 
 
-def test_part_outside_the_package_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("PART = None")
-    with pytest.raises(ConfigError, match="outside the package, which parts do not support; put its file into cs_sys"):
-        check([RunConfig(parts=(f"{tmp_path}/mine.py:PART",))])
+OWN_PART = """
+from cs_systems.model import RMSNorm
+from cs_systems.training.parts import Part
+
+class MyNorm(RMSNorm):
+    pass
+
+PART = Part({replaces}, classes={{RMSNorm: MyNorm}})
+"""
+
+
+def test_part_of_a_users_file_runs_and_is_recorded_with_its_code(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN_PART.format(replaces='replaces="norm"'))
+    config = RunConfig(model=preset("tiny"), parts=(f"{file}:PART",), device="cpu", warmup=1, steps=1)
+    (record,) = sweep([config])
+    ran = record.results["ran"][0]
+    assert (record.status, ran["parts_path"]) == ("ok", str(file))
+    assert ran["parts_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    file.write_text(OWN_PART.format(replaces='replaces="norm"') + "# changed")
+    assert make_key(config, 0, record.environment) != record.key
+
+
+@pytest.mark.parametrize("replaces", ['replaces="norm"', '"norm"'], ids=["before anything runs", "once it is imported"])
+def test_own_part_that_replaces_the_same_as_another_is_refused(replaces: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_PART.format(replaces=replaces))
+    names = (f"{tmp_path}/mine.py:PART", "fused_rmsnorm")
+    early = replaces.startswith("replaces")
+    with pytest.raises(ConfigError, match="both replace the norm; leave out one of them"):
+        check([RunConfig(parts=names)]) if early else parts.chosen(names)
+
+
+def test_own_object_that_is_no_part_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("PART = 3")
+    with pytest.raises(ConfigError, match=r"mine.py:PART is of type int; make it a Part of cs_systems.training.parts"):
+        parts.chosen([f"{tmp_path}/mine.py:PART"])
 
 
 @pytest.mark.parametrize("name", plugins.names(parts.PACKAGE))

@@ -13,10 +13,10 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from cs_systems.config import RunConfig
+from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.parts import PACKAGE as PACKAGE
-from cs_systems.core.parts import check
+from cs_systems.core.parts import one_of_each
 from cs_systems.model import BasicTransformerLM
 from cs_systems.training.master_adamw import MasterAdamW
 
@@ -44,7 +44,7 @@ class Part:
 
     Attributes:
         replaces: what it computes; two parts that replace the same are refused. One word, such as "projections",
-            written as a literal: a process without torch reads it from the file.
+            written as a literal keyword: a process without torch reads it from the file.
         apply: changes a BasicTransformerLM in place.
         classes: class of a module → class that computes it, from the same parameters. `apply` of all parts comes first,
             so that a part can replace what another one made.
@@ -73,10 +73,13 @@ class Part:
 
 
 def chosen(names: Iterable[str]) -> dict[str, Part]:
-    """Return the parts of these names. Raises ConfigError for an unknown name and for two parts of one thing."""
-    names = tuple(names)
-    check(names)
-    return {name: plugins.get(PACKAGE, name) for name in names}
+    """Return the parts of these names. Raises ConfigError for a name of no part, and for two of one thing."""
+    parts: dict[str, Part] = {name: plugins.get(PACKAGE, name) for name in names}
+    for name, part in parts.items():
+        if not isinstance(part, Part):
+            raise ConfigError(f"{name} is of type {type(part).__name__}; make it a Part of cs_systems.training.parts")
+    one_of_each({name: part.replaces for name, part in parts.items()})
+    return parts
 
 
 def apply(chosen: Iterable[Part], model: nn.Module) -> None:
