@@ -364,11 +364,11 @@ def _differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str
 
 
 def _code(records: Iterable[RunRecord]) -> dict[str, set[str]]:
-    """Return the hashes of each source file of a user's own workload or attention, by its name without the folder."""
+    """Return the hashes of each source file of a user's own code, by its name without the folder."""
     found: dict[str, set[str]] = defaultdict(set)
     for record in records:
         ran = first_row(record.results, "ran")
-        for role in ("workload", "attention"):
+        for role in _SOURCES:
             if digest := ran.get(f"{role}_sha256"):
                 found[_in_any_folder(record.config[role])].add(str(digest))
     return found

@@ -34,6 +34,8 @@ class Ran(TypedDict, total=False):
     attention_sha256: str
     workload_path: str
     workload_sha256: str
+    inputs_path: str
+    inputs_sha256: str
     checkpoint: str
     optimizer: str | None
     rounds: int

@@ -350,8 +350,9 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
 def _provenance(config: RunConfig) -> dict[str, str]:
     """Return the origin of foreign code, without which a measurement cannot be repeated."""
     row: dict[str, str] = {}
-    for role in ("attention", "workload"):
-        if source := plugins.provenance(getattr(config, role)):
+    for role in ("attention", "workload", "inputs"):
+        name = getattr(config, role)
+        if name and (source := plugins.provenance(name)):
             row |= {f"{role}_path": source["path"], f"{role}_sha256": source["sha256"]}
     return row
 

@@ -370,12 +370,13 @@ def test_csv_of_two_traces_is_rejected_and_names_analyze(capsys: pytest.CaptureF
     assert main(["analyze", trace, trace, "--format", "csv", "--table", "phases"]) == 0
 
 
-def test_changed_code_of_own_attention_is_a_doubt() -> None:
-    config = RunConfig(attention="here/mine.py:attend")
+@pytest.mark.parametrize("role", ["attention", "inputs"])
+def test_changed_code_of_own_attention_or_inputs_is_a_doubt(role: str) -> None:
+    config = RunConfig(workload="package.module:Model", **{role: "here/mine.py:it"})  # type: ignore[arg-type]
     before, after, same = (
-        [replace(record(config, 0.01), results={"ran": [{"attention_sha256": digest}]})] for digest in "121"
+        [replace(record(config, 0.01), results={"ran": [{f"{role}_sha256": digest}]})] for digest in "121"
     )
-    doubt = "the code of mine.py:attend differs between baseline and candidate"
+    doubt = "the code of mine.py:it differs between baseline and candidate"
     assert doubt in compare(before, after).doubts
     assert doubt not in compare(before, same).doubts
 
