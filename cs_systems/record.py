@@ -172,7 +172,7 @@ def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
 
     It hashes the config, the repeat, the device, the version of torch, and the code that measured.
     """
-    named = (config.attention, config.workload, *config.parts)
+    named = (config.attention, config.workload, config.inputs or "", *config.parts)
     foreign = [source["sha256"] for name in named if (source := plugins.provenance(name))]
     hashed = (config.key(), repeat, environment.torch, environment.device_name, environment.code_version, *foreign)
     return hashlib.sha256(repr(hashed).encode()).hexdigest()[:16]

@@ -18,6 +18,7 @@ from tyro.conf import arg
 
 from cs_systems.cli._options import one_name
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core import plugins
 from cs_systems.core.printable import command_line, visible
 from cs_systems.record import RunRecord, records_path
 from cs_systems.report import files
@@ -216,9 +217,9 @@ def reads(folder: Path | None) -> list[Path]:
 
 
 def sources_of(configs: Iterable[RunConfig]) -> list[Path]:
-    """Return the Python files of the cells' own attention, workload and the like."""
-    names = {name.rpartition(":")[0] for config in configs for name in (config.attention, config.workload)}
-    return [Path(name) for name in sorted(names) if name.endswith(".py")]
+    """Return the Python files of the cells' own attention, workload and inputs."""
+    names = {name for config in configs for name in config.sources}
+    return [file for name in sorted(names) if (file := plugins.source_file(name))]
 
 
 def _kept(file: Path, read: Path) -> str | None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import chain
 from textwrap import fill
 
-from cs_systems.cli._output import terminal_width
 from cs_systems.comparison import precision, precision_causes
 from cs_systems.comparison.precision import ErrorRow, GainRow, LearningRow
 from cs_systems.config import Precision
@@ -63,8 +62,11 @@ def comparison_texts(records: Sequence[RunRecord], format: str, width: int | Non
         else:
             texts.append(_text(caption, shown, titles, notes, format, width))
     sentences = [precision_causes.sentence(row) for row in precision_causes.explained(records)]
-    texts += ["".join(paragraph(sentence, format) for sentence in sentences)] if sentences and format != "csv" else []
-    return [*texts, *_unprofiled(records, format)]
+    unexplained = [f"not explained: {why}" for why in _unprofiled(records)]
+    return [
+        *texts,
+        *(_paragraphs(group, format, width) for group in (sentences, unexplained) if group and format != "csv"),
+    ]
 
 
 def _parts(records: Sequence[RunRecord]) -> list[Part]:
@@ -154,19 +156,19 @@ def _lesson(row: LearningRow) -> Row:
     }
 
 
-def _unprofiled(records: Sequence[RunRecord], format: str) -> list[str]:
-    """Return the reasons why profiled cells have no explanation."""
-    failed = dict.fromkeys(
+def _unprofiled(records: Sequence[RunRecord]) -> list[str]:
+    """Return the reasons why profiled cells have no explanation, each once."""
+    failed = (
         NO_KERNEL if record.reason is None or record.reason.startswith(NO_GPU) else record.reason
         for record in records
         if record.config["profiler"] == "kineto" and not record.results.get("families")
     )
-    return (
-        [
-            "".join(
-                paragraph(fill(plain(f"not explained: {why}"), text_width(terminal_width())), format) for why in failed
-            )
-        ]
-        if failed and format != "csv"
-        else []
-    )
+    return [*dict.fromkeys(failed)]
+
+
+def _paragraphs(sentences: Sequence[str], format: str, width: int | None) -> str:
+    """Return the sentences as paragraphs, wrapped between words for a terminal."""
+    texts = [plain(sentence) for sentence in sentences]
+    if format == "terminal":
+        texts = [fill(text, text_width(width), break_on_hyphens=False) for text in texts]
+    return "".join(paragraph(text, format) for text in texts)

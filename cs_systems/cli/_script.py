@@ -133,14 +133,18 @@ def conclude(records: list[Any], out: str, status: int) -> None:
         print(f"cs-systems: nothing was recorded, because {_why_nothing(status)}", file=sys.stderr)
         return
     from cs_systems.cli._output import terminal_width
+    from cs_systems.core.printable import labelled_command, visible
     from cs_systems.diagnosis import diagnose
     from cs_systems.report.diagnoses import text
+    from cs_systems.report.tables.formats import text_width
     from cs_systems.report.tables.records import render
 
-    where = f"records: {out}/records.jsonl\nreport:  cs-systems report {out}"
     width = terminal_width(stream=sys.stderr)
     first, table = text(diagnose(records), width=width), render(records, width=width)
-    print(f"\n{first}{table}\n{where}", file=sys.stderr)
+    files = [f"{what}: {Path(out, name)}" for record in records for what, name in record.artifacts.items()]
+    where = "\n".join(map(visible, [*files, f"records: {out}/records.jsonl"]))
+    report = labelled_command("report:", ("cs-systems", "report", out), text_width(width))
+    print(f"\n{first}{table}\n{where}\n{report}", file=sys.stderr)
 
 
 def _why_nothing(status: int) -> str:

@@ -42,6 +42,7 @@ from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, 
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain, visible
 from cs_systems.core.rows import Row, as_tables
+from cs_systems.core.units import counted
 from cs_systems.core.validation import option
 from cs_systems.record import RunRecord
 from cs_systems.report.tables.formats import paragraph, text_width
@@ -266,21 +267,22 @@ def compared(args: PrecisionOptions) -> int:
     if args.sweep.dry_run:
         return print_cells([*timed, *apart], args.sweep)
     check_outputs({"--output": args.output}, [*reads(args.sweep.out), *sources_of(timed)])
+    mine = {*args.sweep.of_part([*timed, *apart])}
+    timed, apart = ([cell for cell in group if cell in mine] for group in (timed, apart))
     if args.sweep.out and not records_path(args.sweep.out).is_file():
-        cells = len(timed) + len(apart)
-        text = visible(
-            f"{args.sweep.out} has no records yet; measuring {cells} cells (--show DIR prints an earlier run)"
-        )
+        cells = counted(len(mine), "cell")
+        text = visible(f"{args.sweep.out} has no records yet; measuring {cells} (--show DIR prints an earlier run)")
         width = terminal_width(stream=sys.stderr)
         print(text if width is None else fill(text, width, break_on_hyphens=False), file=sys.stderr)
     check([*timed, *apart], args.sweep.repeats, args.sweep.timeout_s)
-    options = replace(args.sweep, interleave=True, out=args.sweep.claim("precision"))
-    folder, _ = measured(timed, options, "precision", args.seed)
-    folder, records = measured(
-        apart, replace(options, interleave=False, fresh=False, repeats=1), "precision", args.seed
-    )
+    options = replace(args.sweep, part=None, out=args.sweep.claim("precision"))
+    sweeps = [(timed, replace(options, interleave=True)), (apart, replace(options, interleave=False, repeats=1))]
+    first, *others = [(group, how) for group, how in sweeps if group]
+    folder, records = measured(*first, "precision", args.seed)
+    for group, how in others:
+        folder, records = measured(group, replace(how, fresh=False), "precision", args.seed)
     _deliver(args, records, folder)
-    return exit_status(asked_for(records, [*args.sweep.of_part(timed), *args.sweep.of_part(apart)]))
+    return exit_status(asked_for(records, [*timed, *apart]))
 
 
 def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[RunConfig]]:

@@ -364,11 +364,15 @@ def _differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str
 
 
 def _code(records: Iterable[RunRecord]) -> dict[str, set[str]]:
-    """Return the hashes of each source file of a user's own workload, by its name without the folder."""
+    """Return the hashes of each source file of a user's own code, by its name without the folder."""
     found: dict[str, set[str]] = defaultdict(set)
     for record in records:
-        if digest := first_row(record.results, "ran").get("workload_sha256"):
-            found[_in_any_folder(record.config["workload"])].add(str(digest))
+        ran = first_row(record.results, "ran")
+        for role in (*_SOURCES, "parts"):
+            value = record.config.get(role)
+            names = [name for name in ([value] if isinstance(value, str) else value or []) if is_foreign(name)]
+            for name, digest in zip(names, str(ran.get(f"{role}_sha256", "")).split(), strict=False):
+                found[_in_any_folder(name)].add(digest)
     return found
 
 

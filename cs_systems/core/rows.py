@@ -34,6 +34,8 @@ class Ran(TypedDict, total=False):
     attention_sha256: str
     workload_path: str
     workload_sha256: str
+    inputs_path: str
+    inputs_sha256: str
     parts_path: str  # those of a user's own parts, with spaces between
     parts_sha256: str
     checkpoint: str

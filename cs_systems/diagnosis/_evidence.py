@@ -252,21 +252,22 @@ def _is_sound(table: str, row: Row) -> bool:
 def of_records(records: Sequence[RunRecord]) -> Evidence:
     """Return the evidence of the records of one cell: timed, profiled and with its memory recorded.
 
-    Of several records under one profiler the last counts.
+    Of several records under one profiler the last counts, and of a table of several, that without a profiler. The
+    tables of profilers that change the step, such as the waits of its ranks, are left out.
     """
-    tables: Results = {}
-    for record in records:
-        tables = cast(Results, {**as_tables(tables), **as_tables(record.results)})
     has_times = records[0].config["workload"] not in UNTIMED_WORKLOADS
     timed = [r for r in records if has_times and r.is_timing and r.config.get("profiler", "none") == "none"]
-    profiled = has_times and any(r.config.get("profiler") in OF_TIME for r in records)
+    profiled = [r for r in records if has_times and r.config.get("profiler") in OF_TIME]
+    tables: Results = {}
+    for record in (*profiled, *timed):
+        tables = cast(Results, {**as_tables(tables), **as_tables(record.results)})
     last = records[-1]
     environment = next((r.environment for r in reversed(records) if r.environment), None)
     on_gpu = environment is not None and environment.device != "cpu"
     memory = next((found for r in reversed(records) if (found := _memory_of(r))), None)
     config = last.run_config
     return Evidence(
-        tables=_sound(tables) if timed or profiled else {},
+        tables=_sound(tables),
         measurement=timed[-1].measurement if timed else None,
         config=config,
         device_name=environment.device_name if environment and on_gpu else None,

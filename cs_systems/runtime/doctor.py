@@ -29,7 +29,8 @@ def checks() -> list[Diagnostic]:
 
 def _torch() -> Diagnostic:
     cuda = torch.version.cuda
-    found = f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'built for the CPU'}, {torch.get_num_threads()} threads"
+    threads = counted(torch.get_num_threads(), "thread")
+    found = f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'built for the CPU'}, {threads}"
     has_driver = Path("/proc/driver/nvidia/version").exists()
     if has_driver and cuda is None:
         return diagnostic("torch", f"{found}, but an NVIDIA driver is installed", "problem", INSTALL_CUDA_TORCH)

@@ -351,8 +351,9 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
 def _provenance(config: RunConfig) -> dict[str, str]:
     """Return the origin of foreign code, without which a measurement cannot be repeated."""
     row: dict[str, str] = {}
-    for role, names in (("attention", (config.attention,)), ("workload", (config.workload,)), ("parts", config.parts)):
-        sources = [source for name in names if (source := plugins.provenance(name))]
+    named = {name: (getattr(config, name),) for name in ("attention", "workload", "inputs")} | {"parts": config.parts}
+    for role, names in named.items():
+        sources = [source for name in names if name and (source := plugins.provenance(name))]
         if sources:
             row |= {f"{role}_{what}": " ".join(source[what] for source in sources) for what in ("path", "sha256")}
     return row

@@ -6,19 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cs_systems.config import ConfigError
+from cs_systems.core.rows import Results
 
-# Tables that this package makes and reads by column name.
-OWN_TABLES = frozenset(
-    {
-        *("accumulation", "attention", "backward_blocks", "ceiling", "collectives", "cost", "counters", "coverage"),
-        *("dtypes", "families", "gaps", "kernels", "link", "memory", "memory_components", "memory_parts"),
-        *("memory_phases", "memory_ranges", "memory_ranges_of", "normalization", "normalization_range", "notes"),
-        *("overhead", "overlap", "phases", "precision_error", "ran", "rank_memory", "ranges", "ranks"),
-        *("residual_blocks", "residual_stream", "residuals", "sent", "setup", "steps", "streams"),
-        *("summation", "training_curve", "modules", "tree", "blocks", "classes", "layers", "parts", "ratio"),
-        *("autocast_contexts", "graph_breaks"),
-    }
-)
+OWN_TABLES = frozenset(Results.__annotations__)  # tables that this package makes and reads by column name
 MOST_ROWS, MOST_COLUMNS, LONGEST_TEXT, LONGEST_PHASE = 100_000, 1_000, 10_000, 200
 DESCRIPTION = "the result of describe()"
 _REMEDY = "use None, or Python's bool, int, float or str; of a tensor or a NumPy number, give .item()"

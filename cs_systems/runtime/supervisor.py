@@ -338,10 +338,6 @@ def _does_not_fit(row: PreflightRow) -> bool:
     return predicted is not None and memory is not None and predicted > memory
 
 
-def _only_memory(row: PreflightRow) -> Results:
-    return {"memory": [cast(MemoryRow, row)]}
-
-
 def _too_large(row: PreflightRow) -> str:
     sizes = row["predicted_peak_bytes"], row["device_memory_bytes"]
     predicted, memory = (human(size, "bytes") for size in sizes if size is not None)

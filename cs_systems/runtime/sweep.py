@@ -362,6 +362,12 @@ def sweep(
     return Records(len(cells) * repeats, measured)
 
 
+# What an iterator of records says of the cells that it has not yielded.
+TO_MEASURE = "iterate over it, or call .finish(), to measure the others"
+RECORDED = "the others were recorded before, and cs_systems.load(out) reads all"
+INTERRUPTED = "it was interrupted; call sweep() again to measure the others"
+
+
 class Records(Displayed, Iterator[RunRecord]):
     """Iterator of the records of a sweep, which measures as it goes; a notebook shows those so far as a table.
 
@@ -372,16 +378,25 @@ class Records(Displayed, Iterator[RunRecord]):
 
     def __init__(self, total: int, measured: Iterator[RunRecord]) -> None:
         self.total, self.records, self._measured = total, list[RunRecord](), measured
+        self._others = TO_MEASURE
 
     def __next__(self) -> RunRecord:
-        record = next(self._measured)
+        try:
+            record = next(self._measured)
+        except StopIteration:
+            if self._others == TO_MEASURE:
+                self._others = RECORDED
+            raise
+        except BaseException:
+            self._others = INTERRUPTED
+            raise
         self.records.append(record)
         return record
 
     def _displayed(self) -> tuple[str, list[RunRecord]]:
         done = len(self.records)
-        remedy = "" if done == self.total else "; iterate over it, or call .finish(), to measure the others"
-        return f"{done} of {self.total} cells measured in this sweep{remedy}", self.records
+        others = "" if done == self.total else f"; {self._others}"
+        return f"{done} of {self.total} cells measured in this sweep{others}", self.records
 
     def finish(self) -> Records:
         """Measure the cells that are left, and return these records."""

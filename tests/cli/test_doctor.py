@@ -14,6 +14,7 @@ from cs_systems.core import plugins
 from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
 from cs_systems.profilers import ncu, nsys
 from cs_systems.record import Row
+from cs_systems.runtime import doctor as runtime_doctor
 from tests.forks import own_fork_server
 from tests.nsys_lock import alone_with_nsys
 
@@ -68,6 +69,11 @@ TORCH = diagnostic("torch", "an NVIDIA driver is installed", "problem", "install
 )
 def test_last_sentence_says_what_works_and_what_to_install_first(rows_found: list[Diagnostic], sentence: str) -> None:
     assert doctor.conclusion(rows_found) == sentence
+
+
+def test_one_thread_of_torch_is_singular(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert runtime_doctor._torch()["found"].endswith(", 1 thread")
 
 
 def test_every_problem_has_a_remedy(rows: dict[str, Row]) -> None:

@@ -21,6 +21,10 @@ from tests.report.conftest import ok, train_config
 
 DATA = Path(__file__).parents[1] / "data"
 MEASURES = ("comm --size 1KiB", "parallel --size tiny", "precision --size tiny")
+OWN_CODE = (
+    *("--attention mine.py:it", "--workload mine.py:it", "--workload mine:it"),
+    "--workload torch.nn:Identity --inputs mine.py:it",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     append_record(folder, record)
     (folder / "cell.trace.json").write_text("{}")
     (folder / "worker.log").write_text("said")
+    Path("mine.py").write_text("def it(): ...")
     Path("link").symlink_to(folder / "records.jsonl")
     os.link(folder / "records.jsonl", "hard link")
     Path("nsys.sqlite").write_bytes(gzip.decompress((DATA / "nsys_h200_step.sqlite.gz").read_bytes()))
@@ -59,6 +64,7 @@ PROTECTED = ("a run/records.jsonl", "a run/../a run/records.jsonl", "link", "har
         ["snapshot", "memory.pickle", "--output", "memory.pickle.json"],
         ["snapshot", "memory.pickle", "memory.pickle", "--output", "memory.pickle"],
         ["precision", "--show", "a run", "--output", "hard link"],
+        *([*f"{words} {own}".split(), "--output", "mine.py"] for words in MEASURES[1:] for own in OWN_CODE),
         *([*words.split(), "--out", "a run", "--output", "link"] for words in MEASURES),
         *([*words.split(), "--out", "a run", "--output", "a run/records.jsonl"] for words in MEASURES),
         *([*words.split(), "--out", "new", "--output", "new/records.jsonl"] for words in MEASURES),

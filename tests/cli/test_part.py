@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cs_systems.cli import main
 from cs_systems.cli._options import Sweep
 from cs_systems.config import ConfigError
 from cs_systems.record import read_records
@@ -42,6 +43,19 @@ def test_parts_divide_all_cells_evenly(count: int, jobs: int) -> None:
 def test_invalid_part_is_refused(part: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Sweep(part=part).of_part([0, 1])
+
+
+def test_part_of_a_comparison_of_precisions_is_of_all_its_cells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["precision", "--size", "tiny", "--context-length", "16", "--precision", "bf16", "--device", "cpu"]
+    words += ["--warmup", "0", "--steps", "2", "--rounds", "1", "--part", "3/4", "--out", str(tmp_path)]
+    assert main([*words, "--dry-run"]) == 0
+    assert "1 cell\n" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "measuring 1 cell" in capsys.readouterr().err
+    (record,), _ = read_records(tmp_path)
+    assert (record.config["workload"], record.config["precision"]) == ("precision_error", "bf16")
 
 
 def test_array_task_measures_its_part(tmp_path: Path) -> None:

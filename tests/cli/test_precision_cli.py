@@ -120,6 +120,16 @@ def test_tables_of_two_precisions_fit_80_columns(
     assert "input sizes at which one step in low precision fails" in text
 
 
+def test_explanations_of_speed_ups_wrap_at_terminal_width(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cs_systems.cli.precision.terminal_width", lambda output=None: 80)
+    assert main(["precision", "--show", str(Path(__file__).parents[2] / "profiles" / "top_kernels")]) == 0
+    lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
+    assert any("is launch-bound" in line for line in lines)
+    assert [line for line in lines if len(line) > 80 and not line.startswith("records: ")] == []
+
+
 def test_precisions_are_compared_with_fp32(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

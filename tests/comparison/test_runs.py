@@ -370,6 +370,17 @@ def test_csv_of_two_traces_is_rejected_and_names_analyze(capsys: pytest.CaptureF
     assert main(["analyze", trace, trace, "--format", "csv", "--table", "phases"]) == 0
 
 
+@pytest.mark.parametrize("role", ["attention", "inputs"])
+def test_changed_code_of_own_attention_or_inputs_is_a_doubt(role: str) -> None:
+    config = RunConfig(workload="package.module:Model", **{role: "here/mine.py:it"})  # type: ignore[arg-type]
+    before, after, same = (
+        [replace(record(config, 0.01), results={"ran": [{f"{role}_sha256": digest}]})] for digest in "121"
+    )
+    doubt = "the code of mine.py:it differs between baseline and candidate"
+    assert doubt in compare(before, after).doubts
+    assert doubt not in compare(before, same).doubts
+
+
 def test_cells_of_own_workloads_match_by_name_in_any_folder() -> None:
     def run(folder: str, digest: str, precisions: tuple[str, ...] = ("fp32", "bf16")) -> list[RunRecord]:
         configs = [

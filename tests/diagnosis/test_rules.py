@@ -449,6 +449,21 @@ def test_diagnosis_of_several_cells_names_the_worst_and_counts_them() -> None:
     assert found.row()["at_best_s"] == pytest.approx(0.02)
 
 
+def test_waits_of_ranks_are_those_without_a_profiler() -> None:
+    def record(profiler: str, wait_s: float) -> RunRecord:
+        config = RunConfig(strategy="ddp_flat", world_size=2, profiler=profiler)
+        rows = [{"rank": rank, "phase": "backward", "wait_s": rank * wait_s} for rank in (0, 1)]
+        made = RunRecord("", config.to_dict(), "ok", measurement=measured())
+        made.results["ranks"] = rows  # type: ignore[typeddict-item]
+        return made
+
+    of_memory, traced = record("rank_memory", 0.09), record("overlap", 0.08)
+    assert "straggler" not in [d.code for d in diagnose([record("none", 0.001), traced, of_memory]) or ()]
+    (straggler,) = [d for d in diagnose([record("none", 0.04), traced, of_memory]) or () if d.code == "straggler"]
+    assert straggler.cause == "rank 1 waits 40% of the step for rank 0"
+    assert of_records([of_memory]).is_empty
+
+
 def test_sentences_are_ranked_by_share_and_cut_to_three() -> None:
     evidence = with_tables(
         gaps=[{"device": 0, "cause": c, "time_s": t} for c, t in (("copy", 0.1e-1), ("launch-bound", 0.02))],

@@ -55,7 +55,7 @@ def test_module_keeps_its_output_and_exit_status(tmp_path: Path) -> None:
     assert phases(record) >= PHASES
     assert record.results["ran"][0]["optimizer"] == "AdamW + SGD"
     assert "loop tests.recorder.script 5 'a gan' on" in done.stderr
-    assert f"report:  cs-systems report {tmp_path}" in done.stderr
+    assert f"cs-systems report {tmp_path}" in " ".join(done.stderr.replace("\\", " ").split())
 
 
 def phases(record: RunRecord) -> set[str]:
@@ -64,12 +64,16 @@ def phases(record: RunRecord) -> set[str]:
 
 
 def test_script_is_profiled_and_stopped(tmp_path: Path) -> None:
+    tmp_path /= "two words"
     options = ["--steps", "1:3", "--with", "kineto", "memory", "--stop", "--out", str(tmp_path)]
     done = forks.python("-m", "cs_systems", "run", *options, "--", SCRIPT, "5", "x")
     assert (done.returncode, done.stdout) == (0, "")  # the script alone prints its results, and ends with status 5
     timed, profiled, snapshot = read_records(tmp_path)[0]
     assert "few-samples" not in [c.code for c in timed.warnings if "were timed" in c.message]
     assert {"step", "forward", "backward", "clip"} <= {row["range"] for row in profiled.results["ranges"]}
+    for name in ("trace", "page"):
+        assert f"\n{name}: {tmp_path / profiled.artifacts[name]}\n" in done.stderr
+    assert f"'{tmp_path}'" in done.stderr, "the command can be copied"
     assert snapshot.reason is None or snapshot.reason.startswith("a memory snapshot requires a CUDA device")
 
 

@@ -87,6 +87,15 @@ def test_sort_orders_rows_by_any_column(train_records: list[RunRecord]) -> None:
         tables(train_records, sort="step:down")
 
 
+def test_heading_names_its_column_where_the_column_of_that_name_is_unknown(build: Build) -> None:
+    records = [build(RunConfig(batch_size=n), 0.01 * n, 1e12, 10**9) for n in (1, 2)]
+    assert [record.config["batch_size"] for record in select(records, ["batch=2"])] == [2]
+    (table,) = tables(records, columns=["batch", "median_ms"], sort="batch:desc", relative_to="batch=1")
+    columns = {column.title: column.cells for column in table.columns}
+    assert columns["batch"] == ("2", "1")
+    assert columns["speed-up"] == ("0.50×", "1")
+
+
 def test_relative_to_shows_speedup_over_the_same_cell(train_records: list[RunRecord], build: Build) -> None:
     (table,) = tables(train_records, relative_to="attention=naive")
     columns = {column.name: column for column in table.columns}

@@ -192,6 +192,11 @@ def test_columns_option_selects_phase_and_unit(train_records: list[RunRecord]) -
     assert 0.5 < backward / 1e6 / step < 0.7
 
 
+def test_only_times_of_a_phase_have_its_short_heading() -> None:
+    rows = [{"optimizer": "adamw", "forward_s": 1.0}, {"optimizer": "adamw_fused", "forward_s": 2.0}]
+    assert render_rows(rows).split()[:3] == ["fwd", "optimizer", "s"]
+
+
 def test_numbers_are_whole_beside_texts_that_wrap_at_any_width() -> None:
     rows = [
         {"operator": "aten::_foreach_addcdiv_", "shapes": "[1000×256, 256, … 26 tensors], [4×256×256]", "calls": 1234,

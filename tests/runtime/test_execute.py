@@ -11,6 +11,7 @@ import torch
 
 import cs_systems
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig
+from cs_systems.core.rows import Results
 from cs_systems.machine.device import Device, DeviceUnavailable, resolve
 from cs_systems.record import RunRecord
 from cs_systems.runtime.channel import CellRecord, Message, Visit
@@ -531,3 +532,9 @@ def test_rows_of_a_table_get_the_column_order_of_the_first() -> None:
     assert plain_tables({"losses": []}) == {"losses": []}
     with pytest.raises(ConfigError, match="rows 0 and 2 of table 'losses' differ in the column 'b'; give every row"):
         plain_tables({"losses": [{"a": 1}, {"a": 2}, {"a": 3, "b": 4}]})
+
+
+def test_workload_gives_no_table_a_name_of_the_package() -> None:
+    for name in Results.__annotations__:
+        with pytest.raises(ConfigError, match=f"has a table '{name}', a name that cs_systems reserves"):
+            plain_tables({name: [{"a": 1}]})

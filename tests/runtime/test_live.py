@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import units
 from cs_systems.machine import device as devices
 from cs_systems.record import RunRecord
+from cs_systems.runtime.sweep import Records
 
 QUICK: dict[str, Any] = {"warmup": 1, "steps": 2, "device": "cpu"}
 
@@ -577,6 +578,25 @@ def test_sweep_shows_what_it_has_measured_and_run_finds_it_there(tmp_path: Path)
     assert again == first, "recorded, so not measured again"
     assert {*records.frame()["attention"]} == {"naive", "sdpa_math"}
     assert {"tokens/s", "naive", "sdpa_math"} <= {*repr(records).replace("\n", " ").split()}
+    resumed = cs_systems.sweep(cells, out=tmp_path).finish()
+    assert (
+        repr(resumed)
+        == "0 of 2 cells measured in this sweep; the others were recorded before, and cs_systems.load(out) reads all"
+    )
+
+
+def test_sweep_that_was_interrupted_says_how_it_goes_on() -> None:
+    def measured() -> Iterator[RunRecord]:
+        raise KeyboardInterrupt
+        yield
+
+    records = Records(2, measured())
+    with pytest.raises(KeyboardInterrupt):
+        records.finish()
+    assert records.finish().records == []
+    assert repr(records) == (
+        "0 of 2 cells measured in this sweep; it was interrupted; call sweep() again to measure the others"
+    )
 
 
 def test_grid_shows_what_varies() -> None:

@@ -213,7 +213,11 @@ def test_factory_whose_arguments_have_defaults_gets_no_config(measure: Measure) 
 
 
 def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
-    assert measure("model", inputs="{source}:batch").status == "ok"
+    record = measure("model", inputs="{source}:batch")
+    assert record.status == "ok"
+    ran = record.results["ran"][0]
+    assert ran["inputs_path"] == ran["workload_path"]
+    assert ran["inputs_sha256"] == ran["workload_sha256"]
     record = measure("model", inputs="{source}:make_batch")
     assert (record.status, record.reason) == ("ok", None)
     record = measure("model", inputs="{source}:sized_batch", batch_size=6)

@@ -96,9 +96,17 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
         raise UnknownColumn(column) from None
 
 
-def full_name(name: str, phases: Sequence[str]) -> str:
-    """Return the name of the column with this heading, such as `step.median_s` for `step`; any other name unchanged."""
-    return name if name in NAMES else _under_heading(name, phases) or name
+def full_name(name: str, whole: pd.DataFrame) -> str:
+    """Return the name of the column with this heading, such as `step.median_s` for `step`; any other name unchanged.
+
+    A name is a heading, too, where its own column is unknown: `batch` is then `batch_size`.
+    """
+    if name not in NAMES:
+        return _under_heading(name, phases_of(whole)) or name
+    if name not in CELL_COLUMNS or whole[name].notna().any():
+        return name
+    alike = (other for other in CELL_COLUMNS if layout.title(other) == name and whole[other].notna().any())
+    return next(alike, name)
 
 
 def _under_heading(title: str, phases: Sequence[str]) -> str | None:

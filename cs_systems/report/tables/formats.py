@@ -113,7 +113,12 @@ def _widths(columns: Sequence[Column], room: int, wrap: int) -> list[int]:
 
 
 def _texts(column: Column) -> tuple[str, ...]:
-    return (SHORT.get(column.title, column.title), column.unit, *column.cells)
+    return (_title(column), column.unit, *column.cells)
+
+
+def _title(column: Column) -> str:
+    """Return the heading, shortened over the times of a phase: a column of the optimizers' names keeps it whole."""
+    return SHORT.get(column.title, column.title) if column.numeric else column.title
 
 
 def _width(column: Column, wrap: int) -> int:
@@ -132,7 +137,7 @@ def _rich(table: Table, columns: Sequence[Column], widths: Sequence[int]) -> Ric
 
     rich = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for c, width in zip(columns, widths, strict=True):
-        heading = Text("\n".join(filter(None, (SHORT.get(c.title, c.title), c.unit))))
+        heading = Text("\n".join(filter(None, (_title(c), c.unit))))
         justify: JustifyMethod = "right" if c.numeric else "left"
         rich.add_column(heading, justify=justify, width=width, no_wrap=c.numeric)
     for line, status in zip(zip(*(c.cells for c in columns), strict=True), table.statuses, strict=True):

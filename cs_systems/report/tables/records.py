@@ -119,7 +119,7 @@ def tables(
                 rows = _sorted(rows, sort, whole)
             table = _listed(whole, rows, columns, notes)
             if relative_to:
-                table = with_speedups(table, chosen, rows["record"].tolist(), relative_to)
+                table = with_speedups(table, chosen, whole, rows["record"].tolist(), relative_to)
         marked = (*before, *(" ".join(filter(None, [letters.get(d.code), str(d)])) for d in doubts), *after)
         made.append(replace(table, short=short.short_form(table, letters, marked)))
     return made
@@ -132,7 +132,7 @@ def _sorted(rows: pd.DataFrame, sort: str, whole: pd.DataFrame) -> pd.DataFrame:
     name, _, order = sort.partition(":")
     one_of("order of --sort", order or "asc", ("asc", "desc"))
     phases = cols.phases_of(whole)
-    values = cols.values(cols.parse(cols.full_name(name, phases), phases), rows, whole)
+    values = cols.values(cols.parse(cols.full_name(name, whole), phases), rows, whole)
     keys = _sort_key(pd.Series([v[0] if isinstance(v, tuple) else v for v in values], index=rows.index, name=name))
     order_of_rows = keys.sort_values(ascending=order != "desc", kind="stable", na_position="last").index
     return rows.loc[order_of_rows].reset_index(drop=True)
@@ -227,7 +227,8 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
     phases = [p for p in cols.phases_of(whole) if p != STEP]
     beside = [f"{p}.median_s" for p in phases] if shown == [STEP] and len(phases) > 1 else []
     times = [*beside, "median_s"] if chosen.has_times else []
-    names = [*asked] if asked else [*apart, *times, *chosen.measured]
+    named = [cols.full_name(name, whole) if name in CELL_COLUMNS else name for name in asked or ()]
+    names = named or [*apart, *times, *chosen.measured]
     made = cols.make(names, rows, whole)
     if not asked:  # an unknown default column is noise; a requested one is shown empty
         made = [c for c in made if c.name in apart or not c.is_empty]

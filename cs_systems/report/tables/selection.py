@@ -6,12 +6,15 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cs_systems.config import ConfigError
 from cs_systems.record import RunRecord
 from cs_systems.report.frame import STEP, frame, without_retried
 from cs_systems.report.tables import columns as cols
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ORDERS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -91,7 +94,7 @@ def select(records: Sequence[RunRecord], texts: Sequence[str]) -> list[RunRecord
             conditions.append(text)
     for text in conditions:
         wanted = condition(text, "--where")
-        known = values_of(chosen, wanted.column)
+        known = values_of(frame(chosen), wanted.column)
         kept = [record for record, value in zip(chosen, known, strict=True) if wanted.holds(value)]
         if not kept:
             before = " and ".join(map(repr, conditions[: conditions.index(text)]))
@@ -109,12 +112,11 @@ def select(records: Sequence[RunRecord], texts: Sequence[str]) -> list[RunRecord
     return chosen
 
 
-def values_of(records: Sequence[RunRecord], name: str) -> list[Any]:
-    """Return a column's value for each record, of its step, in the unit of the name. Raises ConfigError."""
-    whole = frame(records)
-    spec = cols.parse(cols.full_name(name, cols.phases_of(whole)), cols.phases_of(whole))
+def values_of(whole: pd.DataFrame, name: str) -> list[Any]:
+    """Return a column's value for each record of a frame, of its step, in the unit of the name. Raises ConfigError."""
+    spec = cols.parse(cols.full_name(name, whole), cols.phases_of(whole))
     rows = whole[(whole["phase"] == STEP) | whole["phase"].isna()].drop_duplicates("record").set_index("record")
-    rows = rows.reindex(range(len(records))).rename_axis("record").reset_index()
+    rows = rows.reindex(range(whole["record"].nunique())).rename_axis("record").reset_index()
     values = cols.values(spec, rows, whole)
     return [v / spec.unit.factor if spec.unit and isinstance(v, int | float) else v for v in values]
 

@@ -15,12 +15,16 @@ from cs_systems.report.tables.selection import condition, listed, values_of
 from cs_systems.report.tables.table import Table
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from cs_systems.core.statistics import Comparison
 
 TOO_WIDE = 4  # ratio of an interval's ends above which it says nothing
 
 
-def with_speedups(table: Table, records: Sequence[RunRecord], rows: Sequence[int], relative_to: str) -> Table:
+def with_speedups(
+    table: Table, records: Sequence[RunRecord], whole: pd.DataFrame, rows: Sequence[int], relative_to: str
+) -> Table:
     """Return the table with three more columns before its notes: typical step, speed-up and its 95% interval.
 
     The speed-up is the ratio of typical steps, which may differ from that of their medians.
@@ -28,6 +32,7 @@ def with_speedups(table: Table, records: Sequence[RunRecord], rows: Sequence[int
     Args:
         table: the table of these records.
         records: records of one workload.
+        whole: their frame.
         rows: the record of each row, by its index.
         relative_to: FIELD=VALUE of the baselines, such as `attention=naive`.
 
@@ -37,9 +42,9 @@ def with_speedups(table: Table, records: Sequence[RunRecord], rows: Sequence[int
     from cs_systems.comparison.runs import speedups
 
     wanted = condition(relative_to, "--relative-to", ("=",))
-    known = values_of(records, wanted.column)
+    known = values_of(whole, wanted.column)
     baselines = [wanted.holds(value) for value in known]
-    field = full_name(wanted.column, ())  # world_size, of which `ranks` is the heading
+    field = full_name(wanted.column, whole)  # world_size, of which `ranks` is the heading
     compared = speedups(records, field, baselines)  # also refuses a column that is not a setting
     if not any(baselines):
         values = listed(value for value in known if value is not None) or "all unknown"
