@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -370,9 +371,14 @@ def test_csv_of_two_traces_is_rejected_and_names_analyze(capsys: pytest.CaptureF
     assert main(["analyze", trace, trace, "--format", "csv", "--table", "phases"]) == 0
 
 
-@pytest.mark.parametrize("role", ["attention", "inputs"])
-def test_changed_code_of_own_attention_or_inputs_is_a_doubt(role: str) -> None:
-    config = RunConfig(workload="package.module:Model", **{role: "here/mine.py:it"})  # type: ignore[arg-type]
+@pytest.mark.parametrize("role", ["attention", "inputs", "parts"])
+def test_changed_code_of_own_attention_inputs_or_part_is_a_doubt(role: str) -> None:
+    options: dict[str, Any] = {
+        "attention": {"workload": "package.module:Model", "attention": "here/mine.py:it"},
+        "inputs": {"workload": "package.module:Model", "inputs": "here/mine.py:it"},
+        "parts": {"parts": ("fused_rmsnorm", "here/mine.py:it")},
+    }
+    config = RunConfig(**options[role])
     before, after, same = (
         [replace(record(config, 0.01), results={"ran": [{f"{role}_sha256": digest}]})] for digest in "121"
     )
