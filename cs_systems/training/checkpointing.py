@@ -113,9 +113,7 @@ def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
             "every:1"
         )
     for name, plan in plans.items():
-        for segment in plan:
-            block = stacks[name][segment.first]
-            block.forward = partial(_checkpointed_call, block.forward, segment.keeps)
+        checkpoint_forwards((stacks[name][segment.first] for segment in plan), plan)
     config: Any = getattr(model, "config", None)
     if hasattr(config, "use_cache"):
         config.use_cache = False  # a block that runs again would append to the cache again
