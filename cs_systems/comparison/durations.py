@@ -17,12 +17,32 @@ from cs_systems.formulas.memory.fit import algorithm_of
 from cs_systems.formulas.peaks import peak_flops
 from cs_systems.record import RunRecord
 
-# Costs besides the steps, in s, rounded from runs on one H200 and on a CPU of two cores.
-START_S = 4.0  # of a worker process, which imports torch
-CELL_S = 1.5  # building the model, checking the process afterwards
-COMPILE_S = 40.0
-RANKS_S = 10.0  # starting ranks and their process group
-PROFILER_S = 15.0  # a process of its own, and reading the trace
+
+@dataclass(frozen=True)
+class Overheads:
+    """Time besides the steps, in s.
+
+    Attributes:
+        start_s: of a worker process, which imports torch.
+        cell_s: building the model, checking the process afterwards.
+        compile_s: compiling the model.
+        ranks_s: starting the ranks and their process group, which serve all cells of that number of ranks.
+        profiled_s: recording and reading a trace.
+        launched_s: the same with a profiler that starts a process of its own.
+    """
+
+    start_s: float
+    cell_s: float
+    compile_s: float
+    ranks_s: float
+    profiled_s: float
+    launched_s: float
+
+
+# Rounded from runs on one H200 and on two CPU cores.
+ON_GPU = Overheads(start_s=4.0, cell_s=1.5, compile_s=40.0, ranks_s=10.0, profiled_s=15.0, launched_s=15.0)
+ON_CPU = Overheads(start_s=3.0, cell_s=0.1, compile_s=15.0, ranks_s=10.0, profiled_s=0.5, launched_s=4.0)
+_LAUNCHED = ("nsys", "nsys_memory", "ncu")
 # Rates that are assumed where no record tells the device's.
 SHARE_OF_PEAK = 0.3
 FLOPS_PER_S_OF_A_THREAD = 1e10
@@ -47,6 +67,10 @@ class Machine:
     is_gpu: bool
     cpu_threads: int
 
+    @property
+    def overheads(self) -> Overheads:
+        return ON_GPU if self.is_gpu else ON_CPU
+
 
 @dataclass(frozen=True)
 class Durations:
@@ -62,7 +86,7 @@ class Durations:
 
     @property
     def total_s(self) -> float:
-        return START_S + self.cells_s
+        return self.machine.overheads.start_s + self.cells_s
 
     @property
     def how(self) -> str:
@@ -74,14 +98,17 @@ class Durations:
         return "; ".join(said)
 
 
-def estimate(cells: Sequence[RunConfig], records: Iterable[RunRecord], machine: Machine) -> Durations:
+def estimate(
+    cells: Sequence[RunConfig], records: Iterable[RunRecord], machine: Machine, started: Iterable[RunConfig] = ()
+) -> Durations:
     """Return the estimated duration of the cells on a machine.
 
-    records: of earlier runs; those of other devices are ignored.
+    started: cells whose ranks run already.
+    records: of earlier runs; those of other devices are ignored, and a profiled one counts only without another.
     """
     steps_s: dict[object, float] = {}
     known: list[tuple[int, float]] = []
-    for record in records:
+    for record in sorted(records, key=lambda record: record.config.get("profiler", "none") == "none"):
         if record.environment is None or record.environment.device_name != machine.device_name:
             continue
         if (step_s := _step_s(record)) is None:
@@ -89,15 +116,22 @@ def estimate(cells: Sequence[RunConfig], records: Iterable[RunRecord], machine: 
         steps_s[computation(record)[0]] = step_s
         if flops := step_flops(record.run_config):
             known.append((flops, step_s))
-    cells_s, bases = 0.0, Counter[str]()
+    overheads = machine.overheads
+    cells_s = overheads.ranks_s * len(_ranks(cells) - _ranks(started))
+    bases = Counter[str]()
     for cell in cells:
         step_s, basis = steps_s.get(_computation(cell)), RECORD
         if step_s is None:
             step_s, basis = _by_flops(cell, known, machine)
         bases[basis] += 1
         if step_s is not None:
-            cells_s += _beside_steps_s(cell) + max(cell.warmup * step_s, cell.warmup_s) + cell.steps * step_s
+            cells_s += _beside_steps_s(cell, overheads) + max(cell.warmup * step_s, cell.warmup_s) + cell.steps * step_s
     return Durations(cells_s, bases, machine)
+
+
+def _ranks(cells: Iterable[RunConfig]) -> set[int]:
+    """Return the numbers of ranks that the cells need, where they need several."""
+    return {cell.world_size for cell in cells if cell.is_distributed}
 
 
 def step_flops(config: RunConfig) -> int | None:
@@ -131,11 +165,10 @@ def _by_flops(cell: RunConfig, known: Sequence[tuple[int, float]], machine: Mach
     return (None, UNKNOWN) if peak is None else (flops / (SHARE_OF_PEAK * peak.per_s), ASSUMED)
 
 
-def _beside_steps_s(cell: RunConfig) -> float:
-    compile_s = COMPILE_S if cell.compile != "none" else 0.0
-    ranks_s = RANKS_S if cell.is_distributed else 0.0
-    profiler_s = PROFILER_S if cell.profiler != "none" else 0.0
-    return CELL_S + compile_s + ranks_s + profiler_s
+def _beside_steps_s(cell: RunConfig, overheads: Overheads) -> float:
+    compile_s = overheads.compile_s if cell.compile != "none" else 0.0
+    profiler_s = overheads.launched_s if cell.profiler in _LAUNCHED else overheads.profiled_s
+    return overheads.cell_s + compile_s + (profiler_s if cell.profiler != "none" else 0.0)
 
 
 def _step_s(record: RunRecord) -> float | None:

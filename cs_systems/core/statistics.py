@@ -219,8 +219,8 @@ def ratio_interval(
     else:
         unseen = (
             "the variance between processes, because a run used one process; "
-            f"{100 * max(a.between_sd, b.between_sd):.3g}% is assumed; measure it with --repeats 3, or record a loop three "
-            "times into one folder"
+            f"{100 * max(a.between_sd, b.between_sd):.3g}% is assumed; measure it with --repeats 3, or record a loop "
+            "three times into one folder"
         )
     if not (a.dof and b.dof):
         unseen = "the noise: one sample in one process; raise --steps"

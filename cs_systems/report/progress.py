@@ -73,7 +73,8 @@ class Pace:
         if environment is None or not left:
             return 1.0
         machine = Machine(environment.device_name, environment.device != "cpu", environment.cpu_threads)
-        after, before = (estimate(cells, self._records, machine) for cells in (left, done))
+        before = estimate(done, self._records, machine)
+        after = estimate(left, self._records, machine, started=done)
         if after.unknown or before.unknown:
             return 1.0
         return (after.cells_s / len(left)) / (before.cells_s / len(done))

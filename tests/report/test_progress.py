@@ -9,6 +9,7 @@ import pytest
 
 from cs_systems.cli import _sweep
 from cs_systems.cli._output import Interrupted
+from cs_systems.comparison.durations import ON_CPU
 from cs_systems.config import RunConfig, preset
 from cs_systems.record import Measurement, RunRecord, Sample
 from cs_systems.report.progress import Pace, current, duration, progress_lines
@@ -52,7 +53,16 @@ def test_time_left_weighs_cells_by_their_flops() -> None:
     larger = replace(CELL, batch_size=8 * CELL.batch_size)
     pace = Pace([CELL, larger], clock)
     clock.now = 12.0  # ten steps of a second, and what a cell costs besides
-    assert pace.text(Progress(1, 2, record=record(CELL))) == f"12 s, {12 * 81.5 / 11.5:.0f} s left"
+    left_s = 12 * (80 + ON_CPU.cell_s) / (10 + ON_CPU.cell_s)
+    assert pace.text(Progress(1, 2, record=record(CELL))) == f"12 s, {duration(left_s)} left"
+
+
+def test_time_left_does_not_start_ranks_again() -> None:
+    clock = Clock()
+    cells = [replace(CELL, strategy="ddp_flat", world_size=2, seed=seed) for seed in range(2)]
+    pace = Pace(cells, clock)
+    clock.now = 20.0  # ten seconds for the ranks, ten steps of a second
+    assert pace.text(Progress(1, 2, record=record(cells[0]))) == "20 s, 10 s left"
 
 
 def test_piped_progress_is_one_line_a_cell_with_its_times() -> None:
