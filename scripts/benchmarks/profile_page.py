@@ -66,11 +66,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=7, help="number of times that each page is opened")
     parser.add_argument("--picture", type=Path, help="file for a PNG of the page of the unrepeated export")
     args = parser.parse_args()
+    load = os.getloadavg()[0]
     with Browser() as browser:
         if args.picture:
             photograph(browser, args.picture)
-        cores = f"{os.cpu_count()} cores shared with other programs, whose load is {os.getloadavg()[0]:.0f}"
-        print(f"Chromium {browser.version}, headless, without a GPU; Python {platform.python_version()}; {cores}.")
+        machine = f"Python {platform.python_version()}; {os.cpu_count()} cores, whose load was {load:.1f} before"
+        print(f"Chromium {browser.version}, headless, without a GPU; {machine}.")
         print(f"Medians of {args.runs} times that the page is opened; a frame's is the processor's least at its zoom.")
         print("60 frames a second, the most that the browser shows, are 16.7 ms each: median … highest of these times,")
         print("while the timeline is zoomed in and out.\n")

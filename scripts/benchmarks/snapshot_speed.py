@@ -72,11 +72,11 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=5, help="number of repeats; the table has their medians")
     args = parser.parse_args()
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         path, page = Path(folder) / "large.pickle", Path(folder) / "large.html"
         events = repeat(path, args.events)
-        load = os.getloadavg()[0]
-        machine = f"Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.0f} by others"
+        machine = f"Python {platform.python_version()}, {os.cpu_count()} cores, whose load was {load:.1f} before"
         print(f"{machine}; medians of {args.runs}")
         print(f"{events:,} events, {path.stat().st_size / 1e6:.0f} MB\n")
         print("| what | wall s | processor s | peak MB |\n| --- | ---: | ---: | ---: |")
