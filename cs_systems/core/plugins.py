@@ -152,22 +152,25 @@ def get(package: str, name: str) -> Any:
 def declared(package: str, name: str) -> dict[str, Any]:
     """Return the literal keyword arguments of a plug-in's constant, without importing its file.
 
-    Example: `options={"size": "count"}`, `splits=frozenset({"batch"})`. Empty where no file assigns the name of a
-    foreign one, or its value is no call.
+    Example: `options={"size": "count"}`, `splits=frozenset({"batch"})`. Empty for a foreign one whose file does not
+    assign a call to its name, or cannot be read.
     """
     check(package, name)
     if not is_foreign(name):
         return dict(_declared(_built_in(package, name), CONSTANTS[package]))
     source, _, attribute = name.rpartition(":")
     file = source_file(source) if source else None
-    return dict(_declared(file, attribute)) if file else {}
+    try:
+        return dict(_declared(file, attribute, file.stat().st_mtime_ns)) if file else {}
+    except (OSError, SyntaxError, ValueError, RecursionError):  # told when the file is imported
+        return {}
 
 
-@functools.cache  # each record of several ranks asks for its strategy
-def _declared(file: Path, constant: str) -> dict[str, Any]:
+@functools.lru_cache(maxsize=64)  # each record of several ranks asks for its strategy
+def _declared(file: Path, constant: str, modified_ns: int = 0) -> dict[str, Any]:
     made = (
         node.value
-        for node in ast.parse(file.read_text()).body
+        for node in ast.parse(file.read_bytes()).body
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [constant]
     )
     call = next(made, None)

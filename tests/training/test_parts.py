@@ -382,6 +382,27 @@ def test_own_part_that_replaces_the_same_as_another_is_refused(replaces: str, tm
         check([RunConfig(parts=names)]) if early else parts.chosen(names)
 
 
+@pytest.mark.parametrize(
+    "text", [b"PART = Part(replaces=", b'PART = Part(replaces="\xff")'], ids=["syntax", "encoding"]
+)
+def test_own_part_that_cannot_be_read_is_an_error_of_its_cell(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_bytes(text)
+    (record,) = sweep([RunConfig(model=preset("tiny"), parts=(f"{tmp_path}/mine.py:PART",), device="cpu", steps=1)])
+    assert record.status == "error"
+    assert "SyntaxError" in (record.reason or "")
+
+
+def test_own_part_that_was_edited_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    names = (f"{file}:PART", "fused_rmsnorm")
+    file.write_text(OWN_PART.format(replaces='replaces="norm"'))
+    with pytest.raises(ConfigError, match="both replace the norm"):
+        check([RunConfig(parts=names)])
+    file.write_text(OWN_PART.format(replaces='replaces="something else"'))
+    os.utime(file, ns=(1, 1))
+    check([RunConfig(parts=names)])
+
+
 def test_own_object_that_is_no_part_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("PART = 3")
     with pytest.raises(ConfigError, match=r"mine.py:PART is of type int; make it a Part of cs_systems.training.parts"):
