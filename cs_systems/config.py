@@ -224,10 +224,19 @@ class RunConfig:
         return self.world_size > 1 or self.strategy != "single" or self.collective is not None
 
     @property
+    def own_code(self) -> dict[str, tuple[str, ...]]:
+        """Names of code outside the package, by the field that has them; fields without any are left out."""
+        named = {
+            "attention": (self.attention,), "workload": (self.workload,), "inputs": (self.inputs or "",),
+            "parts": self.parts,
+        }  # fmt: skip
+        found = {field: tuple(filter(is_foreign, names)) for field, names in named.items()}
+        return {field: names for field, names in found.items() if names}
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Files and modules outside the package that the config names, sorted."""
-        names = (self.attention, self.workload, self.inputs or "", *self.parts)
-        named = (name.rpartition(":")[0] for name in names if ":" in name)
+        named = (name.rpartition(":")[0] for names in self.own_code.values() for name in names if ":" in name)
         return tuple(sorted({*named}))
 
     @property

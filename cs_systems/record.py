@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
 
     It hashes the config, the repeat, the device, the version of torch, and the code that measured.
     """
-    named = (config.attention, config.workload, config.inputs or "", *config.parts)
+    named = chain.from_iterable(config.own_code.values())
     foreign = [source["sha256"] for name in named if (source := plugins.provenance(name))]
     hashed = (config.key(), repeat, environment.torch, environment.device_name, environment.code_version, *foreign)
     return hashlib.sha256(repr(hashed).encode()).hexdigest()[:16]

@@ -217,7 +217,7 @@ def reads(folder: Path | None) -> list[Path]:
 
 
 def sources_of(configs: Iterable[RunConfig]) -> list[Path]:
-    """Return the Python files of the cells' own attention, workload and inputs."""
+    """Return the Python files of the cells' own code."""
     names = {name for config in configs for name in config.sources}
     return [file for name in sorted(names) if (file := plugins.source_file(name))]
 

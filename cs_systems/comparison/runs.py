@@ -368,11 +368,10 @@ def _code(records: Iterable[RunRecord]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for record in records:
         ran = first_row(record.results, "ran")
-        for role in (*_SOURCES, "parts"):
-            value = record.config.get(role)
-            names = [name for name in ([value] if isinstance(value, str) else value or []) if is_foreign(name)]
-            for name, digest in zip(names, str(ran.get(f"{role}_sha256", "")).split(), strict=False):
-                found[_in_any_folder(name)].add(digest)
+        for role, names in record.run_config.own_code.items():
+            for name, digest in zip(names, str(ran.get(f"{role}_sha256", "")).split(" "), strict=False):
+                if digest:
+                    found[_in_any_folder(name)].add(digest)
     return found
 
 

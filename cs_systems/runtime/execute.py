@@ -159,20 +159,23 @@ def _turn(
         return CellRecord(cell.index, record, process_group.is_of_peers(error)), not devices.is_poisoned(error)
 
 
+_PACKAGES = {
+    "workload": "workloads",
+    "inputs": "workloads",
+    "attention": "attention",
+    "parts": "training.parts",
+}
+"""Field of a config that may name a user's code → package of its plug-ins, in the order in which they are imported."""
+
+
 def _load_sources(cells: list[_Cell], emit: Emit) -> None:
     """Import the code from outside the package, so that its changes to the process apply to all of its cells."""
     for cell in cells:
         if not cell.config.sources:
             continue
         emit(Visit(cell.index))  # names the cell to blame if the import kills or hangs the process
-        config = cell.config
-        for package, name in (
-            ("workloads", config.workload),
-            ("workloads", config.inputs),
-            ("attention", config.attention),
-            *(("training.parts", name) for name in config.parts),
-        ):
-            if name and plugins.is_foreign(name):
+        for role, package in _PACKAGES.items():
+            for name in cell.config.own_code.get(role, ()):
                 with suppress(Exception):  # raised again, and recorded, when the cell is built
                     plugins.get(package, name)
 
@@ -351,9 +354,8 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
 def _provenance(config: RunConfig) -> dict[str, str]:
     """Return the origin of foreign code, without which a measurement cannot be repeated."""
     row: dict[str, str] = {}
-    named = {name: (getattr(config, name),) for name in ("attention", "workload", "inputs")} | {"parts": config.parts}
-    for role, names in named.items():
-        sources = [source for name in names if name and (source := plugins.provenance(name))]
+    for role, names in config.own_code.items():
+        sources = [source for name in names if (source := plugins.provenance(name))]
         if sources:
             row |= {f"{role}_{what}": " ".join(source[what] for source in sources) for what in ("path", "sha256")}
     return row
