@@ -2,24 +2,25 @@
 // warpgroup, with 32 registers per thread. Work of the tensor cores and of a warp at the same time, products in the
 // order of their issue:
 //
-//   tensor cores  | dp a, s b   | dv a | dk a, dp b, dq of the tile before | dv b      | dk b | s a of the next tile
+//   tensor cores  | dp a, s b   | dv a | dk a, dq of the tile before, dp b | dv b      | dk b | s a of the next tile
 //   this warp     | exp2 of s a | ds a | exp2 of s b                       | ds b, out | dq out
 //
 // Products are therefore always queued while a warp computes, and a warpgroup needs the other's ds only half a tile
 // later.
 //
-// Registers: dk and dv 32 each, s 2 x 32, dp 32, p and ds 16 together, v 16, statistics 16; dq reuses those of s a.
+// Registers: dk and dv 32 each, s 2 x 32, dp 32, p and then ds 16, v 16, statistics 16; dq reuses those of s a. That
+// leaves enough to load all statistics ahead of their use.
 // Shared memory in KiB: k, v 16 each, a stage of q, do 16 each, ds two tiles of 32, dq 32; in total 192.
 #pragma once
 
-// If p and ds share registers, all statistics can be loaded ahead of their use; otherwise only those of the first
-// half's ds. On one H200, sharing is up to 11% faster for causal attention; not sharing is 2 to 5% faster without a
-// mask.
-constexpr bool SHARE = CAUSAL;
+// Without a mask the second warpgroup starts this much later, about a quarter of a tile, so that both do not compute, and
+// then wait for the tensor cores, at the same time. On one H100 the backward of 1,024 keys was 1% faster with it.
+constexpr int DELAY_NS = CAUSAL ? 0 : 600;
 
 struct Work {
   float dk[32], dv[32], dp[32];
-  u32 p[16], ds[16], values[16];
+  u32 operand[16];  // p, then ds
+  u32 values[16];
 };
 
 // Compute one tile up to the issue of its last product. In flight at the beginning: dv b and dk b of the previous tile,
@@ -28,48 +29,46 @@ DEVICE void work(Consumer& c, Work& r, float (&sa)[32], float (&sb)[32]) {
   const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128), all_keys = describe(c.shared + K_AT);
   const u64 q_a = describe(c.q(c.i)), do_a = describe(c.dout(c.i)), q_b = q_a + (8192 >> 4), do_b = do_a + (8192 >> 4);
   Statistics statistics;
-  u32(&ds)[16] = SHARE ? r.p : r.ds;
   c.wait(DO_FULL, c.i);
   issue_scores(r.dp, r.values, do_a);
   issue_scores(sb, keys, q_b);
-  if (SHARE) statistics.load(c.lse(0));
+  statistics.load(c.lse(0));
   mma_wait<2>();
   hold(sa);
   if (c.i > 0) c.give_back(c.i - 1);
-  if (!SHARE) statistics.load(c.lse(0));
   c.hide_part(sa, 0);
   weigh(sa, statistics, c.z.scale_log2);
-  to_operand(r.p, sa);
+  to_operand(r.operand, sa);
   statistics.load(c.delta(0));
-  issue_sum(r.dv, r.p, do_a);
+  issue_sum(r.dv, r.operand, do_a);
   mma_wait<2>();
   hold(r.dp);
   differentiate(sa, r.dp, statistics);
-  if (SHARE) mma_wait<0>(), hold(r.p);
-  to_operand(ds, r.dp);
-  if (SHARE) statistics.load(c.lse(1));
+  mma_wait<0>();
+  hold(r.operand);
+  to_operand(r.operand, r.dp);
+  statistics.load(c.lse(1));
   if (c.i > 0) c.wait_for_ds(c.i - 1);
-  store_operand(c.ds(c.i, 0) + c.row_chunk, ds);
-  issue_sum(r.dk, ds, q_a);
-  issue_scores(r.dp, r.values, do_b);
+  store_operand(c.ds(c.i, 0) + c.row_chunk, r.operand);
+  issue_sum(r.dk, r.operand, q_a);
   issue_dq(sa, describe(c.ds(c.i - 1, c.w)), all_keys);
-  mma_wait<3>();
+  issue_scores(r.dp, r.values, do_b);
   hold(sb);
-  if (!SHARE) statistics.load(c.lse(1));
   c.hide_part(sb, 1);
   weigh(sb, statistics, c.z.scale_log2);
-  if (SHARE) mma_wait<2>(), hold(r.p);
-  to_operand(r.p, sb);
-  if (SHARE) statistics.load(c.delta(1));
-  issue_sum(r.dv, r.p, do_b);
   mma_wait<2>();
+  hold(r.operand);
+  to_operand(r.operand, sb);
+  statistics.load(c.delta(1));
+  issue_sum(r.dv, r.operand, do_b);
+  mma_wait<1>();
   hold(r.dp);
-  if (!SHARE) statistics.load(c.delta(1));
   differentiate(sb, r.dp, statistics);
-  if (SHARE) mma_wait<0>(), hold(r.p);
-  to_operand(ds, r.dp);
-  store_operand(c.ds(c.i, 1) + c.row_chunk, ds);
-  issue_sum(r.dk, ds, q_b);
+  mma_wait<0>();
+  hold(r.operand);
+  to_operand(r.operand, r.dp);
+  store_operand(c.ds(c.i, 1) + c.row_chunk, r.operand);
+  issue_sum(r.dk, r.operand, q_b);
 }
 DEVICE void consume(Consumer& c, const TensorMap& dk, const TensorMap& dv) {
   const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128);
@@ -84,6 +83,7 @@ DEVICE void consume(Consumer& c, const TensorMap& dk, const TensorMap& dv) {
   issue_scores(sa, keys, describe(c.q(0)));
   barrier_wait(c.shared + V_FULL, 0);
   load_operand(r.values, c.shared + V_AT + c.row_chunk);
+  if (DELAY_NS > 0 && c.w == 1) __nanosleep(DELAY_NS);
   while (true) {
     work(c, r, sa, sb);
     mma_wait<2>();

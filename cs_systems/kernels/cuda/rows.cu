@@ -41,11 +41,14 @@ extern "C" __global__ void __launch_bounds__(256)
   o += batch * of_o.batch + head * of_o.head + column;
   dout += batch * of_do.batch + head * of_do.head + column;
   constexpr int TURNS = PART * LANES / 256;
+  const float infinity = __int_as_float(0x7f800000);
   uint4 out[TURNS], gradient[TURNS];
+  float natural[TURNS];  // of lane 0
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
     const int row = block * PART + (turn * 256 + threadIdx.x) / LANES;
     out[turn] = gradient[turn] = uint4{0, 0, 0, 0};
+    natural[turn] = lane == 0 && row < z.seq_q ? lse[(long long)batch_head * z.seq_q + row] : -infinity;
     if (row < z.seq_q && column < z.d_head) {
       out[turn] = *reinterpret_cast<const uint4*>(o + row * of_o.row);
       gradient[turn] = *reinterpret_cast<const uint4*>(dout + row * of_do.row);
@@ -58,15 +61,13 @@ extern "C" __global__ void __launch_bounds__(256)
   if (turns && threadIdx.x < PART * D / WARP_DQ) turns[padded * D / WARP_DQ + threadIdx.x] = 0;
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
-    const int at = (turn * 256 + threadIdx.x) / LANES, row = block * PART + at;
+    const int at = (turn * 256 + threadIdx.x) / LANES;
     float sum = dot(out[turn], gradient[turn]);
 #pragma unroll
     for (int other = LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
     if (lane == 0) {
-      const float infinity = __int_as_float(0x7f800000);
-      const float natural = row < z.seq_q ? lse[(long long)batch_head * z.seq_q + row] : -infinity;
       delta[padded + statistics_place(at)] = sum;
-      lse_log2[padded + statistics_place(at)] = natural == -infinity ? infinity : natural * 1.4426950408889634f;
+      lse_log2[padded + statistics_place(at)] = natural[turn] == -infinity ? infinity : natural[turn] * 1.4426950408889634f;
     }
   }
 }
