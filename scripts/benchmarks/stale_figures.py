@@ -101,7 +101,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
             "cs_systems/kernels/triton/*",
         ),
     ),
-    "profiles/attention_h200/peers/table.md": (*CALL, *GPU_KERNELS, "scripts/benchmarks/attention_peers.py"),
+    "profiles/attention_h100/peers/table.md": (*CALL, *GPU_KERNELS, "scripts/benchmarks/attention_peers.py"),
     "profiles/attention_h200/log.md": (),
     "profiles/ddp_variants/2.7B.md": (*STEP, *DATA_PARALLEL, "scripts/benchmarks/ddp_variants.py"),
     "profiles/ddp_variants/2.7B_why.md": (

@@ -148,11 +148,25 @@ def _foreign_memory(folder: Path) -> str:
     )
 
 
-def _attention_h200(folder: Path) -> str:
+def _attention_peers(folder: Path) -> str:
     rows = table(folder / "peers" / "table.md")
     row = row_of(rows, "batch,heads,seq,d_head", "4,16,4096,128 causal")
     text = ", ".join(f"{row[name].split()[-1]} ms ({name})" for name in row if name != "batch,heads,seq,d_head")
-    return f"On one NVIDIA H200, forward and backward of 4 × 16 heads × 4,096 × 128, causal, bf16, take {text}."
+    return f"On one NVIDIA H100, forward and backward of 4 × 16 heads × 4,096 × 128, causal, bf16, take {text}."
+
+
+def _attention_lengths(folder: Path) -> str:
+    rows = table(folder / "lengths" / "table.md")
+    both = [
+        {name: float(value.split()[-1]) for name, value in row.items() if name != "batch,heads,seq,d_head"}
+        for row in rows
+    ]
+    fastest = sum(row["flash_cuda"] <= min(row.values()) for row in both)
+    short, long = (both[n]["flash_cuda"] for n in (-6, -1))
+    return (
+        "On one NVIDIA H200, forward and backward of 16,384 tokens, causal, d_head 128, bf16, take flash_cuda "
+        f"{short} ms as 32 sequences of 512 and {long} ms as one; no peer takes less in {fastest} of {len(both)} rows."
+    )
 
 
 def _busbw(folder: Path) -> str:
@@ -328,10 +342,13 @@ BENCHMARKS = {
         "How long does `cs-systems analyze` take for a large trace, and how much memory?", _analyze_speed, "cpu.md"
     ),
     "annotation_cost": Benchmark("What do annotations cost, off and on?", _annotation_cost, "h200.md"),
+    "attention_h100": Benchmark(
+        "How fast is the toolkit's attention beside its peers, call for call?", _attention_peers, "peers/table.md"
+    ),
     "attention_h200": Benchmark(
-        "How fast is the toolkit's attention beside its peers, call for call?",
-        _attention_h200,
-        "peers/table.md",
+        "How does attention beside its peers depend on the length, at the same number of tokens?",
+        _attention_lengths,
+        "lengths/table.md",
         "lengths/d128_causal.svg",
     ),
     "busbw": Benchmark("Is the bus bandwidth of `cs-systems comm` that of nccl-tests' method?", _busbw, "busbw.jsonl"),
