@@ -41,7 +41,7 @@ class HopperKernels:
         missing: returns the reason that required software is missing, with the remedy, or None.
         repeatable: where torch requires deterministic algorithms, `prepare` and `backward` receive as many int32 as the
             problem's `turns`, and sum each number of dq in one order. Without it a backward is rejected there.
-        padded_queries: returns, for a padded d_head, the number that the problem's `padded_q` is a multiple of.
+        padded_queries: returns, for a call, the number that the problem's `padded_q` is a multiple of.
         largest_d_head: the largest head size.
         computed_d_head: returns the head size that the products take.
     """
@@ -49,7 +49,7 @@ class HopperKernels:
     name: str
     problem: Callable[[], Any]
     missing: Callable[[], str | None]
-    padded_queries: Callable[[int], int]
+    padded_queries: Callable[[AttentionCall], int]
     largest_d_head: int
     computed_d_head: Callable[[int], int] = padded_d_head
     repeatable: bool = False
@@ -102,7 +102,7 @@ class HopperKernels:
         depth = padded_d_head(call.d_head)
         return AttentionAlgorithm(
             64, 128 if depth <= 128 else 80, self.computed_d_head(call.d_head), backward_matmuls=5,
-            dq_accumulator_bytes=4, dq_accumulator_d_head=depth, padded_queries=self.padded_queries(depth),
+            dq_accumulator_bytes=4, dq_accumulator_d_head=depth, padded_queries=self.padded_queries(call),
         )  # fmt: skip
 
     def alert_not_deterministic(self) -> None:

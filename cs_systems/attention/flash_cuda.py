@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from cs_systems.attention import AttentionCall
 from cs_systems.attention._hopper import HopperKernels, backend_of
+from cs_systems.attention._mask import causal_offset
 from cs_systems.kernels.cuda import driver
 from cs_systems.kernels.layout import computed_d_head
 
@@ -26,10 +28,11 @@ def _problem() -> Any:
     return Problem
 
 
-def _padded_queries(d_head: int) -> int:
-    from cs_systems.kernels.cuda.launch import BACKWARD_TILES
+def _padded_queries(call: AttentionCall) -> int:
+    from cs_systems.kernels.cuda.launch import backward_tile
 
-    return BACKWARD_TILES[d_head].queries
+    offset = causal_offset(call.seq_q, call.seq_k, call.align) if call.causal else None
+    return backward_tile(call.d_head, call.seq_q, call.seq_k, offset).queries
 
 
 def describe() -> str | None:

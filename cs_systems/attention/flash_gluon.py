@@ -16,6 +16,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
+from cs_systems.attention import AttentionCall
 from cs_systems.attention._hopper import HopperKernels, backend_of
 
 TRITONS = ("3.6.", "3.7.")
@@ -28,7 +29,7 @@ def _problem() -> Any:
     return Problem
 
 
-def _padded_queries(d_head: int) -> int:
+def _padded_queries(call: AttentionCall) -> int:
     from cs_systems.kernels.layout import PADDING
 
     return PADDING

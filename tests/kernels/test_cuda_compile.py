@@ -33,9 +33,11 @@ def tensor(depth: int, dtype: torch.dtype = torch.bfloat16, seq: int = 4096) -> 
     return torch.empty(4, 16, seq, depth, dtype=dtype, device="meta")
 
 
-def problem(depth: int, causal: bool = True, dtype: torch.dtype = torch.bfloat16, seq_k: int = 4096) -> Problem:
+def problem(
+    depth: int, causal: bool = True, dtype: torch.dtype = torch.bfloat16, seq_k: int = 4096, seq_q: int = 4096
+) -> Problem:
     key = tensor(depth, dtype, seq_k)
-    return Problem(tensor(depth, dtype), key, key, causal, 0, 1.0, multiprocessors=132)
+    return Problem(tensor(depth, dtype, seq_q), key, key, causal, 0, 1.0, multiprocessors=132)
 
 
 def rows() -> torch.Tensor:
@@ -81,6 +83,16 @@ def test_backward_spills_at_most_known_number(
     # If ptxas cannot track a product in flight, it waits for each of its instructions.
     assert opcodes["WARPGROUP"] < opcodes["HGMMA"]
     assert min(opcodes[name] for name in ("HGMMA", "UTMALDG", "REDG" if depth == 256 else "UBLKRED")) > 0
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("depth", [80, 96, 128])
+def test_backward_of_few_queries_does_not_spill(depth: int, causal: bool) -> None:
+    call = problem(depth, causal, seq_k=512, seq_q=512)
+    assert call.padded_q == 512  # the small tile
+    opcodes = opcodes_of(call.backward(call.q, rows(), rows(), rows(), call.k, call.v))
+    assert opcodes["STL"] + opcodes["LDL"] == 0
+    assert opcodes["WARPGROUP"] < opcodes["HGMMA"]
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -113,6 +113,9 @@ struct Consumer {
   }
   DEVICE void wait_for_ds(int i) const { named_sync(1 + 2 * w + i % 2, 256); }
 
+  DEVICE void start_apart() const {
+    if (DELAY_NS > 0 && w == 1) __nanosleep(DELAY_NS);
+  }
   DEVICE void hide_part(float (&s)[PART / 2], int half) const {
     const int key = at.first_key + first, query = tile * BLOCK_M + half * PART + z.offset;
     if ((CAUSAL && key + 63 > query) || (TAIL && key + 63 >= z.seq_k))

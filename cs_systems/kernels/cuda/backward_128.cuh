@@ -1,7 +1,8 @@
 // The backward's work at d_head 128: tiles of 80 queries, 40 registers per thread. Products of 64 queries with both
 // operands in shared memory read it during all of their time, products of 80 queries during nine tenths. 80 rows of dq
-// are not a multiple of 64, so dq is computed transposed, and ds has the queries as rows. No registers are left for
-// products during ds:
+// are not a multiple of 64, so dq is computed transposed, and ds has the queries as rows. Few queries take tiles of 64
+// all the same, where those of 80 would hold more that is hidden (launch.py). No registers are left for products during
+// ds:
 //
 //   tensor cores  | s   | dp          |          | dv, dq of the tile before | dk     | s of the next tile
 //   this warp     |     | exp2 of s   | ds, p    | ds out                    | dq out |
@@ -28,6 +29,7 @@ DEVICE void consume(Consumer& c, const TensorMap& dk_map, const TensorMap& dv_ma
   c.wait(Q_FULL, 0);
   issue_scores(s, keys, describe(c.q(0), QUERY_BLOCK));
   barrier_wait(c.shared + V_FULL, 0);
+  c.start_apart();
   while (true) {  // s is in flight
     const u64 queries = describe(c.q(c.i), QUERY_BLOCK), gradients = describe(c.dout(c.i), QUERY_BLOCK);
     c.wait(DO_FULL, c.i);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,25 +23,44 @@ L2_BYTES = {64: 40 << 20, 128: 20 << 20, 256: 20 << 20}  # for the queries of ca
 class BackwardTile:
     """Tile sizes of backward_tiles.cuh.
 
-    queries: per tile. keys: of a block. part: queries of a product, and of a block of the kernels around it.
+    queries: per tile. keys: of a block. part: queries of a product, and of a block of the kernels around it. cost: time
+    of a tile, relative to the other tiles of the same d_head.
     """
 
     queries: int
     keys: int
     part: int
     shared_bytes: int
+    cost: float = 1.0
 
     @property
     def macros(self) -> Macros:
         return ("QUERIES", self.queries), ("KEYS", self.keys), ("PART", self.part), ("SHARED_BYTES", self.shared_bytes)
 
+    def visited(self, seq_q: int, seq_k: int, offset: int | None) -> int:
+        """Return how many tiles a head's blocks work on; query i sees key j <= i + offset, or all without an offset."""
+        tiles = -(-seq_q // self.queries)
+        firsts = (0 if offset is None else max(key - offset, 0) // self.queries for key in range(0, seq_k, self.keys))
+        return sum(tiles - min(first, tiles - 1) for first in firsts)
+
 
 BACKWARD_TILES = {
-    64: BackwardTile(128, 128, 64, 195 << 10),
-    128: BackwardTile(80, 128, 80, 226 << 10),
-    256: BackwardTile(64, 64, 64, 226 << 10),
+    64: (BackwardTile(128, 128, 64, 195 << 10),),
+    128: (BackwardTile(80, 128, 80, 226 << 10), BackwardTile(64, 128, 64, 195 << 10, cost=0.85)),
+    256: (BackwardTile(64, 64, 64, 226 << 10),),
 }
-"""Padded d_head → the tiles of its backward."""
+"""Padded d_head → the tiles of its backward. The cost was measured on one H100, with many keys."""
+
+
+@cache
+def backward_tile(d_head: int, seq_q: int, seq_k: int, offset: int | None) -> BackwardTile:
+    """Return the tile that the backward takes: that with the least time for all tiles that it visits.
+
+    Smaller tiles do less work that the mask or the end of the queries hides, but more for each query. offset: as in
+    `BackwardTile.visited`.
+    """
+    tiles = BACKWARD_TILES[padded_d_head(d_head)]
+    return min(tiles, key=lambda tile: tile.cost * tile.visited(seq_q, seq_k, offset))
 
 
 class Sizes(ctypes.Structure):
@@ -81,7 +101,8 @@ class Problem:
 
     @property
     def _tile(self) -> BackwardTile:
-        return BACKWARD_TILES[padded_d_head(self.q.shape[-1])]
+        _, _, seq_q, d_head = self.q.shape
+        return backward_tile(d_head, seq_q, self.k.shape[2], self.offset if self.causal else None)
 
     @property
     def padded_q(self) -> int:

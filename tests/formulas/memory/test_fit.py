@@ -108,7 +108,8 @@ def test_predicted_sdpa_flash_peaks_match_committed_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("d_head", "seq", "rows"), [(64, 100, (128, 128)), (128, 100, (128, 160)), (128, 80, (128, 80))]
+    ("d_head", "seq", "rows"),
+    [(64, 100, (128, 128)), (128, 100, (128, 128)), (128, 150, (256, 160)), (128, 80, (128, 80))],
 )
 def test_attention_workspace_pads_query_gradient_to_whole_tiles(d_head: int, seq: int, rows: tuple[int, int]) -> None:
     """`d_head` is padded; `rows` are those that flash_gluon and flash_cuda sum in fp32."""
@@ -121,15 +122,15 @@ def test_attention_workspace_pads_query_gradient_to_whole_tiles(d_head: int, seq
 
 
 def test_step_workspace_pads_query_gradient_to_whole_tiles() -> None:
-    """The backend pads 100 queries of d_head 80 to 160 rows of 128."""
-    model = ModelConfig("odd", 160, 256, num_layers=2, num_heads=2, vocab_size=64, context_length=100)
+    """The backend pads 150 queries of d_head 80 to 160 rows of 128."""
+    model = ModelConfig("odd", 160, 256, num_layers=2, num_heads=2, vocab_size=64, context_length=150)
     config = RunConfig(model=model, batch_size=3, precision=Precision.BF16, device="cuda", mode=Mode.FORWARD_BACKWARD)
-    algorithm = plugins.get("attention", "flash_cuda").algorithm(AttentionCall("cuda", "bfloat16", 80, 100, 100, 2, 2))
+    algorithm = plugins.get("attention", "flash_cuda").algorithm(AttentionCall("cuda", "bfloat16", 80, 150, 150, 2, 2))
     padded, exact = (
         step_memory(config, declared).instants["backward: attention of block 1"]["workspace"]
         for declared in (algorithm, replace(algorithm, d_head=None, dq_accumulator_d_head=None, padded_queries=1))
     )
-    assert padded - exact == 3 * 2 * (160 * 128 - 100 * 80) * 4
+    assert padded - exact == 3 * 2 * (160 * 128 - 150 * 80) * 4
 
 
 @pytest.mark.parametrize("precision", list(Precision))
