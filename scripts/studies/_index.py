@@ -148,20 +148,23 @@ def _foreign_memory(folder: Path) -> str:
     )
 
 
+PROBLEM = "batch,heads,seq,d_head"  # a heading of attention_peers.py, whose other columns are backends
+
+
+def _both_passes(row: dict[str, str]) -> dict[str, str]:
+    return {name: times.split()[-1] for name, times in row.items() if name != PROBLEM}
+
+
 def _attention_peers(folder: Path) -> str:
     rows = table(folder / "peers" / "table.md")
-    row = row_of(rows, "batch,heads,seq,d_head", "4,16,4096,128 causal")
-    text = ", ".join(f"{row[name].split()[-1]} ms ({name})" for name in row if name != "batch,heads,seq,d_head")
+    row = row_of(rows, PROBLEM, "4,16,4096,128 causal")
+    text = ", ".join(f"{time} ms ({name})" for name, time in _both_passes(row).items())
     return f"On one NVIDIA H100, forward and backward of 4 × 16 heads × 4,096 × 128, causal, bf16, take {text}."
 
 
 def _attention_lengths(folder: Path) -> str:
-    rows = table(folder / "lengths" / "table.md")
-    both = [
-        {name: float(value.split()[-1]) for name, value in row.items() if name != "batch,heads,seq,d_head"}
-        for row in rows
-    ]
-    fastest = sum(row["flash_cuda"] <= min(row.values()) for row in both)
+    both = [_both_passes(row) for row in table(folder / "lengths" / "table.md")]
+    fastest = sum(float(row["flash_cuda"]) <= min(map(float, row.values())) for row in both)
     short, long = (both[n]["flash_cuda"] for n in (-6, -1))
     return (
         "On one NVIDIA H200, forward and backward of 16,384 tokens, causal, d_head 128, bf16, take flash_cuda "

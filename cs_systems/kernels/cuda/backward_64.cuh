@@ -19,8 +19,8 @@ struct Work {
   u32 values[16];
 };
 
-// Compute one tile up to the issue of its last product. In flight at the beginning: dv b and dk b of the previous tile,
-// s a, dp a; at the end: dq (in sa), dv b, dk b.
+// Compute one tile up to the issue of its last product. In flight at the beginning: dk b of the previous tile, s a; at the
+// end: dk b. dq of the previous tile is then in sa.
 DEVICE void work(Consumer& c, Work& r, float (&sa)[32], float (&sb)[32]) {
   const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128), all_keys = describe(c.shared + K_AT);
   const u64 q_a = describe(c.q(c.i)), do_a = describe(c.dout(c.i)), q_b = q_a + (8192 >> 4), do_b = do_a + (8192 >> 4);
