@@ -131,11 +131,12 @@ def test_update_of_weights_does_not_spill(tokens: int, moments: torch.dtype) -> 
     assert opcodes["MEMBAR"] <= 5  # a release at the cluster's scope in the loop made it wait for memory
 
 
+@pytest.mark.parametrize("tokens", [2048, 8192])
 @pytest.mark.parametrize("d_model", [1280, 2560])
-def test_products_with_swiglu_do_not_spill(d_model: int) -> None:
-    both, h = matrix(8192, 10240), matrix(8192, 5120)
-    forward = gated_forward(matrix(8192, d_model), matrix(10240, d_model), both, h, multiprocessors=132)
-    backward = gated_backward(matrix(8192, d_model), matrix(d_model, 5120), both, both, multiprocessors=132)
+def test_products_with_swiglu_do_not_spill(d_model: int, tokens: int) -> None:
+    both, h = matrix(tokens, 10240), matrix(tokens, 5120)
+    forward = gated_forward(matrix(tokens, d_model), matrix(10240, d_model), both, h, multiprocessors=132)
+    backward = gated_backward(matrix(tokens, d_model), matrix(d_model, 5120), both, both, multiprocessors=132)
     for launch in (forward, backward):
         opcodes = opcodes_of(launch)
         assert opcodes["STL"] + opcodes["LDL"] == 0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import Precision, RunConfig, preset
+from cs_systems.kernels.cuda.launch_gated import backward_options
 from cs_systems.model import BasicTransformerLM
 from cs_systems.training import parts
 from cs_systems.training.parts import fused_feed_forward
@@ -50,8 +51,15 @@ def error(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm())
 
 
+@pytest.mark.parametrize(("tokens", "columns"), [(128, 128), (2048, 128), (8192, 256), (100_000, 256)])
+def test_tiles_of_backward_are_narrow_where_a_block_has_few(tokens: int, columns: int) -> None:
+    assert backward_options((tokens, 3072), 132).columns == columns
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(1, 64, 64), (300, 128, 192), (1000, 768, 3072), (129, 2560, 320)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 64, 64), (300, 128, 192), (1000, 768, 3072), (129, 2560, 320), (5000, 128, 3072)], ids=str
+)
 def test_kernels_compute_what_float64_does(shape: tuple[int, int, int]) -> None:
     tokens, d_model, d_ff = shape
     torch.manual_seed(0)

@@ -4,6 +4,7 @@
 #include "product.cuh"
 
 typedef SharedMemory<0, 0> Shared;
+static_assert(COLUMNS == 256);  // eight of a lane
 
 struct Sizes {
   int tokens, columns;  // of both

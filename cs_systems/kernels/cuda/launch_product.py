@@ -11,8 +11,8 @@ from torch import Tensor
 from cs_systems.kernels.cuda.driver import Macros, tensor_map
 from cs_systems.kernels.driver import Struct, TensorMap
 
-ROWS, COLUMNS, FINISHERS, THREADS = 128, 256, 3, 384
-"""Sizes of a tile; the warps that work on finished tiles; all threads of a block."""
+ROWS, FINISHERS, THREADS = 128, 3, 384
+"""Rows of a tile; the warps that work on finished tiles; all threads of a block."""
 BLOCK = 64
 """Columns of a block in shared memory: the widths of operands are multiples of it."""
 MOST_ACROSS = 12
@@ -23,10 +23,11 @@ MOST_ACROSS = 12
 class ProductOptions:
     """Options of product.cuh.
 
-    depth: of the sum in a stage. ahead: rows that each finishing warp loads ahead. cluster: blocks that share the right
-    operand.
+    columns: of a tile, 128 or 256. depth: of the sum in a stage. ahead: rows that each finishing warp loads ahead.
+    cluster: blocks that share the right operand.
     """
 
+    columns: int = 256
     depth: int = 64
     stages: int = 3
     ahead: int = 6
@@ -34,12 +35,13 @@ class ProductOptions:
 
     def shared_bytes(self, row_bytes: int) -> int:
         """Return the shared memory of a block whose finishing warps load rows of so many bytes ahead."""
-        stages, rows = self.stages * (ROWS + COLUMNS) * self.depth * 2, FINISHERS * self.ahead if row_bytes else 0
-        return stages + ROWS * COLUMNS * 2 + rows * row_bytes + 8 * (2 * self.stages + 4 + rows)
+        stages, rows = self.stages * (ROWS + self.columns) * self.depth * 2, FINISHERS * self.ahead if row_bytes else 0
+        return stages + ROWS * self.columns * 2 + rows * row_bytes + 8 * (2 * self.stages + 4 + rows)
 
     def macros(self, left_trans: bool, right_trans: bool, problems: int = 1) -> Macros:
         return (
             ("PROBLEMS", problems),
+            ("COLUMNS", self.columns),
             ("DEPTH", self.depth),
             ("STAGES", self.stages),
             ("AHEAD", self.ahead),
@@ -67,7 +69,7 @@ class ProductOptions:
         return Struct((*left, *right, *extents, ctypes.c_int(depth), ctypes.c_int(first)))
 
     def _tiles(self, rows: int, columns: int) -> tuple[int, int]:
-        return -(-rows // (ROWS * self.cluster)), -(-columns // COLUMNS)
+        return -(-rows // (ROWS * self.cluster)), -(-columns // self.columns)
 
 
 class Extent(ctypes.Structure):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from cs_systems.kernels.cuda.driver import Launch
 from cs_systems.kernels.cuda.launch_product import (
-    COLUMNS,
     ROWS,
     THREADS,
     ProductOptions,
@@ -57,7 +56,7 @@ def update_weights(operands: Sequence[Tensor], multiprocessors: int, options: Pr
     for i in range(len(operands) // len(OPERANDS)):
         d_out, x, upper = operands[len(OPERANDS) * i : len(OPERANDS) * i + 3]
         left.append(summed_along_columns(f"d_out{i}", d_out, options.depth, ROWS))
-        right.append(summed_along_columns(f"x{i}", x, options.depth, COLUMNS // options.cluster))
+        right.append(summed_along_columns(f"x{i}", x, options.depth, options.columns // options.cluster))
         shapes.append(tuple(upper.shape))
         weights += [*(Address(f"{name}{i}") for name in OPERANDS[2:]), Shape(*upper.shape)]
     macros = (*options.macros(True, True, len(shapes)), ("BF16_STATE", int(bf16_state)))
@@ -67,7 +66,7 @@ def update_weights(operands: Sequence[Tensor], multiprocessors: int, options: Pr
         macros,
         options.blocks(options.tiles(shapes), multiprocessors),
         THREADS,
-        options.shared_bytes(COLUMNS * (8 if bf16_state else 12)),
+        options.shared_bytes(options.columns * (8 if bf16_state else 12)),
         (
             options.products(left, right, shapes, tokens),
             Struct(tuple(weights)),

@@ -1,7 +1,7 @@
 // Skeleton of kernels that multiply matrices tile by tile, and leave the finished tiles to warps of their own. Method: the
 // persistent, warp-specialised product of CUTLASS for Hopper (TMA, wgmma).
 //
-// A block computes tiles of ROWS x COLUMNS of left rightᵀ, or of leftᵀ right where the operands lie that way, of PROBLEMS
+// A block computes tiles of ROWS x COLUMNS (128 or 256) of left rightᵀ, or of leftᵀ right where the operands lie that way, of PROBLEMS
 // products one after the other. One lane of warpgroup 0 loads both operands, DEPTH of the summed dimension at a time, into
 // a ring of STAGES buffers. Warpgroups 1 and 2 own 64 rows each and sum; then they write their half of the tile, rounded to
 // bfloat16, to shared memory, and begin the next tile. The first FINISHERS warps of warpgroup 0 work on the tile from there,
@@ -17,7 +17,7 @@
 
 #include "hopper.cuh"
 
-constexpr int ROWS = 128, COLUMNS = 256, WARPGROUP = 128, PRODUCTS = 2, FINISHERS = 3, THREADS = (1 + PRODUCTS) * WARPGROUP;
+constexpr int ROWS = 128, WARPGROUP = 128, PRODUCTS = 2, FINISHERS = 3, THREADS = (1 + PRODUCTS) * WARPGROUP;
 constexpr int PRODUCT_ROWS = ROWS / PRODUCTS;  // the m of wgmma
 constexpr u32 BOX_BYTES = DEPTH * 128;         // 64 rows or columns, DEPTH of the sum
 constexpr u32 LEFT_BYTES = ROWS / 64 * BOX_BYTES, STAGE_BYTES = LEFT_BYTES + COLUMNS / 64 * BOX_BYTES;

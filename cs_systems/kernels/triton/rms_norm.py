@@ -21,7 +21,7 @@ LARGEST_WIDTH = 16384
 THREAD_ELEMENTS = 16  # of a row
 WARPS = 16  # that backward keeps on a multiprocessor
 LEAST_ROWS = 8  # of a program of backward, so that the shares of the weight's gradient stay small beside the rows
-SUM_ROWS, SUM_COLUMNS = 32, 32
+SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 128, 16, 8  # 3 µs less for 1024 rows than 32, 32, 4, on one H100
 
 
 @triton.jit
@@ -139,7 +139,7 @@ def _backward(
     summed |= {"ROWS": SUM_ROWS, "COLUMNS": SUM_COLUMNS}
     return [
         Launch(rms_norm_backward_kernel, (programs, 1), arguments, {"num_warps": warps}),
-        Launch(norm_sum_rows_kernel, (triton.cdiv(width, SUM_COLUMNS), 1), summed, {"num_warps": 4}),
+        Launch(norm_sum_rows_kernel, (triton.cdiv(width, SUM_COLUMNS), 1), summed, {"num_warps": SUM_WARPS}),
     ], {"shares": shares}
 
 
