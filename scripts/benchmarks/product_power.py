@@ -33,6 +33,7 @@ from cs_systems.machine.device import Device, resolve
 
 BATCH = 4
 ASSUMED_FLOPS = 700e12  # per second, to choose the calls of a run
+IN_A_GRAPH = 20  # calls
 SINGLE_S, WARMUP_S, RUN_S = 0.012, 0.2, 0.5
 BLOCK_WARMUP_S, BLOCK_S, TURNS = 1.0, 2.0, 3
 SLOWEST = 1.15  # times the fastest by single calls, of the algorithms that run back to back
@@ -91,7 +92,8 @@ def compared(product: Product, device: Device, fastest: dict[str, Callable[[], A
         product.out.zero_()
         product.by(algorithm)()
         torch.testing.assert_close(product.out, expected, rtol=0.02, atol=float(0.02 * expected.abs().max()))
-        single.append((seconds_a_call(product.by(algorithm), product.flops, device, SINGLE_S), algorithm))
+        run = captured(product.by(algorithm))
+        single.append((seconds_a_replay(run, calls_in(SINGLE_S, product.flops), device), algorithm))
     single.sort(key=lambda each: each[0])
     tried = [algorithm for seconds, algorithm in single if seconds < SLOWEST * single[0][0]][:MOST]
     runs: list[tuple[dict[str, Any], Callable[[], Any]]] = [({"by": "torch"}, product.by_torch)]
@@ -108,8 +110,8 @@ def compared(product: Product, device: Device, fastest: dict[str, Callable[[], A
 
 def run_on(run: Callable[[], Any], flops: int, device: Device, warmup_s: float, timed_s: float) -> dict[str, Any]:
     """Return the time of a call among calls back to back, and the median clock and power meanwhile."""
-    seconds_a_call(run, flops, device, warmup_s)
-    calls = max(1, round(timed_s * ASSUMED_FLOPS / flops))
+    run, calls = captured(run), calls_in(timed_s, flops)
+    seconds_a_replay(run, calls_in(warmup_s, flops), device)
     start = device.mark()
     for _ in range(calls):
         run()
@@ -118,13 +120,26 @@ def run_on(run: Callable[[], Any], flops: int, device: Device, warmup_s: float, 
     while not end.query():
         readings.append((environment.sm_clock_hz(device), environment.power_w(device)))
         time.sleep(0.02)
-    seconds = device.between_s(start, end) / calls
+    seconds = device.between_s(start, end) / calls / IN_A_GRAPH
     clock, power = (median(x for x in each if x is not None) for each in zip(*readings, strict=True))
     return {"seconds": seconds, "flops_per_s": flops / seconds, "sm_clock_hz": clock, "power_w": power}
 
 
-def seconds_a_call(run: Callable[[], Any], flops: int, device: Device, for_s: float) -> float:
-    calls = max(3, round(for_s * ASSUMED_FLOPS / flops))
+def captured(run: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what replays IN_A_GRAPH calls: a small product takes less time than the host takes to launch it."""
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(IN_A_GRAPH):
+            run()
+    return graph.replay
+
+
+def calls_in(seconds: float, flops: int) -> int:
+    return max(3, round(seconds * ASSUMED_FLOPS / flops / IN_A_GRAPH))
+
+
+def seconds_a_replay(run: Callable[[], Any], calls: int, device: Device) -> float:
     start = device.mark()
     for _ in range(calls):
         run()
@@ -214,12 +229,12 @@ class Product:
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         b, a, out = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (self.b, self.a, self.out))
         described = [*zip((b, a, out, out), self.layouts, strict=True)]
-        arguments = [
+        arguments = (
             *(self.product, ctypes.byref(one), *described[0], *described[1], ctypes.byref(zero), *described[2]),
             *(*described[3], algorithm.start(), ctypes.c_void_p(workspace().data_ptr())),
-            *(ctypes.c_size_t(workspace().nbytes), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)),
-        ]
-        return lambda: call("Matmul", handle(), *arguments)
+            ctypes.c_size_t(workspace().nbytes),
+        )
+        return lambda: call("Matmul", handle(), *arguments, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
 
     def algorithms(self) -> Iterator[Algorithm]:
         """Yield what cublasLt proposes, and the first of them with each cluster that it can have."""
