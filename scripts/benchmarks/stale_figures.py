@@ -83,6 +83,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "cs_systems/workloads/_graph.py",
         "scripts/benchmarks/training_step.py",
         "scripts/benchmarks/product_power.py",
+        "scripts/benchmarks/step_kernels.py",
     ),
     "profiles/long_context/table.md": (
         *(

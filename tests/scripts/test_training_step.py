@@ -94,6 +94,80 @@ def test_table_of_products_sets_torch_beside_the_fastest_and_slowest_algorithm(s
     assert lines[-1].endswith("medians 30.00 and 10.00 ms.")
 
 
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("update_weights", "update in products"),
+        ("gated_backward", "SwiGLU in products, backward"),
+        ("nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN", "other products"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64>", "other products"),
+        ("attend_finish", "attention"),
+        ("norm_sum_rows_kernel", "norms"),
+        ("embedding_gradient_kernel", "rest"),
+        ("Memset (Device)", "rest"),
+    ],
+)
+def test_kernels_of_a_step_have_kinds(script: Any, kernel: str, kind: str) -> None:
+    assert importlib.import_module("step_kernels").kind_of(kernel) == kind
+
+
+def test_time_in_which_a_kernel_ran_counts_overlaps_once(script: Any) -> None:
+    kernels = [("b", 3.0, 5.0), ("a", 1.0, 4.0), ("inside", 1.5, 2.0), ("c", 7.0, 8.0)]
+    assert importlib.import_module("step_kernels").busy_s(kernels) == 5.0
+
+
+@pytest.mark.parametrize("size", ["small", "2.7B"])
+def test_flops_of_the_kinds_are_those_of_the_step(script: Any, size: str) -> None:
+    step_kernels = importlib.import_module("step_kernels")
+    config = step_kernels.fast(size, 512)
+    model, tokens = config.model, 4 * 512
+    d, f, layers = model.d_model, model.d_ff, model.num_layers
+    found = step_kernels.model_flops(config)
+    assert sum(found.values()) == script.step_flops(config)
+    in_blocks = (4 * 3 + 4) * tokens * d * d + (2 + 4) * tokens * d * f  # qkv, output; w2 forward, w1 and w3 backward
+    assert found["other products"] == layers * in_blocks + 6 * tokens * d * model.vocab_size
+
+
+def test_counters_of_ncu_become_shares_and_means_weighted_by_time(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_kernels = importlib.import_module("step_kernels")
+    sm, l2, dram = (step_kernels.COUNTERS[name] for name in step_kernels.SHARES)
+    output = f"""\
+==PROF== Connected to process 7
+"ID","Kernel Name","{sm}","{dram}","gpu__time_duration.sum","{l2}"
+"","","%","%","us","%"
+"0","attend_forward","10","40","1,000.0","20"
+"1","attend_backward","30","0","3,000.0","60"
+"""
+    ncu = tmp_path / "ncu"
+    ncu.write_text(f"#!/bin/sh\ncat <<'END'\n{output}END\n")
+    ncu.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    first, second = step_kernels.counters("small", 512)
+    assert first == {
+        "kernel": "attend_forward", "seconds": 1e-3, "sm_share": 0.1, "l2_share": 0.2, "dram_share": 0.4
+    }  # fmt: skip
+    assert step_kernels.mean([first, second]) == pytest.approx({"sm_share": 0.25, "l2_share": 0.5, "dram_share": 0.1})
+    assert step_kernels.mean([]) == {"sm_share": None, "l2_share": None, "dram_share": None}
+
+
+def test_table_of_kernels_has_rates_for_what_has_flops(script: Any) -> None:
+    page = importlib.import_module("_training_step_kernels")
+    shares = {"sm_share": 0.361, "l2_share": 0.5, "dram_share": 0.25}
+    kinds = [
+        {"kind": "attention", "calls": 48.0, "seconds": 2e-3, "flops": 10**12} | shares,
+        {"kind": "norms", "calls": 75.0, "seconds": 5e-4, "flops": None} | shares,
+        {"kind": "rest", "calls": 1.0, "seconds": 5e-4, "flops": None} | dict.fromkeys(shares),
+    ]
+    cell = {"size": "small", "context": 512, "step_s": 4e-3, "step_p10_s": 3.5e-3, "step_p90_s": 5e-3, "kinds": kinds}
+    lines = [*page.kernels([cell])]
+    assert lines[2] == "### Kernels of small, context 512: 4.00 ms (3.50–5.00)"
+    assert lines[-3] == "| attention | 48 | 2.00 | 50% | 500 | 36% | 50% | 25% |"
+    assert lines[-2] == "| norms | 75 | 0.50 | 12% |  | 36% | 50% | 25% |"
+    assert lines[-1] == "| rest | 1 | 0.50 | 12% |  | – | – | – |"
+
+
 def test_no_switch_of_the_fast_recipe_costs_time_where_it_was_measured(script: Any) -> None:
     page = importlib.import_module("_training_step_ablation")
     rows = json.loads((ROOT / "profiles" / "training_step" / "ablation.json").read_text())
