@@ -77,19 +77,29 @@ def check_one_device(*tensors: Tensor) -> None:
             raise ValueError(f"tensors are on {tensors[0].device} and {x.device}; move them to one device")
 
 
-def unavailable(config: RunConfig) -> str | None:
+LEAVE_OUT = "leave the part out of parts"
+
+
+def unavailable(config: RunConfig, instead: str = LEAVE_OUT) -> str | None:
     """Return the reason that Triton's kernels cannot run in a cell, with the remedy, or None."""
     if find_spec("triton") is None:
-        return "triton is not installed; run pip install triton (Linux), or leave the part out of parts"
+        return f"triton is not installed; run pip install triton (Linux), or {instead}"
     from cs_systems.kernels.triton.launch import INTERPRETED
 
-    has_gpu = torch.cuda.is_available()
-    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and has_gpu)
     if INTERPRETED:
-        return "TRITON_INTERPRET is set, so nothing would run on the GPU; unset it" if on_gpu else None
-    if not on_gpu:
-        return "Triton compiles no kernels for a CPU; leave the part out of parts, or set TRITON_INTERPRET=1 (slow)"
-    if has_gpu and (capability := torch.cuda.get_device_capability()) < (8, 0):
+        return "TRITON_INTERPRET is set, so nothing would run on the GPU; unset it" if _on_gpu(config) else None
+    if not _on_gpu(config):
+        return f"Triton compiles no kernels for a CPU; {instead}, or set TRITON_INTERPRET=1 (slow)"
+    if torch.cuda.is_available() and (capability := torch.cuda.get_device_capability()) < (8, 0):
         have = ".".join(map(str, capability))
-        return f"compute capability 8.0 or newer is required, this GPU has {have}; leave the part out of parts"
+        return f"compute capability 8.0 or newer is required, this GPU has {have}; {instead}"
     return None
+
+
+def unavailable_on_gpu(config: RunConfig, instead: str = LEAVE_OUT) -> str | None:
+    """Return the reason of `unavailable` in a cell on a GPU; for what torch computes on a CPU."""
+    return unavailable(config, instead) if _on_gpu(config) else None
+
+
+def _on_gpu(config: RunConfig) -> bool:
+    return config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())

@@ -24,7 +24,7 @@ from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.training import checkpointing, fp8, parts
+from cs_systems.training import checkpointing, fp8, parts, triton_operators
 from cs_systems.training.losses import cross_entropy
 from cs_systems.training.master_adamw import MOMENTS, MasterAdamW
 from cs_systems.training.parts import Update
@@ -200,6 +200,8 @@ def _options_unavailable(config: RunConfig) -> str | None:
             f"optimizer {config.optimizer} keeps master weights of bf16 parameters; use precision bf16-pure, or "
             "optimizer adamw_fused"
         )
+    if config.optimizer in MOMENTS and (reason := triton_operators.unavailable_on_gpu(config, "use adamw_fused")):
+        return f"optimizer {config.optimizer}: {reason}"
     if config.compile_scope == "block" and config.is_distributed and "features" in strategy_of(config).splits:
         return (
             f"strategy {config.strategy} divides each block over ranks, which compile_scope block does not support; "

@@ -29,7 +29,7 @@ from cs_systems.machine.device import resolve
 from cs_systems.model import BasicTransformerLM
 from cs_systems.record import make_key
 from cs_systems.runtime.sweep import check
-from cs_systems.training import parts
+from cs_systems.training import parts, triton_operators
 from cs_systems.training.losses import cross_entropy
 from cs_systems.training.parts import Part, fused_cross_entropy
 from cs_systems.workloads import Unavailable
@@ -339,6 +339,24 @@ def test_cell_that_cannot_apply_an_option_is_unavailable(options: dict[str, Any]
     config = RunConfig(**settings)
     with pytest.raises(Unavailable, match=reason):
         TrainStep.preflight(config, resolve("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"parts": ("fused_cross_entropy",)}, "leave the part out of parts"),
+        ({"optimizer": "adamw_master", "precision": Precision.BF16_PURE}, "use adamw_fused"),
+    ],
+    ids=["part", "optimizer"],
+)
+def test_what_torch_computes_on_a_cpu_needs_triton_on_a_gpu(
+    options: dict[str, Any], remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_operators, "find_spec", lambda name: None)
+    config = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cuda", **options)
+    with pytest.raises(Unavailable, match=rf"triton is not installed; run pip install triton \(Linux\), or {remedy}"):
+        TrainStep.preflight(config, resolve("cpu"))
+    TrainStep.preflight(replace(config, device="cpu"), resolve("cpu"))
 
 
 def test_two_parts_of_one_thing_are_refused_before_anything_runs() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cs_systems.config import Mode, Precision, RunConfig
+from cs_systems.training import triton_operators
 from cs_systems.training.parts import Part
 
 CHUNK_BYTES = 512 << 20
@@ -113,7 +114,7 @@ def unavailable(config: RunConfig) -> str | None:
             "its gradients exist before the loss is scaled, so that small ones would become 0 in fp16; use precision "
             "bf16, or leave it out of parts"
         )
-    return None
+    return triton_operators.unavailable_on_gpu(config)
 
 
 PART = Part(replaces="loss", head_loss=head_loss, unavailable=unavailable, on_ranks=True)
