@@ -15,6 +15,7 @@ import argparse
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -64,12 +65,14 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=["small", "medium", "large"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[512, 2048])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one-step", action="store_true", help="run one step of a few blocks between profiler calls")
+    parser.add_argument("--one-step", action="store_true", help="only run a step of a few blocks, for ncu")
     args = parser.parse_args()
     device = resolve("cuda")
     if args.one_step:
         one_step(args.sizes[0], args.contexts[0], device)
         return 0
+    if shutil.which("ncu") is None:
+        parser.error("ncu is not on PATH; add the folder of CUDA's tools, or install nsight-compute")
     rows = []
     for context in args.contexts:
         for size in args.sizes:
