@@ -14,7 +14,8 @@ INTRODUCTION = (
     "step, by torch.profiler; *of step*: that time as a share of the step's, which can add up to more than 100% where "
     "kernels overlap. *TFLOP/s*: model FLOPs in that time, half of attention's masked. *SM*, *L2*, *DRAM*: by ncu, how "
     "much of what each can sustain a kernel uses alone, on cold caches, mean over the kernels of a kind; for products "
-    "SM is the tensor cores. Alone no kernel lasts long enough for the board to lower its clock."
+    "SM is the tensor cores, at the clock of that kernel. *Update in products* has the weights of the blocks' linear "
+    "layers."
 )
 
 

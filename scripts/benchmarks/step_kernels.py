@@ -55,7 +55,7 @@ KINDS = {
     ATTENTION: r"^attend_",
     "norms": r"^rms_norm|^norm_sum",
     "rotation": r"^rotary",
-    "AdamW outside of blocks": r"^adamw",
+    "AdamW of the other weights": r"^adamw",
 }
 REST = "rest"
 

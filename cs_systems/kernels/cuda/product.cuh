@@ -1,11 +1,11 @@
 // Skeleton of kernels that multiply matrices tile by tile, and leave the finished tiles to warps of their own. Method: the
 // persistent, warp-specialised product of CUTLASS for Hopper (TMA, wgmma).
 //
-// A block computes tiles of ROWS x COLUMNS (128 or 256) of left rightᵀ, or of leftᵀ right where the operands lie that way, of PROBLEMS
-// products one after the other. One lane of warpgroup 0 loads both operands, DEPTH of the summed dimension at a time, into
-// a ring of STAGES buffers. Warpgroups 1 and 2 own 64 rows each and sum; then they write their half of the tile, rounded to
-// bfloat16, to shared memory, and begin the next tile. The first FINISHERS warps of warpgroup 0 work on the tile from there,
-// while the tensor cores compute.
+// A block computes tiles of ROWS x COLUMNS, 128 or 256 columns, of left rightᵀ, or of leftᵀ right where the operands
+// lie that way, of PROBLEMS products one after the other. One lane of warpgroup 0 loads both operands, DEPTH of the
+// summed dimension at a time, into a ring of STAGES buffers. Warpgroups 1 and 2 own 64 rows each and sum; then they
+// write their half of the tile, rounded to bfloat16, to shared memory, and begin the next tile. The first FINISHERS
+// warps of warpgroup 0 work on the tile from there, while the tensor cores compute.
 //
 // LEFT_TRANS, RIGHT_TRANS: 0 where the summed dimension is contiguous in memory, 1 where the other one is. DEPTH is 64
 // unless both are 1. CLUSTER = 2: two blocks of one cluster compute tiles one below the other, which need the same part of
