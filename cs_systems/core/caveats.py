@@ -49,6 +49,7 @@ REMEDIES = {
     "below-nsys": "record without nsys for times to compare",
     "mixed-steps": "name the iteration: Recorder(...), and with recorder.step(): around the body of the loop",
     "mixed-batches": "compare tokens/s or samples/s, not times; or pad to one length, and drop the last short batch",
+    "recomputed": "checkpoint fewer blocks where the memory allows it",
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",
@@ -96,6 +97,11 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
         steps = f"cs-systems run --steps {first}:{done}, or Recorder(warmup={first}, steps={done - first})"
         remedy += f", or time earlier steps: {steps}"
     return Caveat("few-samples", message, remedy)
+
+
+def recomputed(share: float) -> Caveat:
+    """Return the caveat of a backward pass of which this share repeats forward."""
+    return _caveat("recomputed", f"{100 * share:.0f}% of backward repeats forward, for torch.utils.checkpoint")
 
 
 UNEVEN = ("mixed-steps", "mixed-batches")  # of timed steps that differ by what they do: no spread of theirs is noise

@@ -8,25 +8,26 @@ one thread in falling order of their numbers, so a hook is needed only where the
 
 A model under torch.compile is one function with one node: hooks on its modules would be compiled into it or break its
 graph. Its ranges are written into the code that is generated for it: see `compiled_ranges`. Its modules have hooks too:
-compiled code ignores them, and what torch.compile leaves to eager mode, after a graph break, runs them.
+compiled code ignores them, and what torch.compile leaves to eager mode, after a graph break, runs them. Where a program
+of the user's is observed, these have none, because hooks change what torch.compile compiles of that remainder.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from operator import itemgetter
-from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from cs_systems.config import Phase
+from cs_systems.instrument import compiler
 from cs_systems.instrument.annotate import STEP, Label, OpenLabel, Ranges, listening
 from cs_systems.instrument.structure import WRAPPERS, range_names
 
@@ -64,8 +65,6 @@ def annotate_model(
     names: path → range, instead of those names, for every module.
     """
     found = list(_boundaries(model))
-    if any(is_compiled for *_, is_compiled in found):
-        _keep_from_compiler()
     named: Mapping[str, str | None] = names or range_names([path for path, *_ in found], type(model).__name__)
     if depth is None:
         depth = _deepest([path for path, *_ in found if named[path]])
@@ -87,22 +86,17 @@ def annotate_model(
 def _boundaries(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
     """Yield (path, module, whether torch.compile takes it as one function) for the modules that get hooks."""
     done: set[str] = set()
+    spared: set[nn.Module] = set()
     for raw, module in model.named_modules():
+        if module in spared:
+            continue
         path = ".".join(word for word in raw.split(".") if word not in WRAPPERS)
         if path not in done and not _does_nothing(module):
             done.add(path)
             is_compiled = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+            if is_compiled and compiler.is_observed():
+                spared |= {*module.modules()} - {module}
             yield path, module, is_compiled
-
-
-def _keep_from_compiler() -> None:
-    """Let the hooks run as Python where torch.compile takes every function on its own, after a graph break."""
-    from torch._C._dynamo import eval_frame as dynamo
-
-    skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)  # it and what it calls
-    for hook in (_opens, _closes):
-        code = next(constant for constant in hook.__code__.co_consts if isinstance(constant, CodeType))
-        dynamo.set_code_exec_strategy(code, skip)
 
 
 def _does_nothing(module: nn.Module) -> bool:
@@ -143,11 +137,11 @@ class _CompiledCall:
 
 
 def _opens(ranges: Ranges, name: str) -> Callable[..., None]:
-    return lambda *_: None if torch.compiler.is_compiling() else ranges.push(name)
+    return compiler.untraced(lambda *_: None if torch.compiler.is_compiling() else ranges.push(name))
 
 
 def _closes(ranges: Ranges) -> Callable[..., None]:
-    return lambda *_: None if torch.compiler.is_compiling() else ranges.pop()
+    return compiler.untraced(lambda *_: None if torch.compiler.is_compiling() else ranges.pop())
 
 
 @contextmanager
@@ -162,12 +156,19 @@ def annotated(
     Backward opens the ranges of forward again.
     """
     reopening = BackwardRanges(ranges)
-    hooks = annotate_model(model, reopening, depth, names) if model is not None else Annotations([])
-    try:
-        with listening(reopening):
-            yield
-    finally:
-        hooks.remove()
+    installs: list[Callable[[], compiler.Undo]] = [reopening.roots.install]
+    if model is not None:
+        installs.append(lambda: annotate_model(model, reopening, depth, names).remove)
+    with ExitStack() as hooks, listening(reopening):
+        if compiler.is_observed():
+            observation = compiler.Observation()
+            hooks.callback(observation.close)
+            for install in installs:
+                observation.add(install)
+        else:
+            for install in installs:
+                hooks.callback(install())
+        yield
 
 
 class _OfThread(threading.local):
@@ -196,7 +197,7 @@ class BackwardRanges:
         self._ranges = ranges
         self.regions: dict[str, str] = {}  # range of a compiled module → the module's path
         self._thread = _OfThread()
-        self._roots = BackwardRoots(self._attach, self._close)
+        self.roots = BackwardRoots(self._attach, self._close)
 
     def push(self, name: str) -> None:
         thread = self._thread
@@ -208,14 +209,10 @@ class BackwardRanges:
         label = before if name in _NOT_OF_BACKWARD else (*before, name)
         thread.open.append((name, label))
         _remember(thread, label)
-        if name == Phase.BACKWARD:
-            self._roots.__enter__()
 
     def pop(self) -> None:
         thread = self._thread
-        name, _ = thread.open.pop()
-        if name == Phase.BACKWARD:
-            self._roots.__exit__(None, None, None)
+        thread.open.pop()
         self._ranges.pop()
         _remember(thread, thread.open[-1][1] if thread.open else ())
 
@@ -260,28 +257,48 @@ class BackwardRanges:
                 _run_in_backward(lambda: self._switch(()), "cuda")
 
 
-class BackwardRoots(TorchFunctionMode):
-    """Mode that calls `attach` with a backward pass's root nodes before it begins: no module receives the loss."""
+class BackwardRoots:
+    """Observer that calls `attach` with a backward pass's root nodes before it begins: no module receives the loss."""
 
     def __init__(self, attach: Callable[[Iterable[Node]], list[RemovableHandle]], on_error: Callable[[], None]) -> None:
-        super().__init__()
         self._attach, self._on_error = attach, on_error
+        self._runs = False  # a backward pass runs; one inside it, of a checkpoint, belongs to it
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if function not in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
-            return function(*args, **(kwargs or {}))
-        outputs = args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
-        handles = self._attach(node for out in outputs if (node := _made_by(out)) is not None)
-        try:
-            return function(*args, **(kwargs or {}))
-        except BaseException:
-            self._on_error()
-            raise
-        finally:
-            for handle in handles:  # a graph that is retained may be run again
-                handle.remove()
+    def install(self) -> compiler.Undo:
+        """Begin to observe, and return what ends that."""
+        autograd: Any = torch.autograd
+        engine = autograd._engine_run_backward
+
+        @compiler.passed_through
+        @functools.wraps(engine)
+        def observed(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            if self._runs:
+                return engine(outputs, *args, **kwargs)
+            handles = self._begins(outputs)
+            try:
+                return engine(outputs, *args, **kwargs)
+            except BaseException:
+                self._fails()
+                raise
+            finally:
+                self._ends(handles)
+
+        return compiler.replaced(autograd, "_engine_run_backward", observed)
+
+    @compiler.untraced
+    def _begins(self, outputs: Sequence[Any]) -> list[RemovableHandle]:
+        self._runs = True
+        return self._attach(node for out in outputs if (node := _made_by(out)) is not None)
+
+    @compiler.untraced
+    def _fails(self) -> None:
+        self._on_error()
+
+    @compiler.untraced
+    def _ends(self, handles: Iterable[RemovableHandle]) -> None:
+        self._runs = False
+        for handle in handles:  # a graph that is retained may be run again
+            handle.remove()
 
 
 def _made_by(output: Any) -> Node | None:

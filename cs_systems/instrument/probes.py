@@ -15,6 +15,7 @@ from cs_systems.core.rows import GraphBreakRow
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import sm_clock_hz
 
+_OBSERVERS = {Path(__file__).parents[1] / name for name in ("instrument", "profilers", "recorder", "runtime")}
 MOST_BREAKS, LONGEST_REASON = 5, 200  # rows of graph breaks in a record, and characters of a reason
 
 
@@ -75,9 +76,16 @@ def _dynamo() -> tuple[int, float]:
 
 
 def graph_breaks() -> Sequence[Any]:
-    """Return what torch.compile noted at each graph break of this process so far; the list grows while it compiles."""
+    """Return what torch.compile noted at each graph break of this process's program so far.
+
+    Breaks in code that observes it are not the program's.
+    """
     found: Sequence[Any] = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
-    return found
+    return [each for each in found if not _is_of_observer(each)]
+
+
+def _is_of_observer(noted: Any) -> bool:
+    return bool(noted.user_stack) and Path(noted.user_stack[-1].filename).parent in _OBSERVERS
 
 
 def graph_break_rows(breaks: Sequence[Any]) -> list[GraphBreakRow]:

@@ -116,7 +116,7 @@ def saved_tensors(model: nn.Module | None = None) -> Iterator[SavedTensors]:
     with ExitStack() as stack:
         for handle in found.hooks(model) if model is not None else []:
             stack.callback(handle.remove)
-        stack.enter_context(BackwardRoots(found.name_operations, lambda: None))
+        stack.callback(BackwardRoots(found.name_operations, lambda: None).install())
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(found.pack, lambda tensor: tensor))
         yield found
 

@@ -93,6 +93,7 @@ def success(
     repeat: int,
     setup_s: float,
     seen: Iterable[str],
+    recomputed_s: float,
     precision: str | None,
     ended: str | None,
     missing: Sequence[str],
@@ -101,6 +102,7 @@ def success(
     """Return the record of a stage with at least one timed step.
 
     inputs: of the timed steps.
+    recomputed_s: seconds of the timed steps in which backward repeated forward.
     ended: how the loop ended before all steps were timed. missing: the profilers that then saw no step. mallocs:
     cudaMalloc calls during the timed steps.
     """
@@ -113,6 +115,8 @@ def success(
     breaks = graph_break_rows(noted)
     found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks)
     found = (*found, *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs))
+    if recomputed_s > 0:
+        found = (*found, caveats.recomputed(recomputed_s / sum(measurement.durations_s(BACKWARD))))
     counts, differ = _counts(subject.tokens, inputs)
     if differ:
         found = caveats.with_mixed_batches(found, differ)

@@ -15,8 +15,8 @@ and pickled while they are on it, and a copy of a hook is harmless afterwards.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -24,8 +24,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import checkpoint
 from torch.utils.data import dataloader
+from torch.utils.hooks import RemovableHandle
 
+from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced, untraced
 from cs_systems.recorder.phases import (
     BACKWARD,
     CLIP,
@@ -42,114 +45,221 @@ _tracker: Tracker | None = None
 Tells = Callable[[tuple[Any, ...], dict[str, Any]], str | None]
 
 
-@contextmanager
-def hooked(tracker: Tracker, models: Sequence[nn.Module]) -> Iterator[None]:
-    """Report the phases of this process's loop to `tracker`; on leaving, everything is as it was."""
-    global _tracker
-    with ExitStack() as installed:
-        for model in models:
-            for handle in _on_model(model):
-                installed.callback(handle)
-        for register, hook in (
-            (register_optimizer_step_pre_hook, _optimizer_begins),
-            (register_optimizer_step_post_hook, _optimizer_ends),
-        ):
-            installed.callback(register(hook).remove)
-        for owner, name, tells in _PATCHES:
-            installed.callback(patch(owner, name, tells))
-        _tracker = tracker
-        try:
-            yield
-        finally:
-            _tracker = None
+def observe(observation: Observation, tracker: Tracker, models: Sequence[nn.Module]) -> None:
+    """Report the phases of this process's loop to `tracker`, until the observation is closed."""
+    for model in models:
+        for hook in _on_model(model):
+            observation.add(hook)
+    for register, hook in (
+        (register_optimizer_step_pre_hook, _optimizer_begins),
+        (register_optimizer_step_post_hook, _optimizer_ends),
+    ):
+        observation.add(functools.partial(_registered, register, hook), is_guarded=True)
+    for owner, name, tells in (*_PATCHES, *(_OF_ACCELERATORS if torch.accelerator.is_available() else ())):
+        observation.add(functools.partial(patch, owner, name, tells), is_guarded=(owner, name) in _GUARDED)
+    for install in (_times_recomputation, _times_reentrant_recomputation):
+        observation.add(install)
+    observation.add(functools.partial(_reports_to, tracker))
 
 
 def is_active() -> bool:
     return _tracker is not None
 
 
+def _reports_to(tracker: Tracker) -> Undo:
+    global _tracker
+    _tracker = tracker
+
+    def forget() -> None:
+        global _tracker
+        _tracker = None
+
+    return forget
+
+
+def _registered(register: Callable[[Any], RemovableHandle], hook: Callable[..., object]) -> Undo:
+    return register(hook).remove
+
+
+@untraced
 def _begins(name: str, arguments: Any = ()) -> None:
     if _tracker is not None and _tracker.observes():
         _tracker.enter(name, arguments)
 
 
+@untraced
 def _ends(name: str) -> None:
     if _tracker is not None and _tracker.observes():
         _tracker.exit(name)
 
 
+@untraced
 def _forward_begins(_: nn.Module, *arguments: Any) -> None:
-    if not torch.compiler.is_compiling():  # first, so that compiled code depends on nothing else here
-        _begins(FORWARD, arguments)
+    _begins(FORWARD, arguments)
 
 
+@untraced
 def _forward_ends(*_: Any) -> None:
-    if not torch.compiler.is_compiling():
-        _ends(FORWARD)
+    _ends(FORWARD)
 
 
+@untraced
 def _optimizer_begins(*_: Any) -> None:
     _begins(OPTIMIZER)
 
 
+@untraced
 def _optimizer_ends(*_: Any) -> None:
     _ends(OPTIMIZER)
 
 
-def _on_model(model: nn.Module) -> Iterator[Callable[[], object]]:
-    """Hook the call of a model; yield what removes the hooks.
+def _on_model(model: nn.Module) -> Iterator[Callable[[], Undo]]:
+    """Yield what hooks the call of a model.
 
     Hooks on a module that compiled itself (`model.compile()`) would be compiled with it, so that its compiled call is
     wrapped instead.
     """
-    compiled = model.__dict__.get("_compiled_call_impl")
-    if compiled is not None:
-        model.__dict__["_compiled_call_impl"] = _wrapped(compiled, lambda *_: FORWARD)
-        yield lambda: model.__dict__.update(_compiled_call_impl=compiled)
+    if "_compiled_call_impl" in model.__dict__ and model._compiled_call_impl is not None:
+        yield functools.partial(patch, model, "_compiled_call_impl", lambda *_: FORWARD)
         return
-    yield model.register_forward_pre_hook(_forward_begins, with_kwargs=True).remove
-    yield model.register_forward_hook(_forward_ends, always_call=True).remove
+    yield lambda: model.register_forward_pre_hook(_forward_begins, with_kwargs=True).remove
+    yield lambda: model.register_forward_hook(_forward_ends, always_call=True).remove
 
 
 def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
     """Return the function, in a phase if `tells` names one for its arguments."""
 
+    @passed_through
     @functools.wraps(function)
     def observed(*args: Any, **kwargs: Any) -> Any:
-        if _tracker is None or not _tracker.observes() or (name := tells(args, kwargs)) is None:
+        begun = _begun(tells, args, kwargs)
+        if begun is None:
             return function(*args, **kwargs)
-        tracker = _tracker
-        tracker.enter(name, (args, kwargs))
         try:
             return function(*args, **kwargs)
         finally:
-            tracker.exit(name)
+            _exit(*begun, args)
 
     return observed
 
 
-def patch(owner: Any, name: str, tells: Tells) -> Callable[[], object]:
+@untraced
+def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tracker, str] | None:
+    """Begin the phase of a call, if it has one; return what `_exit` needs to end it."""
+    tracker = _tracker
+    if tracker is None or not tracker.observes():
+        return None
+    with torch._C.DisableTorchFunction():  # a mode of the script sees its own calls alone
+        if (name := tells(args, kwargs)) is None:
+            return None
+        tracker.enter(name, (args, kwargs))
+    return tracker, name
+
+
+@untraced
+def _exit(tracker: Tracker, name: str, args: tuple[Any, ...]) -> None:
+    """End the phase of a call with these arguments; the fourth of autograd's engine asks for a graph of gradients."""
+    tracker.exit(name, is_differentiable=name == BACKWARD and len(args) > 3 and bool(args[3]))
+
+
+def patch(owner: Any, name: str, tells: Tells) -> Undo:
     """Replace an attribute of a class or module by the observed one; return what restores it."""
-    return _replace(owner, name, _wrapped(getattr(owner, name), tells))
+    return replaced(owner, name, _wrapped(getattr(owner, name), tells))
 
 
-def after(owner: Any, name: str, then: Callable[..., object]) -> Callable[[], object]:
+def after(owner: Any, name: str, then: Callable[..., object]) -> Undo:
     """Call `then` with the arguments after each call of a function of a class or module; return what restores it."""
     function = getattr(owner, name)
 
+    @passed_through
     @functools.wraps(function)
     def followed(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        then(*args, **kwargs)
+        _call(then, args, kwargs)
         return result
 
-    return _replace(owner, name, followed)
+    return replaced(owner, name, followed)
 
 
-def _replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], object]:
-    own = vars(owner).get(name)
-    setattr(owner, name, function)
-    return functools.partial(delattr, owner, name) if own is None else functools.partial(setattr, owner, name, own)
+@untraced
+def _call(then: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    then(*args, **kwargs)
+
+
+class _OfThread(threading.local):
+    recomputes = False
+
+
+_of_thread = _OfThread()
+
+
+class _Recomputation:
+    """Context in which backward repeats forward; inside another one it does nothing."""
+
+    @untraced
+    def __enter__(self) -> None:
+        is_counted = _tracker is not None and _tracker.is_open(BACKWARD) and not _of_thread.recomputes
+        self._timeline = _tracker.timeline if is_counted and _tracker is not None else None
+        if self._timeline is not None:
+            _of_thread.recomputes = True
+            self._begin = self._timeline.now()
+
+    @untraced
+    def __exit__(self, *_: object) -> None:
+        if self._timeline is not None:
+            _of_thread.recomputes = False
+            self._timeline.recomputed(self._begin, self._timeline.now())
+
+
+def _times_recomputation() -> Undo:
+    """Time what a checkpoint repeats with `use_reentrant=False`; return what ends that."""
+    hook = checkpoint._recomputation_hook
+    begin, end = hook.__enter__, hook.__exit__
+
+    @passed_through
+    @functools.wraps(begin)
+    def begins(self: Any) -> Any:
+        self._cs_systems_recomputation = _Recomputation()
+        self._cs_systems_recomputation.__enter__()
+        return begin(self)
+
+    @passed_through
+    @functools.wraps(end)
+    def ends(self: Any, *error: Any) -> Any:
+        result = end(self, *error)
+        self._cs_systems_recomputation.__exit__()
+        return result
+
+    undo_begin, undo_end = replaced(hook, "__enter__", begins), replaced(hook, "__exit__", ends)
+
+    def undo() -> bool:
+        return undo_begin() is not False and undo_end() is not False
+
+    return undo
+
+
+def _times_reentrant_recomputation() -> Undo:
+    """Time what a checkpoint repeats with `use_reentrant=True`; return what ends that."""
+    function = checkpoint.CheckpointFunction
+    backward = function.backward
+
+    @passed_through
+    @functools.wraps(backward)
+    def observed(ctx: Any, *gradients: Any) -> Any:
+        run = ctx.run_function
+
+        @passed_through
+        def timed(*args: Any) -> Any:
+            with _Recomputation():
+                return run(*args)
+
+        ctx.run_function = timed
+        try:
+            return backward(ctx, *gradients)
+        finally:
+            ctx.run_function = run
+
+    return replaced(function, "backward", staticmethod(observed))
 
 
 def _always(name: str) -> Tells:
@@ -197,9 +307,18 @@ _PATCHES: tuple[tuple[Any, str, Tells], ...] = (
     *((owner, "clip_grad_value_", _always(CLIP)) for owner in (clip_grad, nn.utils)),
     *((owner, "zero_grad", _always(ZERO_GRAD)) for owner in (Optimizer, nn.Module)),
     *((_GradScaler, name, _always(OPTIMIZER)) for name in ("unscale_", "step", "update")),
+)
+# A copy between devices and a value that is read make the host wait for an accelerator alone.
+_OF_ACCELERATORS: tuple[tuple[Any, str, Tells], ...] = (
     (Tensor, "to", _moves),
     (Tensor, "cuda", _to_cuda),
     (Tensor, "copy_", _copies),
     *((Tensor, name, _reads) for name in ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")),
     (torch.cuda, "synchronize", _always(HOST_SYNC)),
 )
+# Those that a guard of torch.compile looks at, where a function that calls them is compiled.
+_GUARDED = {
+    (nn.Module, "zero_grad"),
+    *((clip_grad, name) for name in ("_get_total_norm", "_clip_grads_with_norm_", "clip_grad_value_")),
+    (nn.utils, "clip_grad_value_"),
+}

@@ -7,15 +7,18 @@ those that are found.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from cs_systems.config import Phase
 from cs_systems.instrument.annotate import STEP, Label, OpenLabel, annotate
+from cs_systems.instrument.compiler import is_tracing, untraced
 from cs_systems.machine.device import Device
 from cs_systems.record import Sample
 from cs_systems.workloads._batches import tensors_in
@@ -63,6 +66,13 @@ class Clocks:
         return begun_s + rate * self.device.between_s(begin, mark) - host_s
 
 
+class Cut(NamedTuple):
+    """Place in a timeline: the boundaries and the recomputations before it."""
+
+    boundary: int
+    recomputed: int
+
+
 class Timeline:
     """Boundaries of one step in order: the phase that begins there, the device's mark and the host's time.
 
@@ -74,6 +84,7 @@ class Timeline:
         self._names: list[str] = []
         self._marks: list[Any] = []
         self._host: list[float] = []
+        self._recomputed: list[tuple[Any, Any]] = []
         self.begin(name)
 
     def begin(self, name: str) -> None:
@@ -86,6 +97,35 @@ class Timeline:
     def end(self) -> None:
         """End the step; the device may be behind."""
         self._mark()
+
+    def cut(self) -> Cut:
+        """Make a boundary inside the present phase, and return it for `pieces`."""
+        self._names.append(self._names[-1])
+        self._mark()
+        return Cut(len(self._names) - 1, len(self._recomputed))
+
+    def pieces(self, cuts: Sequence[Cut]) -> Iterator[Timeline]:
+        """Yield the times up to each of these boundaries, as steps of their own."""
+        for begin, end in itertools.pairwise((Cut(0, 0), *cuts)):
+            piece = copy.copy(self)
+            piece._names = self._names[begin.boundary : end.boundary]
+            piece._marks = self._marks[begin.boundary : end.boundary + 1]
+            piece._host = self._host[begin.boundary : end.boundary + 1]
+            piece._recomputed = self._recomputed[begin.recomputed : end.recomputed]
+            yield piece
+
+    def now(self) -> Any:
+        """Return a mark of this moment, of the device if it has a clock; from any thread."""
+        device = self._clocks.device
+        return device.mark() if device.is_cuda else self._clocks.host()
+
+    def recomputed(self, begin: Any, end: Any) -> None:
+        """Add the marks between which backward repeated forward."""
+        self._recomputed.append((begin, end))
+
+    def recomputed_s(self) -> float:
+        """Return for how long backward repeated forward in this step, after the end of its stage."""
+        return sum(self._clocks.device.between_s(begin, end) for begin, end in self._recomputed)
 
     def _mark(self) -> None:
         device, now = self._clocks.device, self._clocks.host()
@@ -144,6 +184,7 @@ class Tracker:
     Only the thread that made it is observed.
 
     Attributes:
+        timeline: boundaries of this step.
         idle: the phase in which a step begins.
         stepped: the optimizer was entered in this step.
         seen: all phases that were entered.
@@ -159,7 +200,8 @@ class Tracker:
         self._thread = threading.get_ident()
         self.idle = BETWEEN
         self._named: list[str] = []
-        self._found: list[tuple[str, bool]] = []  # open phases, and whether the loss was being computed before
+        # Open phases: (found, shown, whether the loss was being computed before).
+        self._found: list[tuple[str, str, bool]] = []
         self._in_loss = False
         self._rest = BETWEEN
         self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
@@ -194,17 +236,17 @@ class Tracker:
         self._found.clear()
         self._in_loss, self._rest, self.stepped = False, self.idle, False
         self.rows = self.elements = 0
-        self._timeline = Timeline(self._clocks, self.idle)
+        self.timeline = Timeline(self._clocks, self.idle)
         self._label.switch((), self._ranges)
         self._show()
 
     def end(self, *, synchronize: bool) -> Timeline:
         """End the step, on request when the device has done its work, and return its boundaries."""
-        self._timeline.end()
+        self.timeline.end()
         if synchronize:
             with self._unobserved():
                 self._device.synchronize()
-        return self._timeline
+        return self.timeline
 
     def rest(self, name: str) -> None:
         """Name the time from here on in which no phase is open: OTHER or BETWEEN."""
@@ -212,27 +254,37 @@ class Tracker:
         self._switch()
 
     def observes(self) -> bool:
-        """Return whether calls of this thread are observed now, and are not being traced by a compiler."""
-        return threading.get_ident() == self._thread and not torch.compiler.is_compiling()
+        """Return whether calls of this thread are observed now.
 
-    def is_open(self, name: str) -> bool:
-        return any(found == name for found, _ in self._found)
+        What is captured into a CUDA graph does not run yet, and an event inside it has no time.
+        """
+        return threading.get_ident() == self._thread and not (
+            self._is_cuda and torch.cuda.is_current_stream_capturing()
+        )
+
+    def is_open(self, *names: str) -> bool:
+        """Return whether one of these phases was entered and has not ended."""
+        return any(found in names for found, *_ in self._found)
 
     def enter(self, name: str, arguments: Any = ()) -> None:
         """Begin a phase that was found; the caller asks `observes` before.
 
+        A forward pass inside of a backward pass repeats one for torch.utils.checkpoint, and belongs to backward.
+
         arguments: of the call that begins it. Of a model's, the sizes are added up; nothing waits for the device.
         """
         self.call_before_next()
-        if name == FORWARD and not self.is_open(FORWARD):
+        repeats = name == FORWARD and self.is_open(BACKWARD)
+        if name == FORWARD and not (repeats or self.is_open(FORWARD) or is_tracing()):
             inputs = [tensor for tensor in tensors_in(arguments) if tensor.dim()]
             self.rows += inputs[0].size(0) if inputs else 0
             self.elements += sum(tensor.numel() for tensor in inputs)
         if name == FORWARD and FORWARD not in self.seen:
             self._at_forward()
-        self.seen.add(name)
+        shown = BACKWARD if repeats else name
+        self.seen.add(shown)
         self.stepped |= name == OPTIMIZER
-        self._found.append((name, self._in_loss))
+        self._found.append((name, shown, self._in_loss))
         self._in_loss = False
         self._switch()
 
@@ -242,24 +294,28 @@ class Tracker:
         if call is not None:
             call()
 
-    def exit(self, name: str) -> None:
-        """End the phase that `enter` began, if an exception has not ended it before."""
+    def exit(self, name: str, *, is_differentiable: bool = False) -> None:
+        """End the phase that `enter` began, if an exception has not ended it before.
+
+        is_differentiable: backward made a graph of the gradients, as for a penalty: they are part of the loss.
+        """
         if not (self._found and self._found[-1][0] == name) and not self.is_open(name):
             return
         while self._found:  # an exception may have left phases inside it open
-            found, was_in_loss = self._found.pop()
+            found, shown, was_in_loss = self._found.pop()
             if found == name:
                 break
-        self._in_loss = (name == FORWARD and not self.is_open(FORWARD)) or (
-            was_in_loss and name not in (BACKWARD, OPTIMIZER)
-        )
+        ends_loss = shown == OPTIMIZER or (shown == BACKWARD and not is_differentiable)
+        self._in_loss = (shown == FORWARD and not self.is_open(FORWARD)) or (was_in_loss and not ends_loss)
         self._switch()
 
+    @untraced
     def enter_named(self, name: str) -> None:
         if self.observes():
             self._named.append(name)
             self._switch()
 
+    @untraced
     def exit_named(self, name: str) -> None:
         if self.observes() and name in self._named:
             while self._named.pop() != name:
@@ -267,15 +323,13 @@ class Tracker:
             self._switch()
 
     def _switch(self) -> None:
-        if self._is_cuda and torch.cuda.is_current_stream_capturing():
-            return  # an event inside a CUDA graph has no time
-        self._timeline.begin(self._named[-1] if self._named else self._innermost())
+        self.timeline.begin(self._named[-1] if self._named else self._innermost())
         self._show()
 
     def _innermost(self) -> str:
         if self._in_loss:
             return LOSS
-        return self._found[-1][0] if self._found else self._rest
+        return self._found[-1][1] if self._found else self._rest
 
     def _show(self) -> None:
         """Open the ranges of this moment, if a profiler is active."""

@@ -29,6 +29,7 @@ from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import plugins
 from cs_systems.core.caveats import REMEDIES, Caveat, profile_in_words
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, short_name, shown
+from cs_systems.instrument.compiler import Observation, untraced
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
@@ -198,7 +199,7 @@ class Recorder:
         self._precision: str | None = None
         self._count, self._failed, self._setup_s, self._began_s = 0, 0, 0.0, self._clock()
         self._tracker = Tracker(device, self._clock, self._at_first_forward)
-        self._installed, self._region = ExitStack(), ExitStack()
+        self._installed, self._region = Observation(), ExitStack()
         self._install(self._tracker)
         self._state = "recording"
         if self._is_in_code:  # a script that was not edited keeps running
@@ -236,7 +237,7 @@ class Recorder:
             warnings.warn(f"no step was timed: {record.reason}", RuntimeWarning, stacklevel=4)
 
     def _install(self, tracker: Tracker) -> None:
-        self._installed.enter_context(hooks.hooked(tracker, self._subject.models))
+        hooks.observe(self._installed, tracker, self._subject.models)
 
     def _off(self) -> None:
         self._tracker = None
@@ -247,6 +248,7 @@ class Recorder:
     def _at_first_forward(self) -> None:
         self._precision = _result.precision_of(self._subject.device, self._subject.models)
 
+    @untraced
     def _step_begins(self, tokens: int | None = None) -> None:
         if self._tracker is None:
             if self._state == "new":
@@ -265,6 +267,7 @@ class Recorder:
             self._given.append(tokens)
         self._tracker.rest(OTHER)
 
+    @untraced
     def _step_ends(self, failed: bool) -> None:
         self._in_step = False
         tracker = self._tracker
@@ -374,6 +377,7 @@ class Recorder:
             repeat=Journal(self._out).times_done(config),
             setup_s=self._setup_s,
             seen=self._tracker.seen if self._tracker else (),
+            recomputed_s=sum(taken.timeline.recomputed_s() for taken in self._timed),
             precision=self._precision,
             ended=ended,
             missing=[later.profiler for later in self._stages] if ended is not None else (),

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +22,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cs_systems.core.caveats import REMEDIES, Caveat
+from cs_systems.instrument.compiler import Observation, is_tracing, passed_through, replaced, untraced
 from cs_systems.record import RunRecord
 from cs_systems.recorder import hooks
-from cs_systems.recorder.phases import FORWARD, OTHER, Tracker
+from cs_systems.recorder.phases import BACKWARD, FORWARD, OTHER, Tracker
 from cs_systems.recorder.recorder import Recorder, Stage
 
 
@@ -47,19 +47,23 @@ class ScriptRecorder(Recorder):
         # optimizer → steps found before its latest one
         self._stepped_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._most_between = 1  # steps found between two of another optimizer's
-        self._found, self._finding = 0, ExitStack()
+        self._found, self._finding = 0, Observation()
         self.records = []
         self._state = "new"
         autograd: Any = torch.autograd
         engine = autograd._engine_run_backward
 
+        @passed_through
         def first_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            autograd._engine_run_backward = engine
+            if is_tracing():  # torch.compile makes the backward of what it compiles
+                return engine(roots, *args, **kwargs)
+            wait_no_more()
             self._begin(roots[0])
             return autograd._engine_run_backward(roots, *args, **kwargs)  # observed now
 
-        autograd._engine_run_backward = first_backward
+        wait_no_more = replaced(autograd, "_engine_run_backward", first_backward)
 
+    @untraced
     def _begin(self, root: Any) -> None:
         """Begin to record, in place of entering a `with` block."""
         device = root.device if isinstance(root, torch.Tensor) else None
@@ -68,39 +72,36 @@ class ScriptRecorder(Recorder):
         self.__enter__()
 
     def _install(self, tracker: Tracker) -> None:
-        ends = self._finding if self._stop else self._installed  # a script that is stopped counts its steps until then
-        for end in self._find_steps():
-            ends.callback(end)
+        self._find_steps(self._finding if self._stop else self._installed)  # one that stops counts its steps until then
         super()._install(tracker)
         tracker.idle = OTHER  # nothing tells where an iteration begins
         tracker.start()
-        self._installed.callback(hooks.patch(nn.Module, "__call__", self._calls))
-        self._observed = vars(nn.Module)["__call__"]
+        self._installed.add(partial(hooks.patch, nn.Module, "__call__", self._calls))
 
-    def _find_steps(self) -> list[Callable[[], object]]:
-        """Observe what ends a step; return what removes that."""
+    def _find_steps(self, finding: Observation) -> None:
+        """Observe what ends a step."""
         if any(issubclass(type(each), Optimizer) for each in gc.get_objects()):
-            stepped = register_optimizer_step_post_hook(self._stepped)
-            return [stepped.remove, hooks.after(GradScaler, "step", self._scaler_stepped)]
-        return [hooks.after(torch.autograd, "_engine_run_backward", self._backward_ended)]
+            finding.add(lambda: register_optimizer_step_post_hook(self._stepped).remove, is_guarded=True)
+            finding.add(partial(hooks.after, GradScaler, "step", self._scaler_stepped))
+        else:
+            finding.add(partial(hooks.after, torch.autograd, "_engine_run_backward", self._backward_ended))
 
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return FORWARD for the call of a module with parameters outside of any other."""
+        """Return FORWARD for the call of a module with parameters outside of any other, and of a backward pass."""
         tracker, module = self._tracker, args[0]
-        if tracker is None or tracker.is_open(FORWARD) or next(module.parameters(), None) is None:
+        if tracker is None or tracker.is_open(FORWARD, BACKWARD) or next(module.parameters(), None) is None:
             return None
         models = self._subject.models
         if all(module is not known for known in models):
             models.append(module)  # type: ignore[attr-defined]
         return FORWARD
 
+    @untraced
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         tracker = self._tracker
         if tracker is not None:
             if not tracker.observes():
                 return
-            if vars(nn.Module)["__call__"] is not self._observed:  # torch.fx puts its own function back after tracing
-                nn.Module.__call__ = self._observed  # type: ignore[method-assign]
             if self._first is None:
                 self._first = weakref.ref(optimizer)
             known = self._subject.optimizers

@@ -177,7 +177,9 @@ def test_wrong_label_is_detected() -> None:
     ranges.pop()
     ranges._thread.numbers[:] = [number - 1 for number in ranges._thread.numbers]
     ranges.push(Phase.BACKWARD)
+    stop = ranges.roots.install()
     logits.sum().backward()
+    stop()
     ranges.pop()
     hooks.remove()
     assert len(seen) == 1

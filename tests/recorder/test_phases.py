@@ -156,8 +156,9 @@ def test_named_phase_covers_what_is_found_inside(tmp_path: Path) -> None:
     assert measured(recorder).phase_names()[-3:] == ("backward", "teacher", "other")
 
 
-def test_copies_and_synchronisation_are_phases(tmp_path: Path) -> None:
+def test_copies_and_synchronisation_are_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Device `meta` stands for an accelerator: a copy to it is one, and reading from it raises after the boundary."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     with Recorder(net(), out=tmp_path, clock=Ticks(), **CLEAN) as recorder:
         for inputs, labels in batches(5):
             with recorder.step():
