@@ -79,7 +79,7 @@ class Recorder:
         warmup: steps before the timing.
         steps: timed steps.
         profile: "kineto", "none", or "nsys" in a process that runs under `nsys profile`.
-        profile_steps: steps under the profiler, and under the memory history.
+        profile_steps: steps under the profiler, and under the memory history; may be 0 without both.
         snapshot: also record a CUDA memory snapshot.
         tokens: tokens (or samples) of a step on one rank, from which the rate is computed; where steps differ, give
             them to `step`.
@@ -117,15 +117,18 @@ class Recorder:
         optimizers = _listed("optimizer", optimizer, Optimizer)
         if not callable(clock):
             raise ConfigError(f"clock is {shown(clock)}; give a function that returns seconds")
-        for what, count, least in (("warmup", warmup, 0), ("steps", steps, 1), ("profile_steps", profile_steps, 1)):
-            if not is_whole(count) or count < least:
-                raise ConfigError(f"{what} is {shown(count)}; give a whole number, at least {least}")
         one_of("profile", profile, PROFILES)
         if not isinstance(out, str | os.PathLike) or not os.fspath(out):
             raise ConfigError(f"out is {shown(out)}; give the folder of the records")
         for what, value in (("snapshot", snapshot), ("record_host", record_host)):
             if not isinstance(value, bool):
                 raise ConfigError(f"{what} is {shown(value)}; give True or False")
+        least_profiled = 0 if profile == "none" and not snapshot else 1
+        counts = (("warmup", warmup, 0), ("steps", steps, 1), ("profile_steps", profile_steps, least_profiled))
+        for what, count, least in counts:
+            if not is_whole(count) or count < least:
+                without = ", or pass profile='none' without snapshot" if what == "profile_steps" and least else ""
+                raise ConfigError(f"{what} is {shown(count)}; give a whole number, at least {least}{without}")
         if tokens is not None and (not is_whole(tokens) or tokens < 1):
             raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number from 1")
         if not is_number(patience_s) or not patience_s >= 0:

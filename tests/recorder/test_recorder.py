@@ -480,6 +480,11 @@ def test_device_that_torch_does_not_find_is_refused(tmp_path: Path, monkeypatch:
         ({"model": nn.Linear}, "model is the class Linear; give an instance of a torch Module, or a list of them"),
         ({"steps": 0}, "steps is 0; give a whole number, at least 1"),
         ({"warmup": 1.5}, "warmup is 1.5; give a whole number, at least 0"),
+        (
+            {"profile_steps": 0},
+            "profile_steps is 0; give a whole number, at least 1, or pass profile='none' without snapshot",
+        ),
+        ({"profile": "none", "profile_steps": -1}, "profile_steps is -1; give a whole number, at least 0"),
         ({"profile": "ncu"}, "unknown profile 'ncu'; choose among kineto, nsys, none"),
         ({"snapshot": 1}, "snapshot is 1; give True or False"),
         ({"record_host": "yes"}, "record_host is 'yes'; give True or False"),
@@ -492,6 +497,11 @@ def test_bad_arguments_are_refused(options: dict[str, Any], message: str, tmp_pa
     assert str(refused.value) == message
     with pytest.raises(ConfigError, match="the name of the phase is 'step'; give a text of 1 to 200 printable"):
         Recorder(out=tmp_path).phase("step")
+
+
+def test_no_profiled_steps_may_be_given_without_a_profiler(tmp_path: Path) -> None:
+    recorder, _ = train(tmp_path, profile="none", profile_steps=0)
+    assert [record.status for record in recorder.records] == ["ok"]
 
 
 def test_lost_record_does_not_end_the_loop(tmp_path: Path) -> None:
