@@ -104,16 +104,12 @@ def recomputed(share: float) -> Caveat:
     return _caveat("recomputed", f"{100 * share:.0f}% of backward repeats forward, for torch.utils.checkpoint")
 
 
-UNEVEN = ("mixed-steps", "mixed-batches")  # of timed steps that differ by what they do: no spread of theirs is noise
+UNEVEN = ("mixed-steps", "mixed-batches")  # of timed steps that differ by what they do: their spread has a known cause
 
 
-def with_mixed_batches(found: Iterable[Caveat], what: str) -> tuple[Caveat, ...]:
-    """Return the caveats with that of timed steps whose batches differ in size: their spread is no instability.
-
-    what: the consequence for the numbers.
-    """
-    message = f"the batches of the timed steps differ in size; {what}"
-    return (*(caveat for caveat in found if caveat.code != "unstable"), _caveat("mixed-batches", message))
+def mixed_batches(what: str) -> Caveat:
+    """Return the caveat of timed steps whose batches differ in size. what: the consequence for the numbers."""
+    return _caveat("mixed-batches", f"the batches of the timed steps differ in size; {what}")
 
 
 def caveats(

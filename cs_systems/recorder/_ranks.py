@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from cs_systems.core.caveats import REMEDIES, UNEVEN, Caveat, of_spread
+from cs_systems.core.caveats import REMEDIES, Caveat, of_spread
 from cs_systems.core.rows import Ran, first_row
 from cs_systems.machine import process_group
 from cs_systems.record import RunRecord, Sample
@@ -111,7 +111,7 @@ def _without_total(record: RunRecord) -> RunRecord:
 def _of_stragglers(whole: RunRecord) -> Iterator[Caveat]:
     """Yield the caveats of all ranks; the spread is that of the stragglers, which tables show."""
     assert whole.measurement is not None
-    if not any(caveat.code in UNEVEN for caveat in whole.warnings):
+    if not any(caveat.code == "mixed-steps" for caveat in whole.warnings):
         yield from (caveat for caveat in of_spread(whole.measurement, "step") if caveat.code == "unstable")
     yield from (caveat for caveat in whole.warnings if caveat.code != "unstable")
 

@@ -6,8 +6,11 @@ steps, the ranks and the profiler are set, and reports leave the other fields ou
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 import torch
@@ -25,14 +28,15 @@ from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
 from cs_systems.record import LOOP, Environment, Measurement, Row, RunRecord, Sample, make_key
-from cs_systems.recorder.phases import BACKWARD, FORWARD, WAITING, in_order
+from cs_systems.recorder.phases import BACKWARD, FORWARD, WAITING, Call, in_order
+
+_Batch = Counter[tuple[tuple[int, ...], ...]]  # calls of the models in a step by the shapes of their tensors
 
 
 class StepInputs(NamedTuple):
-    """Size of what the models were called with in one step, and its tokens where the loop gave them."""
+    """Calls of the models in one step, and its tokens where the loop gave them."""
 
-    rows: int  # first dimensions of the first tensors, added up
-    elements: int
+    calls: Counter[Call]
     tokens: int | None
 
 
@@ -119,7 +123,7 @@ def success(
         found = (*found, caveats.recomputed(recomputed_s / sum(measurement.durations_s(BACKWARD))))
     counts, differ = _counts(subject.tokens, inputs)
     if differ:
-        found = caveats.with_mixed_batches(found, differ)
+        found = (*found, caveats.mixed_batches(differ))
     found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
     known = {"precision": precision, "graph_breaks": len(noted) or None}
     ran = cast(Ran, {**subject.ran(), **counts, **{name: value for name, value in known.items() if value}})
@@ -137,23 +141,49 @@ def success(
 
 
 def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]:
-    """Return the tokens of the timed steps, and if their batches differ in size, what follows from that; else "".
+    """Return the tokens of the timed steps, and if their batches differ in shape, what follows from that; else "".
 
-    tokens: of each step, as the user has said. Where the inputs differ in size that is believed only if it is their
+    tokens: of each step, as the user has said. Where the inputs differ in shape that is believed only if it is their
     number of rows: each step then has as many samples.
     """
     given = [each.tokens for each in inputs]
-    rows, elements = {each.rows for each in inputs}, {each.elements for each in inputs}
-    if len({*given}) == len(rows) == len(elements) == 1:
-        return {"tokens": given[0] if tokens is None else tokens}, ""
-    if tokens is not None and rows == {tokens}:
+    batches = _batches(inputs)
+    differ = _differ(batches) if any(map(_size, batches)) else len({*given}) > 1
+    if tokens is not None and differ:
+        if {_size(batch)[0] for batch in batches} != {tokens}:
+            return {"tokens": None}, f"tokens={tokens} is not of each of them, and tokens/s is not known"
         given = [tokens] * len(inputs)
-    elif tokens is not None:
-        return {"tokens": None}, f"tokens={tokens} is not of each of them, and tokens/s is not known"
+    if len({*given}) == 1 and not differ:
+        return {"tokens": given[0] if tokens is None else tokens}, ""
     together = total(given)
     of_each = given[0] if len({*given}) == 1 else None
     what = "their median is of no one size" if together is None else "tokens/s is of all of them together"
-    return {"tokens": of_each, "timed_tokens": together}, what
+    return {"tokens": of_each, "timed_tokens": together}, what if differ else ""
+
+
+def _batches(inputs: Sequence[StepInputs]) -> list[_Batch]:
+    """Return the shapes that the models were called with in each step; where a loop trains, only those for training."""
+    trains = any(with_gradients for each in inputs for with_gradients, _ in each.calls)
+    found = []
+    for each in inputs:
+        batch = _Batch()
+        for (with_gradients, shapes), count in each.calls.items():
+            if shapes and with_gradients == trains:
+                batch[shapes] += count
+        found.append(batch)
+    return found
+
+
+def _differ(batches: Sequence[_Batch]) -> bool:
+    """Return whether batches differ in shape; a model that is called more often makes no difference."""
+    ordered = sorted(batches, key=_Batch.total)
+    return any(not few <= many and _size(few) != _size(many) for few, many in pairwise(ordered))
+
+
+def _size(batch: _Batch) -> tuple[int, int]:
+    """Return the first dimensions of the first tensors, and the elements of all tensors, added up over the calls."""
+    rows = sum(shapes[0][0] * count for shapes, count in batch.items())
+    return rows, sum(sum(map(math.prod, shapes)) * count for shapes, count in batch.items())
 
 
 def failure(config: RunConfig, environment: Environment, *, repeat: int, status: str, reason: str) -> RunRecord:

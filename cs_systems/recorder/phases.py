@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ FORWARD, LOSS, BACKWARD, OPTIMIZER = (p.value for p in (Phase.FORWARD, Phase.LOS
 INPUT, COPY, CLIP, ZERO_GRAD, HOST_SYNC = "input", "copy", "clip", "zero_grad", "host_sync"
 OTHER, BETWEEN = "other", "between"  # time in no phase: inside a step, and between two steps
 WAITING = frozenset({INPUT, COPY, HOST_SYNC, OTHER, BETWEEN})  # phases that launch little work, or none
+Call = tuple[bool, tuple[tuple[int, ...], ...]]
 _NO_THREAD = -1
 _ORDER = (INPUT, COPY, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, HOST_SYNC)
 
@@ -36,6 +38,13 @@ def in_order(names: list[str]) -> list[str]:
     known = [name for name in _ORDER if name in names]
     rest = [name for name in (OTHER, BETWEEN) if name in names]
     return [*known, *(name for name in dict.fromkeys(names) if name not in (*_ORDER, *rest)), *rest]
+
+
+def call_of(arguments: Any) -> Call:
+    """Return whether autograd records the call of a model now, and the shapes of its tensors, scalars left out."""
+    tensors = [tensor for tensor in tensors_in(arguments) if tensor.dim()]
+    shapes = tuple((t.size(0), t.numel()) if t.is_nested else tuple(t.shape) for t in tensors)  # a nested one has none
+    return torch.is_grad_enabled(), shapes
 
 
 class Clocks:
@@ -188,8 +197,7 @@ class Tracker:
         idle: the phase in which a step begins.
         stepped: the optimizer was entered in this step.
         seen: all phases that were entered.
-        rows: the first dimensions of the models' inputs in this step, added up.
-        elements: the elements of these inputs.
+        calls: the calls of the models in this step, counted by what `call_of` returns.
         has_ranges: each phase is also a range of the active profiler.
         before_next: called once, before the next phase begins.
     """
@@ -206,7 +214,7 @@ class Tracker:
         self._rest = BETWEEN
         self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
         self.seen: set[str] = set()
-        self.rows = self.elements = 0
+        self.calls: Counter[Call] = Counter()
         self.before_next: Callable[[], object] | None = None
         self.begin_stage()
 
@@ -235,7 +243,7 @@ class Tracker:
         self._named.clear()
         self._found.clear()
         self._in_loss, self._rest, self.stepped = False, self.idle, False
-        self.rows = self.elements = 0
+        self.calls = Counter()
         self.timeline = Timeline(self._clocks, self.idle)
         self._label.switch((), self._ranges)
         self._show()
@@ -271,14 +279,12 @@ class Tracker:
 
         A forward pass inside of a backward pass repeats one for torch.utils.checkpoint, and belongs to backward.
 
-        arguments: of the call that begins it. Of a model's, the sizes are added up; nothing waits for the device.
+        arguments: of the call that begins it. Of a model's, the shapes are counted; nothing waits for the device.
         """
         self.call_before_next()
         repeats = name == FORWARD and self.is_open(BACKWARD)
         if name == FORWARD and not (repeats or self.is_open(FORWARD) or is_tracing()):
-            inputs = [tensor for tensor in tensors_in(arguments) if tensor.dim()]
-            self.rows += inputs[0].size(0) if inputs else 0
-            self.elements += sum(tensor.numel() for tensor in inputs)
+            self.calls[call_of(arguments)] += 1
         if name == FORWARD and FORWARD not in self.seen:
             self._at_forward()
         shown = BACKWARD if repeats else name

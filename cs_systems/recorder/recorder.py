@@ -292,7 +292,7 @@ class Recorder:
         timeline = tracker.end(synchronize=not self._stages[0].is_timed)
         tokens = sum(self._given) if self._given else None
         self._given.clear()
-        size = _result.StepInputs(tracker.rows, tracker.elements, tokens)
+        size = _result.StepInputs(tracker.calls, tokens)
         taken = _Taken(timeline, *self._probes.compilations(), size)
         (self._warm if is_warmup else self._timed).append(taken)
         if is_warmup and len(self._warm) == self._warmup:

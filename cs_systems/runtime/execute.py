@@ -333,7 +333,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     )
     if differ(sizes):
         what = "rates are of all of them together, and FLOPs were not counted"
-        warnings = caveats.with_mixed_batches(warnings, what)
+        warnings = (*warnings, caveats.mixed_batches(what))
     if cell.graph_breaks or (cell.config.compile != "none" and any(s.compiles for s in cell.samples)):
         description |= {"graph_breaks": len(cell.graph_breaks)}
     rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}

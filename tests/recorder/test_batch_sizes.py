@@ -16,7 +16,7 @@ from cs_systems.config import ConfigError
 from cs_systems.record import RunRecord
 from cs_systems.recorder._ranks import merged_loop
 from cs_systems.recorder.unedited import ScriptRecorder
-from tests.recorder.loops import CLEAN, net
+from tests.recorder.loops import CLEAN, Ticks, net
 
 BEGIN = "the batches of the timed steps differ in size; "
 
@@ -60,7 +60,6 @@ def test_tokens_of_each_step_give_the_rate_of_all_of_them(tmp_path: Path) -> Non
     }
     assert rate(record) == pytest.approx(64 / seconds(record))
     assert mixed(record) == [BEGIN + "tokens/s is of all of them together"]
-    assert "unstable" not in [caveat.code for caveat in record.warnings]
 
 
 def test_tokens_of_one_step_are_not_those_of_unequal_steps(tmp_path: Path) -> None:
@@ -118,6 +117,52 @@ def test_unequal_batches_of_a_script_are_mentioned(tmp_path: Path) -> None:
     assert mixed(recorder.records[0]) == [BEGIN + "their median is of no one size"]
 
 
+@pytest.mark.parametrize(
+    ("calls", "differ"),
+    [
+        ([[3], [3, 3], [3]], False),  # a second call in some steps
+        ([[4, 4], [4], [4, 4]], False),  # fewer batches are accumulated at the end of an epoch
+        ([[4], [4, 2], [4]], False),  # as a penalty on a part of the batch, or the other model of a GAN
+        ([[], [4], [4]], False),
+        ([[8, 1], [6, 3], [5, 4]], False),  # unequal micro-batches of equal steps
+        ([[4], [2], [4]], True),
+        ([[4, 4], [4, 2], [4, 4]], True),
+        ([[4, 4], [2], [4, 4]], True),
+    ],
+)
+def test_only_shapes_of_batches_make_them_unequal(calls: list[list[int]], differ: bool, tmp_path: Path) -> None:
+    model, penalized = net(), torch.ones((), requires_grad=True)
+    with Recorder(model, out=tmp_path, **CLEAN | {"warmup": 0}) as recorder:
+        for counts in calls:
+            with recorder.step():
+                sum((model(torch.ones(count, 4)).sum() for count in counts), penalized * 1).backward()
+    assert bool(mixed(recorder.records[0])) == differ
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_evaluation_in_a_loop_that_trains_is_no_batch(trains: bool, tmp_path: Path) -> None:
+    model = net()
+    with Recorder(model, out=tmp_path, **CLEAN | {"warmup": 0}) as recorder:
+        for count in (8, 6, 2):
+            with recorder.step():
+                with torch.no_grad():
+                    model(torch.ones(count, 4))
+                if trains:
+                    model(torch.ones(4, 4)).sum().backward()
+    assert bool(mixed(recorder.records[0])) != trains
+
+
+def test_unequal_batches_hide_no_other_caveat(tmp_path: Path) -> None:
+    """Run steps of 1 to 8 clock readings each, so that their times scatter too."""
+    model = net()
+    with Recorder(model, out=tmp_path, clock=(clock := Ticks()), **CLEAN | {"steps": 8}) as recorder:
+        for count in range(1, 10):
+            with recorder.step():
+                model(torch.ones(count, 4)).sum().backward()
+                clock.now += count**3
+    assert {"unstable", "mixed-batches"} <= {caveat.code for caveat in recorder.records[0].warnings}
+
+
 def test_step_that_failed_leaves_no_tokens(tmp_path: Path) -> None:
     model = net()
     with Recorder(model, out=tmp_path, **CLEAN) as recorder:
@@ -138,7 +183,7 @@ def test_tokens_of_ranks_are_added(tmp_path: Path) -> None:
     whole = merged_loop(ranks, [])
     assert whole.results["ran"][0]["timed_tokens"] == 64 + 65
     assert rate(whole) == pytest.approx(129 / seconds(whole))
-    assert "unstable" not in [caveat.code for caveat in whole.warnings]
+    assert mixed(whole) == [BEGIN + "tokens/s is of all of them together"]
     assert ranks[1].measurement is not None
     shorter = replace(ranks[1], measurement=replace(ranks[1].measurement, samples=ranks[1].measurement.samples[:3]))
     assert rate(merged_loop({0: ranks[0], 1: shorter}, [])) is None
