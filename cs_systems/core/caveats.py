@@ -34,6 +34,7 @@ LAUNCH_BOUND_LAG = 0.10
 CLOCK_LIMIT = 0.97
 
 REMOVE_BREAKS = "keep printing, .item(), .cpu() and branches on tensors out of the compiled code"
+_NAME_STEPS = "name the iteration: Recorder(...), and with recorder.step(): around the body of the loop"
 # Code of a caveat → its remedy. Tables show these also for records that were written with an earlier wording.
 REMEDIES = {
     "profiled": "take times from cs-systems time; use a profile for shares and causes",
@@ -47,7 +48,8 @@ REMEDIES = {
     "shared-gpu": "stop the other processes, or choose another GPU with --device cuda:N",
     "no-forward": "pass the module that the loop calls: the one that DDP or torch.compile returned",
     "below-nsys": "record without nsys for times to compare",
-    "mixed-steps": "name the iteration: Recorder(...), and with recorder.step(): around the body of the loop",
+    "mixed-steps": _NAME_STEPS,
+    "no-optimizer": _NAME_STEPS,
     "mixed-batches": "compare tokens/s or samples/s, not times; or pad to one length, and drop the last short batch",
     "recomputed": "checkpoint fewer blocks where the memory allows it",
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",

@@ -144,11 +144,23 @@ class ScriptRecorder(Recorder):
 
     def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
         record = super()._record(stage, ended, error)
+        if record.status == "ok" and not self._subject.optimizers:
+            what = "no optimizer stepped: a step is one backward pass"
+            found = (*record.warnings, Caveat("no-optimizer", what, REMEDIES["no-optimizer"]))
+            return replace(record, warnings=found)
         if record.status != "ok" or self._most_between == 1:
             return record
         what = f"one optimizer steps up to {self._most_between} times for a step of another, and each is a step here"
         kept = (caveat for caveat in record.warnings if caveat.code != "unstable")  # the kinds of steps differ
         return replace(record, warnings=(*kept, Caveat("mixed-steps", what, REMEDIES["mixed-steps"])))
+
+    def _before_which(self, stage: Stage) -> str:
+        return super()._before_which(stage) if self._found else "before an optimizer stepped"
+
+    def _remedy(self, stage: Stage, error: BaseException | None) -> str:
+        if self._found or isinstance(error, Exception):
+            return super()._remedy(stage, error)
+        return f"let it run longer, or, if it updates its parameters itself, {REMEDIES['no-optimizer']}"
 
     def _shorter(self, done: int) -> str:
         return f"--steps 1:{done}"

@@ -72,7 +72,22 @@ def test_script_without_an_optimizer_has_a_step_for_each_backward_pass(tmp_path:
     options = ["--steps", "2:100", "--out", str(tmp_path)]
     done = forks.python("-m", "cs_systems", "run", *options, "--", styles.__file__, "no_optimizer")
     assert done.stdout == f"{digest('no_optimizer')}\n", done.stderr
-    assert len(samples(read_records(tmp_path)[0][0])) == STEPS
+    record = read_records(tmp_path)[0][0]
+    assert len(samples(record)) == STEPS
+    (caveat,) = (caveat for caveat in record.warnings if caveat.code == "no-optimizer")
+    assert caveat.message == "no optimizer stepped: a step is one backward pass"
+
+
+def test_optimizer_that_never_steps_is_mentioned(tmp_path: Path) -> None:
+    unused = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    recorder = ScriptRecorder("no_optimizer", out=tmp_path, warmup=2, steps=100, profile="none")
+    digest("no_optimizer")
+    recorder.close()
+    assert recorder.records[0].reason == (
+        "the loop ended before an optimizer stepped; let it run longer, or, if it updates its parameters itself, name "
+        "the iteration: Recorder(...), and with recorder.step(): around the body of the loop"
+    )
+    del unused
 
 
 @pytest.mark.parametrize("style", ["gan", "scaler"])
