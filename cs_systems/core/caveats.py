@@ -53,6 +53,8 @@ REMEDIES = {
     "mixed-batches": "compare tokens/s or samples/s, not times; or pad to one length, and drop the last short batch",
     "recomputed": "checkpoint fewer blocks where the memory allows it",
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
+    "skipped-steps": "set a lower init_scale of the GradScaler, warm up until its scale has settled, or use bf16 "
+    "without one; if the loss is NaN, correct that first",
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",
 }
@@ -114,6 +116,17 @@ def mixed_batches(what: str) -> Caveat:
     return _caveat("mixed-batches", f"the batches of the timed steps differ in size; {what}")
 
 
+def skipped_steps(skipped: int, steps: int, first_scale: float, scale: float | None) -> Caveat:
+    """Return the caveat of optimizer steps that a GradScaler skipped. scale: of the scaler now; None if unknown."""
+    scales = f"scale {_scale(first_scale)} at first" + ("" if scale is None else f", {_scale(scale)} at last")
+    what = f"{skipped} of {counted(steps, 'optimizer step')} were skipped by the GradScaler ({scales})"
+    return _caveat("skipped-steps", what)
+
+
+def _scale(number: float) -> str:
+    return f"{number:,.0f}" if 1 <= number < 1e6 else f"{number:.2g}".replace("e+", "e")
+
+
 def caveats(
     measurement: Measurement,
     before: Environment,
@@ -142,7 +155,7 @@ def caveats(
         *_broken_graph(graph_breaks),
         *(caveat for check in (_recompiled, _allocated) for caveat in check(measurement)),
         *_machine(measurement, before, after),
-        *_no_number(loss),
+        *no_number(loss),
     )
 
 
@@ -156,7 +169,8 @@ def _profiled(profiler: str) -> Iterator[Caveat]:
         yield _caveat("profiled", f"measured under {profiler}; the times include the profiler's overhead")
 
 
-def _no_number(loss: float | None) -> Iterator[Caveat]:
+def no_number(loss: float | None) -> Iterator[Caveat]:
+    """Yield a caveat if the loss is NaN or infinite."""
     if loss is not None and not math.isfinite(loss):
         code, value = ("nan-loss", "NaN") if math.isnan(loss) else ("inf-loss", "infinite")
         yield _caveat(code, f"the loss is {value}, so that its times are left out")

@@ -102,13 +102,14 @@ def success(
     ended: str | None,
     missing: Sequence[str],
     mallocs: int | None,
+    outcome: Iterable[Caveat],
 ) -> RunRecord:
     """Return the record of a stage with at least one timed step.
 
     inputs: of the timed steps.
     recomputed_s: seconds of the timed steps in which backward repeated forward.
     ended: how the loop ended before all steps were timed. missing: the profilers that then saw no step. mallocs:
-    cudaMalloc calls during the timed steps.
+    cudaMalloc calls during the timed steps. outcome: caveats of what the steps computed.
     """
     device, after = subject.device, environment(subject.device)
     samples = aligned(samples)
@@ -118,7 +119,7 @@ def success(
     noted = graph_breaks()
     breaks = graph_break_rows(noted)
     found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks)
-    found = (*found, *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs))
+    found = (*found, *outcome, *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs))
     if recomputed_s > 0:
         found = (*found, caveats.recomputed(recomputed_s / sum(measurement.durations_s(BACKWARD))))
     counts, differ = _counts(subject.tokens, inputs)

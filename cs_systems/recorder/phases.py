@@ -202,8 +202,15 @@ class Tracker:
         before_next: called once, before the next phase begins.
     """
 
-    def __init__(self, device: Device, clock: Callable[[], float], at_forward: Callable[[], object]) -> None:
-        self._device, self._clock, self._at_forward = device, clock, at_forward  # at_forward: in the first one
+    def __init__(
+        self,
+        device: Device,
+        clock: Callable[[], float],
+        at_forward: Callable[[], object],
+        at_backward: Callable[[Any], object],
+    ) -> None:
+        self._device, self._clock = device, clock
+        self._at_forward, self._at_backward = at_forward, at_backward  # in the first one; with the roots of each
         self._is_cuda = device.is_cuda
         self._thread = threading.get_ident()
         self.idle = BETWEEN
@@ -279,7 +286,8 @@ class Tracker:
 
         A forward pass inside of a backward pass repeats one for torch.utils.checkpoint, and belongs to backward.
 
-        arguments: of the call that begins it. Of a model's, the shapes are counted; nothing waits for the device.
+        arguments: of the call that begins it, positional and by name. Of a model's, the shapes are counted; nothing
+            waits for the device.
         """
         self.call_before_next()
         repeats = name == FORWARD and self.is_open(BACKWARD)
@@ -288,6 +296,8 @@ class Tracker:
         if name == FORWARD and FORWARD not in self.seen:
             self._at_forward()
         shown = BACKWARD if repeats else name
+        if name == BACKWARD and not self.is_open(BACKWARD):
+            self._at_backward(arguments[0][0])
         self.seen.add(shown)
         self.stepped |= name == OPTIMIZER
         self._found.append((name, shown, self._in_loss))

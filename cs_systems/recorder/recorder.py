@@ -36,6 +36,7 @@ from cs_systems.machine.environment import environment
 from cs_systems.profilers import nsys, rank_file
 from cs_systems.record import RunRecord, Sample, append_record
 from cs_systems.recorder import _ranks, _result, hooks
+from cs_systems.recorder.outcome import Outcome
 from cs_systems.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
 from cs_systems.runtime import observed
 from cs_systems.runtime.journal import Journal
@@ -201,7 +202,8 @@ class Recorder:
         self._timed: list[_Taken] = []
         self._precision: str | None = None
         self._count, self._failed, self._setup_s, self._began_s = 0, 0, 0.0, self._clock()
-        self._tracker = Tracker(device, self._clock, self._at_first_forward)
+        self._outcome = Outcome()
+        self._tracker = Tracker(device, self._clock, self._at_first_forward, self._outcome.keep_loss)
         self._installed, self._region = Observation(), ExitStack()
         self._install(self._tracker)
         self._state = "recording"
@@ -240,6 +242,7 @@ class Recorder:
             warnings.warn(f"no step was timed: {record.reason}", RuntimeWarning, stacklevel=4)
 
     def _install(self, tracker: Tracker) -> None:
+        self._outcome.observe(self._installed)
         hooks.observe(self._installed, tracker, self._subject.models)
 
     def _off(self) -> None:
@@ -297,6 +300,7 @@ class Recorder:
         (self._warm if is_warmup else self._timed).append(taken)
         if is_warmup and len(self._warm) == self._warmup:
             self._mallocs = self._subject.device.device_mallocs()
+            self._outcome.start()
         if len(self._timed) == self._stages[0].steps:
             self._complete(tracker)
         else:
@@ -351,6 +355,7 @@ class Recorder:
             self._warm = self._timed[-STEADY:]  # a profile is compared with them
             self._warmup = len(self._warm)
         self._timed = []
+        self._outcome.start()
         self._compiled = self._probes.compilations()
         if ended is not None:
             self._stages.clear()
@@ -385,11 +390,17 @@ class Recorder:
             ended=ended,
             missing=[later.profiler for later in self._stages] if ended is not None else (),
             mallocs=now - self._mallocs if device.is_cuda and now is not None and self._mallocs is not None else None,
+            outcome=self._outcome_caveats(),
         )
         if any(later.profiler == "nsys" for later in self._stages):
             what = "timed in a process that nsys had started; it traced nothing yet"
             record = replace(record, warnings=(*record.warnings, Caveat("below-nsys", what, REMEDIES["below-nsys"])))
         return record
+
+    def _outcome_caveats(self) -> tuple[Caveat, ...]:
+        assert self._tracker is not None
+        with self._tracker._unobserved():
+            return tuple(self._outcome.caveats())
 
     def _before_which(self, stage: Stage) -> str:
         """Return when the loop ended that left this stage without a step."""

@@ -1,0 +1,108 @@
+"""What a loop computed: its last loss, and the optimizer steps that a GradScaler skipped.
+
+Nothing is read while the loop runs, because reading waits for the device: scalars are kept until the end of a stage.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from cs_systems.core import caveats
+from cs_systems.core.caveats import Caveat
+from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced, untraced
+
+_SMALL_BYTES = 512  # a scalar in a larger storage shares it with other tensors, and would keep them alive
+
+
+class _Scalar(NamedTuple):
+    """Value in memory, of no graph: `Tensor.detach` would be an operator that the loop alone does not have."""
+
+    storage: torch.UntypedStorage
+    offset: int
+    dtype: torch.dtype
+
+    def read(self) -> float:
+        return torch.empty(0, dtype=self.dtype, device=self.storage.device).set_(self.storage, self.offset, ()).item()
+
+
+class Outcome:
+    """Scalars of the steps of a stage; `caveats` reads them at its end."""
+
+    def __init__(self) -> None:
+        self._losses: list[_Scalar] = []
+        self._is_skipped: bool | Tensor = False
+        self.start()
+
+    def start(self) -> None:
+        """Begin a stage. A step that a GradScaler has begun still belongs to the one before."""
+        self._skipped: list[bool | Tensor] = []  # for each step of a GradScaler
+        self._scaler: GradScaler | None = None
+
+    def keep_loss(self, roots: Any) -> None:
+        """Keep the scalars among the roots of a backward pass."""
+        tensors = [root for root in ((roots,) if isinstance(roots, Tensor) else roots) if _is_scalar(root)]
+        self._losses = [_Scalar(t.untyped_storage(), int(t.storage_offset()), t.dtype) for t in tensors] or self._losses
+
+    def observe(self, observation: Observation) -> None:
+        """Watch the steps of every GradScaler until the observation is closed."""
+        observation.add(self._watch_scalers)
+        observation.add(lambda: register_optimizer_step_post_hook(self._stepped).remove, is_guarded=True)
+
+    def _watch_scalers(self) -> Undo:
+        step = GradScaler.step
+
+        @passed_through
+        @functools.wraps(step)
+        def watched(scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            found, self._is_skipped = self._skipped, True
+            result = step(scaler, optimizer, *args, **kwargs)
+            self._scaler_stepped(scaler, optimizer, found)
+            return result
+
+        return replaced(GradScaler, "step", watched)
+
+    @untraced
+    def _scaler_stepped(self, scaler: GradScaler, optimizer: Any, found: list[bool | Tensor]) -> None:
+        if scaler.is_enabled() and hasattr(type(optimizer).step, "hooked"):
+            self._scaler = scaler
+            found.append(self._is_skipped)
+
+    @untraced
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        self._is_skipped = getattr(optimizer, "found_inf", False)  # a fused optimizer itself skips, on the device
+
+    def caveats(self) -> Iterator[Caveat]:
+        """Yield the caveats of the stage; the device must have nothing left to do."""
+        skipped = [_read(lambda flag=flag: bool(flag)) for flag in self._skipped]
+        if self._scaler is not None and any(skipped):
+            scales = self._scaler._init_scale, _read(self._scaler.get_scale)
+            yield caveats.skipped_steps(skipped.count(True), len(skipped), *scales)
+        for loss in (_read(loss.read) for loss in self._losses):
+            if loss is not None and (math.isnan(loss) or self._scaler is None):  # a scaled loss may be infinite
+                yield from caveats.no_number(loss)
+
+
+def _is_scalar(root: Any) -> bool:
+    return (
+        type(root) is Tensor
+        and root.numel() == 1
+        and root.is_floating_point()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(root)
+        and root.untyped_storage().nbytes() <= _SMALL_BYTES
+    )
+
+
+def _read(value: Callable[[], Any]) -> Any:
+    """Return a value of the device; None where it is lost, as after an error of the device."""
+    try:
+        return value()
+    except RuntimeError:
+        return None
