@@ -15,6 +15,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from cs_systems.recorder.recorder import Recorder
+from cs_systems.recorder.trainer import TrainerRecorder
 
 
 class RecorderCallback(TrainerCallback):  # type: ignore[misc]
@@ -25,7 +26,7 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
         self.recorder: Recorder | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.recorder = Recorder(model, out=self._out, **self._options)
+        self.recorder = TrainerRecorder(model, out=self._out, **self._options)
         self.recorder.__enter__()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:

@@ -4,7 +4,8 @@
 
     Trainer(callbacks=[RecorderCallback(out="runs/mine")]).fit(module, loader)
 
-A step is one batch; with accumulated gradients, all batches of one update.
+A step is one batch; with accumulated gradients, all batches of one update. Forward is what `training_step` calls: the
+module itself, or any module in it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from cs_systems.recorder.recorder import Recorder
+from cs_systems.recorder.trainer import TrainerRecorder
 
 _OTHER_HOOKS = ("on_", "setup", "teardown")
 
@@ -32,7 +34,10 @@ class RecorderCallback:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         optimizers = [getattr(o, "optimizer", o) for o in trainer.optimizers]
-        self.recorder = Recorder(pl_module, optimizers, out=self._out, **self._options)
+        wrapper = getattr(getattr(trainer, "strategy", None), "model", None)
+        self.recorder = TrainerRecorder(
+            pl_module, optimizers, step_method="training_step", wrapper=wrapper, out=self._out, **self._options
+        )
         self.recorder.__enter__()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:

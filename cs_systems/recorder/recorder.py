@@ -243,7 +243,11 @@ class Recorder:
 
     def _install(self, tracker: Tracker) -> None:
         self._outcome.observe(self._installed)
-        hooks.observe(self._installed, tracker, self._subject.models)
+        hooks.observe(self._installed, tracker, self._called())
+
+    def _called(self) -> Sequence[nn.Module]:
+        """Return the modules whose call is forward."""
+        return self._subject.models
 
     def _off(self) -> None:
         self._tracker = None
