@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import random
 import runpy
 import sys
 import types
@@ -24,25 +25,33 @@ from cs_systems.core import origin
 
 
 class _AtImportOfTorch(importlib.abc.MetaPathFinder):
-    """Finder that lets the other ones find torch, and calls `then` once torch is imported."""
+    """Finder that lets the other ones find torch, and calls `then` once torch is imported.
+
+    It stays until then: a program may look for torch without importing it.
+    """
 
     def __init__(self, then: Any) -> None:
-        self._then = then
+        self._then, self._asks = then, False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self._asks:
             return None
-        sys.meta_path.remove(self)
-        found = importlib.util.find_spec(name)
+        self._asks = True
+        try:
+            found = importlib.util.find_spec(name)
+        finally:
+            self._asks = False
         if found is None or found.loader is None:
             return None
         execute = found.loader.exec_module
 
         def executed(module: types.ModuleType) -> None:
             execute(module)
-            self._then()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._then()
 
         found.loader.exec_module = executed  # type: ignore[method-assign]
         return found
@@ -85,10 +94,19 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         raise
     finally:
         sys.stdout.flush()
+        state = random.getstate()  # what is imported for the report draws from it
         for recorder in recorders:
             recorder.close(failed)
         if is_first_rank():
-            _leave([record for recorder in recorders for record in recorder.records], handover, options["out"], status)
+            for failure in filter(None, (recorder.failure for recorder in recorders)):
+                print(f"cs-systems: nothing was recorded: {failure}", file=sys.stderr)
+                break
+            else:
+                records = [record for recorder in recorders for record in recorder.records]
+                _leave(records, handover, options["out"], status)
+            for later in filter(None, (recorder.later_training() for recorder in recorders)):
+                print(f"cs-systems: {later}", file=sys.stderr)
+        random.setstate(state)
 
 
 def _become(argv: list[str]) -> None:

@@ -51,6 +51,8 @@ REMEDIES = {
     "mixed-steps": _NAME_STEPS,
     "no-optimizer": _NAME_STEPS,
     "mixed-batches": "compare tokens/s or samples/s, not times; or pad to one length, and drop the last short batch",
+    "own-tools": "time the program without them",
+    "own-capture": "leave out these calls, or start the program under nsys yourself",
     "recomputed": "checkpoint fewer blocks where the memory allows it",
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
     "skipped-steps": "set a lower init_scale of the GradScaler, warm up until its scale has settled, or use bf16 "
@@ -101,6 +103,17 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
         steps = f"cs-systems run --steps {first}:{done}, or Recorder(warmup={first}, steps={done - first})"
         remedy += f", or time earlier steps: {steps}"
     return Caveat("few-samples", message, remedy)
+
+
+def own_tools(names: Iterable[str]) -> Caveat:
+    """Return the caveat of a loop that was timed while the program itself profiled or traced it."""
+    return _caveat("own-tools", f"timed under the program's own {' and '.join(sorted(names))}, which cost time")
+
+
+def own_capture(calls: int) -> Caveat:
+    """Return the caveat of a program whose own calls would have begun or ended what nsys captures."""
+    what = counted(calls, "call") + " of cudaProfilerStart and cudaProfilerStop by the program did nothing"
+    return _caveat("own-capture", f"{what}: nsys captured the recorded steps alone")
 
 
 def recomputed(share: float) -> Caveat:

@@ -79,9 +79,8 @@ class Observation:
 
     def close(self) -> None:
         """Remove everything for good."""
-        for undo in reversed(self._undo):
-            if undo is not None:
-                undo()
+        _covered.extend(undo for undo in self._undo if undo is not None)
+        _covered[:] = [undo for undo in reversed(_covered) if undo() is False][::-1]
         self._parts.clear()
         self._undo.clear()
         if self in _active:
@@ -101,6 +100,7 @@ class Observation:
 
 
 _active: list[Observation] = []
+_covered: list[Undo] = []  # what could not be removed yet, because something else was installed over it
 _compiles = False  # something is being compiled
 _runs_compiled = False  # a compiled function runs, so that new code below it would be compiled
 _stop_watching: list[Undo] = []

@@ -242,6 +242,10 @@ def _own_caveats(
     if mallocs:
         calls = counted(mallocs, "cudaMalloc call")
         yield Caveat("cudaMalloc", f"{calls} during timed steps", LOOP_REMEDIES["cudaMalloc"])
-    if subject.models and FORWARD not in seen and BACKWARD in seen:
-        names = ", ".join(type(model).__name__ for model in subject.models)
-        yield Caveat("no-forward", f"the call of {names} was not seen", LOOP_REMEDIES["no-forward"])
+    if FORWARD not in seen and BACKWARD in seen:
+        if subject.models:
+            names = ", ".join(type(model).__name__ for model in subject.models)
+            yield Caveat("no-forward", f"the call of {names} was not seen", LOOP_REMEDIES["no-forward"])
+        else:
+            remedy = "call the module itself, not its forward(); what a compiled function calls cannot be seen"
+            yield Caveat("no-forward", "no call of a module with parameters was seen", remedy)

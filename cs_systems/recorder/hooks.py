@@ -7,6 +7,7 @@
 - clip, optimizer, zero_grad: the functions of torch of that name; `optimizer` also covers a GradScaler
 - host_sync: `item`, `tolist`, `cpu`, `float()`, `int()`, `bool()` of a tensor on an accelerator, and
   `torch.cuda.synchronize`
+- cuda_graph: the replay of a CUDA graph of the loop's own, in which no phase can be told
 
 One recorder is active in a process, and the hooks are functions of this module that look for it: a model can be copied
 and pickled while they are on it, and a copy of a hook is harmless afterwards.
@@ -37,6 +38,7 @@ from cs_systems.recorder.phases import (
     HOST_SYNC,
     INPUT,
     OPTIMIZER,
+    REPLAY,
     ZERO_GRAD,
     Tracker,
 )
@@ -81,13 +83,30 @@ def _registered(register: Callable[[Any], RemovableHandle], hook: Callable[..., 
     return register(hook).remove
 
 
-@untraced
+def as_guest(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, to be called by a program that runs on where it fails; the recording then ends."""
+
+    @untraced
+    @functools.wraps(function)
+    def guest(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if _tracker is None:
+                raise
+            _tracker.fail(error)
+            return None
+
+    return guest
+
+
+@as_guest
 def _begins(name: str, arguments: Any = ()) -> None:
     if _tracker is not None and _tracker.observes():
         _tracker.enter(name, arguments)
 
 
-@untraced
+@as_guest
 def _ends(name: str) -> None:
     if _tracker is not None and _tracker.observes():
         _tracker.exit(name)
@@ -143,7 +162,7 @@ def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
     return observed
 
 
-@untraced
+@as_guest
 def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tracker, str] | None:
     """Begin the phase of a call, if it has one; return what `_exit` needs to end it."""
     tracker = _tracker
@@ -156,7 +175,7 @@ def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     return tracker, name
 
 
-@untraced
+@as_guest
 def _exit(tracker: Tracker, name: str, args: tuple[Any, ...]) -> None:
     """End the phase of a call with these arguments; the fourth of autograd's engine asks for a graph of gradients."""
     tracker.exit(name, is_differentiable=name == BACKWARD and len(args) > 3 and bool(args[3]))
@@ -181,7 +200,7 @@ def after(owner: Any, name: str, then: Callable[..., object]) -> Undo:
     return replaced(owner, name, followed)
 
 
-@untraced
+@as_guest
 def _call(then: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     then(*args, **kwargs)
 
@@ -315,6 +334,7 @@ _OF_ACCELERATORS: tuple[tuple[Any, str, Tells], ...] = (
     (Tensor, "copy_", _copies),
     *((Tensor, name, _reads) for name in ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")),
     (torch.cuda, "synchronize", _always(HOST_SYNC)),
+    (torch.cuda.CUDAGraph, "replay", _always(REPLAY)),
 )
 # Those that a guard of torch.compile looks at, where a function that calls them is compiled.
 _GUARDED = {

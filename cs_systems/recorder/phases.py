@@ -25,12 +25,12 @@ from cs_systems.record import Sample
 from cs_systems.workloads._batches import tensors_in
 
 FORWARD, LOSS, BACKWARD, OPTIMIZER = (p.value for p in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER))
-INPUT, COPY, CLIP, ZERO_GRAD, HOST_SYNC = "input", "copy", "clip", "zero_grad", "host_sync"
+INPUT, COPY, CLIP, ZERO_GRAD, HOST_SYNC, REPLAY = "input", "copy", "clip", "zero_grad", "host_sync", "cuda_graph"
 OTHER, BETWEEN = "other", "between"  # time in no phase: inside a step, and between two steps
 WAITING = frozenset({INPUT, COPY, HOST_SYNC, OTHER, BETWEEN})  # phases that launch little work, or none
 Call = tuple[bool, tuple[tuple[int, ...], ...]]
 _NO_THREAD = -1
-_ORDER = (INPUT, COPY, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, HOST_SYNC)
+_ORDER = (INPUT, COPY, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, REPLAY, HOST_SYNC)
 
 
 def in_order(names: list[str]) -> list[str]:
@@ -200,6 +200,7 @@ class Tracker:
         calls: the calls of the models in this step, counted by what `call_of` returns.
         has_ranges: each phase is also a range of the active profiler.
         before_next: called once, before the next phase begins.
+        failure: an error of the observation itself, after which nothing is observed.
     """
 
     def __init__(
@@ -223,6 +224,7 @@ class Tracker:
         self.seen: set[str] = set()
         self.calls: Counter[Call] = Counter()
         self.before_next: Callable[[], object] | None = None
+        self.failure: Exception | None = None
         self.begin_stage()
 
     def begin_stage(self) -> None:
@@ -273,13 +275,23 @@ class Tracker:
 
         What is captured into a CUDA graph does not run yet, and an event inside it has no time.
         """
-        return threading.get_ident() == self._thread and not (
-            self._is_cuda and torch.cuda.is_current_stream_capturing()
-        )
+        return threading.get_ident() == self._thread and not self.captures()
+
+    def captures(self) -> bool:
+        """Return whether work is being captured into a CUDA graph now."""
+        return self._is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def fail(self, error: Exception) -> None:
+        """Observe nothing from here on: the program goes on as if it were alone."""
+        self.failure, self._thread = error, _NO_THREAD
 
     def is_open(self, *names: str) -> bool:
         """Return whether one of these phases was entered and has not ended."""
         return any(found in names for found, *_ in self._found)
+
+    def depth(self, name: str) -> int:
+        """Return how many phases of this name are open inside each other."""
+        return sum(found == name for found, *_ in self._found)
 
     def enter(self, name: str, arguments: Any = ()) -> None:
         """Begin a phase that was found; the caller asks `observes` before.

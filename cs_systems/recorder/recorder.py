@@ -13,7 +13,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from cs_systems.config import ConfigError, RunConfig, one_of
-from cs_systems.core import plugins
+from cs_systems.core import caveats, plugins
 from cs_systems.core.caveats import REMEDIES, Caveat, profile_in_words
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, short_name, shown
 from cs_systems.instrument.compiler import Observation, untraced
@@ -37,6 +37,7 @@ from cs_systems.profilers import nsys, rank_file
 from cs_systems.record import RunRecord, Sample, append_record
 from cs_systems.recorder import _ranks, _result, hooks
 from cs_systems.recorder.outcome import Outcome
+from cs_systems.recorder.own_tools import TOOLS, OwnTools
 from cs_systems.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
 from cs_systems.runtime import observed
 from cs_systems.runtime.journal import Journal
@@ -60,13 +61,30 @@ class Stage(NamedTuple):
         return self.profiler == "none"
 
 
-class _Taken(NamedTuple):
+class Taken(NamedTuple):
     """Step that was recorded, and the compilations in this process up to its end."""
 
     timeline: Timeline
     compilations: int
     compile_s: float
     size: _result.StepInputs
+
+
+class Updates:
+    """Updates of parameters, by the counters of their changes: an optimizer in a compiled function runs no hook."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+
+    def are_new(self, optimizers: Iterable[Optimizer]) -> bool:
+        """Return whether a parameter has changed since the last call, if no step was seen since."""
+        now = sum(p._version for each in optimizers for group in each.param_groups for p in group["params"])
+        before, self._before = self._before, now
+        return before is not None and before != now
+
+    def seen(self) -> None:
+        """Forget the counters, because an optimizer was seen to step."""
+        self._before = None
 
 
 class Recorder:
@@ -183,6 +201,12 @@ class Recorder:
         """Flag of a recording that is over; the loop runs without hooks."""
         return self._state in ("done", "closed")
 
+    def _watched_tools(self) -> OwnTools:
+        tools = OwnTools()
+        tools.watch()
+        tools.find_prepared()
+        return tools
+
     def __enter__(self) -> Recorder:
         if self._state != "new":
             raise RuntimeError("this Recorder was already used; make a new one for each loop")
@@ -198,13 +222,18 @@ class Recorder:
             Journal.prepare(self._out)
         device = self._subject.device
         self._before, self._probes = environment(device), Probes(device)
-        self._warm: list[_Taken] = []
-        self._timed: list[_Taken] = []
+        self._warm: list[Taken] = []
+        self._timed: list[Taken] = []
         self._precision: str | None = None
         self._count, self._failed, self._setup_s, self._began_s = 0, 0, 0.0, self._clock()
-        self._outcome = Outcome()
+        self._outcome, self._updates = Outcome(), Updates()
         self._tracker = Tracker(device, self._clock, self._at_first_forward, self._outcome.keep_loss)
         self._installed, self._region = Observation(), ExitStack()
+        self._tools = self._watched_tools()
+        # Tools of the program itself: that which this stage waits for, those that slow its timed steps.
+        self._waits_for: str | None = None
+        self._slowed_by: set[str] = set()
+        self._tools.gives_way = self._give_way
         self._install(self._tracker)
         self._state = "recording"
         if self._is_in_code:  # a script that was not edited keeps running
@@ -229,7 +258,10 @@ class Recorder:
             return
         atexit.unregister(self.close)
         if self._state == "recording":
-            self._end_stage(_ended(error), error)
+            failure = self._tracker.failure if self._tracker is not None else None
+            self._end_stage(
+                _ended(error) if failure is None else f"the recording ended with {_described(failure)}", error
+            )
             self._off()
         self._state = "closed"
         if error is None and self._count > 0:
@@ -243,6 +275,8 @@ class Recorder:
 
     def _install(self, tracker: Tracker) -> None:
         self._outcome.observe(self._installed)
+        if self._subject.device.is_cuda and any(stage.profiler == "nsys" for stage in self._stages):
+            self._tools.hold_captures()
         hooks.observe(self._installed, tracker, self._called())
 
     def _called(self) -> Sequence[nn.Module]:
@@ -252,6 +286,7 @@ class Recorder:
     def _off(self) -> None:
         self._tracker = None
         self._installed.close()
+        self._tools.close()
         observed.end(self)
         self._state = "done"
 
@@ -288,23 +323,33 @@ class Recorder:
         if failed:  # its times are of no use, and the next step begins here
             self._given.clear()
             tracker.start()
-        elif self._subject.optimizers and not tracker.stepped:  # gradients are being accumulated
-            tracker.rest(BETWEEN)
-        else:
+        elif tracker.stepped or not self._subject.optimizers or self._updates.are_new(self._subject.optimizers):
+            if tracker.stepped:
+                self._updates.seen()
             self._take(tracker)
+        else:  # gradients are being accumulated
+            tracker.rest(BETWEEN)
 
     def _take(self, tracker: Tracker) -> None:
         """Take the sample of the step that ends here, and begin the next one."""
+        if self._waits_for is not None:
+            self._given.clear()
+            tracker.start()
+            if self._tools.in_use(self._stages[0].profiler) is None:
+                self._soon(tracker, lambda: self._begin_next(tracker))
+            return
         is_warmup = len(self._warm) < self._warmup
         timeline = tracker.end(synchronize=not self._stages[0].is_timed)
         tokens = sum(self._given) if self._given else None
         self._given.clear()
         size = _result.StepInputs(tracker.calls, tokens)
-        taken = _Taken(timeline, *self._probes.compilations(), size)
+        taken = Taken(timeline, *self._probes.compilations(), size)
         (self._warm if is_warmup else self._timed).append(taken)
         if is_warmup and len(self._warm) == self._warmup:
             self._mallocs = self._subject.device.device_mallocs()
             self._outcome.start()
+        if self._stages[0].is_timed and not is_warmup:
+            self._slowed_by |= self._tools.slowing()
         if len(self._timed) == self._stages[0].steps:
             self._complete(tracker)
         else:
@@ -312,10 +357,17 @@ class Recorder:
 
     def _complete(self, tracker: Tracker) -> None:
         """End a stage whose steps are all taken."""
-        self._next_stage(tracker)
+        self._soon(tracker, lambda: self._next_stage(tracker))
+
+    def _soon(self, tracker: Tracker, call: Callable[[], object]) -> None:
+        """Call as soon as hooks may be removed."""
+        call()
 
     def _next_stage(self, tracker: Tracker) -> None:
         self._end_stage(None, None)
+        self._begin_next(tracker)
+
+    def _begin_next(self, tracker: Tracker) -> None:
         self._begin_stage()
         if self._tracker is not None:
             tracker.begin_stage()
@@ -327,12 +379,17 @@ class Recorder:
             if not self._is_writer and stage.profiler not in ON_EACH_RANK:
                 self._stages.pop(0)
                 continue
+            if (tool := self._tools.in_use(stage.profiler)) is not None:
+                self._waits_for = tool
+                return
+            self._waits_for = None
             try:
                 self._out.mkdir(parents=True, exist_ok=True)  # on another machine than rank 0's
                 region = plugins.get("profilers", stage.profiler).region(
                     self._path(stage), self._subject.device, self._model()
                 )
-                self._region.enter_context(region)
+                with self._tools.ours(stage.profiler):
+                    self._region.enter_context(region)
             except Exception as error:
                 status = "unavailable" if isinstance(error, Unavailable) else "error"
                 self._publish(self._failure(stage, status, str(error)), stage, 0)
@@ -342,6 +399,16 @@ class Recorder:
             self._tracker.has_ranges = True
             return
         self._off()
+
+    def _give_way(self) -> None:
+        """End our profile without a result, because the program begins its own; try again when that has ended."""
+        stage = self._stages[0]
+        self._leave_region()
+        for file in self._files(stage):
+            file.unlink()
+        self._timed, self._waits_for = [], TOOLS[stage.profiler]
+        if self._tracker is not None:
+            self._tracker.begin_stage()
 
     def _end_stage(self, ended: str | None, error: BaseException | None) -> None:
         """Write the record of this stage. `ended`: how the loop ended before its last step."""
@@ -367,7 +434,8 @@ class Recorder:
     def _leave_region(self) -> None:
         assert self._tracker is not None
         self._tracker.close_ranges()
-        self._region.close()
+        with self._tools.ours(None):
+            self._region.close()
         self._tracker.end_stage()
 
     def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
@@ -396,9 +464,13 @@ class Recorder:
             mallocs=now - self._mallocs if device.is_cuda and now is not None and self._mallocs is not None else None,
             outcome=self._outcome_caveats(),
         )
+        if stage.is_timed and self._slowed_by:
+            record = with_caveat(record, caveats.own_tools(self._slowed_by))
+        if stage.profiler == "nsys" and self._tools.captures_held:
+            record = with_caveat(record, caveats.own_capture(self._tools.captures_held))
         if any(later.profiler == "nsys" for later in self._stages):
             what = "timed in a process that nsys had started; it traced nothing yet"
-            record = replace(record, warnings=(*record.warnings, Caveat("below-nsys", what, REMEDIES["below-nsys"])))
+            record = with_caveat(record, Caveat("below-nsys", what, REMEDIES["below-nsys"]))
         return record
 
     def _outcome_caveats(self) -> tuple[Caveat, ...]:
@@ -408,6 +480,9 @@ class Recorder:
 
     def _before_which(self, stage: Stage) -> str:
         """Return when the loop ended that left this stage without a step."""
+        if self._waits_for is not None:
+            what = profile_in_words(stage.profiler)
+            return f"while its own {self._waits_for} was active, which excludes a {what} of ours"
         if stage.is_timed:
             return f"after {len(self._warm)} of {self._warmup} warm-up steps"
         return f"before the {profile_in_words(stage.profiler)} was recorded"
@@ -418,7 +493,9 @@ class Recorder:
         if isinstance(error, Exception):
             is_oom = _result.status_of(error) == "oom"
             return "use a smaller batch or model" if is_oom else "correct the script"
-        longer = f"let it run for at least {self._all_steps} steps"
+        if self._waits_for is not None:
+            return f"end it {stage.steps + 1} steps before the loop ends, or {self._without(stage)}"
+        longer = f"let it run for at least {max(self._all_steps, self._count + stage.steps)} steps"
         if not stage.is_timed:
             return f"{longer}, or {self._without(stage)}"
         if done == 0 and self._count > 1:
@@ -459,7 +536,7 @@ class Recorder:
     def _without_report(self, record: RunRecord) -> RunRecord:
         """Return a record of nsys, which writes its report when the process has ended."""
         what, remedy = "nsys writes its report when the process has ended", "cs-systems analyze REPORT.nsys-rep"
-        return replace(record, warnings=(*record.warnings, Caveat("no-tables", what, remedy)))
+        return with_caveat(record, Caveat("no-tables", what, remedy))
 
     def _publish(self, record: RunRecord, stage: Stage, patience_s: float) -> None:
         """Write the record of one process, or of all ranks together on rank 0; of a profile, with the ranks' traces."""
@@ -527,6 +604,10 @@ class _Named:
 
     def __exit__(self, *_: object) -> None:
         self._tracker.exit_named(self._name)
+
+
+def with_caveat(record: RunRecord, caveat: Caveat) -> RunRecord:
+    return replace(record, warnings=(*record.warnings, caveat))
 
 
 def _listed(what: str, given: Any, kind: type) -> list[Any]:

@@ -2,21 +2,27 @@
 
 Nothing happens before the first backward pass, which shows that there is a loop, and on which device. A step ends where
 the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. Where
-that one steps several times for a step of another, as a GAN's critic may, a caveat says that the steps differ. In a
-script without an optimizer, which updates its parameters itself, a step ends with a backward pass. A model is a module
-with parameters that no other module calls.
+that one steps several times for a step of another, as a GAN's critic may, a caveat says that the steps differ. An
+optimizer that steps on and on without the first one has a training of its own, which is recorded in place of the first.
+In a script without an optimizer, which updates its parameters itself, or whose optimizer runs inside a compiled
+function, a step ends with a backward pass; where it was captured into a CUDA graph, with the replay. A model is a
+module with parameters that no other module calls.
 """
 
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -24,9 +30,23 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.instrument.compiler import Observation, is_tracing, passed_through, replaced, untraced
 from cs_systems.record import RunRecord
-from cs_systems.recorder import hooks
-from cs_systems.recorder.phases import BACKWARD, FORWARD, OTHER, Tracker
-from cs_systems.recorder.recorder import Recorder, Stage
+from cs_systems.recorder import _result, hooks
+from cs_systems.recorder.own_tools import OwnTools
+from cs_systems.recorder.phases import BACKWARD, FORWARD, OTHER, Call, Cut, Tracker
+from cs_systems.recorder.recorder import Recorder, Stage, Taken, with_caveat
+
+# More steps of another optimizer since the first one's last step, if they are also more than the first one ever took,
+# are a training of their own: a GAN's critic takes five or so for a step of the generator.
+OTHER_TRAINING_STEPS = 8
+
+
+class _Since(NamedTuple):
+    """Step of another optimizer after the last step of the first one."""
+
+    optimizer: weakref.ref[Optimizer]
+    cut: Cut
+    compilations: tuple[int, float]
+    calls: Counter[Call]
 
 
 class ScriptRecorder(Recorder):
@@ -47,29 +67,47 @@ class ScriptRecorder(Recorder):
         # optimizer → steps found before its latest one
         self._stepped_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._most_between = 1  # steps found between two of another optimizer's
+        self._since: list[_Since] = []
+        self._captures_step = False  # an optimizer stepped while a CUDA graph was being captured
+        self._step_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._later, self._counting = Counter[str](), Observation()
         self._found, self._finding = 0, Observation()
         self.records = []
+        self.failure: str | None = None
         self._state = "new"
+        self._early_tools = OwnTools()
+        self._early_tools.watch()  # before the first backward pass, too
         autograd: Any = torch.autograd
         engine = autograd._engine_run_backward
 
         @passed_through
         def first_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_tracing():  # torch.compile makes the backward of what it compiles
+            if not _computes(roots[0]):
                 return engine(roots, *args, **kwargs)
-            wait_no_more()
+            end_waiting()
             self._begin(roots[0])
             return autograd._engine_run_backward(roots, *args, **kwargs)  # observed now
 
+        self._optimizers: list[weakref.ref[Optimizer]] = []
         wait_no_more = replaced(autograd, "_engine_run_backward", first_backward)
+        know_no_more = hooks.after(
+            Optimizer, "__init__", lambda new, *_, **__: self._optimizers.append(weakref.ref(new))
+        )
+
+        def end_waiting() -> None:
+            wait_no_more()
+            know_no_more()
 
     @untraced
     def _begin(self, root: Any) -> None:
-        """Begin to record, in place of entering a `with` block."""
+        """Begin to record, in place of entering a `with` block; the script runs on where that fails."""
         device = root.device if isinstance(root, torch.Tensor) else None
-        super().__init__(name=self._name, device=device, **self._options)
-        self._last = self._all_steps if self._stop else None
-        self.__enter__()
+        try:
+            super().__init__(name=self._name, device=device, **self._options)
+            self._last = self._all_steps if self._stop else None
+            self.__enter__()
+        except Exception as error:
+            self._state, self.failure = "closed", str(error)
 
     def _install(self, tracker: Tracker) -> None:
         self._find_steps(self._finding if self._stop else self._installed)  # one that stops counts its steps until then
@@ -78,13 +116,22 @@ class ScriptRecorder(Recorder):
         tracker.start()
         self._installed.add(partial(hooks.patch, nn.Module, "__call__", self._calls))
 
+    def _watched_tools(self) -> OwnTools:
+        return self._early_tools
+
     def _find_steps(self, finding: Observation) -> None:
         """Observe what ends a step."""
-        if any(issubclass(type(each), Optimizer) for each in gc.get_objects()):
-            finding.add(lambda: register_optimizer_step_post_hook(self._stepped).remove, is_guarded=True)
+        self._optimizers += [weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+        self._ends_with_backward = not self._optimizers
+        if self._optimizers:
+            finding.add(
+                lambda: register_optimizer_step_post_hook(hooks.as_guest(self._stepped)).remove, is_guarded=True
+            )
             finding.add(partial(hooks.after, GradScaler, "step", self._scaler_stepped))
-        else:
-            finding.add(partial(hooks.after, torch.autograd, "_engine_run_backward", self._backward_ended))
+        finding.add(partial(hooks.after, torch.autograd, "_engine_run_backward", self._backward_ended))
+        if torch.cuda.is_available():
+            finding.add(partial(hooks.after, torch.cuda.CUDAGraph, "capture_end", self._captured))
+            finding.add(partial(hooks.after, torch.cuda.CUDAGraph, "replay", self._replayed))
 
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return FORWARD for the call of a module with parameters outside of any other, and of a backward pass."""
@@ -101,17 +148,69 @@ class ScriptRecorder(Recorder):
         tracker = self._tracker
         if tracker is not None:
             if not tracker.observes():
+                self._captures_step |= tracker.captures()
+                return
+            if self._ends_with_backward:
                 return
             if self._first is None:
                 self._first = weakref.ref(optimizer)
-            known = self._subject.optimizers
-            if all(optimizer is not each for each in known):
-                known.append(optimizer)  # type: ignore[attr-defined]
+            self._know(optimizer)
             before, self._stepped_at[optimizer] = self._stepped_at.get(optimizer, self._found), self._found
             self._most_between = max(self._most_between, self._found - before)
         self._latest = weakref.ref(optimizer)
         if self._first is not None and self._first() is optimizer:
             self._iterated()
+        elif tracker is not None:
+            self._other_stepped(tracker, optimizer)
+
+    def _know(self, optimizer: Optimizer) -> None:
+        known = self._subject.optimizers
+        if all(optimizer is not each for each in known):
+            known.append(optimizer)  # type: ignore[attr-defined]
+
+    def _other_stepped(self, tracker: Tracker, optimizer: Optimizer) -> None:
+        """Note the step of an optimizer that is not the first; follow it if it has a training of its own."""
+        cut = tracker.timeline.cut()
+        self._since.append(_Since(weakref.ref(optimizer), cut, self._probes.compilations(), tracker.calls))
+        tracker.calls = Counter()
+        steps = sum(each.optimizer() is optimizer for each in self._since)
+        if steps <= max(OTHER_TRAINING_STEPS, self._found):
+            return
+        if self._stages[0].is_timed:
+            self._follow(tracker, optimizer)
+        else:
+            self._soon(tracker, self._give_up)
+
+    def _give_up(self) -> None:
+        """End the profile of a training that is over."""
+        self._end_stage("the first training ended", None)
+        self._begin_stage()
+
+    def _follow(self, tracker: Tracker, optimizer: Optimizer) -> None:
+        """Record the training of another optimizer, from its first step on, in place of the one before."""
+        optimizers = [known for each in self._since if (known := each.optimizer()) is not None]
+        trained = {p for each in optimizers for group in each.param_groups for p in group["params"]}
+        models = [model for model in self._subject.models if not trained.isdisjoint(model.parameters())]
+        self._subject = replace(self._subject, models=models, optimizers=list(dict.fromkeys(optimizers)))
+        self._first, self._most_between = weakref.ref(optimizer), 1
+        self._stepped_at.clear()
+        self._warm, self._timed, self._mallocs = [], [], None
+        calls, steps = Counter[Call](), list[tuple[_Since, Counter[Call]]]()
+        for each in self._since:
+            calls += each.calls
+            if each.optimizer() is optimizer:
+                steps.append((each, calls))
+                calls = Counter()
+        self._since.clear()
+        self._found = self._count = len(steps)
+        timelines = tracker.timeline.pieces([each.cut for each, _ in steps])
+        for timeline, (each, called) in zip(timelines, steps, strict=True):
+            taken = Taken(timeline, *each.compilations, _result.StepInputs(called, None))
+            (self._warm if len(self._warm) < self._warmup else self._timed).append(taken)
+            if len(self._timed) == self._stages[0].steps:
+                self._complete(tracker)
+                return
+        tracker.start()
 
     def _scaler_stepped(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         """Count a step that a GradScaler left out because a gradient was not finite."""
@@ -119,35 +218,78 @@ class ScriptRecorder(Recorder):
             self._stepped(optimizer)
         self._latest = None
 
-    def _backward_ended(self, *_: Any, **__: Any) -> None:
-        if self._tracker is None or self._tracker.observes():
+    def _backward_ended(self, *args: Any, **_: Any) -> None:
+        """Take a step where no optimizer is seen to end one: it may run inside a compiled function."""
+        tracker = self._tracker
+        if tracker is not None and not tracker.observes():
+            return
+        is_differentiated = len(args) > 3 and args[3]  # by a second backward pass of the same step
+        if is_differentiated or (tracker is not None and tracker.depth(BACKWARD) > 1):
+            return
+        if not self._ends_with_backward and self._first is None:
+            known = {each for reference in self._optimizers if (each := reference()) is not None}
+            self._ends_with_backward = self._updates.are_new(known) and not _in_optimizer_step()
+        if self._ends_with_backward:
+            self._iterated()
+
+    def _captured(self, graph: Any, *_: Any, **__: Any) -> None:
+        if self._captures_step:
+            self._step_graphs.add(graph)
+            self._captures_step = False
+
+    def _replayed(self, graph: Any, *_: Any, **__: Any) -> None:
+        if graph in self._step_graphs:
             self._iterated()
 
     def _iterated(self) -> None:
         """Take the step that ends here. Raises SystemExit after the last one, if the script is to end."""
         if self._tracker is not None:
             self._count += 1
+            if self._since:
+                self._tracker.calls = sum((each.calls for each in self._since), self._tracker.calls)
+                self._since.clear()
             self._take(self._tracker)
         self._found += 1
         if self._found == self._last:
             self._finding.close()  # the exception ends the loop over the hooks, so they can be removed
             raise SystemExit(0)
 
-    def _complete(self, tracker: Tracker) -> None:
-        """End the stage at the next phase, or at the end: hooks cannot be removed from inside of one."""
-        tracker.before_next = lambda: self._next_stage(tracker)
+    def _soon(self, tracker: Tracker, call: Callable[[], object]) -> None:
+        """Call at the next phase, or at the end: hooks cannot be removed from inside of one."""
+        tracker.before_next = call
+
+    def _off(self) -> None:
+        super()._off()
+        if not self._stop:
+            self._counting.add(lambda: register_optimizer_step_post_hook(self._stepped_later).remove, is_guarded=True)
+
+    @untraced
+    def _stepped_later(self, optimizer: Optimizer, *_: Any) -> None:
+        if all(optimizer is not known for known in self._subject.optimizers):
+            self._later[type(optimizer).__name__] += 1
+
+    def later_training(self) -> str | None:
+        """Return what trained after the recorded steps, with the remedy, if it was another optimizer; None if none."""
+        if not self._later or max(self._later.values()) <= OTHER_TRAINING_STEPS:
+            return None
+        name, steps = self._later.most_common(1)[0]
+        remedy = (
+            "to record that training, write `with cs_systems.Recorder(out='runs/mine') as recorder:` around its loop"
+        )
+        return f"another optimizer, {name}, stepped {steps} times after the recorded steps; {remedy}"
 
     def close(self, error: BaseException | None = None) -> None:
         if self._state != "new" and self._tracker is not None:
             self._tracker.call_before_next()
         super().close(error)
+        self._counting.close()
 
     def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
         record = super()._record(stage, ended, error)
         if record.status == "ok" and not self._subject.optimizers:
-            what = "no optimizer stepped: a step is one backward pass"
-            found = (*record.warnings, Caveat("no-optimizer", what, REMEDIES["no-optimizer"]))
-            return replace(record, warnings=found)
+            seen = "was seen to step, because it runs inside a compiled function" if self._optimizers else "stepped"
+            what = f"no optimizer {seen}: a step is one backward pass"
+            return with_caveat(record, Caveat("no-optimizer", what, REMEDIES["no-optimizer"]))
         if record.status != "ok" or self._most_between == 1:
             return record
         what = f"one optimizer steps up to {self._most_between} times for a step of another, and each is a step here"
@@ -178,3 +320,21 @@ class ScriptRecorder(Recorder):
             self.records.append(record)
         else:
             super()._append(record)
+
+
+def _in_optimizer_step() -> bool:
+    """Return whether an optimizer's step is running, such as one that began before it could be observed."""
+    frame, file = inspect.currentframe(), inspect.getfile(Optimizer)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@untraced
+def _computes(root: Any) -> bool:
+    """Return whether a backward pass of this root has numbers: none has on the meta device, or while code is traced."""
+    if not isinstance(root, torch.Tensor):
+        return not is_tracing()
+    return root.device.type in ("cpu", "cuda") and not isinstance(root, FakeTensor) and not is_tracing()
