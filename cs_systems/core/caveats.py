@@ -57,6 +57,7 @@ REMEDIES = {
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
     "skipped-steps": "set a lower init_scale of the GradScaler, warm up until its scale has settled, or use bf16 "
     "without one; if the loss is NaN, correct that first",
+    "not-restored": "load the model again before it is trained or saved, and build again what else is named",
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",
 }
@@ -187,6 +188,15 @@ def no_number(loss: float | None) -> Iterator[Caveat]:
     if loss is not None and not math.isfinite(loss):
         code, value = ("nan-loss", "NaN") if math.isnan(loss) else ("inf-loss", "infinite")
         yield _caveat(code, f"the loss is {value}, so that its times are left out")
+
+
+def not_restored(names: Sequence[str]) -> Caveat:
+    """Return the caveat of a measurement in the user's process that could not leave everything as it was."""
+    shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
+    return _caveat("not-restored", f"the measurement changed {shown}, and could not put it back")
+
+
+_MOST_NAMES = 5
 
 
 def of_spread(m: Measurement, phase: str) -> Iterator[Caveat]:

@@ -6,9 +6,12 @@ The cell is named `live NAME`. It runs in this process, because such objects can
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import threading
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,14 @@ import torch
 from torch import nn
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core import plugins
+from cs_systems.core import caveats, plugins
 from cs_systems.core.rows import first_row
 from cs_systems.core.validation import short_name, shown
 from cs_systems.record import RunRecord
 from cs_systems.runtime.channel import CellRecord, Message
 from cs_systems.runtime.execute import run_cells
 from cs_systems.runtime.journal import Journal
-from cs_systems.runtime.object_state import ObjectState
+from cs_systems.runtime.object_state import ObjectState, Stage
 from cs_systems.runtime.process_state import ProcessState
 from cs_systems.runtime.profiled import prefix, with_profile
 from cs_systems.workloads import _foreign
@@ -95,17 +98,46 @@ def measured_here(
 ) -> RunRecord:
     """Measure one cell in this process, and restore the state of the process and of the setup's objects."""
     messages: list[Message] = []
-    with _restored(ProcessState()), nullcontext() if setup is None else _restored(ObjectState(setup)):
+    lost: list[str] = []
+    with _restored(ProcessState(), ObjectState(setup), lost):
         run_cells([config], repeat=repeat, out=out, emit=messages.append)
-    return next(RunRecord.from_dict(message.record) for message in messages if isinstance(message, CellRecord))
+    record = next(RunRecord.from_dict(message.record) for message in messages if isinstance(message, CellRecord))
+    return replace(record, warnings=(*record.warnings, caveats.not_restored(lost))) if lost else record
 
 
 @contextmanager
-def _restored(state: ProcessState | ObjectState) -> Iterator[None]:
+def _restored(process: ProcessState, objects: ObjectState, lost: list[str]) -> Iterator[None]:
+    """Restore both states at the end, however it comes, and append to `lost` what cannot be restored.
+
+    The weights come first, and what a user's model holds besides the training comes last.
+    """
     try:
         yield
     finally:
-        state.restore()
+        with _uninterrupted():
+            found = objects.restore(stage for stage in Stage if stage is not Stage.OTHERS)
+            found += [*process.restore_random(), *objects.restore([Stage.OTHERS]), *process.restore()]
+        lost += dict.fromkeys(found)
+        if lost:
+            caveat = caveats.not_restored(lost)
+            warnings.warn(f"{caveat.message}; {caveat.remedy}", stacklevel=2)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold back Ctrl-C until the end: half of the weights restored would be worse than a wait."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _check_same_model(journal: Journal, config: RunConfig, model: nn.Module) -> None:

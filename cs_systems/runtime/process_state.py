@@ -115,6 +115,13 @@ def _set_numpy_random(state: Any) -> None:
         sys.modules["numpy"].random.set_state(state)
 
 
+_RANDOM: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
+    ("torch's random numbers", torch.get_rng_state, torch.set_rng_state),
+    ("the random numbers of the GPUs", _cuda_random, _set_cuda_random),
+    ("numpy's random numbers", _numpy_random, _set_numpy_random),
+)
+
+
 def _set_environment(values: dict[str, str]) -> None:
     for name in os.environ.keys() - values.keys():
         del os.environ[name]
@@ -314,8 +321,7 @@ class ProcessState:
 
     def __init__(self) -> None:
         self._values = {setting.name: self._now(setting) for setting in _SETTINGS}
-        self._torch_random = torch.get_rng_state()
-        self._cuda_random, self._numpy_random = _cuda_random(), _numpy_random()
+        self._random = [(name, write, read()) for name, read, write in _RANDOM]
         self._threads = {thread.ident for thread in threading.enumerate()}
         self._children = descendants(os.getpid())
 
@@ -327,16 +333,24 @@ class ProcessState:
             return None
 
     def restore(self) -> list[str]:
-        """Restore every changed setting; return the names of those that cannot be restored."""
-        torch.set_rng_state(self._torch_random)
-        _set_cuda_random(self._cuda_random)
-        _set_numpy_random(self._numpy_random)
+        """Restore random numbers and changed settings; return the names of those that cannot be restored."""
+        lost = self.restore_random()
         changed = {s for s in _SETTINGS if self._now(s) != self._values[s.name]}
         for setting in changed:
             if setting.write is not None:
                 with suppress(Exception):
                     setting.write(self._values[setting.name])
-        return [s.name for s in _SETTINGS if s in changed and self._now(s) != self._values[s.name]]
+        return lost + [s.name for s in _SETTINGS if s in changed and self._now(s) != self._values[s.name]]
+
+    def restore_random(self) -> list[str]:
+        """Restore the state of the generators of random numbers; return the names of those that cannot be restored."""
+        lost = []
+        for name, write, state in self._random:
+            try:
+                write(state)
+            except Exception:  # for example, the GPU has failed
+                lost.append(name)
+        return lost
 
     def left_running(self) -> list[str]:
         """Return the names of the threads and child processes that were started since and still run."""
