@@ -8,6 +8,7 @@ objects a container or an instance holds. Nothing of the caller's code runs for 
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 import sys
@@ -323,9 +324,9 @@ def _tuple(owner: tuple[Any, ...]) -> _Content:
 
 
 def _proxied(owner: MappingProxyType[Any, Any]) -> _Content:
-    import gc
-
-    return _Content(None, [("", value) for value in gc.get_referents(owner)])
+    mapping = gc.get_referents(owner)[0]
+    is_of_class = type(mapping) is dict and "__module__" in mapping  # the attributes of a class are not kept
+    return _Content(None, [] if is_of_class else [("", mapping)])
 
 
 def _partial(owner: partial[Any]) -> _Content:
@@ -386,7 +387,7 @@ def _in_file(array: Any) -> bool:
 
 def _tensor_contents(tensor: Tensor) -> Iterator[_Content]:
     """Yield a tensor's values and its gradient. The tensors inside a tensor of tensors are among its attributes."""
-    if is_lazy(tensor) or tensor.is_meta:
+    if is_lazy(tensor) or tensor.is_meta or _is_freed(tensor):
         return
     holds_values = not is_traceable_wrapper_subclass(tensor)
     stage = Stage.WEIGHTS if isinstance(tensor, nn.Parameter) else None
@@ -410,9 +411,10 @@ def _restore_flag(tensor: Tensor, requires_grad: bool) -> None:
 
 
 def _values(tensor: Tensor) -> Callable[[], object]:
-    """Return a function that gives a tensor its values, memory, device, dtype and `requires_grad` back."""
+    """Return a function that gives a tensor its values, memory, device, dtype and flags back."""
     device, shape, form, requires_grad = tensor.device, tensor.shape, _form(tensor), tensor.requires_grad
     memory = tensor.data if device.type == "cpu" else None  # a device's memory is not held: it belongs to the peak
+    version = None if tensor.is_inference() else tensor._version
     values = _once(tensor.detach()).to("cpu", copy=True)
 
     def undo() -> None:
@@ -423,8 +425,12 @@ def _values(tensor: Tensor) -> Callable[[], object]:
                 tensor.data = values.expand(shape) if memory is None else memory
                 if memory is None:  # where that fails, the values are at least on the host
                     tensor.data = values.to(device).expand(shape)
+            if _is_freed(tensor):
+                tensor.untyped_storage().resize_(tensor.nbytes)
             if device.type != "cpu" or not _has_bits(_once(tensor.data), values):
                 _copy(tensor, values)
+        if version is not None and tensor._version != version:  # a graph that is still to be run backward checks it
+            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         _restore_flag(tensor, requires_grad)
 
     return undo
@@ -437,6 +443,13 @@ def _copy(tensor: Tensor, values: Tensor) -> None:
         if tensor.device.type != "cpu" and tensor.shape == values.shape:
             tensor.data = values  # the device has failed; the values are at least on the host
         raise
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    """Return whether the memory of a tensor was given back meanwhile, as sharded strategies do between steps."""
+    if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+        return False
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

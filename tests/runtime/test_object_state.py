@@ -671,6 +671,29 @@ def test_only_what_changed_is_touched() -> None:
     assert (shared._version, model.fc.weight._version) == version
 
 
+def test_graph_made_before_can_still_be_run_backward() -> None:
+    def gradients(measure: bool) -> list[Any]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        loss = model(X).square().sum()
+        if measure:
+            assert cs_systems.run(model=model, inputs=X, **QUICK).status == "ok"
+        loss.backward()
+        return [p.grad.tolist() for p in model.parameters() if p.grad is not None]
+
+    assert gradients(measure=True) == gradients(measure=False)
+
+
+def test_memory_that_was_freed_stays_freed_or_is_filled_again() -> None:
+    freed, used = torch.ones(2), torch.ones(2)
+    freed.untyped_storage().resize_(0)
+    state = ObjectState(TrainingSetup(Model([freed, used]), X))
+    used.untyped_storage().resize_(0)
+    assert state.restore() == []
+    assert used.tolist() == [1, 1]
+    assert freed.untyped_storage().nbytes() == 0
+
+
 def test_unchanging_services_are_not_followed() -> None:
     """Threads, files, loggers, data sets and functions go on in their own time."""
 
