@@ -193,7 +193,7 @@ def no_number(loss: float | None) -> Iterator[Caveat]:
 def not_restored(names: Sequence[str]) -> Caveat:
     """Return the caveat of a measurement in the user's process that could not leave everything as it was."""
     shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
-    return _caveat("not-restored", f"the measurement changed {shown}, and could not put it back")
+    return _caveat("not-restored", f"the measurement may have changed {shown}, and could not put it back")
 
 
 _MOST_NAMES = 5

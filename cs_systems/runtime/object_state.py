@@ -56,6 +56,8 @@ class ObjectState:
         _check_values(setup.model)
         seen: dict[int, Any] = {}
         with torch._C.DisableTorchFunctionSubclass():
+            for name, tensor in _named_tensors(setup.model):  # those of a scripted model are not among its attributes
+                self._kept += _walk(_Node(tensor, None, f"model.{name}", Stage.BUFFERS), seen)
             for part in ("model", "optimizer", "scheduler", "loss", "forward", "batch"):
                 stage = Stage.OPTIMIZER if part in ("optimizer", "scheduler") else Stage.OTHERS
                 self._kept += _walk(_Node(getattr(setup, part), None, part, stage), seen)
@@ -106,7 +108,7 @@ class _Content(NamedTuple):
 
 
 def _check_values(model: nn.Module) -> None:
-    tensors = [*chain(model.named_parameters(), model.named_buffers())]
+    tensors = _named_tensors(model)
     if any(is_lazy(tensor) for _, tensor in tensors):
         raise ConfigError("the model has lazy parameters without a shape; call it once before it is measured")
     if on_meta := next((name for name, tensor in tensors if tensor.is_meta), None):
@@ -115,6 +117,10 @@ def _check_values(model: nn.Module) -> None:
             f"{kind} {on_meta} of the model is on the meta device, without values; load the model without "
             "offloading. If all of it is on meta, call model.to_empty(device='cpu') and initialise it"
         )
+
+
+def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def _walk(root: _Node, seen: dict[int, Any]) -> Iterator[_Kept]:
@@ -128,7 +134,7 @@ def _walk(root: _Node, seen: dict[int, Any]) -> Iterator[_Kept]:
     waiting, most = deque([root]), len(seen) + MOST_OBJECTS
     while waiting:
         node = waiting.popleft()
-        for undo, children, stage in _contents(node.value):
+        for undo, children, stage in _readable(node.value):
             stage = node.stage if stage is None else stage
             if undo is not None:
                 yield _Kept(stage, node, undo)
@@ -136,6 +142,18 @@ def _walk(root: _Node, seen: dict[int, Any]) -> Iterator[_Kept]:
                 if type(child) not in _ATOMS and id(child) not in seen and len(seen) < most:
                     seen[id(child)] = child
                     waiting.append(_Node(child, node, label, _stage(node, stage, label)))
+
+
+def _readable(value: Any) -> Iterator[_Content]:
+    """Yield the content of an object; in place of what cannot be read, a function that says so at the end."""
+    try:
+        yield from _contents(value)
+    except Exception as error:  # such as a tensor of a class whose values no function reads
+        yield _Content(partial(_raise, error))
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 _ATOMS = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
@@ -394,10 +412,17 @@ def _tensor_contents(tensor: Tensor) -> Iterator[_Content]:
     yield _Content(_values(tensor) if holds_values else partial(_restore_flag, tensor, tensor.requires_grad), (), stage)
     if not holds_values:
         yield from _slots(tensor)
-    if tensor.is_leaf or tensor.retains_grad:
+    if _has_gradient(tensor):
         gradient = tensor.grad
         yield _Content(None, [(".grad", gradient)], Stage.GRADIENTS)
         yield _Content(partial(_restore_gradient, tensor, gradient), (), Stage.GRADIENT_OF)
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    try:
+        return tensor.is_leaf or tensor.retains_grad
+    except RuntimeError:  # autograd refuses to answer for a view whose base has changed
+        return False
 
 
 def _restore_gradient(tensor: Tensor, gradient: Tensor | None) -> None:
@@ -420,7 +445,7 @@ def _values(tensor: Tensor) -> Callable[[], object]:
     def undo() -> None:
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             if _form(tensor) != form:
-                if tensor.is_leaf:
+                if _has_gradient(tensor):
                     tensor.grad = None  # of another form than the values; it comes back after them
                 tensor.data = values.expand(shape) if memory is None else memory
                 if memory is None:  # where that fails, the values are at least on the host

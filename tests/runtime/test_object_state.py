@@ -501,8 +501,8 @@ def test_what_cannot_be_put_back_is_named_and_does_not_keep_the_rest_from_it() -
     model = Model({"table": {key: 1}, "after": [0]}, change)
     weights = model.fc.weight.clone()
     message = (
-        "the measurement changed model.held['table'] (ValueError: no hash), and could not put it back; load the "
-        "model again before it is trained or saved, and build again what else is named"
+        "the measurement may have changed model.held['table'] (ValueError: no hash), and could not put it back; load "
+        "the model again before it is trained or saved, and build again what else is named"
     )
     with pytest.warns(UserWarning, match=f"^{re.escape(message)}$") as warned:
         record = cs_systems.run(model=model, inputs=X, **QUICK)
@@ -514,6 +514,38 @@ def test_what_cannot_be_put_back_is_named_and_does_not_keep_the_rest_from_it() -
     assert model.held["after"] == [0]
     assert torch.equal(model.fc.weight, weights)
     assert model.fc.weight.grad is None
+
+
+class Unreadable(Tensor):
+    """Tensor whose values no function reads."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"no {function}")
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_measured() -> None:
+    held = torch.ones(2).as_subclass(Unreadable)
+    model = Model(["a", held, [1]], lambda model: model.held[2].append(2))
+    weights = model.fc.weight.clone()
+    with pytest.warns(
+        UserWarning, match=r"may have changed model.held\[1\] \(NotImplementedError: no aten.detach.default\)"
+    ):
+        record = cs_systems.run(model=model, inputs=X, **QUICK)
+    assert record.status == "ok", record.reason
+    assert model.held[2] == [1]
+    assert torch.equal(model.fc.weight, weights)
+
+
+def test_view_that_autograd_refuses_is_as_before() -> None:
+    base = torch.ones(4, requires_grad=True)
+    view, _ = base.view(4).split(2)
+    with torch.no_grad():
+        base.add_(1)
+    state = ObjectState(TrainingSetup(Model([view]), X))
+    base.data.add_(1)
+    assert state.restore() == []
+    assert base.tolist() == [2, 2, 3, 3]
 
 
 def test_weights_are_put_back_first() -> None:
@@ -692,6 +724,17 @@ def test_memory_that_was_freed_stays_freed_or_is_filled_again() -> None:
     assert state.restore() == []
     assert used.tolist() == [1, 1]
     assert freed.untyped_storage().nbytes() == 0
+
+
+def test_scripted_model_is_as_before() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated
+        model = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    record = cs_systems.run(model=model, inputs=X, **QUICK)
+    assert record.status == "ok", record.reason
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [p.grad for p in model.parameters()] == [None, None, None, None]
 
 
 def test_unchanging_services_are_not_followed() -> None:
