@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from cs_systems.config import ConfigError
 from cs_systems.workloads._setup import TrainingSetup
 
-MOST_OBJECTS = 300_000  # those nearest to the setup: about a second
+MOST_OBJECTS = 100_000  # besides modules, tensors and optimizer, those nearest to them: one to two seconds
 _MISSING = object()
 
 
@@ -124,7 +124,7 @@ def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _walk(root: _Node, seen: dict[int, Any]) -> Iterator[_Kept]:
-    """Yield what is kept of each object that a part of the setup reaches, the nearest first.
+    """Yield what is kept of each object that a part of the setup reaches: modules first, then the nearest.
 
     seen: the objects that were reached before, by their ids; it is extended, and keeps them alive.
     """
@@ -139,9 +139,16 @@ def _walk(root: _Node, seen: dict[int, Any]) -> Iterator[_Kept]:
             if undo is not None:
                 yield _Kept(stage, node, undo)
             for label, child in children:
-                if type(child) not in _ATOMS and id(child) not in seen and len(seen) < most:
-                    seen[id(child)] = child
-                    waiting.append(_Node(child, node, label, _stage(node, stage, label)))
+                if type(child) in _ATOMS or id(child) in seen:
+                    continue
+                found = _Node(child, node, label, _stage(node, stage, label))
+                if found.stage is not Stage.OTHERS:
+                    waiting.appendleft(found)
+                elif len(seen) < most:
+                    waiting.append(found)
+                else:
+                    continue
+                seen[id(child)] = child
 
 
 def _readable(value: Any) -> Iterator[_Content]:
@@ -341,6 +348,10 @@ def _tuple(owner: tuple[Any, ...]) -> _Content:
     return _Content(None, _numbered(tuple.__iter__(owner)))
 
 
+def _frozenset(owner: frozenset[Any]) -> _Content:
+    return _Content(None, _numbered(frozenset.__iter__(owner)))
+
+
 def _proxied(owner: MappingProxyType[Any, Any]) -> _Content:
     mapping = gc.get_referents(owner)[0]
     is_of_class = type(mapping) is dict and "__module__" in mapping  # the attributes of a class are not kept
@@ -356,6 +367,7 @@ _CONTAINERS: dict[type, Callable[[Any], _Content]] = {
     list: _list,
     tuple: _tuple,
     set: _set,
+    frozenset: _frozenset,
     deque: _deque,
     bytearray: _bytes,
     MappingProxyType: _proxied,

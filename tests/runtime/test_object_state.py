@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import cs_systems
 from cs_systems.config import ConfigError
-from cs_systems.runtime import live
+from cs_systems.runtime import live, object_state
 from cs_systems.runtime.object_state import ObjectState, Stage
 from cs_systems.workloads._setup import TrainingSetup
 from tests.pictured import picture
@@ -231,6 +231,7 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "ordered dict": (lambda: OrderedDict(a=1, b=2), lambda held: held.move_to_end("a")),
     "defaultdict": (lambda: defaultdict(list, a=[1]), lambda held: held["b"].append(2)),
     "counter": (lambda: Counter("aab"), lambda held: held.update("b")),
+    "frozen set": (lambda: frozenset([Slots()]), lambda held: setattr(next(iter(held)), "width", 9)),
     "mapping proxy": (lambda: MappingProxyType({"a": [1]}), lambda held: gc.get_referents(held)[0].update(b=1)),
     "UserDict": (lambda: UserDict(a=1), lambda held: held.update(b=2)),
     "UserList": (lambda: UserList([1]), lambda held: held.append(2)),
@@ -756,6 +757,21 @@ def test_scripted_model_is_as_before() -> None:
     assert record.status == "ok", record.reason
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert [p.grad for p in model.parameters()] == [None, None, None, None]
+
+
+def test_modules_are_kept_however_much_else_a_model_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_state, "MOST_OBJECTS", 50)
+    far: list[Any] = []
+    model = Model([[[n] for n in range(100)], [[[far]]]])
+    model.deep = nn.Sequential(nn.Sequential(nn.Sequential(nn.BatchNorm1d(8))))
+    state = ObjectState(TrainingSetup(model, X))
+    model.deep.eval()
+    model.deep[0][0][0].running_mean.fill_(3)
+    far.append(1)
+    assert state.restore() == []
+    assert model.deep[0][0][0].training
+    assert not model.deep[0][0][0].running_mean.any()
+    assert far == [1]
 
 
 def test_unchanging_services_are_not_followed() -> None:
