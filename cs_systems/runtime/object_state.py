@@ -451,6 +451,7 @@ def _values(tensor: Tensor) -> Callable[[], object]:
     """Return a function that gives a tensor its values, memory, device, dtype and flags back."""
     device, shape, form, requires_grad = tensor.device, tensor.shape, _form(tensor), tensor.requires_grad
     memory = tensor.data if device.type == "cpu" else None  # a device's memory is not held: it belongs to the peak
+    size_bytes = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
     version = None if tensor.is_inference() else tensor._version
     values = _once(tensor.detach()).to("cpu", copy=True)
 
@@ -463,7 +464,7 @@ def _values(tensor: Tensor) -> Callable[[], object]:
                 if memory is None:  # where that fails, the values are at least on the host
                     tensor.data = values.to(device).expand(shape)
             if _is_freed(tensor):
-                tensor.untyped_storage().resize_(tensor.nbytes)
+                tensor.untyped_storage().resize_(size_bytes)
             if device.type != "cpu" or not _has_bits(_once(tensor.data), values):
                 _copy(tensor, values)
         if version is not None and tensor._version != version:  # a graph that is still to be run backward checks it

@@ -739,7 +739,7 @@ def test_graph_made_before_can_still_be_run_backward() -> None:
 
 
 def test_memory_that_was_freed_stays_freed_or_is_filled_again() -> None:
-    freed, used = torch.ones(2), torch.ones(2)
+    freed, used = torch.ones(2), torch.ones(4)[2:]
     freed.untyped_storage().resize_(0)
     state = ObjectState(TrainingSetup(Model([freed, used]), X))
     used.untyped_storage().resize_(0)
@@ -791,3 +791,20 @@ def test_unchanging_services_are_not_followed() -> None:
     model.held[2](1)
     state.restore()
     assert (model.held[0].count, model.held[1].read, seen) == (5, 5, [1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{"device": "cuda"}, {"device": "cpu"}, {"precision": "bf16-pure"}], ids=str)
+def test_model_on_a_gpu_is_as_before(options: dict[str, Any]) -> None:
+    model = Model([torch.ones(3, device="cuda")], lambda model: model.held[0].add_(1)).cuda()
+    model(X.cuda()).sum().backward()
+    before = [(p, p.detach().clone(), p.grad, p.grad.clone()) for p in model.parameters() if p.grad is not None]
+    record = cs_systems.run(model=model, inputs=X, **({"warmup": 1, "steps": 2} | options))
+    assert record.status == "ok", record.reason
+    assert "not-restored" not in [caveat.code for caveat in record.warnings]
+    for now, (parameter, values, gradient, gradients) in zip(model.parameters(), before, strict=True):
+        assert now is parameter
+        assert torch.equal(now, values)
+        assert now.grad is gradient
+        assert torch.equal(gradient, gradients)
+    assert model.held[0].tolist() == [1, 1, 1]
