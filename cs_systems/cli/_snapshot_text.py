@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cs_systems.core.rows import SIDES
-from cs_systems.core.units import human
+from cs_systems.core.units import counted, human
 from cs_systems.record import Row
-from cs_systems.report.tables.snapshot import AT_END, AT_PEAK
+from cs_systems.report import origins
+from cs_systems.report.tables.snapshot import moment, shown
 from cs_systems.snapshots.allocations import BEFORE
 from cs_systems.snapshots.categories import UNKNOWN, Attribution
 from cs_systems.snapshots.tensor_names import TensorNames
 
 MOST_CAUSES = 5
-SUMS = "the row `all` is the sum of the devices, whose peaks may be at different times"
+SUMS = "the row `all` is the sum of the devices over time; its peak is less than the sum of peaks at different times"
 
 
 def heading(found: Attribution, names: TensorNames, recorded: Sequence[str] = ()) -> list[str]:
@@ -21,10 +22,12 @@ def heading(found: Attribution, names: TensorNames, recorded: Sequence[str] = ()
     replay = found.replay
     snapshot = replay.snapshot
     of = f" of {', '.join(map(str, snapshot.devices))}" if len(snapshot.devices) > 1 else ""
+    segments = counted(len(snapshot.segments), "segment")
     return [
-        f"{snapshot.source} · device {snapshot.device}{of} · {_events(found)} · {len(snapshot.segments)} segments",
+        f"{snapshot.source} · device {snapshot.device}{of} · {_events(found)} · {segments}",
         *recorded,
         _peak(found),
+        *_cut(found),
         *_out_of_memory(found),
         *_sidecar(found),
         *(f"missing: {what}" for what in snapshot.missing),
@@ -34,28 +37,63 @@ def heading(found: Attribution, names: TensorNames, recorded: Sequence[str] = ()
     ]
 
 
+def shown_moment(found: Attribution) -> str:
+    """Return when the memory was as the tables show it."""
+    return moment(has_peak=found.replay.has_peak, has_events=len(found.replay.snapshot.events) > 0)
+
+
 def _events(found: Attribution) -> str:
     events = found.replay.snapshot.events
     during = human((events.time_us[-1] - events.time_us[0]) / 1e6, "s") if events.time_us else None
-    return f"{len(events):,} events" + (f" in {during}" if during else "")
+    return counted(len(events), "event") + (f" in {during}" if during else "")
 
 
 def _peak(found: Attribution) -> str:
     replay = found.replay
     event, events = replay.peak_event, replay.snapshot.events
-    reserved = max(reserved for _, reserved in replay.reserved_bytes)
+    highest = replay.highest_reserved_bytes
+    size = f"{human(replay.peak_bytes, 'bytes')} ({replay.peak_bytes:,} bytes)"
     if not len(events):
-        over = f"; reserved {human(reserved, 'bytes')}" if replay.snapshot.segments else ""
-        return f"allocated at the end: {human(replay.peak_bytes, 'bytes')} ({replay.peak_bytes:,} bytes){over}"
-    when = "before the first event"
+        over = "" if highest is None else f"; reserved {human(highest, 'bytes')}"
+        return f"allocated at the end: {size}{over}"
+    if not replay.has_peak:
+        begins = f"{_beginning(found)} with {counted(replay.before_allocations, 'allocation')}"
+        return f"peak unknown, {begins} and has {counted(len(events), 'event')}; highest in it {size}"
+    when = "before the first event, after an earlier peak if there was one"
     if event > BEFORE:
         phase = found.places[event].phase
         when = f"at event {event:,}"
         if events.time_us:
             when += f", {human((events.time_us[event] - events.time_us[0]) / 1e6, 's')} after the first"
         when += f", in {phase}" if phase else ""
-    over = f"; highest reserved {human(reserved, 'bytes')}" if replay.snapshot.segments else ""
-    return f"peak {human(replay.peak_bytes, 'bytes')} ({replay.peak_bytes:,} bytes) {when}{over}"
+    reserved = replay.reserved_at(event)
+    if reserved is None or highest is None:
+        return f"peak {size} {when}"
+    over = f"reserved then {human(reserved, 'bytes')}"
+    return f"peak {size} {when}; {over}" + (
+        f", highest reserved {human(highest, 'bytes')}" if highest > reserved else ""
+    )
+
+
+def _beginning(found: Attribution) -> str:
+    times = found.replay.snapshot.events.time_us
+    began_unix_s = times[0] * 1e-6 if times else 0.0
+    return f"the history begins at {origins.moment(began_unix_s) or 'its event 0'}"
+
+
+def _cut(found: Attribution) -> list[str]:
+    """Return that the history begins in the middle of the program, and by what that shows."""
+    replay, count = found.replay, len(found.replay.snapshot.events)
+    before = f"{_beginning(found)} with {human(replay.before_bytes, 'bytes')} allocated"
+    unknown = "an earlier peak is unknown"
+    if replay.is_cut:
+        lost = counted(replay.lost_allocations, "block")
+        why = f"{lost} with a stack but no event" if replay.lost_allocations else f"exactly {count:,} events"
+        return [f"history cut ({why}): {before}, and {unknown}; record with a larger max_entries"]
+    freed = sum(a.start == BEFORE and a.end < count for a in replay.allocations)
+    if freed and replay.has_peak:
+        return [f"{before}, and frees {freed} of the {counted(replay.before_allocations, 'allocation')}; {unknown}"]
+    return []
 
 
 def _out_of_memory(found: Attribution) -> list[str]:
@@ -87,7 +125,7 @@ def notes(name: str, found: Attribution, rows: Sequence[Row]) -> list[str]:
         unknown = sum(row["bytes"] for row in rows if row["category"] == UNKNOWN)
         rounding = sum(row["rounding_bytes"] for row in rows)
         whole = sum(row["bytes"] for row in rows)
-        when = AT_PEAK if len(found.replay.snapshot.events) else AT_END
+        when = shown_moment(found)
         total = f"total {whole:,} bytes {when}; category unknown for {unknown:,}"
         return [f"{total}; {human(rounding, 'bytes')} more than requested, because the allocator rounds up"]
     if name == "out_of_memory":
@@ -96,9 +134,11 @@ def notes(name: str, found: Attribution, rows: Sequence[Row]) -> list[str]:
             for row in rows[:MOST_CAUSES]
         ]
     if name == "annotations" and rows:
+        when = shown_moment(found)
+        title = shown(name, when)["at_peak_bytes"]
         return [
-            "count, at peak: allocations made under the name, and their bytes alive at the peak; maximum, change: of "
-            "all allocated memory during a range"
+            f"count, {title}: allocations made under the name, and their bytes alive {when}; maximum, change: of all "
+            "allocated memory during a range"
         ]
     if name == "fragmentation" and rows:
         idle = sum(row["reserved_bytes"] - row["allocated_bytes"] for row in rows)
@@ -111,10 +151,15 @@ def difference_heading(
 ) -> list[str]:
     left, right = a.replay.peak_bytes, b.replay.peak_bytes
     sides = [
-        " · ".join([f"{side}: {x.replay.snapshot.source}", f"peak {x.replay.peak_bytes:,} bytes", *recorded])
+        " · ".join([f"{side}: {x.replay.snapshot.source}", _highest(x), *recorded])
         for side, x, recorded in zip(SIDES, (a, b), (recorded_a, recorded_b), strict=True)
     ]
     return [
         *sides,
         f"change: {'−' if right < left else '+'}{human(abs(right - left), 'bytes')} ({right - left:+,} bytes)",
     ]
+
+
+def _highest(found: Attribution) -> str:
+    size = f"{found.replay.peak_bytes:,} bytes"
+    return f"peak {size}" if found.replay.has_peak else f"peak unknown, {size} {shown_moment(found)}"

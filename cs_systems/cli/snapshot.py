@@ -25,6 +25,8 @@ from cs_systems.core.sources import Source, opened
 from cs_systems.core.units import counted
 from cs_systems.record import Row
 from cs_systems.report.tables.snapshot import (
+    AT_HIGHEST,
+    AT_PEAK,
     DEVICES,
     DIFFERENT,
     FILES,
@@ -184,18 +186,18 @@ def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribut
 
 
 def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recorded: Sequence[str] = ()) -> list[str]:
-    from cs_systems.cli._snapshot_text import heading
+    from cs_systems.cli._snapshot_text import heading, shown_moment
     from cs_systems.snapshots.tensor_names import tensor_names
 
     names = tensor_names(found, args.size)
     diagnoses = None if args.table else _diagnoses(found, names)
-    has_events = len(found.replay.snapshot.events) > 0
+    when = shown_moment(found)
     parts: list[Part] = []
     for name in tables:
         rows, remarks = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
         if not rows and name in OPTIONAL and not args.table:
             continue
-        parts.append((caption(name, has_events=has_events), rows, shown(name, has_events=has_events), remarks))
+        parts.append((caption(name, when), rows, shown(name, when), remarks))
     return document_text(args.format, heading(found, names, recorded), parts, args.output, diagnoses)
 
 
@@ -256,5 +258,6 @@ def _comparison(
             "what": DIFFERENT[name], "a_bytes": "baseline", "b_bytes": "candidate", "difference_bytes": "change",
             "a_allocations": "baseline count", "b_allocations": "candidate count",
         }  # fmt: skip
-        parts.append((f"memory at the peak by {name}, candidate compared with baseline", rows[:top], titles, remarks))
+        when = AT_PEAK if a.replay.has_peak and b.replay.has_peak else AT_HIGHEST
+        parts.append((f"memory {when} by {name}, candidate compared with baseline", rows[:top], titles, remarks))
     return document_text(args.format, heading, parts, args.output)

@@ -389,8 +389,8 @@ class SnapshotFileRow(TypedDict):
     device: int
     events: int
     duration_s: float | None
-    peak_bytes: int
-    reserved_bytes: int | None  # highest
+    peak_bytes: int | None
+    reserved_bytes: int | None  # at the peak
     category: str | None  # the largest at the peak
     category_share: float | None  # of the peak
     out_of_memory: int  # failed allocations

@@ -66,7 +66,7 @@ _MAY_BE_UNKNOWN = {
     "ranks": ("wait_s",),
     "ceiling": ("peak_bytes_per_s",),
     "overhead": ("not_recorded_s",),
-    "memory_phases": ("peak_allocated_bytes", "peak_reserved_bytes"),
+    "memory_phases": ("reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes"),
 }
 
 
@@ -76,7 +76,7 @@ class MemoryUse:
 
     Attributes:
         peak_bytes: allocated at the peak.
-        reserved_bytes: the most that the allocator reserved; None if unknown.
+        reserved_bytes: reserved by the allocator at that moment; None if unknown.
         phase: the phase in which the peak is.
         categories: bytes at the peak, by category; `logits` may be part of others.
         blocks: bytes of the activations at the peak, by layer.
@@ -297,12 +297,12 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
             by_category[LOGITS] = by_category.get(LOGITS, 0) + row["bytes"]
     blocks = {row["layer"]: row["bytes"] for row in layers(found, names)}
     by_category[LOGITS] = by_category.get(LOGITS, 0) + blocks.get("lm_head", 0)
-    reserved = max((size for _, size in replay.reserved_bytes), default=0)
-    phase = found.places[replay.peak_event].phase if replay.peak_event > BEFORE else None
-    kept = tuple(cast(Row, row) for row in rows)
-    if not replay.peak_bytes or not len(replay.snapshot.events):  # without events the peak is unknown
+    peak = replay.peak_event
+    if not replay.has_peak or not replay.peak_bytes:
         return Evidence()
-    return Evidence(memory=MemoryUse(replay.peak_bytes, reserved or None, phase, by_category, blocks, kept))
+    phase = found.places[peak].phase if peak > BEFORE else None
+    kept = tuple(cast(Row, row) for row in rows)
+    return Evidence(memory=MemoryUse(replay.peak_bytes, replay.reserved_at(peak), phase, by_category, blocks, kept))
 
 
 def _memory_of(record: RunRecord) -> MemoryUse | None:
@@ -310,7 +310,7 @@ def _memory_of(record: RunRecord) -> MemoryUse | None:
     phases = _sound(record.results).get("memory_phases")
     if not phases:
         return None
-    reached = max(phases, key=lambda row: row.get("peak_allocated_bytes") or 0)
+    number, reached = max(enumerate(phases), key=lambda row: (row[1].get("peak_allocated_bytes") or 0, row[0]))
     peak = reached.get("peak_allocated_bytes")
     if not peak:
         return None
@@ -321,9 +321,11 @@ def _memory_of(record: RunRecord) -> MemoryUse | None:
     if known is not None and known[0].mode is not Mode.FORWARD:
         config, algorithm = known
         checkpointed = step_memory(replace(config, checkpoint=EACH_BLOCK), algorithm).peak_bytes
-    reserved = max((row.get("peak_reserved_bytes") or 0 for row in phases), default=0)
+    # Where reserved memory changed during the phase, only its highest is known, which may be at another time.
+    around = {row.get("reserved_bytes") for row in phases[max(number - 1, 0) : number + 1]}
+    reserved = reached.get("peak_reserved_bytes") if around == {reached.get("peak_reserved_bytes")} else None
     rows: tuple[Row, ...] = (cast(Row, reached), cast(Row, categories))
-    return MemoryUse(peak, reserved or None, reached["phase"], categories, rows=rows, checkpointed_bytes=checkpointed)
+    return MemoryUse(peak, reserved, reached["phase"], categories, rows=rows, checkpointed_bytes=checkpointed)
 
 
 def _components(record: RunRecord) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""Fragmentation: the allocator reserved more than was ever allocated, in pieces that no allocation fits."""
+"""Fragmentation: the allocator reserves more than is allocated at the peak, in pieces that no allocation fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REMEDY = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes 
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find reserved memory above the peak of the allocated; at best nothing else is reserved."""
+    """Find memory that is reserved at the peak and not allocated; at best nothing else is reserved."""
     memory = evidence.memory
     if memory is None or memory.reserved_bytes is None:
         return None

@@ -23,6 +23,11 @@ def date(origin: Origin) -> str:
     return f"{datetime.fromtimestamp(origin.recorded_unix_s, UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
+def moment(unix_s: float) -> str | None:
+    """Return a time that a file states, as `date` does; None if its clock does not count from 1970."""
+    return date(Origin(unix_s, None)) if FIRST_UNIX_S < unix_s < LAST_UNIX_S else None
+
+
 def span(origins: Sequence[Origin]) -> str:
     """Return the dates of the first and the last origin: `2026-11-23 11:40 to 11:52 UTC`."""
     first, last = (date(origin)[:16] for origin in (origins[0], origins[-1]))
@@ -64,7 +69,7 @@ def of_file(file: Path, began_unix_s: float | None = None) -> list[str]:
     record = recorded_files(file.parent).get(file.name)
     if record is not None and record.origin is not None:
         return lines([record])
-    if began_unix_s is None or not FIRST_UNIX_S < began_unix_s < LAST_UNIX_S:
+    if began_unix_s is None or moment(began_unix_s) is None:
         return []
     at = Origin(began_unix_s, None)
     return [f"recorded {span([at, at])}"]

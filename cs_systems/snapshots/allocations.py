@@ -18,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from cs_systems.core.units import counted
@@ -29,6 +30,7 @@ SMALL_BYTES = MIB  # kSmallSize: requests up to it come from the small pool
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, OOM = range(6)
 assert ACTIONS[OOM] == "oom"
 BEFORE = -1  # the start of what was allocated before the events begin
+ROUND = 1000  # a number of events that it divides, or a power of two, is likely the limit `max_entries`
 
 
 class Allocation(NamedTuple):
@@ -57,7 +59,10 @@ class OutOfMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class Replay:
-    """All allocations by their start; the peak is reached at event `peak_event` (BEFORE: before all events)."""
+    """All allocations by their start; the history is highest at event `peak_event` (BEFORE: before all events).
+
+    A history of few events shows a moment of the program and not its peak: `has_peak` is false then, as without events.
+    """
 
     snapshot: Snapshot
     allocations: tuple[Allocation, ...]
@@ -65,9 +70,35 @@ class Replay:
     peak_bytes: int
     before_bytes: int
     end_bytes: int
-    reserved_bytes: tuple[tuple[int, int], ...]  # (event, bytes reserved from there on), the first at BEFORE
+    reserved_bytes: tuple[tuple[int, int], ...]  # (event, bytes reserved from there on), from BEFORE; empty if unknown
     out_of_memory: tuple[OutOfMemory, ...]
     doubts: tuple[str, ...]
+    lost_allocations: int  # alive at the end with a recorded stack, but without an event: the history was cut
+
+    @cached_property
+    def before_allocations(self) -> int:
+        return sum(a.start == BEFORE for a in self.allocations)
+
+    @cached_property
+    def has_peak(self) -> bool:
+        """Flag of a history that makes at least as many allocations as there were when it begins."""
+        return len(self.snapshot.events) > 1 and self.snapshot.events.action.count(ALLOC) >= self.before_allocations
+
+    @property
+    def is_cut(self) -> bool:
+        """Flag of a history whose first events were dropped, by the blocks that are left or by a round number."""
+        count = len(self.snapshot.events)
+        is_round = count >= ROUND and (count % ROUND == 0 or count.bit_count() == 1)
+        return (count > 0 and self.lost_allocations > 0) or (is_round and self.before_allocations > 0)
+
+    @property
+    def highest_reserved_bytes(self) -> int | None:
+        return max((size for _, size in self.reserved_bytes), default=None)
+
+    def reserved_at(self, event: int) -> int | None:
+        """Return the bytes reserved after `event`, or None if they are unknown."""
+        at = bisect_right(self.reserved_bytes, event, key=lambda change: change[0])
+        return self.reserved_bytes[at - 1][1] if at else None
 
     def alive_at(self, event: int) -> Iterator[Allocation]:
         """Return the allocations that are alive after `event`."""
@@ -92,8 +123,8 @@ def replay(snapshot: Snapshot) -> Replay:
     free, stacks = snapshot.events.device_free_bytes, snapshot.events.stack
     out = (OutOfMemory(event, asked, free.get(event), failed[event], stacks[event]) for event, asked in found.failed)
     return Replay(
-        snapshot, tuple(allocations), peak_event, peak, found.before_bytes, now, tuple(_reserved(snapshot)),
-        tuple(out), tuple(found.doubts()),
+        snapshot, tuple(allocations), peak_event, peak, found.before_bytes, now, _reserved(snapshot),
+        tuple(out), tuple(found.doubts()), found.lost,
     )  # fmt: skip
 
 
@@ -102,8 +133,11 @@ def _frees(allocations: list[Allocation], snapshot: Snapshot) -> list[tuple[int,
     return [(a.end, -a.bytes) for a in allocations if a.end < end]
 
 
-def _reserved(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
-    """Yield (event, bytes reserved from there on), computed from the reserved bytes at the end."""
+def _reserved(snapshot: Snapshot) -> tuple[tuple[int, int], ...]:
+    """Return (event, bytes reserved from there on), computed from the reserved bytes at the end.
+
+    Empty if the snapshot holds no segments, or events that do not lead to them.
+    """
     events = snapshot.events
     changes = [
         (index, events.bytes[index] if action == SEGMENT_ALLOC else -events.bytes[index])
@@ -111,10 +145,11 @@ def _reserved(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
         if action in (SEGMENT_ALLOC, SEGMENT_FREE)
     ]
     now = sum(s.bytes for s in snapshot.segments) - sum(change for _, change in changes)
-    yield BEFORE, now
+    found = [(BEFORE, now)]
     for index, change in changes:
         now += change
-        yield index, now
+        found.append((index, now))
+    return tuple(found) if snapshot.segments and all(size >= 0 for _, size in found) else ()
 
 
 class _Allocations:
@@ -124,7 +159,7 @@ class _Allocations:
         self._snapshot, self._end = snapshot, len(snapshot.events)
         self.done: list[Allocation] = []
         self.failed: list[tuple[int, int]] = []
-        self._twice = self._unknown = 0
+        self._twice = self._unknown = self.lost = 0
         self._blocks = {b.address: b for s in snapshot.segments for b in s.blocks if b.state != "inactive"}
         self._large = _LargePool(snapshot)
         self._add_before()
@@ -159,6 +194,7 @@ class _Allocations:
             if address not in seen:
                 self._large.use(address)
                 if block.state == "active_allocated":
+                    self.lost += block.stack > 0
                     asked = block.bytes if block.requested_bytes is None else block.requested_bytes
                     self.done.append(Allocation(BEFORE, self._end, address, block.bytes, asked, block.stack))
         for index, address, asked in freed:  # now that all neighbours are known

@@ -241,7 +241,7 @@ def _snapshot(path: Path, data: dict[str, Any], device: int, devices: Sequence[i
         metadata=metadata,
         annotations=tuple(sorted(map(_annotation, _of_device(annotations, device)), key=lambda a: a.time_us)),
         settings=settings,
-        sidecar=_sidecar(Path(f"{path}.json"), device),
+        sidecar=_sidecar(Path(f"{path}.json"), device, devices),
         missing=tuple(_missing(data, own, events, len(stacks.known) > 1)),
     )
 
@@ -398,7 +398,7 @@ def _missing(data: Mapping[str, Any], segments: Sequence[Any], events: Events, s
         yield "no annotations (an older PyTorch): phases are inferred from stacks alone"
 
 
-def _sidecar(path: Path, device: int) -> Sidecar | None:
+def _sidecar(path: Path, device: int, devices: Sequence[int]) -> Sidecar | None:
     if not path.is_file():
         return None
     if path.stat().st_size > MOST_SIDECAR_BYTES:
@@ -427,7 +427,7 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
                 f"{path}, {_BESIDE} has a config that this version of cs-systems cannot read ({what}); use the version "
                 f"that wrote it, or {_RENAME}"
             ) from None
-        most = data.get("max_allocated_bytes")
+        most = data.get("max_allocated_bytes") if len(devices) == 1 else None  # it does not say the device
         return Sidecar(config, None if most is None else _count(most), tensors)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):

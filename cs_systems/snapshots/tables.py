@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import TypedDict
 
 from cs_systems.core.rows import Row, SnapshotFileRow
@@ -99,11 +100,12 @@ class DeviceRow(TypedDict):
     device: str
     events: int
     segments: int
-    peak_bytes: int
+    peak_bytes: int | None  # of all devices: the highest sum at one time
     peak_time_s: float | None  # from the first event of any device
+    peak_reserved_bytes: int | None  # at the peak
     end_bytes: int  # allocated at the end
-    reserved_bytes: int  # at the end
-    highest_reserved_bytes: int
+    reserved_bytes: int | None  # at the end
+    highest_reserved_bytes: int | None
     out_of_memory: int  # requests that failed
 
 
@@ -223,7 +225,7 @@ def timeline(found: Attribution, names: TensorNames) -> list[StretchRow]:
                 "before_bytes": before,
                 "peak_bytes": max([before, *allocated[max(low, 0) : high]]),
                 "after_bytes": allocated[high - 1],
-                "is_peak": first <= replay.peak_event <= last,
+                "is_peak": replay.has_peak and first <= replay.peak_event <= last,
             }
         )
     return rows
@@ -295,7 +297,7 @@ def segments(found: Attribution, names: TensorNames) -> list[SegmentRow]:
 def file_row(found: Attribution, file: str) -> SnapshotFileRow:
     """Return the row of one snapshot in a list of several."""
     replay, by_category = found.replay, Counter[str]()
-    for attributed in found.alive_at(replay.peak_event):
+    for attributed in found.alive_at(replay.peak_event) if replay.has_peak else ():
         by_category[attributed.category] += attributed.allocation.bytes
     times = replay.snapshot.events.time_us
     largest = by_category.most_common(1)
@@ -304,8 +306,8 @@ def file_row(found: Attribution, file: str) -> SnapshotFileRow:
         "device": replay.snapshot.device,
         "events": len(replay.snapshot.events),
         "duration_s": (times[-1] - times[0]) / 1e6 if times else None,
-        "peak_bytes": replay.peak_bytes,
-        "reserved_bytes": max(size for _, size in replay.reserved_bytes) if replay.snapshot.segments else None,
+        "peak_bytes": replay.peak_bytes if replay.has_peak else None,
+        "reserved_bytes": replay.reserved_at(replay.peak_event) if replay.has_peak else None,
         "category": largest[0][0] if largest else None,
         "category_share": largest[0][1] / replay.peak_bytes if largest and replay.peak_bytes else None,
         "out_of_memory": len(replay.out_of_memory),
@@ -338,7 +340,7 @@ def differences(
 
 
 def devices(found: Sequence[Attribution]) -> list[DeviceRow]:
-    """Return a row for each device and one of their sums; the peaks of devices may be at different times."""
+    """Return a row for each device and one of their sum over time, which is unknown without a clock on every device."""
     first = min((r.replay.snapshot.events.time_us[0] for r in found if r.replay.snapshot.events.time_us), default=0)
     rows: list[DeviceRow] = []
     for one in found:
@@ -349,26 +351,66 @@ def devices(found: Sequence[Attribution]) -> list[DeviceRow]:
                 "device": str(snapshot.device),
                 "events": len(snapshot.events),
                 "segments": len(snapshot.segments),
-                "peak_bytes": replay.peak_bytes,
-                "peak_time_s": (times[peak] - first) / 1e6 if times and peak > BEFORE else None,
+                "peak_bytes": replay.peak_bytes if replay.has_peak else None,
+                "peak_time_s": (times[peak] - first) / 1e6 if times and replay.has_peak and peak > BEFORE else None,
+                "peak_reserved_bytes": replay.reserved_at(peak) if replay.has_peak else None,
                 "end_bytes": replay.end_bytes,
-                "reserved_bytes": sum(s.bytes for s in snapshot.segments),
-                "highest_reserved_bytes": max(reserved for _, reserved in replay.reserved_bytes),
+                "reserved_bytes": sum(s.bytes for s in snapshot.segments) if snapshot.segments else None,
+                "highest_reserved_bytes": replay.highest_reserved_bytes,
                 "out_of_memory": len(replay.out_of_memory),
             }
         )
+    are_timed = all(one.replay.has_peak and one.replay.snapshot.events.time_us for one in found)
+    allocated = [_over_time(one, zip(*allocated_over_events(one), strict=True)) for one in found] if are_timed else []
+    reserved = [_over_time(one, one.replay.reserved_bytes) for one in found] if are_timed else []
+    (peak_us, peak_bytes), (_, highest) = _highest(allocated), _highest(reserved)
     total: DeviceRow = {
         "device": "all",
         "events": sum(row["events"] for row in rows),
         "segments": sum(row["segments"] for row in rows),
-        "peak_bytes": sum(row["peak_bytes"] for row in rows),
-        "peak_time_s": None,
+        "peak_bytes": peak_bytes,
+        "peak_time_s": (peak_us - first) / 1e6 if peak_us else None,
+        "peak_reserved_bytes": _sum(_at(levels, peak_us) for levels in reserved) if are_timed else None,
         "end_bytes": sum(row["end_bytes"] for row in rows),
-        "reserved_bytes": sum(row["reserved_bytes"] for row in rows),
-        "highest_reserved_bytes": sum(row["highest_reserved_bytes"] for row in rows),
+        "reserved_bytes": _sum(row["reserved_bytes"] for row in rows),
+        "highest_reserved_bytes": highest,
         "out_of_memory": sum(row["out_of_memory"] for row in rows),
     }
     return [*rows, total]
+
+
+Levels = list[tuple[int, int]]  # (µs, bytes from then on); 0 µs is before the first event
+
+
+def _over_time(found: Attribution, levels: Iterable[tuple[int, int]]) -> Levels:
+    times = found.replay.snapshot.events.time_us
+    return [(0 if event == BEFORE else times[event], size) for event, size in levels]
+
+
+def _highest(of_devices: Sequence[Levels]) -> tuple[int, int | None]:
+    """Return (µs, bytes) of the highest sum; the bytes are None if a device's are unknown."""
+    if not of_devices or not all(of_devices):
+        return 0, None
+    now = [levels[0][1] for levels in of_devices]
+    best, total = (0, sum(now)), sum(now)
+    changes = ((time, device, size) for device, levels in enumerate(of_devices) for time, size in levels[1:])
+    for time, device, size in sorted(changes, key=itemgetter(0)):
+        total += size - now[device]
+        now[device] = size
+        if total > best[1]:
+            best = time, total
+    return best
+
+
+def _at(levels: Levels, time_us: int) -> int | None:
+    at = bisect_right(levels, time_us, key=itemgetter(0))
+    return levels[at - 1][1] if at else None
+
+
+def _sum(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum, or None if one of the sizes is unknown."""
+    known = list(sizes)
+    return None if None in known else sum(size for size in known if size is not None)
 
 
 Table = Callable[[Attribution, TensorNames], Sequence[Row]]

@@ -25,11 +25,12 @@ MOST_FRAMES = 40  # of a stack, the innermost
 BINS = 2000
 
 
-class Peak(TypedDict):
-    """Peak of the allocated memory."""
+class MomentView(TypedDict):
+    """Memory at one moment."""
 
     at_ns: int
     bytes: int
+    reserved: int | None
     by: list[int]  # bytes by category, in the order of `categories`
 
 
@@ -86,7 +87,8 @@ class View(StackColumns):
     end_ns: int
     timed: bool  # whether the snapshot has a clock
     events: int
-    peak: Peak
+    peak: MomentView | None  # None: unknown
+    highest: MomentView  # of the history
     categories: list[str]
     rules: list[tuple[str, str]]
     phase_rules: list[tuple[str, str]]
@@ -116,15 +118,18 @@ def view(found: Attribution, names: TensorNames) -> View:
 
     drawn, rest = _most_seen(found.allocations, begins, ends, MOST_ALLOCATIONS)
     columns = _columns(drawn, len(moments), begins, ends, names, texts, stacks)
+    highest: MomentView = {
+        "at_ns": 0 if replay.peak_event == BEFORE else moments[replay.peak_event],
+        "bytes": replay.peak_bytes,
+        "reserved": replay.reserved_at(replay.peak_event),
+        "by": _by_category(found.alive_at(replay.peak_event)),
+    }
     return {
         "end_ns": end_ns,
         "timed": bool(replay.snapshot.events.time_us),
         "events": len(moments),
-        "peak": {
-            "at_ns": 0 if replay.peak_event == BEFORE else moments[replay.peak_event],
-            "bytes": replay.peak_bytes,
-            "by": _by_category(found.alive_at(replay.peak_event)),
-        },
+        "peak": highest if replay.has_peak else None,
+        "highest": highest,
         "categories": [*CATEGORIES],
         "rules": [*CATEGORIES.items()],
         "phase_rules": [*((rule.phase, rule.why) for rule in (*ANYWHERE, *INNERMOST)), (Phase.BACKWARD, NO_STACK)],

@@ -357,6 +357,20 @@ def test_clean_step_has_no_diagnosis(clean: Evidence) -> None:
     assert apply_rules(clean) == []
 
 
+@pytest.mark.parametrize(("around", "found"), [((20, 20), ["fragmentation"]), ((9, 20), []), ((20, 15), [])])
+def test_reserved_memory_of_a_record_counts_where_it_is_that_at_the_peak(
+    around: tuple[int, int], found: list[str]
+) -> None:
+    """The highest of a phase in which reserved memory changes may be at another time than the allocated peak."""
+    before, after = (size << 30 for size in around)
+    forward = {"step": 1, "phase": "forward", "reserved_bytes": before}
+    backward = {"step": 1, "phase": "backward", "reserved_bytes": after, "peak_reserved_bytes": 20 << 30}
+    phases: Any = [forward, backward | {"peak_allocated_bytes": 8 << 30}]
+    config = RunConfig(profiler="memory", workload="own.py:step").to_dict()
+    record = RunRecord("key", config, "ok", results={"memory_phases": phases})
+    assert [one.code for one in diagnose(record) or ()] == found
+
+
 def test_nothing_to_judge_is_no_diagnosis_and_prints_nothing() -> None:
     assert apply_rules(Evidence()) is None
     assert diagnose([]) is None

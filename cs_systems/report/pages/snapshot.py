@@ -16,7 +16,7 @@ from cs_systems.report.pages import _templates
 from cs_systems.report.pages._packing import packed
 from cs_systems.report.tables.profile import says_something
 from cs_systems.report.tables.rows import table_of
-from cs_systems.report.tables.snapshot import SHOWN, caption, shown
+from cs_systems.report.tables.snapshot import AT_END, SHOWN, caption, moment, shown
 
 if TYPE_CHECKING:
     from cs_systems.diagnosis import Diagnosis
@@ -33,29 +33,32 @@ def render(
     view: from `snapshots.timeline.view`. tables: rows and their notes, by name. heading: lines above all tables.
     diagnoses: what the page begins with.
     """
+    when = moment(has_peak=view["peak"] is not None, has_events=view["events"] > 0)
     values = {
         "title": title,
         "diagnoses": sentences(diagnoses),
         "view": view,
-        "data": packed(view),
-        "facts": _facts(view),
+        "when": when,
+        "data": packed({**view, "when": when}),
+        "facts": _facts(view, when),
         "notes": [*heading, *_limits(view)],
-        "sections": [
-            _section(name, *tables[name], has_events=view["events"] > 0)
-            for name in SHOWN
-            if name in tables and tables[name][0]
-        ],
+        "sections": [_section(name, *tables[name], when) for name in SHOWN if name in tables and tables[name][0]],
     }
     return _templates.render("snapshot.html.jinja", values)
 
 
-def _facts(view: View) -> list[tuple[str, str]]:
-    highest = max(reserved for _, reserved in view["reserved"])
+def _facts(view: View, when: str) -> list[tuple[str, str]]:
     drawn = len(view["allocations"]["bytes"])
-    peak, most = ("peak", "highest reserved") if view["events"] else ("allocated at the end", "reserved at the end")
+    highest = view["highest"]
+    sizes = [
+        ("peak" if view["peak"] else f"allocated {when}", highest["bytes"]),
+        (f"reserved {when}", highest["reserved"]),
+    ]
+    if when != AT_END:
+        sizes += [("highest reserved", max((size for _, size in view["reserved"]), default=None))]
     return [
-        (peak, units.human(view["peak"]["bytes"], "bytes")),
-        (most, units.human(highest, "bytes") if highest else "unknown"),
+        *([] if view["peak"] else [("peak", "unknown")]),
+        *((name, "unknown" if size is None else units.human(size, "bytes")) for name, size in sizes),
         ("events", f"{view['events']:,}"),
         ("allocations", f"{drawn + view['rest']['allocations']:,}"),
     ]
@@ -74,8 +77,8 @@ def _limits(view: View) -> list[str]:
     return limits
 
 
-def _section(name: str, rows: Sequence[Row], notes: Sequence[str], *, has_events: bool) -> _templates.Section:
-    titles = {c: title for c, title in shown(name, has_events=has_events).items() if says_something(c, rows)}
+def _section(name: str, rows: Sequence[Row], notes: Sequence[str], when: str) -> _templates.Section:
+    titles = {c: title for c, title in shown(name, when).items() if says_something(c, rows)}
     table = table_of([{column: row[column] for column in titles} for row in rows], titles=titles)
-    heading = caption(name, has_events=has_events)
+    heading = caption(name, when)
     return _templates.Section(heading[0].upper() + heading[1:], f"table-{name}", table, notes)

@@ -1,7 +1,7 @@
 // The snapshot, from the JSON in the page. Names are set as text, never as HTML.
 const started = performance.now();
 const data = unpacked(byId("snapshot").textContent);
-const { categories, peak } = data;
+const { categories } = data, peak = data.highest; // of the history; it is the peak unless that is unknown
 const slug = (category) => category.replaceAll(" ", "-");
 for (const category of categories) palette.shade(slug(category));
 let alone = null; // the category that is shown alone

@@ -53,7 +53,7 @@ function search() {
   found.at = -1;
   const alive = found.hits.filter((i) => allocations.start[i] <= peak.at_ns && allocations.end[i] > peak.at_ns);
   const sum = bytes(alive.reduce((total, i) => total + allocations.bytes[i], 0));
-  byId("found").textContent = words.length ? `${count(found.hits.length, "allocation")}; at the peak ${grouped(alive.length)} of them, ${sum}` : "";
+  byId("found").textContent = words.length ? `${count(found.hits.length, "allocation")}; ${data.when} ${grouped(alive.length)} of them, ${sum}` : "";
   timeline.redraw();
 }
 function nextHit(way = 1) {

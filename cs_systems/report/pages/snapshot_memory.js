@@ -142,7 +142,7 @@ class MemoryChart extends Chart {
   // Draw a line at the peak, and return its label; null where the peak is not in sight.
   drawPeak(g, width) {
     const at = this.xAt(peak.at_ns), y = this.place(peak.bytes);
-    if (!data.events || at < 0 || at > width || alone !== null) return null;
+    if (!data.peak || at < 0 || at > width || alone !== null) return null;
     g.fillStyle = palette.css.ink;
     g.fillRect(at, y, 1, this.height - y);
     return { text: `peak ${bytes(peak.bytes)}`, places: (room) => [[at + 4, y + 9], [at - room, y + 9]] };
@@ -240,7 +240,7 @@ function allocationDetails(i) {
       ["phase", data.phases[c.phase[i]]], ["layer", data.layers[c.layer[i]]],
       ["allocated", c.made[i] === null ? "before recording began" : event(c.made[i], start[i])],
       ["freed", c.freed[i] === null ? "not freed" : event(c.freed[i], end[i])],
-      ["alive for", time(end[i] - start[i])], [data.events ? "at the peak" : "at the end", start[i] <= peak.at_ns && end[i] > peak.at_ns ? "allocated" : "not allocated"],
+      ["alive for", time(end[i] - start[i])], [data.when, start[i] <= peak.at_ns && end[i] > peak.at_ns ? "allocated" : "not allocated"],
     ],
     long: stackText(c.stack[i]) || "no stack was recorded",
     actions: [["zoom to it (z)", () => timeline.focus({ row: timeline.item, i })]],

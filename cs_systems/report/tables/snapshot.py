@@ -51,17 +51,23 @@ CAPTIONS = {
     "segments": "segments at the end, most fragmented first",
     "alive": "still allocated at the end",
 }
-AT_PEAK, AT_END = "at the peak", "at the end"  # without events, only the memory at the end is known
+AT_PEAK, AT_HIGHEST, AT_END = "at the peak", "where the history is highest", "at the end"
 
 
-def caption(name: str, *, has_events: bool) -> str:
-    """Return the caption of a table."""
-    return CAPTIONS[name] if has_events else CAPTIONS[name].replace(AT_PEAK, AT_END)
+def moment(*, has_peak: bool, has_events: bool) -> str:
+    """Return when the memory was as the tables show it; without events, only the memory at the end is known."""
+    return AT_PEAK if has_peak else AT_HIGHEST if has_events else AT_END
 
 
-def shown(name: str, *, has_events: bool) -> dict[str, str]:
-    """Return the columns of a table to show, with their headings."""
-    return SHOWN[name] if has_events else {c: "share" if t == "share of peak" else t for c, t in SHOWN[name].items()}
+def caption(name: str, when: str) -> str:
+    """Return the caption of a table of that moment."""
+    return CAPTIONS[name].replace(AT_PEAK, when)
+
+
+def shown(name: str, when: str) -> dict[str, str]:
+    """Return the columns of a table of that moment to show, with their headings."""
+    titles = {} if when == AT_PEAK else {"share of peak": "share", "at peak": "then"}
+    return {column: titles.get(title, title) for column, title in SHOWN[name].items()}
 
 
 LONG = ("top", "timeline", "annotations", "out_of_memory", "segments", "alive")  # cut to --top rows
@@ -69,12 +75,13 @@ OPTIONAL = ("annotations", "out_of_memory")  # left out where they are empty, un
 # Columns that a narrow terminal may drop, in this order.
 LEAVES = ("inactive_splits", "largest_split_bytes", "duration_s", "events", "free_segments_bytes")
 DEVICES = {
-    "device": "device", "events": "events", "peak_bytes": "peak", "peak_time_s": "peak at", "end_bytes": "at the end",
-    "reserved_bytes": "reserved", "highest_reserved_bytes": "highest", "out_of_memory": "failed",
+    "device": "device", "events": "events", "peak_bytes": "peak", "peak_time_s": "peak at",
+    "peak_reserved_bytes": "reserved then", "end_bytes": "at the end", "reserved_bytes": "reserved",
+    "highest_reserved_bytes": "highest reserved", "out_of_memory": "failed",
 }  # fmt: skip
 DIFFERENT = {"category": "category", "layer": "layer", "site": "source line"}
 FILES = {
-    "file": "file", "device": "device", "events": "events", "peak_bytes": "peak", "reserved_bytes": "reserved",
+    "file": "file", "device": "device", "events": "events", "peak_bytes": "peak", "reserved_bytes": "reserved then",
     "category": "largest", "category_share": "its share", "out_of_memory": "OOM",
 }  # fmt: skip
 SUFFIXES = (".pickle", ".pickle.gz", ".pkl", ".pkl.gz", ".pickle.json", ".pickle.gz.json", ".pkl.json")  # and sidecars
