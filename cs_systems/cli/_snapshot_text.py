@@ -96,6 +96,13 @@ def _cut(found: Attribution) -> list[str]:
     return []
 
 
+def doubt(found: Attribution) -> str | None:
+    """Return the line of the heading that says why the program's peak is unknown, or may be."""
+    if len(found.replay.snapshot.events) and not found.replay.has_peak:
+        return _peak(found)
+    return next(iter(_cut(found)), None) if found.replay.is_cut else None
+
+
 def _out_of_memory(found: Attribution) -> list[str]:
     return [
         f"out of memory at event {oom.event:,}: {human(oom.requested_bytes, 'bytes')} requested, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -119,16 +120,23 @@ def document_text(
     parts: Sequence[Part],
     output: Path | None,
     found: Sequence[Diagnosis] | None = None,
+    doubt: str | None = None,
 ) -> list[str]:
     """Return the diagnoses, the heading and the tables.
 
+    `doubt` is a line of the heading about all numbers: it comes first, and beside CSV on the standard error.
     On a terminal the heading is printed as lines; in other formats as notes, which every format escapes.
     """
     from cs_systems.core.printable import plain
     from cs_systems.report import diagnoses
     from cs_systems.report.tables.formats import text_width
 
-    begin = diagnoses.text(found, format, terminal_width(output)) if format in diagnoses.IN else ""
+    begin = ""
+    if format in diagnoses.IN:
+        begin = diagnoses.text(found, format, terminal_width(output), doubt)
+        heading = [sentence for sentence in heading if sentence != doubt]
+    elif format == "csv" and doubt:
+        print(plain(doubt), file=sys.stderr)
     if format == "terminal":
         width = text_width(terminal_width(output))
         fill = partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)

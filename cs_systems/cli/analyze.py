@@ -263,7 +263,7 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
             remarks.append(f"{len(rows) - top} more {what}; --top shows more")
         parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows[:top], (SHOWN | modules.SHOWN)[name], remarks))
     found = None if args.table else _diagnoses(profile, made)
-    return document_text(args.format, _heading(source, profile), parts, args.output, found)
+    return document_text(args.format, _heading(source, profile), parts, args.output, found, profile.incomplete)
 
 
 def _filled_tables(profile: Profile, functions: Mapping[str, Callable[[Profile, Costs], Sequence[Row]]]) -> str:
@@ -280,7 +280,7 @@ def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:
     from cs_systems.diagnosis import _evidence, apply_rules
     from cs_systems.traces.tables import NO_COSTS, TABLES
 
-    if not profile.trace.kernels:
+    if not profile.trace.kernels or (profile.incomplete and profile.trace.lacks_kernels):
         return None
     tables = {name: made[name] if name in made else TABLES[name](profile, NO_COSTS) for name in _evidence.TABLES}
     return apply_rules(_evidence.of_trace(cast(Results, tables), profile.trace.devices.get(profile.devices[0])))
@@ -305,10 +305,9 @@ def _comparison(
     from cs_systems.comparison.profiles import difference, doubts
 
     a, b = profiles
-    heading = [
-        " · ".join([f"{side}: {source.label}", *recorded(source, profile)])
-        for side, source, profile in zip(SIDES, sources, profiles, strict=True)
-    ]
+    sides = list(zip(SIDES, sources, profiles, strict=True))
+    heading = [" · ".join([f"{side}: {source.label}", *recorded(source, profile)]) for side, source, profile in sides]
+    heading += [f"{side}: {profile.incomplete}" for side, _, profile in sides if profile.incomplete]
     parts = [difference_part(by, difference(a, b, by)) for by in (SPLITS[name] for name in tables)]
     parts[-1][-1].extend(doubts(a, b))
     return document_text(args.format, heading, parts, args.output)

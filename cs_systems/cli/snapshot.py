@@ -186,7 +186,7 @@ def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribut
 
 
 def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recorded: Sequence[str] = ()) -> list[str]:
-    from cs_systems.cli._snapshot_text import heading, shown_moment
+    from cs_systems.cli._snapshot_text import doubt, heading, shown_moment
     from cs_systems.snapshots.tensor_names import tensor_names
 
     names = tensor_names(found, args.size)
@@ -198,7 +198,7 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recor
         if not rows and name in OPTIONAL and not args.table:
             continue
         parts.append((caption(name, when), rows, shown(name, when), remarks))
-    return document_text(args.format, heading(found, names, recorded), parts, args.output, diagnoses)
+    return document_text(args.format, heading(found, names, recorded), parts, args.output, diagnoses, doubt(found))
 
 
 def _diagnoses(found: Attribution, names: TensorNames) -> list[Diagnosis] | None:

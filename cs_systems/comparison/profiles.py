@@ -67,11 +67,11 @@ def _marked(layers: Collection[str]) -> bool:
 
 
 def doubts(a: Profile, b: Profile) -> list[str]:
-    """Return the reasons to be careful with the comparison."""
+    """Return the reasons to be careful with the comparison, besides that a side is incomplete."""
     sentences = []
     for name, profile in zip(SIDES, (a, b), strict=True):
         sentences.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")
-        sentences += [f"{name}: {note}" for note in profile.notes]
+        sentences += [f"{name}: {note}" for note in profile.notes if note != profile.incomplete]
     shares = [p.layer_coverage for p in (a, b)]
     if abs(shares[0] - shares[1]) > UNEQUAL:
         sentences.append(

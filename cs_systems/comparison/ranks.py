@@ -71,6 +71,7 @@ class Rank:
     exposed_s: float
     idle_s: float
     collectives: tuple[Collective, ...]
+    incomplete: str | None = None  # which kernels are missing by a fault
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def summary(profile: Profile, rank: int) -> Rank:
         exposed_s=total["exposed_s"] / count,
         idle_s=total["idle_s"] / count,
         collectives=tuple(_collectives(profile)),
+        incomplete=profile.incomplete,
     )
 
 
@@ -163,7 +165,7 @@ def _collectives(profile: Profile) -> Iterable[Collective]:
         what = kind(message.name) if message else kind(name)
         during = {label: float(times[n]) for label, times in beside.items() if times[n] > 0}
         yield Collective(
-            called[step] if stated else step,
+            called[step] if stated else steps[step].number,
             what,
             message.group if message else "",
             message.ranks if message else None,
@@ -312,7 +314,7 @@ def _offsets(ranks: Sequence[int], pairs: Sequence[Mapping[int, Collective]]) ->
 def _notes(
     ranks: Sequence[Rank], matches: Sequence[Match], lost: int, impossible: int, offset_s: Mapping[int, float]
 ) -> list[str]:
-    notes = []
+    notes = [f"rank {one.rank}: {one.incomplete}" for one in ranks if one.incomplete]
     world = next((one.job.world_size for one in ranks if one.job.world_size), None)
     if world and world > len(ranks):
         given = ", ".join(str(one.rank) for one in ranks[:8]) + (" …" if len(ranks) > 8 else "")

@@ -33,6 +33,7 @@ LAUNCH_BOUND_LAG = 0.10
 # Below this share of its highest clock while throttled, a GPU is measurably slower.
 CLOCK_LIMIT = 0.97
 
+RECORD_AGAIN = "record again, with fewer steps and without another profiler"
 REMOVE_BREAKS = "keep printing, .item(), .cpu() and branches on tensors out of the compiled code"
 _NAME_STEPS = "name the iteration: Recorder(...), and with recorder.step(): around the body of the loop"
 # Code of a caveat → its remedy. Tables show these also for records that were written with an earlier wording.
@@ -47,6 +48,7 @@ REMEDIES = {
     "throttled": "measure in short rounds with --rounds, interleave the cells to compare, or cool the GPU",
     "shared-gpu": "stop the other processes, or choose another GPU with --device cuda:N",
     "no-forward": "pass the module that the loop calls: the one that DDP or torch.compile returned",
+    "incomplete-trace": RECORD_AGAIN,
     "below-nsys": "record without nsys for times to compare",
     "mixed-steps": _NAME_STEPS,
     "no-optimizer": _NAME_STEPS,

@@ -173,7 +173,7 @@ class StepRow(TypedDict):
     event_s: float | None
     gpu_span_s: float  # from the first kernel's start to the last one's end
     kernel_s: float  # summed over kernels
-    busy_share: float  # of the wall time; overlapping kernels count once
+    busy_share: float | None  # of the wall time; overlapping kernels count once; None if kernels were not recorded
     residual_s: float  # wall_s less gpu_span_s
     residual_share: float
 

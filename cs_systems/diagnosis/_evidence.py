@@ -45,7 +45,7 @@ _TEXTS = {
     "memory_forecast": ("phase", "component"),
 }
 _NUMBERS = {
-    "steps": ("device", "wall_s", "busy_share"),
+    "steps": ("device", "wall_s"),
     "gaps": ("device", "time_s"),
     "phases": ("time_s", "calls_per_step"),
     "families": ("time_s",),
@@ -59,6 +59,7 @@ _NUMBERS = {
     "memory_forecast": ("step", "peak_bytes"),
 }
 _MAY_BE_UNKNOWN = {
+    "steps": ("busy_share",),
     "gaps": ("longest_s",),
     "phases": ("ceiling_share",),
     "overlap": ("share", "step_s"),

@@ -10,7 +10,7 @@ from statistics import median
 from typing import cast
 
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, describe
-from cs_systems.core.caveats import Caveat
+from cs_systems.core.caveats import RECORD_AGAIN, Caveat
 from cs_systems.core.rows import OverheadRow, Results, Row, as_tables
 from cs_systems.diagnosis import diagnose
 from cs_systems.formulas.cost import PhaseCost
@@ -73,7 +73,8 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
     if record.run_config.compile != "none":
         meant = FUSED.format(seen.fused_share) if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
         results["notes"].append({"table": "layers", "note": meant})
-    return Collected(_page(page, seen, results, record), results)
+    doubts = (Caveat("incomplete-trace", seen.incomplete, RECORD_AGAIN),) if seen.incomplete else ()
+    return Collected(_page(page, seen, results, record), results, doubts)
 
 
 def _with_modules(trace: Trace, record: RunRecord) -> Trace:

@@ -12,23 +12,33 @@ from cs_systems.report.tables.formats import paragraph, text_width
 IN = ("terminal", "markdown")  # formats with room for sentences; a page has its own list
 
 
-def sentences(found: Sequence[Diagnosis] | None) -> list[str]:
-    """Return the sentences of the largest gains, or that there are none; empty if there was nothing to judge."""
+def sentences(found: Sequence[Diagnosis] | None, doubt: str | None = None) -> list[str]:
+    """Return the sentences of the largest gains, or that there are none; empty if there was nothing to judge.
+
+    doubt: a sentence about all numbers, which comes first.
+    """
+    first = [plain(doubt)] if doubt else []
     if found is None:
-        return []
-    return [plain(diagnosis.sentence) for diagnosis in found[:MOST]] or [NOTHING]
+        return first
+    return first + ([plain(diagnosis.sentence) for diagnosis in found[:MOST]] or [NOTHING])
 
 
-def text(found: Sequence[Diagnosis] | None, format: str = "terminal", width: int | None = None) -> str:
+def text(
+    found: Sequence[Diagnosis] | None, format: str = "terminal", width: int | None = None, doubt: str | None = None
+) -> str:
     """Return the sentences as a numbered list with an empty line after it.
 
-    width: columns of the terminal; None means the width of a file or a pipe.
+    width: columns of the terminal; None means the width of a file or a pipe. doubt: a sentence about all numbers, which
+    comes first.
     """
+
+    def line(begin: str, sentence: str) -> str:
+        whole = begin + paragraph(sentence, format).rstrip()
+        if format != "terminal":
+            return whole
+        return textwrap.fill(whole, text_width(width), subsequent_indent=" " * len(begin), break_on_hyphens=False)
+
+    first = f"{line('', doubt)}\n\n" if doubt else ""
     if not found:
-        return "".join(f"{sentence}\n\n" for sentence in sentences(found))
-    lines = [f"{number}. {paragraph(each, format).rstrip()}" for number, each in enumerate(sentences(found), 1)]
-    if format == "terminal":
-        lines = [
-            textwrap.fill(line, text_width(width), subsequent_indent="   ", break_on_hyphens=False) for line in lines
-        ]
-    return "\n".join(lines) + "\n\n"
+        return first + "".join(f"{sentence}\n\n" for sentence in sentences(found))
+    return first + "\n".join(line(f"{n}. ", each) for n, each in enumerate(sentences(found), 1)) + "\n\n"

@@ -127,7 +127,10 @@ def idle_by_cause(tables: Results, clean_s: float | None = None) -> dict[str, fl
     idle_s = sum(lasted.values())
     if clean_s is None or not steps or not idle_s:
         return lasted
-    clean_idle_s = max(0.0, clean_s - median(row["busy_share"] * row["wall_s"] for row in steps))
+    busy_s = [row["busy_share"] * row["wall_s"] for row in steps if row["busy_share"] is not None]
+    if not busy_s:
+        return lasted
+    clean_idle_s = max(0.0, clean_s - median(busy_s))
     return {cause: time_s / idle_s * clean_idle_s for cause, time_s in lasted.items()}
 
 

@@ -28,6 +28,7 @@ from cs_systems.traces import jobs
 from cs_systems.traces.called_modules import PREFIX, called_modules
 from cs_systems.traces.chrome_trace import Event, Text, events, header
 from cs_systems.traces.kernel_families import is_collective
+from cs_systems.traces.lost_kernels import explains, launches_kernel, lost_launches
 from cs_systems.traces.modules import HEADER, Modules, unpacked
 from cs_systems.traces.operators import OperatorReader
 from cs_systems.traces.processes import chosen_process, listed, ranges_elsewhere
@@ -36,6 +37,7 @@ from cs_systems.traces.trace import (
     UNKNOWN,
     Call,
     Copy,
+    Floats,
     Function,
     KernelRow,
     Kernels,
@@ -123,6 +125,8 @@ class _Process:
     launches: dict[int, Launch] = field(default_factory=dict)  # by correlation
     reused: dict[int, list[Launch]] = field(default_factory=dict)  # further calls with a correlation, after the first
     graphs: set[int] = field(default_factory=set)  # correlations of launches of whole CUDA graphs
+    launching: set[int] = field(default_factory=set)  # correlations of launches of one kernel
+    captures: list[Call] = field(default_factory=list)  # calls that record CUDA graphs
     shapes: dict[int, Function] = field(default_factory=dict)  # correlation → sizes, where the call has them
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -247,6 +251,8 @@ class _Reader:
             first = process.launches.setdefault(int(correlation), call)
             if first is not call and (start >= first[1] or end <= first[0]):
                 process.reused.setdefault(int(correlation), []).append(call)
+            if launches_kernel(name):
+                process.launching.add(int(correlation))
             if "GraphLaunch" in name:
                 process.graphs.add(int(correlation))
             elif "grid" in args:
@@ -254,6 +260,8 @@ class _Reader:
                 process.shapes[int(correlation)] = self.functions.setdefault(function, function)
         if stalls(name):
             process.calls.append(Call(name, start, end, thread))
+        elif explains(name):
+            process.captures.append(Call(name, start, end, thread))
 
     def _range(self, event: Event, start: float, end: float) -> None:
         name, thread, process = self._name(event), self._thread(event), self.processes[int(event["pid"])]
@@ -346,7 +354,17 @@ class _Reader:
             operators=process.operators.read(),
             messages=_messages_around(columns, process) | self._messages_of(columns),
             lacks_kernels=empty > 0,
+            lost_launches=self._lost_launches(process),
         )
+
+    def _lost_launches(self, process: _Process) -> Floats:
+        ran = {row[-1] for row in (*self.kernels, *self.copies)}
+        if not self.kernels or process.launching <= ran:
+            return np.empty(0)
+        start, end, thread = zip(*(process.launches[number] for number in process.launching), strict=True)
+        has_run = np.array([number in ran for number in process.launching])
+        others = [*process.calls, *process.captures]
+        return lost_launches(np.array(start), np.array(end), np.array(thread), has_run, others)
 
     def _messages_of(self, kernels: Kernels) -> dict[int, jobs.Message]:
         """Return the messages by the index of their kernel."""

@@ -25,6 +25,7 @@ from cs_systems.core.printable import command_line
 from cs_systems.core.units import counted
 from cs_systems.traces import sqlite
 from cs_systems.traces.jobs import Job
+from cs_systems.traces.lost_kernels import explains, launches_kernel, lost_launches
 from cs_systems.traces.processes import chosen_process, ranges_elsewhere
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
@@ -273,6 +274,7 @@ class _Reader:
             ops=None,
             limitations=tuple(self.limitations),
             allocations=self._allocations(),
+            lost_launches=self._lost_launches() if len(kernels) else np.empty(0),
             job=self._job(),
         )
 
@@ -420,10 +422,27 @@ class _Reader:
     def _calls(self) -> list[Call]:
         if not self._has(RUNTIME):
             return []
-        waits = ", ".join(str(number) for number, name in self.names.items() if stalls(name))
+        return self._calls_named([number for number, name in self.names.items() if stalls(name)])
+
+    def _calls_named(self, names: Sequence[int]) -> list[Call]:
         fields = ("nameId", "start", "end", "globalTid")
-        name, start, end, thread = self._read(RUNTIME, *fields, where=f"nameId IN ({waits})")
+        name, start, end, thread = self._read(RUNTIME, *fields, where=f"nameId IN ({', '.join(map(str, names))})")
         return [Call(self.names[number], *row) for number, *row in _rows(name, _s(start), _s(end), thread)]
+
+    def _lost_launches(self) -> Floats:
+        launches, others = ([n for n, name in self.names.items() if of(name)] for of in (launches_kernel, explains))
+        if not launches or not self._has(RUNTIME):
+            return np.empty(0)
+        # A call that failed launched nothing.
+        done = f"ifnull({self._column(RUNTIME, 'returnValue')}, 0) = 0"
+        where = f"nameId IN ({', '.join(map(str, launches))}) AND {done}"
+        correlation, start, end, thread = self._read(RUNTIME, "correlationId", "start", "end", "globalTid", where=where)
+        of_device = [table for table in (KERNELS, *COPIES.values()) if self._has(table)]
+        ran = [self._read(table, self._column(table, "correlationId"))[0] for table in of_device]
+        if not len(ran) or (ran[0] == UNKNOWN).all():
+            return np.empty(0)
+        has_run = np.isin(correlation, np.concatenate(ran))
+        return lost_launches(_s(start), _s(end), thread, has_run, self._calls_named(others))
 
     def _allocations(self) -> Allocations | None:
         if MEMORY not in self.columns:

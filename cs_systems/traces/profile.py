@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from cs_systems.traces.attribution import Place, attribute, main_thread
 from cs_systems.traces.gaps import Gaps, gaps_in
 from cs_systems.traces.inferred_layers import with_blocks
 from cs_systems.traces.inferred_phases import are_marked, how_inferred
+from cs_systems.traces.lost_kernels import zero_kernels
 from cs_systems.traces.range_names import COMMUNICATION, PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
 from cs_systems.traces.trace import (
     Bools,
@@ -36,6 +37,7 @@ from cs_systems.traces.trace import (
 BY_PHASES = "no range is named step: a step is assumed to last from one forward to the last phase before the next"
 LEAST_LONGER = 0.01  # of a step: kernels that end later belong to its time
 ROUNDING_S = 0.5e-9  # a profiler counts whole ns; of two ranges in touch, rounding may let the second begin earlier
+MOST_NAMED = 5  # steps that a sentence lists
 WHOLE = "no range marks steps or phases: the whole recording counts as one step"
 
 
@@ -70,6 +72,7 @@ class Profile:
     by_step: dict[tuple[int, int], StepKernels]
     gaps: dict[int, Gaps]
     notes: tuple[str, ...]
+    incomplete: str | None = None  # which kernels of which steps are missing by a fault, also the first of `notes`
     why_no_blocks: str | None = None  # where the trace names no layer and repetition does not tell
 
     @property
@@ -157,13 +160,25 @@ def profile(
     chosen, longer = (chosen, 0) if between else _until_idle(trace.kernels, chosen)
     if longer:
         how = [*how, f"{longer} of {len(chosen)} steps last until their kernels end, after their ranges"]
-    has_kernel = _launched_in(trace, chosen)
+    chosen = [step._replace(number=number) for number, step in enumerate(chosen)]
+    has_kernel, incomplete, left_out = _launched_in(trace, chosen), None, list[Step]()
+    faulty = _with_faults(trace, chosen)
+    if faulty.any():
+        whole = has_kernel & ~faulty
+        incomplete = _how_incomplete(trace, chosen, faulty, are_left_out=bool(whole.any()))
+        if whole.any():
+            left_out = [step for step in chosen if faulty[step.number]]
+            chosen = [step for step in chosen if not faulty[step.number]]
+            has_kernel = has_kernel[~faulty]
+        else:
+            trace = replace(trace, lacks_kernels=True)
     if empty := int((~has_kernel).sum()) if has_kernel.any() else 0:
         how = [*how, f"{empty} of {len(chosen)} steps launched no kernel and are left out"]
         chosen = [step for step, counts in zip(chosen, has_kernel.tolist(), strict=True) if counts]
     layers, kernels = with_blocks(trace, attribute(trace)), trace.kernels
     places = layers.places
     number, inside = steps_of(kernels.launched_s, chosen)
+    known = steps_of(kernels.launched_s, left_out)[1] if left_out else np.zeros(len(kernels), bool)
     outside = {"before the first step": number < 0, "between or after the steps": (number >= 0) & ~inside}
     if len(kernels) and not inside.any():
         if between:
@@ -180,7 +195,7 @@ def profile(
         )
     if len(kernels) and not (kernels.end_s > kernels.start_s)[inside].any():
         raise ConfigError(f"{trace.source} is damaged: its kernels take no time; record again")
-    notes = [*trace.limitations, *how, *also]
+    notes = [*filter(None, [incomplete]), *trace.limitations, *how, *also]
     if any(place.phase == Phase.BACKWARD for place in places.values) and not are_marked(trace):
         notes.append(how_inferred(trace))
     if layers.found:
@@ -189,9 +204,9 @@ def profile(
         notes.append(trace.modules.how)
     if not kernels:
         notes.append("no kernels: the times are those of the ranges on the host, not of the device")
-    for where, left_out in outside.items():
-        if count := int(left_out.sum()):
-            time_s = float((kernels.end_s - kernels.start_s)[left_out].sum())
+    for where, apart in outside.items():
+        if count := int((apart & ~known).sum()):
+            time_s = float((kernels.end_s - kernels.start_s)[apart & ~known].sum())
             notes.append(f"{count} kernels ({time_s * 1e3:.3g} ms) {where} are left out")
     if lost := int(np.isnan(kernels.launch_start_s[inside]).sum()):
         notes.append(f"{lost} kernels have no recorded launch and are unattributed")
@@ -206,6 +221,7 @@ def profile(
         _by_step(trace, number, which),
         gaps_in(kernels, chosen),
         tuple(notes),
+        incomplete,
         layers.tried,
     )
 
@@ -277,6 +293,37 @@ def _until_idle(kernels: Kernels, steps: Sequence[Step]) -> tuple[list[Step], in
         step._replace(end_s=end_s) if counts else step
         for step, end_s, counts in zip(steps, lasting.tolist(), longer.tolist(), strict=True)
     ], int(longer.sum())
+
+
+def _with_faults(trace: Trace, steps: Sequence[Step]) -> Bools:
+    """Return for each step whether kernels that were launched in it are missing, or last 0 s."""
+    kernels = trace.kernels
+    faults = np.concatenate([trace.lost_launches, kernels.launched_s[zero_kernels(kernels)]])
+    number, inside = steps_of(faults, steps)
+    return np.bincount(number[inside], minlength=len(steps)) > 0
+
+
+def _how_incomplete(trace: Trace, steps: Sequence[Step], faulty: Bools, *, are_left_out: bool) -> str:
+    """Return which kernels are missing or last 0 s, how many, where, and what follows."""
+    kernels, inside = trace.kernels, [step for step in steps if faulty[step.number]]
+    zero = kernels.launched_s[zero_kernels(kernels)]
+    lost, zero = (time_s[steps_of(time_s, inside)[1]] for time_s in (trace.lost_launches, zero))
+    launches = len(trace.lost_launches) + len(kernels)
+    what, follows = [], "kernel times and counts are too low, and idle time is unknown"
+    if len(lost):
+        what.append(f"{len(lost):,} of {counted(launches, 'launched kernel')} ({len(lost) / launches:.1%}) are missing")
+    if len(zero):
+        what.append(f"{len(zero):,} of {counted(len(kernels), 'kernel')} ({len(zero) / len(kernels):.1%}) last 0 s")
+    times = np.concatenate([lost, zero])
+    times = times[np.isfinite(times)] - _window(trace).start_s
+    between = f" (launched from {times.min():.6g} to {times.max():.6g} s)" if len(times) else ""
+    where = "" if len(steps) == 1 else f" in all {len(steps)} steps"
+    if are_left_out:
+        are_named = len({step.name for step in steps}) == len(steps)
+        names = [step.name if are_named else f"step {step.number}" for step in inside[:MOST_NAMED]]
+        where = f" in {len(inside)} of {len(steps)} steps, {', '.join(names)}{' …' if len(inside) > MOST_NAMED else ''}"
+        follows = "left out of all tables"
+    return f"incomplete trace: {' and '.join(what)}{where}{between}; {follows}"
 
 
 def _launched_in(trace: Trace, steps: Sequence[Step]) -> Bools:

@@ -18,16 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import Unpacked
 from cs_systems.core.units import counted
 from cs_systems.core.validation import is_whole
 from cs_systems.traces.jobs import Job
+from cs_systems.traces.lost_kernels import explains, launches_kernel, lost_launches
 from cs_systems.traces.processes import chosen_process
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     Call,
     Copy,
+    Floats,
     Function,
     KernelRow,
     Kernels,
@@ -156,8 +160,19 @@ class Recording:
             overheads=[],
             ops=None,
             limitations=tuple(limitations),
+            lost_launches=self._lost_launches(),
             job=Job(host=self.host),
         )
+
+    def _lost_launches(self) -> Floats:
+        ran = {row[-1] for row in self.kernels}
+        calls = {number: call for number, (name, call, _) in self.calls.items() if launches_kernel(name)}
+        if not ran or calls.keys() <= ran:
+            return np.empty(0)
+        start, end, thread = zip(*calls.values(), strict=True)
+        has_run = np.array([number in ran for number in calls])
+        others = [Call(name, *call) for name, call, _ in self.calls.values() if explains(name)]
+        return lost_launches(np.array(start), np.array(end), np.array(thread), has_run, others)
 
     def _outermost(self, number: int) -> tuple[str, Launch]:
         """Return (name, call) of the outermost recorded call around a call; a library's call encloses HIP's."""

@@ -89,14 +89,14 @@ def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[StepRow]:
         wall_s, span_s = step.end_s - step.start_s, kernels.last_end_s - kernels.first_start_s
         rows.append(
             {
-                "step": number,
+                "step": step.number,
                 "device": device,
                 "kernels": kernels.calls,
                 "wall_s": wall_s,
                 "event_s": costs.event_s,
                 "gpu_span_s": span_s,
                 "kernel_s": kernels.time_s,
-                "busy_share": 1 - idle[device][number] / wall_s,
+                "busy_share": None if profile.trace.lacks_kernels else 1 - idle[device][number] / wall_s,
                 "residual_s": wall_s - span_s,
                 "residual_share": (wall_s - span_s) / wall_s,
             }

@@ -38,7 +38,7 @@ class StepView(TypedDict):
     """Step that is drawn."""
 
     name: str
-    number: int  # from 0
+    number: int  # from 0, of all steps of the trace
     steps: int  # of the profile
     start_ns: int
     wall_ns: int
@@ -129,6 +129,7 @@ class View(TypedDict):
 
     source: str
     profiler: str
+    incomplete: str | None  # which kernels are missing by a fault
     devices: dict[str, str]
     step: StepView
     steps: list[StepView]
@@ -199,6 +200,7 @@ def view(profile: Profile) -> View:
     return {
         "source": trace.source,
         "profiler": trace.profiler,
+        "incomplete": profile.incomplete,
         "devices": {str(device): trace.devices.get(device, f"GPU {device}") for device in profile.devices},
         "step": steps[numbers.index(median)],
         "steps": steps,
@@ -332,15 +334,10 @@ def _steps(profile: Profile, numbers: Sequence[int], own: Within, ns: Callable[[
     for one, index, counts in zip(own.kernels, found.tolist(), inside.tolist(), strict=True):
         if counts:
             of_step[index].append(one)
-    return [
-        _step(step, number, len(profile.steps), mine, ns)
-        for step, number, mine in zip(steps, numbers, of_step, strict=True)
-    ]
+    return [_step(step, len(profile.steps), mine, ns) for step, mine in zip(steps, of_step, strict=True)]
 
 
-def _step(
-    step: Step, number: int, count: int, kernels: Sequence[tuple[Kernel, Place]], ns: Callable[[float], int]
-) -> StepView:
+def _step(step: Step, count: int, kernels: Sequence[tuple[Kernel, Place]], ns: Callable[[float], int]) -> StepView:
     in_graph = [kernel for kernel, _ in kernels if kernel.in_graph]
 
     def time_ns(counts: Callable[[Place], bool] = lambda place: True) -> int:
@@ -348,7 +345,7 @@ def _step(
 
     return {
         "name": step.name,
-        "number": number,
+        "number": step.number,
         "steps": count,
         "start_ns": ns(step.start_s),
         "wall_ns": ns(step.end_s) - ns(step.start_s),

@@ -293,12 +293,14 @@ class Step(NamedTuple):
     """One step by the host's clock: the extent of its range.
 
     `takes_earlier`: kernels launched before it, even before the recording, belong to it, because no step is before it.
+    `number`: from 0, also of the steps that are left out.
     """
 
     name: str
     start_s: float
     end_s: float
     takes_earlier: bool = False
+    number: int = 0
 
 
 def steps_of(time_s: Floats, steps: Sequence[Step]) -> tuple[Ints, Bools]:
@@ -335,7 +337,8 @@ class Trace:
     `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none,
     `modules` where the recorder wrote none. `ops` are those of `operators` with a sequence number. `messages` maps the
     index of a collective's kernel to what the profiler recorded of the call. `lacks_kernels`: the device ran kernels
-    that the file does not hold, so nothing is known of its idle time.
+    that the file does not hold, so nothing is known of its idle time. `lost_launches` are the starts of the launches
+    whose kernels it lacks by a fault (`traces.lost_kernels`).
     """
 
     source: str
@@ -354,6 +357,7 @@ class Trace:
     job: Job | None = None
     messages: Mapping[int, Message] = field(default_factory=dict)
     lacks_kernels: bool = False
+    lost_launches: Floats = field(default_factory=lambda: np.empty(0))
 
 
 class Timeline(Generic[T]):

@@ -46,11 +46,11 @@ def render(
     profiled record; `ranks`, of one with several ranks. diagnoses: what the page begins with. origin: when and by which
     command it was recorded.
     """
-    notes = results["notes"]
+    notes = [note for note in results["notes"] if note["note"] != view["incomplete"]]
     short = dict(zip(view["names"]["name"], view["names"]["short"], strict=True))
     values = {
         "title": title,
-        "diagnoses": sentences(diagnoses),
+        "diagnoses": sentences(diagnoses, view["incomplete"]),
         "view": view,
         "data": packed(view),
         "by_module": any(path is not None for path in view["places"].get("module", ())),
@@ -69,7 +69,8 @@ def render(
 
 def _facts(view: View, results: Tables) -> list[tuple[str, str]]:
     step = view["step"]
-    busy = [f"{row['busy_share']:.1%}" for row in results.get("steps", ()) if row["step"] == step["number"]]
+    shares = [row["busy_share"] for row in results.get("steps", ()) if row["step"] == step["number"]]
+    busy = [UNKNOWN if share is None else f"{share:.1%}" for share in shares]
     which = f" of step {step['number']}" if step["steps"] > 1 else ""
     facts = [(f"wall clock{which}, profiled", _time(step["wall_ns"]))]
     if not step["kernels"]:
