@@ -75,7 +75,7 @@ def with_others(own: RunRecord, texts: dict[int, str]) -> RunRecord:
 
 
 def merged_loop(found: dict[int, RunRecord], missing: Sequence[int]) -> RunRecord:
-    """Return the record of the stragglers: a sample is that of the slowest rank in this step, and so is each phase."""
+    """Return the record of the stragglers: a sample, with its phases, is that of the slowest rank in this step."""
     measured = {n: r for n, r in found.items() if r.measurement is not None}
     lost = sorted({*missing, *(found.keys() - measured.keys())})
     if not measured:
@@ -89,7 +89,7 @@ def merged_loop(found: dict[int, RunRecord], missing: Sequence[int]) -> RunRecor
         kept = (*_last(_samples(record, True), warmup), *_samples(record, False)[:timed])
         cut = record if len(_samples(record, False)) == timed else _without_total(record)
         alike.append(replace(cut, measurement=replace(record.measurement, samples=aligned(kept, names))))
-    whole = merged(alike)
+    whole = merged(alike, begin_together=False)
     rows = [row | {"rank": list(measured)[row["rank"]], "wait_s": None} for row in whole.results["ranks"]]
     notes = [] if not lost else [_missing(lost, found)]
     return replace(

@@ -1,7 +1,8 @@
 """Record of a cell that ran on N ranks, merged from one record a rank.
 
-A sample is that of the straggler: of the step, and of each phase. The times of each rank are kept beside it, as medians
-over the timed steps, in the table `ranks`.
+A sample is that of the straggler, the rank whose step was the longest: its step, and its phases, which add up to it. Of
+ranks whose steps end together, the straggler is the one that the others waited for. The times of each rank are kept
+beside it, as medians over the timed steps, in the table `ranks`.
 
 Waiting is separated from transfer: the ranks begin a step together, so a rank that reaches a phase `wait_s` before the
 last one waits that long in it for its peers, if the phase needs them all (`synchronize`, a collective); the rest of
@@ -20,6 +21,8 @@ from cs_systems.core.rows import PeaksRow, Ran, RankRow, Results, first_row
 from cs_systems.core.statistics import total
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import Measurement, RunRecord, Sample
+
+TOGETHER = 0.005  # share of the step by which the ends of ranks that waited for each other differ
 
 
 class Answer(Protocol):
@@ -52,13 +55,19 @@ def verdict(answers: Mapping[int, Answer], names: Sequence[str]) -> RunRecord:
     return next((r for r in in_order if r.status == "unavailable"), None) or merged(in_order)
 
 
-def merged(records: Sequence[RunRecord]) -> RunRecord:
-    """Merge the records of all ranks, all of them ok, into one; `records[i]` is rank i's."""
+def merged(records: Sequence[RunRecord], *, begin_together: bool = True) -> RunRecord:
+    """Merge the records of all ranks, all of them ok, into one; `records[i]` is rank i's.
+
+    begin_together: whether the ranks begin each step together, so that the phases tell who waited.
+    """
     first, measurements = records[0], [r.measurement for r in records if r.measurement is not None]
     assert len(measurements) == len(records)
     together = replace(
         measurements[0],
-        samples=tuple(map(_merged_sample, zip(*(m.samples for m in measurements), strict=True))),
+        samples=tuple(
+            _merged_sample(of_ranks, TOGETHER if begin_together else 0.0)
+            for of_ranks in zip(*(m.samples for m in measurements), strict=True)
+        ),
         setup_s=max(m.setup_s for m in measurements),
         peak_allocated_bytes=_largest(m.peak_allocated_bytes for m in measurements),
         peak_reserved_bytes=_largest(m.peak_reserved_bytes for m in measurements),
@@ -122,11 +131,17 @@ def _start_s(sample: Sample, phase: str) -> float:
     return sum(list(sample.phases_s.values())[: list(sample.phases_s).index(phase)])
 
 
-def _merged_sample(samples: Sequence[Sample]) -> Sample:
-    slowest = max(samples, key=lambda s: s.wall_s)
+def _merged_sample(samples: Sequence[Sample], tolerance: float) -> Sample:
+    """Return the sample of the straggler, with what happened on any rank.
+
+    Ranks that wait for each other end their steps together: then the one that reaches its phases last waits least.
+    tolerance: share of the step by which such ends differ.
+    """
+    longest_s = max(s.wall_s for s in samples)
+    ended_last = [s for s in samples if s.wall_s >= longest_s * (1 - tolerance)]
+    straggler = max(ended_last, key=lambda s: sum(_start_s(s, phase) for phase in s.phases_s))
     return replace(
-        slowest,
-        phases_s={phase: max(s.phases_s[phase] for s in samples) for phase in slowest.phases_s},
+        straggler,
         device_mallocs=_largest(s.device_mallocs for s in samples),
         compiles=_largest(s.compiles for s in samples),
         compile_s=_largest(s.compile_s for s in samples),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cs_systems.config import RunConfig
 from cs_systems.core.caveats import Caveat
@@ -31,11 +34,34 @@ TOGETHER = merged([record(FAST, 5, ("unstable",)), record(SLOW, 7, ("unstable", 
 
 
 def test_each_sample_is_that_of_the_straggler() -> None:
+    """Both steps last 4 s, because rank 0 waits for rank 1."""
     assert TOGETHER.measurement is not None
-    assert TOGETHER.measurement.timed[0].phases_s == {"compute": 3.0, "collective": 3.0}
+    assert TOGETHER.measurement.timed[0].phases_s == {"compute": 3.0, "collective": 1.0}
     assert TOGETHER.measurement.durations_s("step") == [4.0, 4.0]
     assert TOGETHER.measurement.setup_s == 3.0
     assert [s.warmup for s in TOGETHER.measurement.samples] == [True, False, False]
+
+
+steps = st.lists(st.tuples(st.floats(1e-6, 10.0), st.floats(1e-6, 10.0)), min_size=3, max_size=3)
+
+
+@given(st.lists(steps, min_size=2, max_size=4))
+def test_phases_of_a_sample_are_those_of_one_rank_and_add_up_to_its_step(ranks: list[Any]) -> None:
+    records = [record(of) for of in ranks]
+    measurement = merged(records).measurement
+    assert measurement is not None
+    own = [of.measurement.samples for of in records if of.measurement]
+    for sample, *of_ranks in zip(measurement.samples, *own, strict=True):
+        assert sum(sample.phases_s.values()) == pytest.approx(sample.wall_s, rel=0.01)
+        assert (sample.wall_s, sample.phases_s) in [(one.wall_s, one.phases_s) for one in of_ranks]
+        assert sample.wall_s == pytest.approx(max(one.wall_s for one in of_ranks), rel=0.01)
+
+
+def test_rank_that_ends_much_later_is_the_straggler_also_where_others_begin_a_phase_later() -> None:
+    found = merged([record([(1.0, 9.0)] * 3), record([(5.0, 1.0)] * 3)]).measurement
+    assert found is not None
+    assert found.timed[0].phases_s == {"compute": 1.0, "collective": 9.0}
+    assert found.durations_s("step") == [10.0, 10.0]
 
 
 def test_waiting_is_separated_from_transfer() -> None:
