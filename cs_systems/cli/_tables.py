@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cs_systems.diagnosis import Diagnosis
 
 Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
+SHARES = "of baseline: change relative to the row's own time; of all time: to all kernel time"
 COMPARED = tuple(f"{side}_{unit}" for side in ("a", "b", "difference") for unit in ("s", "bytes"))
 MOST_REASONS = 5  # unreadable files whose reason is shown
 # Width of the other columns of a table with such a column.
@@ -110,7 +111,10 @@ def table_text(
 
 def difference_part(by: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Part:
     """Return the rows of `analysis.difference` as a table."""
-    titles = {by: by, "a_s": "baseline", "b_s": "candidate", "difference_s": "change", "share": "of baseline"}
+    titles = {
+        by: by, "a_s": "baseline", "b_s": "candidate", "difference_s": "change", "change_share": "of baseline",
+        "share": "of all time",
+    }  # fmt: skip
     return f"kernel time per step by {by}, candidate compared with baseline", rows, titles, [*notes]
 
 

@@ -33,7 +33,7 @@ from cs_systems.cli._options import (
     refuse,
 )
 from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
-from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
+from cs_systems.cli._tables import SHARES, Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import refuse_other
 from cs_systems.core.rows import SIDES, Results, Row, Tables, as_tables
@@ -309,5 +309,6 @@ def _comparison(
     heading = [" · ".join([f"{side}: {source.label}", *recorded(source, profile)]) for side, source, profile in sides]
     heading += [f"{side}: {profile.incomplete}" for side, _, profile in sides if profile.incomplete]
     parts = [difference_part(by, difference(a, b, by)) for by in (SPLITS[name] for name in tables)]
+    parts[0][-1].append(SHARES)
     parts[-1][-1].extend(doubts(a, b))
     return document_text(args.format, heading, parts, args.output)

@@ -163,7 +163,7 @@ def _pictures(found: Comparison) -> list[tuple[str, str]]:
 
 
 def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
-    from cs_systems.cli._tables import difference_part, document_text
+    from cs_systems.cli._tables import SHARES, difference_part, document_text
     from cs_systems.comparison.profiles import difference_of_records
 
     found = [(by, difference_of_records(a, b, by)) for by in SPLITS.values()]
@@ -175,7 +175,7 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
         elif rows:
             parts.append(difference_part(by, rows))
     sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in zip(SIDES, (a, b), strict=True))
-    return "\n".join(document_text(args.format, [cell, sides, PROFILED], parts, args.output))
+    return "\n".join(document_text(args.format, [cell, sides, PROFILED, SHARES], parts, args.output))
 
 
 def _compared(args: Compare, a: list[RunRecord], b: list[RunRecord]) -> Comparison:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from cs_systems.comparison.runs import different
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.rows import SIDES, Row, as_tables
+from cs_systems.core.statistics import excess_s
 from cs_systems.record import RunRecord
 from cs_systems.traces.kernel_families import family
 from cs_systems.traces.profile import Profile
@@ -20,11 +21,12 @@ UNEQUAL = 0.05  # share of kernel time; with a larger difference, the sides' lay
 def difference(a: Profile, b: Profile, by: str) -> Sequence[Row]:
     """Return the difference of the kernel time per step, by `phase`, `family` or `layer`.
 
-    A row has a column that `by` names, and a_s, b_s, difference_s and share. The largest difference comes first, and
-    `all` last.
+    A row has a column that `by` names, and a_s, b_s, difference_s, change_share and share. The largest difference comes
+    first, and `all` last.
 
-    The share is relative to all kernel time of `a`, the baseline, so that shares add up to the whole change. A family
-    without a kernel on one side took 0 s there. A layer without a range on one side is unknown there: None.
+    `change_share` is the difference over a_s, the row's own time in the baseline, and None where that is 0. The share
+    is the difference over all kernel time of the baseline, so that shares add up to the whole change. A family without
+    a kernel on one side took 0 s there. A layer without a range on one side is unknown there: None.
 
     Raises:
         ConfigError: a side has no kernel.
@@ -54,11 +56,14 @@ def _rows(times_a: Counter[str], times_b: Counter[str], by: str) -> Sequence[Row
         left, right = (
             None if by == "layer" and name not in t and not _marked(t) else t[name] for t in (times_a, times_b)
         )
-        change = None if left is None or right is None else right - left
-        share = None if change is None else change / whole_a
-        rows.append({by: name, "a_s": left, "b_s": right, "difference_s": change, "share": share})
-    change = whole_b - whole_a
-    return [*rows, {by: ALL, "a_s": whole_a, "b_s": whole_b, "difference_s": change, "share": change / whole_a}]
+        rows.append({by: name, **_change(left, right, whole_a)})
+    return [*rows, {by: ALL, **_change(whole_a, whole_b, whole_a)}]
+
+
+def _change(left: float | None, right: float | None, whole_s: float) -> dict[str, float | None]:
+    change = None if left is None or right is None else excess_s(right, left)
+    change_share, share = (change / of_s if change is not None and of_s else None for of_s in (left, whole_s))
+    return {"a_s": left, "b_s": right, "difference_s": change, "change_share": change_share, "share": share}
 
 
 def _marked(layers: Collection[str]) -> bool:

@@ -25,6 +25,7 @@ import numpy as np
 from cs_systems.config import ConfigError
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
 from cs_systems.core.rows import CollectiveRow, JobRankRow
+from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.units import counted, human
 from cs_systems.traces.jobs import PAIRWISE, Job, kind
 from cs_systems.traces.kernel_families import family, is_collective
@@ -209,9 +210,10 @@ def _during(intervals: Intervals, start_s: Floats, end_s: Floats) -> Floats:
     if not len(intervals.start_s):
         return np.zeros(len(start_s))
     edges = np.stack([intervals.start_s, intervals.end_s], axis=1).ravel()
-    lengths = intervals.end_s - intervals.start_s
-    covered = np.stack([np.cumsum(lengths) - lengths, np.cumsum(lengths)], axis=1).ravel()
-    return np.asarray(np.interp(end_s, edges, covered) - np.interp(start_s, edges, covered))
+    until = np.concatenate([[0.0], np.cumsum(intervals.end_s - intervals.start_s)])
+    covered = np.stack([until[:-1], until[1:]], axis=1).ravel()
+    found = np.interp(end_s, edges, covered) - np.interp(start_s, edges, covered)
+    return np.where(found > ROUNDING_S, np.minimum(found, end_s - start_s), 0.0)
 
 
 def merged(ranks: Sequence[Rank]) -> Merged:

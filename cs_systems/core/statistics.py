@@ -52,6 +52,9 @@ CONTRADICTION = 4.0
 MINIMUM_EFFECT = 0.01
 """Smallest relative change that counts as a difference: clocks and temperature alone change times by as much."""
 
+ROUNDING_S = 0.5e-9
+"""Time below which a difference is rounding: the clocks count whole ns."""
+
 OUTLIER_SCORE = 3.5
 """Deviations from the median, in robust standard deviations (Iglewicz & Hoaglin 1993)."""
 
@@ -107,6 +110,11 @@ def summary(samples: Sequence[float]) -> Summary:
         low=low,
         high=high,
     )
+
+
+def excess_s(a_s: float, b_s: float) -> float:
+    """Return a − b of two times; 0 where they are equal but for the rounding of clocks and sums."""
+    return 0.0 if math.isclose(a_s, b_s, rel_tol=1e-12, abs_tol=ROUNDING_S) else a_s - b_s
 
 
 def total(values: Iterable[Number | None]) -> Number | None:

@@ -24,6 +24,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from cs_systems.core.rows import GapRow, Results
+from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Step, Trace
 
@@ -170,5 +171,6 @@ def _split(start: Floats, end: Floats, spans: Sequence[Span], rest: str) -> dict
     found = {}
     for cause in np.unique(lasts):
         until = np.concatenate([[0.0], np.cumsum(np.where(lasts == cause, np.diff(edges, append=np.nan), 0.0)[:-1])])
-        found[CAUSES[cause]] = np.interp(end, edges, until) - np.interp(start, edges, until)
+        lasted = np.interp(end, edges, until) - np.interp(start, edges, until)
+        found[CAUSES[cause]] = np.where(lasted > ROUNDING_S, lasted, 0.0)
     return found

@@ -32,6 +32,7 @@ import numpy as np
 
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.rows import Interval, OverlapRow, SkewRow, StreamTimes
+from cs_systems.core.statistics import ROUNDING_S, excess_s
 from cs_systems.traces.attribution import attribute
 from cs_systems.traces.kernel_families import is_collective
 from cs_systems.traces.profile import find_steps
@@ -88,9 +89,9 @@ def union(start_s: Floats, end_s: Floats) -> Intervals:
 
 
 def intersection(a: Intervals, b: Intervals) -> Intervals:
-    """Return what both cover."""
+    """Return what both cover; where one begins as the other ends, rounding is no overlap."""
     edges = np.unique(np.concatenate([*a, *b]))
-    inside = _covers(a, edges[:-1]) & _covers(b, edges[:-1])
+    inside = _covers(a, edges[:-1]) & _covers(b, edges[:-1]) & (np.diff(edges) > ROUNDING_S)
     return union(edges[:-1][inside], edges[1:][inside])
 
 
@@ -117,14 +118,14 @@ class Streams:
         step_s = self.step.end_s - self.step.start_s
         compute_s, communication_s = self.computing.length_s, self.communicating.length_s
         hidden_s = intersection(self.communicating, self.computing).length_s
-        exposed_s = communication_s - hidden_s
+        exposed_s = excess_s(communication_s, hidden_s)
         return {
             "step_s": step_s,
             "compute_s": compute_s,
             "communication_s": communication_s,
             "hidden_s": hidden_s,
             "exposed_s": exposed_s,
-            "idle_s": step_s - compute_s - exposed_s,
+            "idle_s": excess_s(step_s, compute_s + exposed_s),
             "collectives": len(self.names),
         }
 
@@ -315,14 +316,14 @@ def reconcile(several: OverlapRow, alone: OverlapRow, several_s: float, alone_s:
     `several_s` and `alone_s` are times without a profiler; `several` and `alone` are the `median_row` of a traced step
     of each. All are in s.
     """
-    exposed_s = several["exposed_s"] - alone["exposed_s"]
-    slower_s = several["compute_s"] - alone["compute_s"]
-    idle_s = several["idle_s"] - alone["idle_s"]
-    difference_s = several_s - alone_s
+    exposed_s = excess_s(several["exposed_s"], alone["exposed_s"])
+    slower_s = excess_s(several["compute_s"], alone["compute_s"])
+    idle_s = excess_s(several["idle_s"], alone["idle_s"])
+    difference_s = excess_s(several_s, alone_s)
     return {
         "difference_s": difference_s,
         "exposed_s": exposed_s,
         "slower_compute_s": slower_s,
         "waits_longer_s": idle_s,
-        "recorder_s": difference_s - exposed_s - slower_s - idle_s,
+        "recorder_s": excess_s(difference_s, exposed_s + slower_s + idle_s),
     }

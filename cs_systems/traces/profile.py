@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cs_systems.config import ConfigError, Phase
+from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.units import counted
 from cs_systems.traces.attribution import Place, attribute, main_thread
 from cs_systems.traces.gaps import Gaps, gaps_in
@@ -36,7 +37,6 @@ from cs_systems.traces.trace import (
 
 BY_PHASES = "no range is named step: a step is assumed to last from one forward to the last phase before the next"
 LEAST_LONGER = 0.01  # of a step: kernels that end later belong to its time
-ROUNDING_S = 0.5e-9  # a profiler counts whole ns; of two ranges in touch, rounding may let the second begin earlier
 MOST_NAMED = 5  # steps that a sentence lists
 WHOLE = "no range marks steps or phases: the whole recording counts as one step"
 

@@ -31,6 +31,7 @@ from cs_systems.core.rows import (
     Row,
     StepRow,
 )
+from cs_systems.core.statistics import excess_s
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.traces.attribution import Place
 from cs_systems.traces.gaps import gap_rows
@@ -96,9 +97,9 @@ def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[StepRow]:
                 "event_s": costs.event_s,
                 "gpu_span_s": span_s,
                 "kernel_s": kernels.time_s,
-                "busy_share": None if profile.trace.lacks_kernels else 1 - idle[device][number] / wall_s,
-                "residual_s": wall_s - span_s,
-                "residual_share": (wall_s - span_s) / wall_s,
+                "busy_share": None if profile.trace.lacks_kernels else excess_s(wall_s, idle[device][number]) / wall_s,
+                "residual_s": excess_s(wall_s, span_s),
+                "residual_share": excess_s(wall_s, span_s) / wall_s,
             }
         )
     return rows

@@ -85,7 +85,7 @@ def test_two_traces_are_compared(nsys_path: Path, kineto_path: Path, capsys: pyt
     assert " ".join(lines).startswith(" ".join(heading))  # a long path wraps
     assert sum(line.startswith("kernel time per step by ") for line in lines) == 3
     assert analyze(nsys_path, kineto_path, "--table", "families", "--format", "csv") == 0
-    assert capsys.readouterr().out.startswith("family,a_s,b_s,difference_s,share\n")
+    assert capsys.readouterr().out.startswith("family,a_s,b_s,difference_s,change_share,share\n")
 
 
 def test_markup_in_names_is_escaped(export: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,18 @@ def test_intersection_covers_common_time(a: list[tuple[int, int]], b: list[tuple
     assert both.length_s == len(seconds(a) & seconds(b))
 
 
+def test_rounding_is_neither_hidden_nor_exposed() -> None:
+    """A collective begins as a kernel ends; sums of such times differ in their last digit."""
+    computing = union(np.array([0.1, 0.3 - 1e-16]), np.array([0.1 + 0.2, 0.7]))
+    collectives = Intervals(np.array([0.7 - 1e-16]), np.array([0.7 - 1e-16 + 0.2]))
+    row = Streams(Step("step", 0.1, 0.9), collectives, ("all_reduce",), computing).row()
+    assert row["hidden_s"] == 0
+    assert row["exposed_s"] == row["communication_s"]
+    assert row["idle_s"] == 0
+    inside = Streams(Step("step", 0.1, 0.7), Intervals(np.array([0.2]), np.array([0.6])), ("all_reduce",), computing)
+    assert inside.row()["exposed_s"] == 0
+
+
 @given(spans, spans, st.randoms())
 def test_hidden_and_exposed_add_up_in_any_order(
     communication: list[tuple[int, int]], computing: list[tuple[int, int]], random: Any

@@ -227,12 +227,28 @@ def test_kernels_before_the_first_step_are_noted(export: Export) -> None:
     assert made.notes == ("1 kernels (0.0001 ms) before the first step are left out",)
 
 
+def test_time_added_in_another_order_is_no_difference(export: Export) -> None:
+    sides = []
+    for lengths in ((100, 200, 300), (300, 200, 100)):
+        kernels = [("gemm", 1000 * n, 1000 * n + length, n) for n, length in enumerate(lengths, 1)]
+        launches = [(100 * n, 100 * n + 10, MAIN, n) for n in (1, 2, 3)]
+        sides.append(profile(read(export([("step", 0, 5000, MAIN)], launches, kernels, name=f"{len(sides)}.sqlite"))))
+    assert [(row["difference_s"], row["change_share"], row["share"]) for row in difference(*sides, "family")] == [
+        (0, 0, 0),
+        (0, 0, 0),
+    ]
+
+
 def test_difference_of_two_profiles_adds_up(nsys_profile: Profile, kineto_profile: Profile) -> None:
     for by in ("phase", "family"):
         *rows, whole = difference(nsys_profile, kineto_profile, by)
         assert whole[by] == "all"
         assert sum(row["difference_s"] for row in rows) == pytest.approx(whole["difference_s"], abs=1e-12)
         assert sum(row["share"] for row in rows) == pytest.approx(whole["share"])
+        assert whole["change_share"] == whole["share"]
+        for row in rows:
+            expected = None if not row["a_s"] else pytest.approx(row["b_s"] / row["a_s"] - 1, abs=1e-11)
+            assert row["change_share"] == expected
     assert abs(whole["share"]) < 0.01
     found = doubts(nsys_profile, kineto_profile)
     assert "profiler differs: nsys in the baseline, kineto in the candidate, with different overheads" in found
