@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import joined
-from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text, first_reasons, none_readable
+from cs_systems.cli._tables import (
+    MOST_REASONS,
+    Part,
+    check_top,
+    chosen_tables,
+    document_text,
+    first_reasons,
+    none_readable,
+)
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line
 from cs_systems.core.sources import Source, is_archive
@@ -168,20 +176,23 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     folders = {source.path.parent: cells_of(source.path.parent) for source in sources}
     rows: list[FileRow] = []
     reasons: list[str] = []
+    doubts: list[str] = []
     for source in sources:
         if source not in traces:
             if row := row_of_other(source):
                 rows.append({**row, "cell": folders[source.path.parent].get(source.path.name)})
             continue
         try:
-            row = row_of_profile(source, read_profiles(args, [source])[0])
+            profile = read_profiles(args, [source])[0]
+            doubts += [f"{source.label}: {profile.incomplete}"] if profile.incomplete else []
+            row = row_of_profile(source, profile)
             rows.append({**row, "cell": folders[source.path.parent].get(source.path.name)})
         except ConfigError as error:
             rows.append(row_of_error(source))
             reasons.append(str(error))
     if len(reasons) == len(rows):
         raise ConfigError(none_readable(reasons))
-    notes = first_reasons(reasons)
+    notes = [*first_reasons(reasons), *doubts[:MOST_REASONS]]
     if ignored := len(sources) - len(rows):
         notes.append(f"not listed: {counted(ignored, 'other file')} (no trace, snapshot or records)")
     roots = {source.given for source in sources}

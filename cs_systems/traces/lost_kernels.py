@@ -57,7 +57,7 @@ def lost_launches(start_s: Floats, end_s: Floats, thread: Ints, ran: Bools, othe
     for number in np.unique(thread[lost]).tolist():
         of_thread = np.flatnonzero(thread == number)
         lost[of_thread] &= ~_repeated(start_s[of_thread], end_s[of_thread], lost[of_thread])
-    return np.sort(start_s[lost])
+    return np.asarray(np.sort(start_s[lost]))
 
 
 def _repeated(start_s: Floats, end_s: Floats, lost: Bools) -> Bools:
@@ -71,7 +71,7 @@ def _repeated(start_s: Floats, end_s: Floats, lost: Bools) -> Bools:
     repeated[order] = end_s[order] <= reached
     kept = order[~lost[order]]
     following = np.append(kept, -1)[np.searchsorted(start_s[kept], start_s)]
-    return repeated | ((following >= 0) & (end_s[following] <= end_s) & lost)
+    return np.asarray(repeated | ((following >= 0) & (end_s[following] <= end_s) & lost))
 
 
 def _captures(calls: Sequence[Call]) -> list[tuple[float, float]]:
@@ -100,10 +100,10 @@ def zero_kernels(kernels: Kernels) -> Bools:
     lasted = kernels.end_s - kernels.start_s
     zero = lasted == 0
     if not zero.any() or zero.mean() >= IMPLAUSIBLE or not _are_whole_us(kernels.start_s - kernels.start_s[0]):
-        return zero
+        return np.asarray(zero)
     functions = kernels.function.codes
     total, count = np.bincount(functions, lasted), np.bincount(functions, ~zero)
-    return zero & (total > count * COARSE_S)[functions]
+    return np.asarray(zero & (total > count * COARSE_S)[functions])
 
 
 def _are_whole_us(time_s: Floats) -> bool:

@@ -160,7 +160,7 @@ def profile(
     chosen, longer = (chosen, 0) if between else _until_idle(trace.kernels, chosen)
     if longer:
         how = [*how, f"{longer} of {len(chosen)} steps last until their kernels end, after their ranges"]
-    chosen = [step._replace(number=number) for number, step in enumerate(chosen)]
+    every = chosen = [step._replace(number=number) for number, step in enumerate(chosen)]
     has_kernel, incomplete, left_out = _launched_in(trace, chosen), None, list[Step]()
     faulty = _with_faults(trace, chosen)
     if faulty.any():
@@ -208,6 +208,8 @@ def profile(
         if count := int((apart & ~known).sum()):
             time_s = float((kernels.end_s - kernels.start_s)[apart & ~known].sum())
             notes.append(f"{count} kernels ({time_s * 1e3:.3g} ms) {where} are left out")
+    if missing := int((~steps_of(trace.lost_launches, every)[1]).sum()):
+        notes.append(f"{counted(missing, 'launched kernel')} outside of the steps are missing")
     if lost := int(np.isnan(kernels.launch_start_s[inside]).sum()):
         notes.append(f"{lost} kernels have no recorded launch and are unattributed")
     if graph := int(kernels.in_graph.sum()):

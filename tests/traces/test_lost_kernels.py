@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 from cs_systems.cli import main
+from cs_systems.config import RunConfig
 from cs_systems.diagnosis import apply_rules
 from cs_systems.diagnosis._evidence import of_trace
+from cs_systems.profilers._tables import tables
+from cs_systems.record import RunRecord
 from cs_systems.traces.lost_kernels import launches_kernel, lost_launches, zero_kernels
 from cs_systems.traces.profile import profile
 from cs_systems.traces.read import read
@@ -171,8 +174,8 @@ def test_trace_in_which_every_step_lacks_kernels_tells_no_idle_time(write: Write
     assert found.incomplete.endswith("kernel times and counts are too low, and idle time is unknown")
     assert [row["busy_share"] for row in steps(found)] == [None] * COUNT
     assert {row["cause"] for row in gaps(found)} == {"kernels not recorded"}
-    tables: Any = {name: TABLES[name](found, NO_COSTS) for name in ("steps", "gaps", "phases", "families", "kernels")}
-    assert not [one for one in apply_rules(of_trace(tables, None)) or () if "launch" in one.cause]
+    of_rules: Any = {name: TABLES[name](found, NO_COSTS) for name in ("steps", "gaps", "phases", "families", "kernels")}
+    assert not [one for one in apply_rules(of_trace(of_rules, None)) or () if "launch" in one.cause]
 
 
 def test_trace_without_steps_tells_when_kernels_are_missing(write: Write) -> None:
@@ -180,6 +183,59 @@ def test_trace_without_steps_tells_when_kernels_are_missing(write: Write) -> Non
     found = profile(read(write(of)))
     assert found.incomplete is not None
     assert "2 of 20 launched kernels (10.0%) are missing (launched from 0.002 to 0.002005 s)" in found.incomplete
+
+
+def test_window_without_a_fault_is_complete(write: Write) -> None:
+    path = write(made(lost=[(2, 3)]))
+    assert profile(read(path), between=(0.0, 0.0018)).incomplete is None
+    assert profile(read(path), between=(0.0018, 0.0028)).incomplete is not None
+
+
+def test_kernels_missing_outside_of_the_steps_are_noted(write: Write) -> None:
+    of = made(lost=[(2, 3), (2, 4)])
+    found = profile(read(write(of._replace(ranges=of.ranges[:2] + of.ranges[3:]))))
+    assert found.incomplete is None
+    assert "2 launched kernels outside of the steps are missing" in found.notes
+
+
+def test_record_of_an_incomplete_trace_has_a_caveat(write: Write, tmp_path: Path) -> None:
+    path = write(made(lost=[(2, 3)]))
+    record = RunRecord("key", RunConfig(profiler="kineto").to_dict(), "ok")
+    (caveat,) = tables(path, record, tmp_path / "page.html").warnings
+    assert caveat.code == "incomplete-trace"
+    assert caveat.message.startswith("incomplete trace: 1 of 20 launched kernels (5.0%) are missing in 1 of 4 steps")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_kernel_that_is_removed_from_a_real_trace_is_missed(
+    seed: int, kineto_events: list[Any], write_trace: Callable[..., Path], change: Callable[..., Path]
+) -> None:
+    kernels = [e["args"]["correlation"] for e in kineto_events if e.get("cat") == "kernel"]
+    removed = set(np.random.default_rng(seed).choice(kernels, 1 + 40 * seed, replace=False).tolist())
+    kept = [e for e in kineto_events if e.get("cat") != "kernel" or e["args"]["correlation"] not in removed]
+    assert len(read(write_trace(kept)).lost_launches) == len(removed)
+    numbers = "SELECT correlationId FROM CUPTI_ACTIVITY_KIND_KERNEL ORDER BY correlationId * 7919 % 10007"
+    some = f"{numbers} LIMIT {len(removed)}"
+    path = change(f"DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE correlationId IN ({some})")
+    assert len(read(path).lost_launches) == len(removed)
+
+
+def test_ranks_and_lists_of_files_name_the_incomplete_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    for rank in range(2):
+        path = as_kineto(tmp_path / f"rank{rank}.json", made(lost=[(2, 3)] if rank else ()))
+        content = json.loads(path.read_text()) | {"distributedInfo": {"rank": rank, "world_size": 2}}
+        path.write_text(json.dumps(content))
+    assert main(["analyze", str(tmp_path)]) == 0
+    assert "rank 1: incomplete trace: 1 of 20 launched kernels" in capsys.readouterr().out
+    for path in tmp_path.glob("*.json"):
+        path.rename(path.with_name(path.name.replace("rank", "trace")))
+    for name in ("trace0", "trace1", "trace2"):
+        as_kineto(tmp_path / f"{name}.json", made(lost=[(2, 3)] if name == "trace1" else ()))
+    assert main(["analyze", str(tmp_path)]) == 0
+    assert "trace1.json: incomplete trace: 1 of 20 launched kernels" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("waits", [True, False])
