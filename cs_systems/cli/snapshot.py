@@ -219,8 +219,9 @@ def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -
         return rows, remarks
     first, where = 0, ""
     if name == "timeline":
-        peak = next((n for n, row in enumerate(rows) if row["is_peak"]), 0)
-        first, where = max(0, min(peak - top // 2, len(rows) - top)), ", around the peak"
+        peak = next((n for n, row in enumerate(rows) if row["is_peak"]), None)
+        if peak is not None:
+            first, where = max(0, min(peak - top // 2, len(rows) - top)), ", around the peak"
     more = f"{counted(len(rows) - top, 'more row')}{where}; --top shows more"
     return rows[first : first + top], [*remarks, more]
 

@@ -354,17 +354,17 @@ class _Reader:
             operators=process.operators.read(),
             messages=_messages_around(columns, process) | self._messages_of(columns),
             lacks_kernels=empty > 0,
-            lost_launches=self._lost_launches(process),
+            lost_launches=self._lost_launches(process, columns),
         )
 
-    def _lost_launches(self, process: _Process) -> Floats:
+    def _lost_launches(self, process: _Process, kernels: Kernels) -> Floats:
         ran = {row[-1] for row in (*self.kernels, *self.copies)}
-        if not self.kernels or process.launching <= ran:
+        if process.launching <= ran:
             return np.empty(0)
         start, end, thread = zip(*(process.launches[number] for number in process.launching), strict=True)
         has_run = np.array([number in ran for number in process.launching])
         others = [*process.calls, *process.captures]
-        return lost_launches(np.array(start), np.array(end), np.array(thread), has_run, others)
+        return lost_launches(kernels, np.array(start), np.array(end), np.array(thread), has_run, others)
 
     def _messages_of(self, kernels: Kernels) -> dict[int, jobs.Message]:
         """Return the messages by the index of their kernel."""

@@ -22,6 +22,7 @@ _CAPTURE = re.compile(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate")
 _WAIT = re.compile(r"(Device|Stream|Ctx|Context)Synchronize")
 US = 1e-6
 COARSE_S = 3 * US  # a kernel that lasts longer elsewhere was not rounded from less than 1 µs
+MANY = 2  # a kernel without a launch stands for this many launches without a kernel
 IMPLAUSIBLE = 0.1  # share of the kernels; no program has so many of less than 1 µs
 
 
@@ -37,17 +38,22 @@ def explains(name: str) -> bool:
     return (_CAPTURE.search(name) or _WAIT.search(name)) is not None
 
 
-def lost_launches(start_s: Floats, end_s: Floats, thread: Ints, ran: Bools, others: Sequence[Call]) -> Floats:
+def lost_launches(
+    kernels: Kernels, start_s: Floats, end_s: Floats, thread: Ints, ran: Bools, others: Sequence[Call]
+) -> Floats:
     """Return the starts of the launches whose kernels are missing by a fault, in order.
 
+    None where many kernels have no launch: then the numbers that join both are missing, not the kernels.
+
     Args:
+        kernels: All kernels of the trace.
         start_s: Start of each launch of one kernel.
         end_s: Its end.
         thread: Its thread.
         ran: Whether the trace holds what it launched.
         others: Calls, among them all that `explains` names.
     """
-    if ran.all():
+    if ran.all() or not ran.any():
         return np.empty(0)
     waits = [call.start_s for call in others if _WAIT.search(call.name)]
     known_until = max([*waits, float(start_s[ran].max(initial=-math.inf))])
@@ -57,7 +63,8 @@ def lost_launches(start_s: Floats, end_s: Floats, thread: Ints, ran: Bools, othe
     for number in np.unique(thread[lost]).tolist():
         of_thread = np.flatnonzero(thread == number)
         lost[of_thread] &= ~_repeated(start_s[of_thread], end_s[of_thread], lost[of_thread])
-    return np.asarray(np.sort(start_s[lost]))
+    alone = np.isnan(kernels.launch_start_s) & np.isfinite(kernels.launched_s)
+    return np.asarray(np.sort(start_s[lost])) if MANY * alone.sum() < lost.sum() else np.empty(0)
 
 
 def _repeated(start_s: Floats, end_s: Floats, lost: Bools) -> Bools:

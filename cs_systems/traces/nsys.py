@@ -274,7 +274,7 @@ class _Reader:
             ops=None,
             limitations=tuple(self.limitations),
             allocations=self._allocations(),
-            lost_launches=self._lost_launches() if len(kernels) else np.empty(0),
+            lost_launches=self._lost_launches(kernels),
             job=self._job(),
         )
 
@@ -429,7 +429,7 @@ class _Reader:
         name, start, end, thread = self._read(RUNTIME, *fields, where=f"nameId IN ({', '.join(map(str, names))})")
         return [Call(self.names[number], *row) for number, *row in _rows(name, _s(start), _s(end), thread)]
 
-    def _lost_launches(self) -> Floats:
+    def _lost_launches(self, kernels: Kernels) -> Floats:
         launches, others = ([n for n, name in self.names.items() if of(name)] for of in (launches_kernel, explains))
         if not launches or not self._has(RUNTIME):
             return np.empty(0)
@@ -439,10 +439,8 @@ class _Reader:
         correlation, start, end, thread = self._read(RUNTIME, "correlationId", "start", "end", "globalTid", where=where)
         of_device = [table for table in (KERNELS, *COPIES.values()) if self._has(table)]
         ran = [self._read(table, self._column(table, "correlationId"))[0] for table in of_device]
-        if not len(ran) or (ran[0] == UNKNOWN).all():
-            return np.empty(0)
-        has_run = np.isin(correlation, np.concatenate(ran))
-        return lost_launches(_s(start), _s(end), thread, has_run, self._calls_named(others))
+        has_run = np.isin(correlation, np.concatenate([np.empty(0, np.int64), *ran]))
+        return lost_launches(kernels, _s(start), _s(end), thread, has_run, self._calls_named(others))
 
     def _allocations(self) -> Allocations | None:
         if MEMORY not in self.columns:

@@ -148,31 +148,32 @@ class Recording:
         launches = {number: self._outermost(number) for number in self.calls}
         graphs = {number for number, (name, _) in launches.items() if "GraphLaunch" in name}
         kernels = [(*row[:5], row[-1] in graphs, row[-1]) for row in self.kernels] if graphs else self.kernels
+        columns = Kernels.of(kernels, {number: call for number, (_, call) in launches.items()})
         waits = [Call(name, *call) for name, call, _ in self.calls.values() if stalls(name)]
         return Trace(
             source=str(path),
             profiler="rocprofv3",
             devices=dict(self.devices.values()),
-            kernels=Kernels.of(kernels, {number: call for number, (_, call) in launches.items()}),
+            kernels=columns,
             copies=sorted(self.copies, key=lambda copy: copy.start_s),
             calls=sorted(waits, key=lambda call: call.start_s),
             ranges=Ranges.of(self.ranges),
             overheads=[],
             ops=None,
             limitations=tuple(limitations),
-            lost_launches=self._lost_launches(),
+            lost_launches=self._lost_launches(columns),
             job=Job(host=self.host),
         )
 
-    def _lost_launches(self) -> Floats:
+    def _lost_launches(self, kernels: Kernels) -> Floats:
         ran = {row[-1] for row in self.kernels}
         calls = {number: call for number, (name, call, _) in self.calls.items() if launches_kernel(name)}
-        if not ran or calls.keys() <= ran:
+        if calls.keys() <= ran:
             return np.empty(0)
         start, end, thread = zip(*calls.values(), strict=True)
         has_run = np.array([number in ran for number in calls])
         others = [Call(name, *call) for name, call, _ in self.calls.values() if explains(name)]
-        return lost_launches(np.array(start), np.array(end), np.array(thread), has_run, others)
+        return lost_launches(kernels, np.array(start), np.array(end), np.array(thread), has_run, others)
 
     def _outermost(self, number: int) -> tuple[str, Launch]:
         """Return (name, call) of the outermost recorded call around a call; a library's call encloses HIP's."""

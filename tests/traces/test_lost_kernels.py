@@ -25,7 +25,7 @@ from cs_systems.traces.profile import profile
 from cs_systems.traces.read import read
 from cs_systems.traces.tables import NO_COSTS, TABLES, gaps, steps
 from cs_systems.traces.timeline import results, view
-from cs_systems.traces.trace import Call
+from cs_systems.traces.trace import NO_KERNELS, Call
 from tests.recorded import MAIN
 from tests.traces.test_rocprof import STEPS as ROCM
 from tests.traces.test_rocprof import as_database, as_json
@@ -298,9 +298,20 @@ def test_call_inside_another_is_one_launch_with_it() -> None:
     start, end = np.array([1.0, 1.1, 3.0, 3.1, 5.0, 5.1]), np.array([2.0, 1.9, 4.0, 3.9, 6.0, 5.9])
     ran = np.array([True, False, False, True, False, False])
     wait = [Call(WAIT, 9.0, 9.5, 1)]
-    assert lost_launches(start, end, np.ones(6, np.int64), ran, wait).tolist() == [5.0]
+    assert lost_launches(NO_KERNELS, start, end, np.ones(6, np.int64), ran, wait).tolist() == [5.0]
     on_two_threads = np.array([1, 2, 1, 2, 1, 2])
-    assert lost_launches(start, end, on_two_threads, ran, wait).tolist() == [1.1, 3.0, 5.0, 5.1]
+    assert lost_launches(NO_KERNELS, start, end, on_two_threads, ran, wait).tolist() == [1.1, 3.0, 5.0, 5.1]
+
+
+@pytest.mark.parametrize("share", [1, 2])
+def test_kernels_without_their_number_are_not_missing(share: int, tmp_path: Path) -> None:
+    """A program that cuts traces may leave the numbers out that join launches and kernels."""
+    path = as_kineto(tmp_path / "trace.json", made())
+    content = json.loads(path.read_text())
+    for event in [e for e in content["traceEvents"] if e["cat"] == "kernel"][::share]:
+        del event["args"]["correlation"]
+    path.write_text(json.dumps(content))
+    assert len(read(path).lost_launches) == 0
 
 
 def test_call_that_failed_launched_nothing(export: Callable[..., Path]) -> None:
