@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core import origin, plugins
+from cs_systems.core import caveats, origin, plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.display import Displayed
 from cs_systems.core.file_types import GZIP_MAGIC, refuse_other
@@ -30,7 +30,8 @@ from cs_systems.core.rows import Results
 from cs_systems.core.rows import Row as Row
 from cs_systems.core.validation import shown
 
-SCHEMA_VERSION = 2  # 2 added `origin`
+SCHEMA_VERSION = 3  # 2 added `origin`; 3 credits an attention call's backward with twice its forward
+CREDITED = 3  # the schema from which on model FLOPs are those of docs/concepts.md for every workload
 RECORDS_FILE = "records.jsonl"
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
 OR_AGAIN = "or measure again into another folder"  # remedy for a malformed line: its own folder is refused
@@ -263,7 +264,8 @@ class RunRecord(Displayed):
         if data.get("origin"):
             fields["origin"] = Origin.from_dict(data["origin"])
         fields["warnings"] = tuple(Caveat(**w) for w in data.get("warnings", ()))
-        return cls(**fields)
+        record = cls(**fields)
+        return record if version >= CREDITED else _credited_anew(record)
 
     def _displayed(self) -> tuple[str, list[RunRecord]]:
         return "", [self]
@@ -273,6 +275,33 @@ class RunRecord(Displayed):
         import cs_systems
 
         return cs_systems.frame([self])
+
+
+def _credited_anew(record: RunRecord) -> RunRecord:
+    """Return a record of an earlier schema with the model FLOPs of this one; its samples stay.
+
+    Earlier schemas credited the backward of an attention call with 2.5 times its forward, rounded down. For a user's
+    own model they credited the whole score matrix of causal attention; what its mask showed is not in the record.
+    """
+    rows, workload = record.results.get("cost"), str(record.config.get("workload"))
+    if rows and workload == "attention":
+        backward = next((row.get("model_flops") or 0 for row in rows if row.get("phase") == "backward"), 0)
+        excess = backward - (4 * backward + 2) // 5
+        anew = [
+            {**row, "model_flops": row["model_flops"] - excess}
+            if row.get("phase") in ("backward", "step") and row.get("model_flops") is not None
+            else row
+            for row in rows
+        ]
+        record = replace(record, results=cast(Results, {**record.results, "cost": anew}))
+    elif rows and plugins.is_foreign(workload) and any(map(_may_attend, record.results.get("modules", ()))):
+        counted = caveats.full_attention("an earlier version counted it so")
+        record = replace(record, warnings=(*record.warnings, counted))
+    return replace(record, schema_version=SCHEMA_VERSION)
+
+
+def _may_attend(module: Row) -> bool:
+    return "attention" in f"{module.get('class')}".lower() or "attn" in f"{module.get('path')}"
 
 
 def _refuse_other_types(data: Mapping[str, Any]) -> None:

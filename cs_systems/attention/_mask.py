@@ -11,17 +11,8 @@ import torch
 from torch import Tensor
 
 from cs_systems.attention import AttentionCall
-from cs_systems.core.shapes import ALIGNMENTS
-from cs_systems.core.validation import ConfigError, is_whole, one_of, shown
-
-
-def causal_offset(seq_q: int, seq_k: int, align: str) -> int:
-    """Return how many keys beyond its own index a causal query sees; if negative, that many queries see none.
-
-    Raises ConfigError for an unknown alignment, which would otherwise be taken for `upper_left`.
-    """
-    one_of("alignment", align, ALIGNMENTS)
-    return seq_k - seq_q if align == "lower_right" else 0
+from cs_systems.core.shapes import causal_offset as causal_offset
+from cs_systems.core.validation import ConfigError, is_whole, shown
 
 
 def hidden_keys(seq_q: int, seq_k: int, align: str, device: torch.device, window: int | None = None) -> Tensor:

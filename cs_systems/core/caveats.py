@@ -56,6 +56,7 @@ REMEDIES = {
     "own-tools": "time the program without them",
     "own-capture": "leave out these calls, or start the program under nsys yourself",
     "recomputed": "checkpoint fewer blocks where the memory allows it",
+    "full-attention": "compare MFU only with runs that count it in full too; is_causal=True makes causality known",
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
     "skipped-steps": "set a lower init_scale of the GradScaler, warm up until its scale has settled, or use bf16 "
     "without one; if the loss is NaN, correct that first",
@@ -141,6 +142,11 @@ def skipped_steps(skipped: int, steps: int, first_scale: float, scale: float | N
 
 def _scale(number: float) -> str:
     return f"{number:,.0f}" if 1 <= number < 1e6 else f"{number:.2g}".replace("e+", "e")
+
+
+def full_attention(why: str) -> Caveat:
+    """Return the caveat of model FLOPs that include scores which a mask may hide."""
+    return _caveat("full-attention", f"model FLOPs count the whole score matrix of attention: {why}")
 
 
 def caveats(

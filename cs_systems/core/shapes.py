@@ -22,6 +22,15 @@ MOST_TRIED = 1 << 16  # limit of the search for divisors, which bounds its time
 ALIGNMENTS = ("upper_left", "lower_right")
 
 
+def causal_offset(seq_q: int, seq_k: int, align: str) -> int:
+    """Return how many keys beyond its own index a causal query sees; if negative, that many queries see none.
+
+    Raises ConfigError for an unknown alignment, which would otherwise be taken for `upper_left`.
+    """
+    one_of("alignment", align, ALIGNMENTS)
+    return seq_k - seq_q if align == "lower_right" else 0
+
+
 @fields_checked
 @dataclass(frozen=True)
 class ModelConfig:
@@ -171,3 +180,8 @@ class AttentionShape:
     @property
     def key_length(self) -> int:
         return self.seq if self.seq_k is None else self.seq_k
+
+    @property
+    def offset(self) -> int | None:
+        """Query i sees the keys up to i + offset; None: all of them."""
+        return causal_offset(self.seq, self.key_length, self.align) if self.causal else None

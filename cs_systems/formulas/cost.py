@@ -3,8 +3,9 @@
 There are two counts of FLOPs. Both count a multiply-add as 2, and only matrix products: elementwise operations are
 limited by bytes, not by FLOPs.
 
-- model (credited) FLOPs: required by the mathematics. Causal attention is credited with half of the score matrix,
-  S²/2 and not S(S+1)/2, rounded down: the convention of flash-attention's benchmark.
+- model (credited) FLOPs: required by the mathematics, over the scores that the mask shows. Causal attention is credited
+  with half of the score matrix, S²/2 and not S(S+1)/2: see `twice_credited_scores`. Backward has twice the products of
+  forward; what it computes again, as scores inside a flash attention, is left out.
 - hardware (executed) FLOPs: computed by the algorithm, including whole tiles, padded lengths and head sizes, and scores
   recomputed in backward. An implementation that masks a full score matrix executes twice its credited FLOPs.
 
@@ -296,16 +297,16 @@ def attention_cost(
 ) -> dict[str, PhaseCost]:
     """Return the cost of one attention call by phase: forward, backward, or both, according to `mode`.
 
-    Credit follows flash-attention's benchmark: forward 4·B·H·Sq·Sk·d, halved when causal, and backward 2.5 times that,
-    because its fifth product recomputes the scores. Both together are 3.5 times forward. `step_cost` has another
-    convention, which credits backward with twice the forward.
+    Forward is credited with 4·B·H·Sq·Sk·d, halved when causal, and backward with twice that. flash-attention's
+    benchmark credits backward with 2.5 times forward, because its fifth product computes the scores again: that product
+    is executed, and not credited.
     """
     credited = credited_attention_flops(shape)
     product = score_product_flops(shape, algorithm)
     moved = attention_bytes(shape, algorithm, dtype_bytes)
     counted = {
         Phase.FORWARD: (credited, 2 * product, moved),
-        Phase.BACKWARD: (credited * 5 // 2, algorithm.backward_matmuls * product, 2 * moved),
+        Phase.BACKWARD: (2 * credited, algorithm.backward_matmuls * product, 2 * moved),
     }
     return {
         phase.value: PhaseCost(model, executed, least, executed, least)
@@ -315,17 +316,35 @@ def attention_cost(
 
 
 def credited_attention_flops(shape: AttentionShape) -> int:
-    """Return the credited FLOPs of one forward call.
+    """Return the credited FLOPs of one forward call: two products of 2·d per credited score and head."""
+    shown = twice_credited_scores(shape.seq, shape.key_length, shape.offset, shape.window)
+    return 2 * shape.batch * shape.heads * shape.d_head * shown
 
-    They are two products of 2·Sq·Sk·d per head, halved (integer division) when causal. With a window of W < Sk keys,
-    Sq·Sk/2 becomes Sq·W − W²/2, which agrees at W = Sk = Sq; of queries that see fewer keys by another alignment it is
-    an upper bound.
+
+def twice_credited_scores(queries: int, keys: int, offset: int | None, window: int | None = None) -> int:
+    """Return twice the scores of one head that are credited to the model.
+
+    They are the area of the score matrix that the mask shows, where a diagonal edge cuts its elements in half: S²/2 of
+    a causal S × S matrix, as in flash-attention's benchmark, and S·W − W²/2 with a window of W ≤ S keys. The area is
+    never larger than the number of elements that are shown.
+
+    Args:
+        queries: Rows of the matrix.
+        keys: Columns of the matrix.
+        offset: Query i sees the keys up to i + offset; None: all of them.
+        window: Each query sees only the last `window` keys up to its own.
     """
-    each = 4 * shape.batch * shape.heads * shape.d_head
-    if shape.window is not None and shape.window < min(shape.seq, shape.key_length):
-        return each * (2 * shape.seq * shape.window - shape.window**2) // 2
-    whole = each * shape.seq * shape.key_length
-    return whole // 2 if shape.causal else whole
+    if offset is None:
+        return 2 * queries * keys
+
+    def before(query: int) -> int:  # twice the area below a diagonal, from the query at which it begins
+        inside = min(max(query, 0), keys)
+        return inside * (2 * query - inside)
+
+    def below(diagonal: int) -> int:
+        return before(queries + diagonal) - before(diagonal)
+
+    return below(offset) - (0 if window is None else below(offset - window))
 
 
 def score_product_flops(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int:
@@ -344,11 +363,11 @@ def computed_scores(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int
     """
     block_q, block_k = algorithm.block_q or shape.seq, algorithm.block_k or shape.key_length
     columns = math.ceil(shape.key_length / block_k)
-    if not shape.causal:
+    offset = shape.offset
+    if offset is None:
         return math.ceil(shape.seq / block_q) * columns * block_q * block_k
     # Query r sees the keys 0 … r + offset; a row of tiles extends to the last key that its last query sees, and with a
     # window begins at the first key that its first query sees.
-    offset = shape.key_length - shape.seq if shape.align == "lower_right" else 0
     visited = 0
     for first in range(0, shape.seq, block_q):
         last_key = min(min(first + block_q, shape.seq) - 1 + offset, shape.key_length - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -19,7 +20,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from cs_systems.attention import AttentionBackend, AttentionCall, flash_attn, naive
 from cs_systems.attention.flash_torch import B_K, B_Q, FlashAttentionTorch
+from cs_systems.config import AttentionShape, Mode, ModelConfig, Precision
 from cs_systems.core import plugins
+from cs_systems.core.shapes import ALIGNMENTS
+from cs_systems.formulas import cost
 from cs_systems.instrument import annotate
 from tests.attention.conftest import Case, relative_error, results
 
@@ -435,3 +439,26 @@ def test_equal_attention_calls_hash_equal() -> None:
     assert (
         len({AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1), AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)}) == 1
     )
+
+
+CHECKPOINTS = ("none", "every:1", "nested:2:1", "selective:attention", "selective:matmul", "selective:products")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", plugins.names("attention"))
+def test_executed_flops_are_at_least_those_of_the_model(name: str, device: str) -> None:
+    """For calls of every form, and for a training step in every precision under every kind of checkpoint."""
+    for seq, seq_k, d_head, causal, align, window in itertools.product(
+        (1, 100, 1024), (1, 300, 1024), (16, 80), (False, True), ALIGNMENTS, (None, 1, 130)
+    ):
+        if window is not None and not causal:
+            continue
+        shape = AttentionShape(2, 4, seq, d_head, causal, heads_kv=2, seq_k=seq_k, align=align, window=window)
+        call = AttentionCall(device, "bfloat16", d_head, seq, seq_k, 4, 2, causal, align, window=window)
+        for phase in cost.attention_cost(shape, Mode.FORWARD_BACKWARD, backend(name).algorithm(call), 2).values():
+            assert phase.hardware_flops >= phase.model_flops, (shape, phase)
+    model = ModelConfig(d_model=48, d_ff=100, num_layers=4, num_heads=3, vocab_size=77, context_length=200)
+    algorithm = backend(name).algorithm(AttentionCall(device, "bfloat16", 16, 200, 200, 3, 3, causal=True))
+    for precision, checkpoint, in_loss in itertools.product(Precision, CHECKPOINTS, (False, True)):
+        costs = cost.step_cost(model, 2, 200, Mode.TRAIN_STEP, algorithm, precision, checkpoint, head_in_loss=in_loss)
+        assert all(phase.hardware_flops >= phase.model_flops for phase in costs.values())

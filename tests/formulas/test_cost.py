@@ -39,12 +39,12 @@ def test_parameters_by_component_sum_to_parameter_count() -> None:
     assert parts["norms"] == 7 * 48
 
 
-def test_attention_flops_follow_flash_attention_convention() -> None:
-    """The convention is 4·B·S²·H·d, 2.5 times that for backward, and half of it when causal."""
+def test_attention_is_credited_with_twice_its_forward_in_backward_and_half_when_causal() -> None:
+    """Forward has 4·B·S²·H·d, as in flash-attention's benchmark, which credits the fifth product of backward too."""
     shape = AttentionShape(batch=32, heads=32, seq=1024, d_head=64)
     full = cost.attention_cost(shape, Mode.FORWARD_BACKWARD, FULL_MATRIX, 2)
     assert full["forward"].model_flops == 4 * 32 * 1024**2 * 32 * 64
-    assert full["backward"].model_flops == 2.5 * 4 * 32 * 1024**2 * 32 * 64
+    assert full["backward"].model_flops == 2 * 4 * 32 * 1024**2 * 32 * 64
     causal = cost.attention_cost(replace(shape, causal=True), Mode.FORWARD_BACKWARD, FULL_MATRIX, 2)
     assert causal["forward"].model_flops == 4 * 32 * 1024**2 * 32 * 64 // 2
     assert causal["forward"].hardware_flops == full["forward"].hardware_flops, (
@@ -105,6 +105,33 @@ def test_window_is_credited_with_the_scores_that_it_shows() -> None:
         seen = sum(min(window, q + 1) for q in range(512))
         assert cost.credited_attention_flops(shape) == 4 * 8 * (2 * seen - window) // 2
     assert cost.credited_attention_flops(shape) == cost.credited_attention_flops(replace(shape, window=None))
+
+
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.booleans(),
+    st.sampled_from(["upper_left", "lower_right"]),
+    st.sampled_from([None, 1, 5, 40]),
+)
+def test_credited_scores_are_those_shown_with_diagonal_edges_cut_in_half(
+    seq: int, seq_k: int, causal: bool, align: str, window: int | None
+) -> None:
+    """The area of the matrix that the mask shows, summed over quarters of each element, and at most what is shown."""
+    window = window if causal else None
+    shape = AttentionShape(1, 1, seq, 1, causal=causal, seq_k=seq_k, align=align, window=window)
+    offset = seq_k - seq if align == "lower_right" else 0
+    area, shown = 0.0, 0
+    for q in range(seq):
+        for k in range(seq_k) if causal else ():
+            above, below = q + offset - k, window is None or k > q + offset - window
+            shown += above >= 0 and below
+            area += 1.0 if above > 0 else 0.5 if above == 0 else 0.0
+            if window is not None:
+                area -= 1.0 if above - window > 0 else 0.5 if above == window else 0.0
+    area, shown = (area, shown) if causal else (seq * seq_k, seq * seq_k)
+    assert cost.credited_attention_flops(shape) == 4 * area
+    assert area <= shown
 
 
 def test_hardware_flops_include_padding_and_skip_masked_tiles() -> None:
