@@ -288,8 +288,8 @@ def _credited_anew(record: RunRecord) -> RunRecord:
         backward = next((row.get("model_flops") or 0 for row in rows if row.get("phase") == "backward"), 0)
         excess = backward - (4 * backward + 2) // 5
         anew = [
-            {**row, "model_flops": row["model_flops"] - excess}
-            if row.get("phase") in ("backward", "step") and row.get("model_flops") is not None
+            {**row, "model_flops": flops - excess}
+            if row.get("phase") in ("backward", "step") and (flops := row.get("model_flops")) is not None
             else row
             for row in rows
         ]

@@ -12,27 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cs_systems.core.shapes import AttentionCall as AttentionCall
 from cs_systems.formulas.cost import FULL_MATRIX, AttentionAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class AttentionCall:
-    """Description of an attention call before it is made. `dtype` is torch's name without the prefix: "bfloat16"."""
-
-    device: str  # "cpu" or "cuda"
-    dtype: str
-    d_head: int
-    seq_q: int
-    seq_k: int
-    heads_q: int
-    heads_kv: int
-    causal: bool = False
-    align: str = "upper_left"
-    needs_backward: bool = True
-    window: int | None = None
 
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}

@@ -18,6 +18,7 @@ from cs_systems.attention._mask import causal_offset, uneven_heads
 from cs_systems.attention._operators import operators
 from cs_systems.attention._refusals import check_one_device, no_cuda, wrong_dtype
 from cs_systems.formulas.cost import AttentionAlgorithm
+from cs_systems.instrument.attention_calls import as_operators
 from cs_systems.kernels.driver import multiprocessors
 from cs_systems.kernels.layout import padded_d_head, takes_layout
 from cs_systems.kernels.prepared import PreparedPass, empty_rows
@@ -187,7 +188,7 @@ def attention_of(kernels: HopperKernels) -> Callable[..., Tensor]:
 
         @staticmethod
         def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> Tensor:
-            run = forward_op if torch.compiler.is_compiling() else kernels.forward
+            run = forward_op if as_operators() else kernels.forward
             o, lse = run(q, k, v, causal, offset, scale)
             ctx.save_for_backward(q, k, v, o, lse)
             ctx.call = (causal, offset, scale)
@@ -196,7 +197,7 @@ def attention_of(kernels: HopperKernels) -> Callable[..., Tensor]:
         @staticmethod
         @without_second_derivative
         def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-            run = backward_op if torch.compiler.is_compiling() else kernels.backward
+            run = backward_op if as_operators() else kernels.backward
             gradients = run(*(*ctx.saved_tensors, do, *ctx.call))
             return *gradients, None, None, None
 

@@ -20,9 +20,11 @@ from torch.autograd.function import once_differentiable
 
 from cs_systems.attention import AttentionBackend
 from cs_systems.attention._mask import causal_offset, repeat_kv_heads
+from cs_systems.attention._operators import operators
 from cs_systems.attention._refusals import cannot_run
 from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.instrument.annotate import annotate
+from cs_systems.instrument.attention_calls import as_operators
 
 B_Q = B_K = 128  # rows and columns of a tile of S
 
@@ -49,7 +51,9 @@ class FlashAttentionTorch(torch.autograd.Function):
         ctx.offset = causal_offset(seq_q, seq_k, align) if is_causal else seq_k
         ctx.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         with torch.autocast(q.device.type, enabled=False):  # it would round the tiles to half precision
-            out, lse = _forward(q, k, v, ctx.offset, ctx.scale)
+            run = _forward_op if as_operators() else _forward
+            out, lse = run(q, k, v, is_causal, ctx.offset, ctx.scale)
+        ctx.is_causal = is_causal
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
@@ -58,11 +62,12 @@ class FlashAttentionTorch(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
-            d_q, d_k, d_v = _backward(q, k, v, out, lse, d_out, ctx.offset, ctx.scale)
+            run = _backward_op if as_operators() else _backward
+            d_q, d_k, d_v = run(q, k, v, out, lse, d_out, ctx.is_causal, ctx.offset, ctx.scale)
         return d_q, d_k, d_v, None, None, None
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, offset: int, scale: float) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> tuple[Tensor, Tensor]:
     """Run algorithm 1: return out (…, seq_q, d) and the log-sum-exp (…, seq_q)."""
     exact = _accumulator(q)
     out = torch.empty_like(q)
@@ -95,7 +100,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, offset: int, scale: float) -> tupl
 
 
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, offset: int, scale: float
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, causal: bool, offset: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run algorithm 2: return the gradients of q, k and v."""
     exact = lse.dtype
@@ -120,6 +125,9 @@ def _backward(
             dK_j += scale * dS_ij.mT @ Q_i
         d_k[..., j, :], d_v[..., j, :] = dK_j, dV_j
     return d_q.to(q.dtype), d_k, d_v
+
+
+_forward_op, _backward_op = operators("flash_torch", _forward, _backward)
 
 
 def _accumulator(q: Tensor) -> torch.dtype:

@@ -31,6 +31,7 @@ from cs_systems.attention._refusals import check_one_device
 from cs_systems.core.shapes import ALIGNMENTS
 from cs_systems.core.validation import one_of
 from cs_systems.formulas.cost import AttentionAlgorithm
+from cs_systems.instrument.attention_calls import as_operators
 from cs_systems.kernels.prepared import PreparedPass, empty_rows
 from cs_systems.kernels.triton.configs import Tiles, padded_d_head, tiles_for
 
@@ -92,7 +93,7 @@ class FlashAttentionTriton(torch.autograd.Function):
     ) -> Tensor:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         offset = causal_offset(q.shape[-2], k.shape[-2], align)
-        if torch.compiler.is_compiling():
+        if as_operators():
             o, lse = _forward_op(q, k, v, is_causal, offset, scale, window or 0)
         else:
             o, lse = _forward(q, k, v, is_causal, offset, scale, window or 0, tiles)
@@ -103,7 +104,7 @@ class FlashAttentionTriton(torch.autograd.Function):
     @staticmethod
     @without_second_derivative
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.compiler.is_compiling():
+        if as_operators():
             gradients = _backward_op(*ctx.saved_tensors, do, *ctx.call)
         else:
             gradients = _backward(*(*ctx.saved_tensors, do, *ctx.call, ctx.tiles))

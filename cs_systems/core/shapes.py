@@ -131,6 +131,23 @@ def _divisors(number: int, near: int) -> list[int]:
     return sorted(found, key=lambda n: abs(n - near))
 
 
+@dataclass(frozen=True)
+class AttentionCall:
+    """Description of an attention call before it is made. `dtype` is torch's name without the prefix: "bfloat16"."""
+
+    device: str  # "cpu" or "cuda"
+    dtype: str
+    d_head: int
+    seq_q: int
+    seq_k: int
+    heads_q: int
+    heads_kv: int
+    causal: bool = False
+    align: str = "upper_left"
+    needs_backward: bool = True
+    window: int | None = None
+
+
 @fields_checked
 @dataclass(frozen=True)
 class AttentionShape:

@@ -19,6 +19,7 @@ The memory that a step needs is in `memory.model`, the peaks of known devices ar
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -357,21 +358,25 @@ def score_product_flops(shape: AttentionShape, algorithm: AttentionAlgorithm) ->
 
 
 def computed_scores(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int:
-    """Return the elements of one head's score matrix that the tiles cover.
+    """Return the elements of one head's score matrix that the tiles cover: see `tiled_scores`."""
+    return tiled_scores(shape.seq, shape.key_length, shape.offset, shape.window, algorithm)
+
+
+@functools.lru_cache(maxsize=1024)
+def tiled_scores(queries: int, keys: int, offset: int | None, window: int | None, algorithm: AttentionAlgorithm) -> int:
+    """Return the elements of one head's score matrix that the tiles cover. The mask is that of `twice_credited_scores`.
 
     Elements of a computed tile that are masked, or past the edge of the matrix, are included.
     """
-    block_q, block_k = algorithm.block_q or shape.seq, algorithm.block_k or shape.key_length
-    columns = math.ceil(shape.key_length / block_k)
-    offset = shape.offset
+    block_q, block_k = algorithm.block_q or queries, algorithm.block_k or keys
     if offset is None:
-        return math.ceil(shape.seq / block_q) * columns * block_q * block_k
+        return math.ceil(queries / block_q) * math.ceil(keys / block_k) * block_q * block_k
     # Query r sees the keys 0 … r + offset; a row of tiles extends to the last key that its last query sees, and with a
     # window begins at the first key that its first query sees.
     visited = 0
-    for first in range(0, shape.seq, block_q):
-        last_key = min(min(first + block_q, shape.seq) - 1 + offset, shape.key_length - 1)
-        first_key = 0 if shape.window is None else max(0, first + offset - shape.window + 1)
+    for first in range(0, queries, block_q):
+        last_key = min(min(first + block_q, queries) - 1 + offset, keys - 1)
+        first_key = 0 if window is None else max(0, first + offset - window + 1)
         if first_key <= last_key:
             visited += last_key // block_k - first_key // block_k + 1
     return visited * block_q * block_k

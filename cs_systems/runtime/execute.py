@@ -18,8 +18,10 @@ import torch
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
 from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
+from cs_systems.core.shapes import AttentionCall
+from cs_systems.core.units import counted
 from cs_systems.formulas import peaks
-from cs_systems.formulas.cost import PhaseCost, total
+from cs_systems.formulas.cost import AttentionAlgorithm, PhaseCost, total
 from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
 from cs_systems.instrument.probes import Probes, graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
@@ -336,6 +338,10 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         warnings = (*warnings, caveats.mixed_batches(what))
     if cell.graph_breaks or (cell.config.compile != "none" and any(s.compiles for s in cell.samples)):
         description |= {"graph_breaks": len(cell.graph_breaks)}
+    measured = None if differ(sizes) else _measured_cost(cell.workload, sizes[:1])
+    if measured and measured.unknown_masks:
+        calls = counted(measured.unknown_masks, "call")
+        warnings = (*warnings, caveats.full_attention(f"the masks of {calls} cannot be read"))
     rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}
     broken: Results = {"graph_breaks": breaks} if breaks else {}
     ran = cast(Ran, description | rounds | _provenance(cell.config))
@@ -347,7 +353,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         environment=after,
         measurement=measurement,
         warnings=warnings,
-        results={"ran": [ran], **broken, **_tables(cell, device, sizes)},
+        results={"ran": [ran], **broken, **_tables(cell, device, measured)},
     )
 
 
@@ -361,12 +367,11 @@ def _provenance(config: RunConfig) -> dict[str, str]:
     return row
 
 
-def _tables(cell: _Cell, device: Device, sizes: Sequence[StepSize]) -> Results:
+def _tables(cell: _Cell, device: Device, measured: MeasuredCost | None) -> Results:
     """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
     made: Any = getattr(cell.workload, "tables", dict)()
     is_ours = isinstance(getattr(cell.workload, "inner", cell.workload), (Training, ForeignErrors))
     own = cast(Results, made if is_ours or not plugins.is_foreign(cell.config.workload) else plain_tables(made))
-    measured = None if differ(sizes) else _measured_cost(cell.workload, sizes[:1])
     own |= _forecast(cell, device)
     tables = {**own, **_cost_tables(cell, device, measured.phases if measured else None)}
     return cast(Results, {**tables, "modules": measured.modules} if measured else tables)
@@ -409,13 +414,18 @@ def _measured_cost(workload: Workload | None, sizes: Sequence[StepSize]) -> Meas
     try:
         for _ in range(_COUNTED_STEPS):
             inner.prepare()
-            cost = measured_cost(inner.model, inner.step())
+            cost = measured_cost(inner.model, inner.step(), algorithm=_algorithm)
             if inner.take_sizes() == [*sizes]:
                 return cost
         print("no FLOPs were counted: the batches after the timed steps have other sizes", file=sys.stderr)  # noqa: T201
     except Exception as error:  # the measurement itself has succeeded
         print(f"no FLOPs were counted: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
     return None
+
+
+def _algorithm(backend: str, call: AttentionCall) -> AttentionAlgorithm:
+    algorithm: AttentionAlgorithm = plugins.get("attention", backend).algorithm(call)
+    return algorithm
 
 
 def _cost_tables(cell: _Cell, device: Device, measured: Mapping[str, PhaseCost] | None = None) -> Results:

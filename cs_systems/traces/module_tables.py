@@ -142,7 +142,7 @@ def notes(name: str, profile: Profile, rows: Sequence[Row]) -> list[str]:
     elif name in ("tree", "modules"):
         said.append("the time of a module includes the modules inside it; its own time does not")
     if any(row.get("flops") is not None for row in rows):
-        said.append("FLOPs are those that were executed, by PyTorch's FlopCounterMode: causal attention counts in full")
+        said.append("FLOPs are those that were executed; a fused attention leaves hidden tiles out")
     return said
 
 

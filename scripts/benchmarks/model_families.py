@@ -7,8 +7,9 @@ the script times a training step, records three more with torch.profiler, counts
 
 - in modules: share of the kernel time of forward and backward that belongs to a module
 - sum: time of the outermost module against that of forward and backward
-- FLOPs: those of the record's cost, and their ratio to FlopCounterMode's around the same step; above 1 where the step
-  runs operators of `module_costs.EXTRA`, which FlopCounterMode leaves out
+- FLOPs: the model FLOPs of the record's cost, and the ratio of the executed ones to FlopCounterMode's around the same
+  step; above 1 where the step runs operators of `flop_counter.EXTRA`, which FlopCounterMode leaves out, and below 1
+  where a fused attention leaves hidden tiles out
 - time, MFU (of the data sheet's peak), peak memory, and the class with the largest own time
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,21 +12,43 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from cs_systems.config import Phase
-from cs_systems.instrument.module_costs import EXTRA, measured_cost
+from cs_systems.instrument.flop_counter import EXTRA
+from cs_systems.instrument.module_costs import measured_cost
 from tests.families.conftest import Made
 
+_causal: list[bool] = []
 
-def test_flops_equal_those_of_the_counter(made: Made) -> None:
+
+def _whole_matrix(query: Any, key: Any, value: Any, dropout: float = 0.0, causal: bool = False, **_: Any) -> int:
+    """Return the FLOPs of attention as PyTorch's counter counts those of other devices: the whole matrix."""
+    _causal.append(causal)
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+def _whole_matrix_backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+    return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
+
+
+_flash: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+MAPPING = {**EXTRA, _flash: _whole_matrix, _flash_backward: _whole_matrix_backward}
+
+
+def test_executed_flops_are_those_of_pytorchs_counter_less_hidden_tiles(made: Made) -> None:
     cost = measured_cost(made.model, made.phases())
-    with FlopCounterMode(display=False, custom_mapping=EXTRA) as counter:
+    _causal.clear()
+    with FlopCounterMode(display=False, custom_mapping=MAPPING) as counter:
         made.step()
     flops = sum(phase.hardware_flops or 0 for phase in cost.phases.values())
-    assert flops == counter.get_total_flops() > 0
+    assert 0 < flops <= counter.get_total_flops()
+    assert flops == counter.get_total_flops() or any(_causal)
     assert list(cost.phases) == [Phase.FORWARD, Phase.LOSS, Phase.BACKWARD]
-    assert all(phase.model_flops == phase.hardware_flops for phase in cost.phases.values())  # nothing runs again
+    for phase in cost.phases.values():
+        assert 0 <= phase.model_flops <= phase.hardware_flops
+    assert cost.unknown_masks == 0
     rows = {row["path"]: row for row in cost.modules}
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
-        assert rows[""][f"{phase}_flops"] == cost.phases[phase].hardware_flops
+    for name in (Phase.FORWARD, Phase.BACKWARD):
+        assert rows[""][f"{name}_flops"] == cost.phases[name].hardware_flops
 
 
 def test_flops_of_linear_layers_follow_from_their_shapes(made: Made) -> None:

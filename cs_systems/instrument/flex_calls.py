@@ -1,0 +1,48 @@
+"""FLOPs of one call of FlexAttention, from its mask function and its blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cs_systems.instrument.attention_calls import Counted
+from cs_systems.instrument.score_masks import Shown, shown_in, without_values
+
+FLEX = ("flex_attention", "flex_attention_backward")
+_PARTIAL, _WHOLE, _SIZES, _MASK = 2, 4, slice(-3, -1), -1  # numbers of blocks, their sizes, the function: see as_tuple
+
+
+def flex_flops(name: str, args: tuple[Any, ...]) -> Counted:
+    """Return the FLOPs of a call of one of FLEX: of the scores that its mask shows, and of the blocks it computes."""
+    query, key, value = args[:3]
+    mask = next(one for one in args if isinstance(one, tuple) and one and callable(one[_MASK]))
+    cells, width, d_value = query.shape[:-1].numel() * key.shape[-2], query.shape[-1], value.shape[-1]
+    shown = _shown(mask, query, key)
+    twice = shown.of(2 * cells)
+    computed = max(_computed(mask, query, cells), -(-twice // 2))
+    if name == "flex_attention":
+        return Counted(twice * (width + d_value), 2 * computed * (width + d_value), shown.known)
+    return Counted(2 * twice * (width + d_value), 2 * computed * (3 * width + 2 * d_value), shown.known)
+
+
+def _shown(mask: tuple[Any, ...], query: Tensor, key: Tensor) -> Shown:
+    batch, heads = mask[_PARTIAL].shape[:2]  # 1 where the mask is the same for all
+    if without_values(query) or without_values(mask[_PARTIAL]):
+        return Shown(1, 1, known=False)
+    sizes = (batch, heads, query.shape[-2], key.shape[-2])
+    indices = [torch.arange(size, device=query.device) for size in sizes]
+    seen = mask[_MASK](*(index.view([-1] + [1] * (3 - dim)) for dim, index in enumerate(indices)))
+    return shown_in(seen.expand(sizes))
+
+
+def _computed(mask: tuple[Any, ...], query: Tensor, cells: int) -> int:
+    """Return the scores in all blocks that are not hidden as a whole, of all heads."""
+    if without_values(mask[_PARTIAL]):
+        return cells
+    blocks = sum(int(mask[kind].sum()) for kind in (_PARTIAL, _WHOLE) if mask[kind] is not None)
+    rows, columns = mask[_SIZES]
+    matrices = query.shape[:-2].numel() // mask[_PARTIAL].shape[:2].numel()
+    computed: int = matrices * blocks * rows * columns
+    return min(computed, cells)

@@ -1,0 +1,274 @@
+"""Counter of the FLOPs of everything that runs inside it: what the model needs, and what is executed.
+
+Operators are seen as they are dispatched, composite ones as what they consist of. Products and convolutions are counted
+by PyTorch's own formulas, fused attention by `attention_calls`.
+
+Unfused attention is a product, a softmax and another product, with a mask somewhere before the softmax. The softmax's
+input shows which scores the mask hides, however it was written; the two products, and those of their gradients, are
+credited with the share of the scores that it shows. To find them, each memory remembers the products that it came from
+by elementwise operations, and the share of its elements that are shown.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cs_systems.formulas.cost import twice_credited_scores
+from cs_systems.instrument.attention_calls import Algorithm, Counted, attention_flops, counting, is_attention
+from cs_systems.instrument.flex_calls import FLEX, flex_flops
+from cs_systems.instrument.score_masks import Shown, shown_in
+
+Shape = tuple[int, ...]
+_MOST_PRODUCTS = 8  # that a memory remembers, the latest ones
+_SOFTMAX = ("_softmax", "_safe_softmax")
+# Questions about tensors whose sizes Python keeps.
+_OF_SIZES = frozenset(
+    ("sym_is_contiguous", "is_contiguous", "is_strides_like_format", "is_non_overlapping_and_dense", "size", "sym_size",
+     "stride", "sym_stride", "storage_offset", "sym_storage_offset", "numel", "sym_numel", "dim", "layout")
+)  # fmt: skip
+
+
+class _Product:
+    """One counted operation, whose credit may be lowered once its mask is known."""
+
+    def __init__(self, flops: int, keys: Collection[Hashable]) -> None:
+        self.flops, self.keys, self.is_lowered = flops, keys, False
+
+
+class _Memory(NamedTuple):
+    products: tuple[_Product, ...]  # that it came from by elementwise operations
+    shown: Shown | None = None  # of scores after their softmax, and of their gradients
+
+
+class _Calls(TorchFunctionMode):
+    """Causality of the call of `scaled_dot_product_attention` that is open, known even where tensors have no values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: Shown | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not scaled_dot_product_attention or not (args[5] if len(args) > 5 else kwargs.get("is_causal")):
+            return func(*args, **kwargs)
+        query, key = (args[place] if len(args) > place else kwargs[name] for place, name in enumerate(("query", "key")))
+        queries, keys = query.shape[-2], key.shape[-2]
+        self.shown = Shown(twice_credited_scores(queries, keys, offset=0), 2 * queries * keys)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.shown = None
+
+
+class FlopCounter(TorchDispatchMode):
+    """Counter of FLOPs by key.
+
+    Attributes:
+        model: key → FLOPs that the mathematics needs, without what is computed again.
+        hardware: key → FLOPs that are executed.
+        unknown: The number of attention calls that are credited in full although a mask may hide scores.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        keys: Callable[[], Collection[Hashable]],
+        is_again: Callable[[], bool] = lambda: False,
+        algorithm: Algorithm | None = None,
+    ) -> None:
+        """Make a counter.
+
+        Args:
+            keys: Returns the keys under which an operation counts, when it runs.
+            is_again: Returns whether the operation repeats one, so that it is not credited.
+            algorithm: As in `attention_flops`.
+        """
+        from torch.utils.flop_counter import flop_registry  # imports triton, which not every worker needs
+
+        super().__init__()
+        self.model, self.hardware, self.unknown = Counter[Hashable](), Counter[Hashable](), 0
+        self._keys, self._is_again, self._algorithm = keys, is_again, algorithm
+        self._formulas = {**flop_registry, **{op: _of_shapes(count) for op, count in EXTRA.items()}}
+        self._memories: dict[int, _Memory] = {}
+        self._calls = _Calls()
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what runs inside, our own attention kernels too."""
+        with self._calls, counting(), self:
+            yield
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._higher_order(func, args, kwargs)
+        packet = func.overloadpacket
+        name = packet.__name__
+        if name in _OF_SIZES and func.namespace in ("aten", "prim"):
+            return NotImplemented
+        if packet not in self._formulas and not is_attention(func) and func is not torch.ops.prim.device.default:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        if is_attention(func):
+            self._count(attention_flops(func, args, kwargs, self._algorithm))
+        elif formula := self._formulas.get(packet):
+            flops = formula(*args, **kwargs, out_val=result)
+            self._product(flops, _tensors((args, kwargs)), _tensors(result))
+        elif name in _SOFTMAX and func.namespace == "aten":
+            self._softmax(args[0], args[1], result)
+        elif name == "_softmax_backward_data":
+            self._softmax_backward(args[0], args[1], result)
+        elif self._memories:
+            self._elementwise(name, _tensors((args, kwargs)), _tensors(result))
+        return result
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        name = func._name
+        if name == "cond":
+            condition, if_true, if_false, operands = args
+            with self:
+                return (if_true if condition else if_false)(*operands)
+        result = func(*args, **kwargs)
+        if name in FLEX:
+            self._count(flex_flops(name, args))
+        return result
+
+    def _count(self, counted: Counted) -> _Product:
+        """Count one operation under the keys of now."""
+        keys = () if self._is_again() else self._keys()
+        for key in keys:
+            self.model[key] += counted.model
+        for key in self._keys():
+            self.hardware[key] += counted.hardware
+        self.unknown += not counted.known
+        return _Product(counted.hardware, keys)
+
+    def _product(self, flops: int, operands: Iterable[Tensor], results: Iterable[Tensor]) -> None:
+        product = self._count(Counted(flops, flops))
+        for memory in filter(None, map(self._memory, operands)):
+            if memory.shown is not None:
+                for scores in (product, *memory.products):
+                    self._lower(scores, memory.shown)
+        for result in results:
+            self._remember(result, _Memory((product,)))
+
+    def _lower(self, product: _Product, shown: Shown) -> None:
+        """Credit a product with the share of its scores that is shown."""
+        if not product.is_lowered:
+            for key in product.keys:
+                self.model[key] -= product.flops - shown.of(product.flops)
+        product.is_lowered = True
+
+    def _softmax(self, scores: Tensor, dim: int, weights: Tensor) -> None:
+        memory = self._memory(scores)
+        if memory is None or dim not in (-1, scores.dim() - 1):
+            return
+        shown = self._calls.shown or shown_in(scores)
+        if not shown.is_all:
+            self.unknown += not shown.known
+            self._remember(weights, _Memory(memory.products, shown))
+
+    def _softmax_backward(self, gradient: Tensor, weights: Tensor, result: Tensor) -> None:
+        if (memory := self._memory(weights)) is None or memory.shown is None:
+            return
+        for product in (self._memory(gradient) or _Memory(())).products:
+            self._lower(product, memory.shown)
+        self._remember(result, _Memory((), memory.shown))
+
+    def _elementwise(self, name: str, operands: Iterable[Tensor], results: Iterable[Tensor]) -> None:
+        known = [(tensor.numel(), memory) for tensor in operands if (memory := self._memory(tensor))]
+        for result in results if known else ():
+            mine = [memory for count, memory in known if count == result.numel() or name == "cat"]
+            if mine:
+                products = dict.fromkeys(product for memory in mine for product in memory.products)
+                shown = next((memory.shown for memory in mine if memory.shown), None)
+                self._remember(result, _Memory(tuple(products)[-_MOST_PRODUCTS:], shown))
+
+    def _memory(self, tensor: Tensor) -> _Memory | None:
+        storage = _storage(tensor)
+        return None if storage is None else self._memories.get(storage._cdata)
+
+    def _remember(self, tensor: Tensor, memory: _Memory) -> None:
+        storage = _storage(tensor)
+        if storage is None:
+            return
+        key = storage._cdata
+        if key not in self._memories:
+            weakref.finalize(storage, self._memories.pop, key, None).atexit = False
+        self._memories[key] = memory
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
+def _storage(tensor: Tensor) -> Any:
+    """Return the storage of a tensor; None of one that has none, such as a sparse one."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _of_shapes(count: Callable[..., int]) -> Callable[..., int]:
+    """Return the formula of shapes as one of tensors, as PyTorch's registry holds them."""
+
+    def shaped(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [shaped(one) for one in value]
+        return tuple(value.shape) if isinstance(value, Tensor) else value
+
+    def formula(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        return count(*map(shaped, args), **{name: shaped(value) for name, value in kwargs.items()})
+
+    return formula
+
+
+def _grouped_mm(a: Shape, b: Shape, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of products of groups. An operand with two dimensions holds its groups one after another."""
+    groups = a[0] if len(a) == 3 and len(b) == 2 else 1  # each of a's groups meets its own columns of b alone
+    return 2 * math.prod(a) * b[-1] // groups
+
+
+def _recurrent(sequence: Shape, *weights: Any, **_: Any) -> int:
+    """Return the FLOPs of the products of a recurrent layer, or of several: each weight matrix with every input."""
+    listed = weights[0] if weights and isinstance(weights[0], list) else weights[:2]
+    return 2 * math.prod(sequence[:-1]) * sum(math.prod(weight) for weight in listed if len(weight) == 2)
+
+
+def _recurrent_backward(sequence: Shape, *weights: Any, **_: Any) -> int:
+    return 2 * _recurrent(sequence, *weights)
+
+
+_aten: Any = torch.ops.aten
+_counts: dict[str, Callable[..., int]] = {
+    "_grouped_mm": _grouped_mm,
+    "_cudnn_rnn": _recurrent,
+    "_cudnn_rnn_backward": _recurrent_backward,
+    "mkldnn_rnn_layer": _recurrent,
+    "mkldnn_rnn_layer_backward": _recurrent_backward,
+}
+# Operators that PyTorch's counter leaves out → their FLOPs from the shapes of their arguments.
+EXTRA: dict[Any, Callable[..., int]] = {
+    getattr(_aten, name): count for name, count in _counts.items() if hasattr(_aten, name)
+}
