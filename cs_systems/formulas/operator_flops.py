@@ -1,8 +1,9 @@
 """FLOPs of one PyTorch operator by the shapes of its inputs.
 
 A multiplication and an addition count as two. Only matrix products, convolutions and attention have a formula: the
-arithmetic of other operators is limited by memory. Attention counts the whole score matrix, also where a causal mask
-leaves half of it out, and its backward computes the scores again: the convention of PyTorch's FlopCounterMode.
+arithmetic of other operators is limited by memory. A fused attention counts as in `cost`: the scores that it shows,
+causal or in a window, and in backward twice as much. Where a trace does not hold what a mask shows, all scores count.
+The products of an unfused attention are products like others.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import functools
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from cs_systems.core.shapes import causal_offset
+from cs_systems.formulas.cost import twice_credited_scores
 
 Shape = tuple[int, ...]
 LARGEST = 1 << 62  # FLOPs of one call; shapes that give more are damaged
 
 
 class Work(NamedTuple):
-    """FLOPs of one call, and the formula in the sizes of the inputs."""
+    """Model FLOPs of one call, and the formula in the sizes of the inputs."""
 
     flops: int
     formula: str
@@ -30,15 +34,17 @@ def operator_work(name: str, shapes: Sequence[object], arguments: Sequence[str] 
     Args:
         name: The operator, as `aten::mm`.
         shapes: The shape of each input; () for a number or an input that is no tensor.
-        arguments: The values of the other inputs as texts, "" for a tensor. Convolutions need them.
+        arguments: The values of the other inputs as texts, "" for a tensor. Convolutions need them, and attention to
+            know whether it is causal.
     """
     if (rule := FORMULAS.get(name)) is None:
         return None
     try:
-        flops = rule.flops([_shape(one) for one in shapes], arguments)
+        found = rule.flops([_shape(one) for one in shapes], arguments)
     except (IndexError, ValueError):
         return None
-    return Work(flops, rule.formula) if flops < LARGEST else None
+    work = found if isinstance(found, Work) else Work(found, rule.formula)
+    return work if work.flops < LARGEST else None
 
 
 def takes_arguments(name: str) -> bool:
@@ -46,7 +52,20 @@ def takes_arguments(name: str) -> bool:
     return name in FORMULAS and FORMULAS[name].by_arguments
 
 
-Count = Callable[[Sequence[Shape], Sequence[str]], int]
+Count = Callable[[Sequence[Shape], Sequence[str]], int | Work]
+
+
+class _Attention(NamedTuple):
+    """Places of the inputs of a fused attention that decide which scores it shows; None: it has no such input."""
+
+    causal: int
+    mask: int | None = None
+    window: int | None = None  # keys before the diagonal; the next input has those after it
+    starts: int | None = None  # of packed sequences
+    query: int = 0  # before key and value
+    backward: bool = False
+    by_position: bool = False  # (batch, length, heads, d_head) instead of (batch, heads, length, d_head)
+    align: str = "upper_left"  # where queries and keys differ in number
 
 
 class _Rule(NamedTuple):
@@ -95,29 +114,41 @@ def _linear(shapes: Sequence[Shape], arguments: Sequence[str]) -> int:
     return 2 * math.prod(inputs) * math.prod(weight[:-1])
 
 
-def _attention(first: int, of_keys: int, of_values: int, shapes: Sequence[Shape], arguments: Sequence[str]) -> int:
-    """Return the FLOPs for inputs (batch, heads, length, head dimension), or without one or both of the first two.
+def _attention(call: _Attention, shapes: Sequence[Shape], arguments: Sequence[str]) -> Work:
+    """Return the work for inputs (batch, heads, length, head dimension), or without one or both of the first two.
 
-    Args:
-        first: The index of the query, before key and value.
-        of_keys: Matrix products of the scores' size with the head dimension of query and key.
-        of_values: The same with that of the value.
-        shapes: The shape of each input.
-        arguments: Not used.
+    Raises ValueError if the inputs do not fit, and for packed sequences, whose lengths a trace does not hold.
     """
-    query, key, value = shapes[first : first + 3]
+    query, key, value = shapes[call.query : call.query + 3]
+    if call.by_position:
+        query, key, value = ((*one[:-3], one[-2], one[-3], one[-1]) for one in (query, key, value))
     (queries, d_head), (keys, d_key), (values, d_value) = (one[-2:] for one in (query, key, value))
-    if d_head != d_key or keys != values:
+    if d_head != d_key or keys != values or _at(shapes, call.starts, ()):
         raise ValueError
-    scores = math.prod(query[:-2]) * queries * keys
-    return 2 * scores * (of_keys * d_head + of_values * d_value)
+    causal = {"True": True, "False": False}.get(_at(arguments, call.causal, ""))
+    before, after = (_bound(_at(arguments, place, "")) for place in _sides(call))
+    after = 0 if causal else after
+    offset = None if after is None else causal_offset(queries, keys, call.align) + after
+    window = None if before is None or after is None else before + after + 1
+    mask = _at(shapes, call.mask, ())
+    may_hide = (len(mask) > 1 and 0 not in mask) or causal is None or (before is not None and after is None)
+    shown = twice_credited_scores(queries, keys, offset, window) * (2 if call.backward else 1)
+    hides = MAY_HIDE if may_hide else "" if offset is None else ", causal" if window is None else ", in a window"
+    formula = f"{_BACKWARD if call.backward else _FORWARD}{hides}"
+    return Work(math.prod(query[:-2]) * shown * (d_head + d_value), formula)
 
 
-def _flash(first: int, of_keys: int, of_values: int, shapes: Sequence[Shape], arguments: Sequence[str]) -> int:
-    """Return the FLOPs for inputs (batch, length, heads, head dimension), as the package flash-attn takes them."""
-    query, key, value = shapes[first : first + 3]
-    swapped = [(batch, heads, length, d) for batch, length, heads, d in (query, key, value)]
-    return _attention(0, of_keys, of_values, swapped, arguments)
+def _at(values: Sequence[Any], place: int | None, default: Any) -> Any:
+    return values[place] if place is not None and place < len(values) else default
+
+
+def _sides(call: _Attention) -> tuple[int | None, int | None]:
+    return call.window, None if call.window is None else call.window + 1
+
+
+def _bound(text: str) -> int | None:
+    """Return the size of one side of a window; None where it has no end."""
+    return int(text) if text.isdecimal() else None
 
 
 def _numbers(text: str, count: int) -> list[int]:
@@ -159,8 +190,34 @@ def _convolution_backward(shapes: Sequence[Shape], arguments: Sequence[str]) -> 
 _PRODUCT, _BATCHED = "2·m·k·n", "2·b·m·k·n"
 _CONVOLUTION = "2·batch·channels out·positions out·channels in/groups·kernel"
 _TRANSPOSED = "2·batch·channels in·positions in·channels out/groups·kernel"
-_FORWARD, _BACKWARD = "2·b·h·q·k·(d + d_v)", "2·b·h·q·k·(3·d + 2·d_v)"
-_SDPA = ("flash_attention", "efficient_attention", "cudnn_attention")
+MAY_HIDE = ", a mask may hide some"  # ends the formula of an attention that counts all scores for lack of its mask
+_FORWARD, _BACKWARD = "2·b·h·q·k·(d + d_v)", "4·b·h·q·k·(d + d_v)"
+
+
+_SDPA = "aten::_scaled_dot_product_"
+_LOWER = "lower_right"
+_CALLS = {
+    "aten::scaled_dot_product_attention": _Attention(5, mask=3),
+    "aten::_scaled_dot_product_attention_math": _Attention(5, mask=3),
+    f"{_SDPA}flash_attention": _Attention(4, align=_LOWER),
+    f"{_SDPA}flash_attention_backward": _Attention(11, query=1, backward=True, align=_LOWER),
+    f"{_SDPA}flash_attention_for_cpu": _Attention(4, mask=5),
+    f"{_SDPA}flash_attention_for_cpu_backward": _Attention(7, mask=8, query=1, backward=True),
+    f"{_SDPA}efficient_attention": _Attention(6, mask=3),
+    f"{_SDPA}efficient_attention_backward": _Attention(11, mask=4, query=1, backward=True),
+    f"{_SDPA}cudnn_attention": _Attention(6, mask=3),
+    f"{_SDPA}cudnn_attention_backward": _Attention(14, mask=8, query=1, backward=True),
+    f"{_SDPA}fused_attention_overrideable": _Attention(5, mask=3),
+    f"{_SDPA}fused_attention_overrideable_backward": _Attention(13, mask=4, query=1, backward=True),
+    "aten::_flash_attention_forward": _Attention(8, window=11, starts=3, by_position=True, align=_LOWER),
+    "aten::_flash_attention_backward": _Attention(
+        11, window=15, starts=6, query=1, backward=True, by_position=True, align=_LOWER
+    ),
+    "flash_attn::_flash_attn_forward": _Attention(5, window=6, by_position=True, align=_LOWER),
+    "flash_attn::_flash_attn_backward": _Attention(
+        11, window=12, query=1, backward=True, by_position=True, align=_LOWER
+    ),
+}
 
 FORMULAS: dict[str, _Rule] = {
     **{f"aten::{name}": _Rule(_PRODUCT, functools.partial(_product, 0)) for name in ("mm", "_scaled_mm", "_int_mm")},
@@ -180,16 +237,5 @@ FORMULAS: dict[str, _Rule] = {
         for n in (1, 2, 3)
     },
     "aten::convolution_backward": _Rule(f"{_CONVOLUTION}, once a gradient", _convolution_backward, by_arguments=True),
-    "aten::scaled_dot_product_attention": _Rule(_FORWARD, functools.partial(_attention, 0, 1, 1)),
-    "aten::_scaled_dot_product_attention_math": _Rule(_FORWARD, functools.partial(_attention, 0, 1, 1)),
-    **{
-        f"aten::_scaled_dot_product_{name}": _Rule(_FORWARD, functools.partial(_attention, 0, 1, 1))
-        for name in (*_SDPA, "flash_attention_for_cpu", "fused_attention_overrideable")
-    },
-    **{
-        f"aten::_scaled_dot_product_{name}_backward": _Rule(_BACKWARD, functools.partial(_attention, 1, 3, 2))
-        for name in (*_SDPA, "flash_attention_for_cpu", "fused_attention_overrideable")
-    },
-    "flash_attn::_flash_attn_forward": _Rule(_FORWARD, functools.partial(_flash, 0, 1, 1)),
-    "flash_attn::_flash_attn_backward": _Rule(_BACKWARD, functools.partial(_flash, 1, 3, 2)),
+    **{name: _Rule(_FORWARD, functools.partial(_attention, call), True) for name, call in _CALLS.items()},
 }

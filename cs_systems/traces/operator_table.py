@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cs_systems.core.rows import OperatorRow, Row
-from cs_systems.formulas.operator_flops import Work, operator_work
+from cs_systems.formulas.operator_flops import MAY_HIDE, Work, operator_work
 from cs_systems.traces.attribution import NOTHING_OPEN, main_timeline
 from cs_systems.traces.operators import Operators, of_ranges, shapes_text
 from cs_systems.traces.profile import Profile
@@ -189,7 +189,9 @@ def notes(profile: Profile, rows: Sequence[Row]) -> list[str]:
             f"record with {_RECORD if trace.profiler == 'kineto' else f'{_EMIT}(record_shapes=True)'}"
         )
     elif any(row["flops"] for row in rows):
-        said.append("FLOPs are those of the input shapes; causal attention counts in full")
+        said.append("FLOPs: model FLOPs by input shapes; causal attention counts half; unfused scores count in full")
+        if any(row["formula"] and row["formula"].endswith(MAY_HIDE) for row in rows):
+            said.append("attention counts in full where the trace does not hold what its mask hides (column formula)")
         if _by_host(trace):
             said.append("rates are by the host's time: right for operators that compute on the CPU")
     return said

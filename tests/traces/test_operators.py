@@ -129,6 +129,31 @@ def test_flops_of_a_recorded_step_equal_those_of_pytorch(tmp_path: Path) -> None
     assert "rates are by the host's time" in text
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_model_flops_of_a_recorded_attention_are_those_of_its_causality(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], masked: bool
+) -> None:
+    import torch
+
+    from cs_systems.traces.operator_table import flops_of_outermost
+
+    q, mask = torch.randn(1, 2, 8, 4, requires_grad=True), torch.ones(8, 8, dtype=torch.bool).tril()
+    with torch.profiler.profile(record_shapes=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        attend(q, q, q, **({"attn_mask": mask} if masked else {"is_causal": True})).sum().backward()
+    path = tmp_path / "cpu.json"
+    profiler.export_chrome_trace(str(path))
+    trace = read(path)
+    assert trace.operators is not None
+    whole = 3 * 4 * 2 * 8 * 8 * 4
+    assert flops_of_outermost(trace.operators).sum() == (whole if masked else whole / 2)
+    capsys.readouterr()
+    assert main(["analyze", str(path), "--table", "operators"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "FLOPs: model FLOPs by input shapes; causal attention counts half; unfused scores count in full" in text
+    assert ("attention counts in full where the trace does not hold what its mask hides" in text) == masked
+
+
 def test_operators_without_kernels_and_ranges_are_a_step(write_trace: WriteTrace) -> None:
     """The rate is unknown on a machine with a GPU, where the host's time is that of launches."""
     path = write_trace(
