@@ -3,7 +3,8 @@
 Method: q, k and v are one packed fp16 tensor (batch, seq, 3, heads, emb / heads), no dropout. A step is forward, then
 backward; after warm-up `repeats` steps are timed, each phase by the device's clock with the launches hidden, and their
 means are reported. FLOPs by convention: forward 4·B·S²·H·d, halved when causal; backward 2.5 times that; together 3.5
-times that over the sum of both means. Memory: the allocator's peak from before qkv is made, in MiB; null where unknown.
+times that over the sum of both means: flash-attention's benchmark, unlike the model FLOPs of cs_systems, credits the
+scores that backward computes again. Memory: the allocator's peak from before qkv is made, in MiB; null where unknown.
 Output: a JSON file; beside the numbers stand the inputs, all samples, the environment and the predicted memory. What
 does not fit the device gives nulls and the status "oom". Exit status 2 where the call cannot be measured here.
 

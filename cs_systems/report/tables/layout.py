@@ -157,8 +157,7 @@ LEGENDS = {
 
 # Replacements of a legend for workloads from outside the package.
 COUNTED = {
-    "model_flops_per_s": "model FLOP/s: FLOPs as counted, or as the workload declares them, / time; causal attention "
-    "counts half",
+    "model_flops_per_s": "model FLOP/s: FLOPs as counted or declared / time; causal attention counts half",
     "hardware_flops_per_s": "executed FLOP/s: all FLOPs, with recomputation, / time",
 }
 OF_RANKS = {  # additions to a legend if a step has several ranks
