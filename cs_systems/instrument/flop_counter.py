@@ -98,12 +98,9 @@ class FlopCounter(TorchDispatchMode):
             is_again: Returns whether the operation repeats one, so that it is not credited.
             algorithm: As in `attention_flops`.
         """
-        from torch.utils.flop_counter import flop_registry  # imports triton, which not every worker needs
-
         super().__init__()
         self.model, self.hardware, self.unknown = Counter[Hashable](), Counter[Hashable](), 0
         self._keys, self._is_again, self._algorithm = keys, is_again, algorithm
-        self._formulas = {**flop_registry, **{op: _of_shapes(count) for op, count in EXTRA.items()}}
         self._memories: dict[int, _Memory] = {}
         self._calls = _Calls()
 
@@ -123,7 +120,8 @@ class FlopCounter(TorchDispatchMode):
         name = packet.__name__
         if name in _OF_SIZES and func.namespace in ("aten", "prim"):
             return NotImplemented
-        if packet not in self._formulas and not is_attention(func) and func is not torch.ops.prim.device.default:
+        formula = _formula(packet)
+        if formula is None and not is_attention(func) and func is not torch.ops.prim.device.default:
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -131,7 +129,7 @@ class FlopCounter(TorchDispatchMode):
         result = func(*args, **kwargs)
         if is_attention(func):
             self._count(attention_flops(func, args, kwargs, self._algorithm))
-        elif formula := self._formulas.get(packet):
+        elif formula is not None:
             flops = formula(*args, **kwargs, out_val=result)
             self._product(flops, _tensors((args, kwargs)), _tensors(result))
         elif name in _SOFTMAX and func.namespace == "aten":
@@ -216,6 +214,21 @@ class FlopCounter(TorchDispatchMode):
         if key not in self._memories:
             weakref.finalize(storage, self._memories.pop, key, None).atexit = False
         self._memories[key] = memory
+
+
+def executed_flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Return the FLOPs that one call of an operator executes; 0 where it has no formula."""
+    if is_attention(func):
+        return attention_flops(func, args, kwargs, None).hardware
+    formula = _formula(func.overloadpacket)
+    return 0 if formula is None else formula(*args, **kwargs, out_val=result)
+
+
+def _formula(packet: Any) -> Callable[..., int] | None:
+    """Return the FLOPs of an operator from its arguments and `out_val`; None of one without products, and attention."""
+    from torch.utils.flop_counter import flop_registry  # imports triton, which not every worker needs
+
+    return _of_shapes(EXTRA[packet]) if packet in EXTRA else flop_registry.get(packet)
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from cs_systems.config import Phase
 from cs_systems.core.rows import ForecastPhase
 from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES, Block, CachingAllocator
 from cs_systems.instrument import convolutions
+from cs_systems.instrument.flop_counter import executed_flops
 
 BUILT = "built"
 PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE = "parameters", "buffers", "gradients", "optimizer_state"
@@ -93,8 +93,7 @@ class StorageTracker(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = _run(func, args, kwargs or {})
-        if count := flop_registry.get(func.overloadpacket):
-            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        self.flops += executed_flops(func, args, kwargs or {}, result)
         results = [tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor)]
         for tensor in results:
             self.add(tensor)

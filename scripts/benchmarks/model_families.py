@@ -355,16 +355,17 @@ def one(case: Case, how: str, steps: int, device: Device) -> Row:
         for _ in range(WARMUP):
             step()
         seen = recorded(step, device)
-    mine = sum(phase.hardware_flops or 0 for phase in cost.phases.values())
+    model = sum(phase.model_flops or 0 for phase in cost.phases.values())
+    executed = sum(phase.hardware_flops or 0 for phase in cost.phases.values())
     of_peak = peak_flops(device.name, "bf16")
     return seen | {
         "parameters": sum(p.numel() for p in step.model.parameters()),
         "modules": len(cost.modules),
-        "flops": mine,
+        "flops": model,
         "counter_flops": counted,
-        "flops_to_counter": mine / counted if counted else None,
+        "flops_to_counter": executed / counted if counted else None,
         "step_s": step_s,
-        "mfu": mine / step_s / of_peak.per_s if of_peak else None,
+        "mfu": model / step_s / of_peak.per_s if of_peak else None,
         "peak_bytes": peak,
     }
 
