@@ -51,6 +51,7 @@ _OPERATORS = {
     "torch_attn::_varlen_attn_out": _Operator("sdpa_flash", "lower_right", by_position=True),
     "flash_attn::_flash_attn": _Operator("flash_attn", "lower_right", by_position=True),
     "flash_attn::_flash_attn_varlen": _Operator("flash_attn", "lower_right", by_position=True),
+    "flash_attn_3::_flash_attn": _Operator("flash_attn", "lower_right", by_position=True),
     **{f"cs_systems::{name}": _Operator(name) for name in ("flash_torch", "flash_triton", "flash_cuda", "flash_gluon")},
 }
 _OTHER_NAMES = {

@@ -225,6 +225,37 @@ def test_packed_sequences_and_windows_of_fused_kernels(
     assert found.known
 
 
+_HEADS = torch.empty(B, H, S, D)
+
+
+@pytest.mark.parametrize("name", ["flash", "efficient", "cudnn", "fused_overrideable"])
+@pytest.mark.parametrize("how", ["causal", "mask", "bias", "whole"])
+@pytest.mark.parametrize("heads_kv", [H, 1])
+def test_fused_kernels_of_a_gpu_count_by_their_arguments(name: str, how: str, heads_kv: int) -> None:
+    """Forward and backward of every kernel of scaled_dot_product_attention, which need no GPU to be counted."""
+    stem = (
+        "_scaled_dot_product_fused_attention_overrideable" if "_" in name else f"_scaled_dot_product_{name}_attention"
+    )
+    mask = {"mask": ~hidden(), "bias": torch.zeros(S, S).masked_fill(hidden(), -math.inf)}.get(how)
+    if mask is not None and name == "flash":
+        pytest.skip("it takes no mask")
+    twice = 2 * S * S if how == "whole" else CAUSAL
+    for operator, times in ((stem, 1), (f"{stem}_backward", 2)):
+        kernel = getattr(aten, operator).default
+        names = [argument.name for argument in kernel._schema.arguments]
+        given = {
+            "query": _HEADS,
+            "key": _HEADS[:, :heads_kv],
+            "value": _HEADS[:, :heads_kv],
+            "is_causal": how == "causal",
+        }
+        found = attention_flops(kernel, (), {**dict.fromkeys(names), **given, "attn_bias": mask}, None)
+        assert found.model == times * 2 * B * H * D * twice
+        whole = 2 * B * H * D * 2 * S * S
+        assert found.hardware >= (whole if mask is not None else found.model)
+        assert found.known
+
+
 NAMES = [name for name in plugins.names("attention") if name not in ("flex", "compiled")]
 ALGORITHMS = {name: plugins.get("attention", name).algorithm for name in plugins.names("attention")}
 
