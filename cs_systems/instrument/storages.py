@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cs_systems.config import Phase
 from cs_systems.core.rows import ForecastPhase
@@ -34,10 +34,15 @@ _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "linea
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    if func is torch.ops.aten._grouped_mm.default and isinstance(args[0], FakeTensor):
+    name = func.overloadpacket.__name__
+    if name == "_grouped_mm" and isinstance(args[0], FakeTensor):
         # Its fake form only takes bf16, and its kernels other dtypes too.
         low = [a.bfloat16() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
         return func(*low, **kwargs).to(args[0].dtype)
+    if name in _ATTENTION and not any(isinstance(a, FakeTensor) or (isinstance(a, Tensor) and a.is_cuda) for a in args):
+        # A CPU has no such kernel: tensors of the same sizes, with zeros, stand for its results.
+        sizes = func(*tree_map_only(Tensor, lambda tensor: tensor.to("meta"), args), **kwargs)
+        return tree_map_only(Tensor, lambda tensor: torch.zeros_like(tensor, device="cpu"), sizes)
     return func(*args, **kwargs)
 
 
@@ -46,22 +51,55 @@ def _padded_rows(query: Tensor, multiple: int = 128) -> int:
     return batch * heads * (length + -length % multiple)
 
 
-def _flash_backward(gradients: Any, output_gradient: Tensor, query: Tensor, *_: Any) -> int:
+def _repeated_gradients(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Return the bytes of the gradients of key and value for every query head, before those of a group are added."""
+    if query.shape[1] == key.shape[1]:
+        return 0
+    return (key.nbytes + value.nbytes) * query.shape[1] // key.shape[1]
+
+
+def _flash_backward(gradients: Any, output_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
     """Return the bytes of the query's gradient in fp32, and of one factor per row."""
-    return _padded_rows(query) * 4 * (query.shape[3] + -query.shape[3] % 32 + 1)
+    d_head = query.shape[3] + -query.shape[3] % 32
+    return _padded_rows(query) * 4 * (d_head + 1) + _repeated_gradients(query, key, value)
 
 
-def _flash_backward_any_device(gradients: Any, output_gradient: Tensor, query: Tensor, *rest: Any) -> int:
-    is_half = query.dtype in (torch.bfloat16, torch.float16)
-    return _flash_backward(gradients, output_gradient, query, *rest) if is_half else 4 * _padded_rows(query)
+def _cudnn_backward(gradients: Any, output_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
+    """Return the same for cuDNN, which pads neither: by the peaks of profiles/attention_h100."""
+    return query.numel() * 4 + _padded_rows(query, 1) * 4 + _repeated_gradients(query, key, value)
+
+
+def _efficient_backward(gradients: Any, output_gradient: Tensor, query: Tensor, *_: Any) -> int:
+    """Return the bytes of one factor per row, and in low precision of the query's gradient in fp32, in tiles of 64."""
+    accumulated = (
+        0 if query.dtype == torch.float32 else _padded_rows(query, 64) * (query.shape[3] + -query.shape[3] % 64)
+    )
+    return 4 * (_padded_rows(query, 1) + accumulated)
+
+
+def _safe_softmax(result: Tensor, *_: Any) -> int:
+    """Return the bytes of the softmax before its hidden rows are set to 0, and of a mask for that."""
+    return result.nbytes + result.numel()
+
+
+def _softmax_backward(result: Tensor, gradient: Tensor, *_: Any) -> int:
+    """Return the bytes of gradient × weights, which CUDA computes first."""
+    return gradient.nbytes
 
 
 # Name of an operation → bytes that CUDA's kernels allocate inside it, beside its result, from the result and the
-# arguments. The CPU's operator stands for flash attention, or for memory-efficient attention in fp32, where CUDA is
-# predicted on a machine without it.
+# arguments.
 LIBRARY_BYTES: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_backward_any_device,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_safe_softmax": _safe_softmax,
+    "_softmax_backward_data": _softmax_backward,
+}
+_ATTENTION = {
+    f"_scaled_dot_product_{kernel}_attention{suffix}"
+    for kernel in ("flash", "cudnn", "efficient")
+    for suffix in ("", "_backward")
 }
 
 

@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
 )
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -28,6 +27,7 @@ from cs_systems.config import ConfigError, Phase, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.rows import ForecastRow
 from cs_systems.instrument import recurrent, structure
+from cs_systems.instrument.known_values import RANDOM_CAVEAT, ValuedFakeMode, masks_are_read
 from cs_systems.instrument.like_cuda import like_cuda
 from cs_systems.instrument.storages import StorageTracker
 from cs_systems.machine.device import Device
@@ -88,12 +88,13 @@ def _forecast(config: RunConfig, fake: bool) -> ForecastRow:
     on_cuda, tf32 = config.device != "cpu", config.precision == Precision.TF32
     config = replace(config, device="cpu", precision=_SAME_TENSORS.get(config.precision, config.precision))
     tracker = StorageTracker("cpu", like_cuda=on_cuda, tf32=tf32)
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+    mode = ValuedFakeMode() if fake else nullcontext()
     with ExitStack() as stack:
         stack.enter_context(_quiet())
         if on_cuda:
             stack.enter_context(like_cuda())
         workload, step = _built(config, mode)
+        stack.enter_context(masks_are_read())
         stack.enter_context(mode)
         stack.enter_context(tracker)
         # The scale of the loss is a scalar, but its check reads a value.
@@ -118,7 +119,9 @@ def _forecast(config: RunConfig, fake: bool) -> ForecastRow:
         "phases": tracker.rows,
         "reads": sorted(workload.used),
         "stacks": _stacks(step.model),
-        "caveats": sorted(tracker.caveats) + [recurrent.CAVEAT] * (on_cuda and _is_recurrent(step.model)),
+        "caveats": sorted(tracker.caveats)
+        + [recurrent.CAVEAT] * (on_cuda and _is_recurrent(step.model))
+        + [RANDOM_CAVEAT] * (isinstance(mode, ValuedFakeMode) and mode.draws),
     }
 
 
@@ -149,7 +152,7 @@ def _check(config: RunConfig) -> None:
 
 def _built(config: RunConfig, mode: Any) -> tuple[ForeignWorkload, ModuleStep]:
     """Build the workload on fake tensors, or for real if its code needs values."""
-    if not isinstance(mode, FakeTensorMode):
+    if not isinstance(mode, ValuedFakeMode):
         return _workload(config)
     try:
         with mode, _without_values():
@@ -200,12 +203,12 @@ def _inputs(step: ModuleStep, mode: Any) -> list[Any]:
 
 def _fake(tensor: Tensor, mode: Any) -> Tensor:
     """Return the one fake tensor that stands for this tensor; itself if it is fake, or is to stay real."""
-    if isinstance(tensor, FakeTensor) or not isinstance(mode, FakeTensorMode):
+    if isinstance(tensor, FakeTensor) or not isinstance(mode, ValuedFakeMode):
         return tensor
-    return mode.from_tensor(tensor)
+    return mode.from_batch(tensor)
 
 
-def _make_fake(step: ModuleStep, mode: FakeTensorMode) -> None:
+def _make_fake(step: ModuleStep, mode: ValuedFakeMode) -> None:
     """Replace the parameters, buffers and batch of a step that was built for real; its optimizer follows."""
     replaced: dict[int, Tensor] = {}
     for module in step.model.modules():
