@@ -5,28 +5,44 @@ step, eager, with AdamW. A family that fails is listed with the reason. It takes
 
     python3 scripts/benchmarks/foreign_memory.py > profiles/foreign_memory/table.md
     python3 scripts/benchmarks/foreign_memory.py resnet unet lstm --precision tf32
+
+The families of `_held_out_families.py` are predicted first, on a machine without a GPU, and measured later:
+
+    python3 scripts/benchmarks/foreign_memory.py --freeze profiles/foreign_memory/frozen.json
+    python3 scripts/benchmarks/foreign_memory.py --measure profiles/foreign_memory/frozen.json > measured.jsonl
+    python3 scripts/benchmarks/foreign_memory.py --compare profiles/foreign_memory/frozen.json measured.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import gc
+import hashlib
+import importlib.metadata
+import json
+import statistics
+import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cs_systems.config import RunConfig
+from cs_systems.formulas import sdpa
 from cs_systems.machine.device import Device, resolve, set_float32_matmul
 from cs_systems.runtime.execute import build
 from cs_systems.runtime.forecast import STEPS, forecast
 
 MIB = 2**20
+HELD_OUT = Path(__file__).with_name("_held_out_families.py")
 LAYERS = 8
 HIDDEN = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": LAYERS, "num_attention_heads": 16}
 
@@ -158,18 +174,167 @@ FAMILIES = (
 )
 
 
-def measured(config: RunConfig, device: Device) -> int:
-    """Return the peak of the last training step in bytes. Raises whatever the model raises."""
+def measured(config: RunConfig, device: Device) -> dict[str, Any]:
+    """Return the peaks of the last training step in bytes, and what ran. Raises whatever the model raises."""
     set_float32_matmul(config.precision)
     workload = build(config, device)
+    peaks: dict[str, int] = {}
     for _ in range(STEPS):
         workload.prepare()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        for _, run in workload.step():
+        peaks = {}
+        for phase, run in workload.step():
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
             run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
+            torch.cuda.synchronize()
+            peaks[phase] = max(torch.cuda.max_memory_allocated(), peaks.get(phase, 0))
+    kernels = _Kernels()
+    workload.prepare()
+    for _, run in workload.step():
+        with kernels:
+            run()
+    return {
+        "peak_bytes": max(peaks.values()),
+        "phases": peaks,
+        "kernels": sorted(kernels.found),
+        "structure": structure(workload.model),  # type: ignore[attr-defined]
+    }
+
+
+class _Kernels(TorchDispatchMode):
+    """Kernels of scaled_dot_product_attention that run inside."""
+
+    NAMES = {f"_scaled_dot_product_{name}_attention": name for name in sdpa.KERNELS} | {"_safe_softmax": sdpa.MATH}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found |= {self.NAMES[name]} if (name := func.overloadpacket.__name__) in self.NAMES else set()
+        return func(*args, **(kwargs or {}))
+
+
+def structure(model: nn.Module) -> dict[str, Any]:
+    """Return the number of parameters and a hash of their shapes, which two versions of a library may change."""
+    shapes = sorted(tuple(parameter.shape) for parameter in model.parameters())
+    digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+    return {"parameters": sum(parameter.numel() for parameter in model.parameters()), "shapes": digest}
+
+
+def _config(name: str, precision: str, file: Path = Path(__file__)) -> RunConfig:
+    return RunConfig(workload=f"{file.resolve()}:{name}", precision=precision, device="cuda")
+
+
+def freeze(path: Path, precisions: list[str]) -> None:
+    """Write the predictions of the held-out families, with what they were made by."""
+    import _held_out_families as held_out
+
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "torch-geometric")}
+    rows = []
+    for name in (*held_out.NEW, *held_out.MENDED):
+        config = _config(name, precisions[0], HELD_OUT)
+        shapes = structure(getattr(held_out, name)(config, resolve("cpu"))[0])
+        for precision in precisions:
+            kernels: set[str] = set()
+            with patch.object(sdpa, "chosen", _noting(kernels)):
+                row = forecast(_config(name, precision, HELD_OUT))
+            rows.append(
+                {
+                    "family": name,
+                    "kind": "held out" if name in held_out.NEW else "mended before",
+                    "precision": precision,
+                    "peak_bytes": row["peak_bytes"],
+                    "phases": {p["phase"]: sum(p["peak_components"].values()) for p in row["phases"]},
+                    "reason": row["reason"],
+                    "caveats": row["caveats"],
+                    "kernels": sorted(kernels),
+                    "structure": shapes,
+                }
+            )
+            print(name, precision, _mib(row["peak_bytes"]), row["reason"] or "", sorted(kernels), flush=True)
+    made = {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit,
+        "batch_size": RunConfig().batch_size,
+        **versions,
+    }
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f'{{"made": {json.dumps(made)}, "rows": [\n{lines}\n]}}\n')
+
+
+def _noting(kernels: set[str]) -> Callable[..., str | None]:
+    choose = sdpa.chosen
+
+    def noted(*args: Any) -> str | None:
+        kernels.add((kernel := choose(*args)) or "none")
+        return kernel
+
+    return noted
+
+
+def measure(frozen: Path, device: Device, budget_s: float) -> None:
+    """Print a line of JSON for each frozen prediction: the measured peaks, or why there are none."""
+    started = time.perf_counter()
+    versions = {name: _version(name) for name in ("torch", "transformers", "torch-geometric")}
+    print(json.dumps({"device": device.name, "cudnn": torch.backends.cudnn.version(), **versions}), flush=True)
+    for row in json.loads(frozen.read_text())["rows"]:
+        found: dict[str, Any] = {"family": row["family"], "precision": row["precision"], "error": None}
+        began = time.perf_counter()
+        if began - started > budget_s:
+            found["error"] = f"not reached within {budget_s:g} s"
+        else:
+            try:
+                device.release_memory()
+                found |= measured(_config(row["family"], row["precision"], HELD_OUT), device)
+            except Exception as error:  # the other families go on
+                found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            gc.collect()
+        print(json.dumps(found | {"seconds": round(time.perf_counter() - began, 1)}), flush=True)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def compare(frozen: Path, measurement: Path) -> None:
+    """Print the table of frozen predictions and their measurement, and how far they are apart."""
+    predicted = json.loads(frozen.read_text())
+    machine, *lines = [json.loads(line) for line in measurement.read_text().splitlines() if line.startswith("{")]
+    found = {(line["family"], line["precision"]): line for line in lines}
+    made = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in predicted["made"].items())
+    print(f"Predicted: {made}.")
+    print(f"Measured: {', '.join(f'{name} {value}' for name, value in machine.items())}. MiB.\n")
+    print("| family | kind | precision | predicted | measured | error | attention | note |")
+    print("| --- | --- | --- | --: | --: | --: | --- | --- |")
+    errors: dict[str, list[tuple[float, str]]] = {}
+    for row in predicted["rows"]:
+        line = found.get((row["family"], row["precision"]), {"error": "not measured"})
+        notes = [f"not predicted: {row['reason']}"] * bool(row["reason"])
+        notes += [line["error"]] * bool(line["error"])
+        peak, error = line.get("peak_bytes"), ""
+        if peak and line["structure"] != row["structure"]:
+            notes.append("another model than predicted: " + str(line["structure"]["parameters"]) + " parameters")
+        elif peak and row["peak_bytes"]:
+            share = row["peak_bytes"] / peak - 1
+            errors.setdefault(row["kind"], []).append((share, f"{row['family']} {row['precision']}"))
+            error = f"{share:+.1%}"
+        ran = line.get("kernels", row["kernels"])
+        if ran != row["kernels"]:
+            notes.append(f"predicted with {', '.join(row['kernels']) or 'no attention'}")
+        attention = ", ".join(ran)
+        cells = [row["family"], row["kind"], row["precision"], _mib(row["peak_bytes"]), _mib(peak), error, attention]
+        print("| " + " | ".join([*cells, "; ".join(notes).replace("|", "/")]) + " |")
+    print()
+    for kind, values in errors.items():
+        worst, name = max(values, key=lambda pair: abs(pair[0]))
+        median = statistics.median(abs(share) for share, _ in values)
+        within = sum(abs(share) <= 0.05 for share, _ in values)
+        print(f"- {kind}: {within} of {len(values)} within 5%, median error {median:.1%}, worst {worst:+.1%} ({name})")
 
 
 def main() -> None:
@@ -177,29 +342,42 @@ def main() -> None:
     parser.add_argument("families", nargs="*", default=FAMILIES, help=f"default: {' '.join(FAMILIES)}")
     parser.add_argument("--precision", nargs="*", default=("fp32", "bf16"), help="default: fp32 bf16")
     parser.add_argument("--budget-s", type=float, default=170, help="start no further family after this time")
+    parser.add_argument("--freeze", type=Path, metavar="FILE", help="write predictions of held-out families")
+    parser.add_argument("--measure", type=Path, metavar="FROZEN", help="measure what was predicted, as lines of JSON")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar=("FROZEN", "MEASURED"), help="print their table")
     args = parser.parse_args()
-    device = resolve("auto")
-    started = time.perf_counter()
+    if args.freeze:
+        freeze(args.freeze, args.precision)
+    elif args.compare:
+        compare(*args.compare)
+    elif args.measure:
+        measure(args.measure, resolve("auto"), args.budget_s)
+    else:
+        _predict_and_measure(args.families, args.precision, args.budget_s)
+
+
+def _predict_and_measure(families: list[str], precisions: list[str], budget_s: float) -> None:
+    device, started = resolve("auto"), time.perf_counter()
     print(f"{device.name}, torch {torch.__version__}; batch 4; MiB\n")
     print("| family | precision | predicted | measured | predicted / measured | at the peak | note |")
     print("| --- | --- | --: | --: | --: | --- | --- |")
-    for name in args.families:
-        for precision in args.precision:
-            if time.perf_counter() - started > args.budget_s:
-                print(f"| {name} | {precision} | | | | | not reached within {args.budget_s:g} s |", flush=True)
+    for name in families:
+        for precision in precisions:
+            if time.perf_counter() - started > budget_s:
+                print(f"| {name} | {precision} | | | | | not reached within {budget_s:g} s |", flush=True)
                 continue
             print(_line(name, precision, device), flush=True)
 
 
 def _line(name: str, precision: str, device: Device) -> str:
-    config = RunConfig(workload=f"{Path(__file__).resolve()}:{name}", precision=precision, device="cuda")
+    config = _config(name, precision)
     row, peak, notes = forecast(config), None, []
     if row["reason"]:
         notes.append(f"not predicted: {row['reason']}")
     if device.is_cuda:
         try:
             device.release_memory()
-            peak = measured(config, device)
+            peak = measured(config, device)["peak_bytes"]
         except Exception as error:  # the other families go on
             notes.append(f"not measured: {type(error).__name__}: {error}")
         gc.collect()
