@@ -110,7 +110,7 @@ def _attention(
         scale = query.shape[-1] ** -0.5
     with torch.autocast("cpu", enabled=False):
         if kernel == sdpa.MATH:
-            return _unfused(query, key, value, mask, dropout_p, is_causal, scale)
+            return _unfused(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
         output: Tensor
         if kernel == sdpa.FLASH:
             padding = -query.shape[-1] % 8
@@ -129,7 +129,14 @@ def _attention(
 
 
 def _unfused(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+    enable_gqa: bool,
 ) -> Tensor:
     """Run attention that keeps its scores: in fp32 for low precision, with the key heads of groups repeated.
 
@@ -142,7 +149,7 @@ def _unfused(
     if is_causal:
         seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
         mask = torch.where(seen, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))
-    if query.dim() > 2 and query.shape[-3] != key.shape[-3]:
+    if enable_gqa and query.shape[-3] != key.shape[-3]:  # without it, products broadcast a single key head
         key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) for tensor in (key, value))
     scores = query @ (key.transpose(-2, -1) * scale**0.5)
     if mask is not None:

@@ -80,18 +80,16 @@ def test_unfused_attention_widens_low_precision_and_keeps_a_mask_of_bytes(dropou
     assert sorted(scores.values()) == ["torch.bool"] * bool(dropout) + ["torch.float32"] * (2 if dropout else 1)
 
 
-@pytest.mark.parametrize("case", ["causal", "mask", "grouped", "scale"])
+@pytest.mark.parametrize("case", ["causal", "mask", "grouped", "broadcast", "scale"])
 def test_unfused_attention_is_that_of_torch(case: str) -> None:
     torch.manual_seed(0)
-    query, key, value = (
-        _tensor(),
-        _tensor(2 if case == "grouped" else HEADS),
-        _tensor(2 if case == "grouped" else HEADS),
-    )
+    key_heads = {"grouped": 2, "broadcast": 1}.get(case, HEADS)
+    query, key, value = _tensor(), _tensor(key_heads), _tensor(key_heads)
     given: dict[str, Any] = {
         "causal": {"is_causal": True},
         "mask": {"attn_mask": torch.rand(LENGTH, LENGTH) > 0.3},
         "grouped": {"enable_gqa": True},
+        "broadcast": {},
         "scale": {"scale": 0.3},
     }[case]
     right = F.scaled_dot_product_attention(query, key, value, **given)
