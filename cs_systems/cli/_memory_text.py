@@ -60,8 +60,10 @@ def print_memory(record: RunRecord, folder: Path) -> None:
     if rows := tables.get("memory_phases"):
         shown = [name for name in SHOWN if name in ("step", "phase") or any(row[name] is not None for row in rows)]
         notes = [note for name, note in NOTES.items() if name in shown]
+        reasons = [row["reason"] for row in results.get("memory_unpredicted", ())]
         if record.run_config.compile != "none":
-            notes.append(f"no prediction: {COMPILED}")
+            reasons = reasons or [COMPILED]
+        notes += [f"predicted memory: unknown; {reason}" for reason in reasons]
         titles = SHOWN if "allocated_bytes" in shown else SHOWN | PREDICTED_ALONE
         print_table([{name: row[name] for name in shown} for row in rows], title, notes, titles)
     if predicted := results.get("memory_components"):

@@ -588,6 +588,12 @@ class ForecastComponentRow(TypedDict):
     peak_bytes: int
 
 
+class UnpredictedRow(TypedDict):
+    """Reason that no memory was predicted, and what to do, in `memory_unpredicted`."""
+
+    reason: str
+
+
 class ForecastRow(TypedDict):
     """Prediction of a training step by running it on fake tensors; `reason` says why it could not run."""
 
@@ -883,6 +889,7 @@ class Results(TypedDict, total=False):
     memory_phases: list[MemoryPhaseRow]
     memory_components: list[MemoryComponentRow]
     memory_forecast: list[ForecastComponentRow]
+    memory_unpredicted: list[UnpredictedRow]
     memory_parts: list[MemoryPartRow]
     memory_ranges: list[MemoryRangeRow]
     memory_ranges_of: list[MemoryRangesOf]

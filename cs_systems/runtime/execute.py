@@ -386,7 +386,7 @@ def _forecast(cell: _Cell, device: Device) -> Results:
     row = forecast(replace(cell.config, device="cuda" if device.is_cuda else "cpu"))
     cell.predicted_peak_bytes = row["peak_bytes"]
     if row["reason"] is not None:
-        print(f"no memory was predicted: {row['reason']}", file=sys.stderr)  # noqa: T201
+        return {"memory_unpredicted": [{"reason": row["reason"]}]}
     return {
         "memory_forecast": [
             {

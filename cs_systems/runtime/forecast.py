@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -57,17 +59,29 @@ def forecast(config: RunConfig, *, fake: bool = True) -> ForecastRow:
     except (Unavailable, ConfigError) as error:
         return _unknown(str(error))
     except _OF_DATA as error:
+        where = _where(error) or "the code of the step"
         return _unknown(
-            f"the model's code reads values of tensors ({error.func}), but the prediction runs on tensors without "
-            "values; measure the memory with cs-systems memory at several batch sizes instead"
+            f"{where} reads values of tensors ({error.func}), but the prediction runs on tensors without values; "
+            "measure the memory with cs-systems memory at several batch sizes instead"
         )
     except Exception as error:  # whatever the user's code raises under fake tensors
         first, *_ = str(error).splitlines() or [""]
+        where = f" in {place}" if (place := _where(error)) else ""
         return _unknown(
-            "the step fails on tensors without values, on which the prediction runs "
+            f"the step fails{where} on tensors without values, on which the prediction runs "
             f"({type(error).__name__}: {first}); correct the model if it also fails when trained, or measure the "
             "memory with cs-systems memory at several batch sizes"
         )
+
+
+def _where(error: BaseException) -> str | None:
+    """Return the method of the innermost module that raised, with its file and line; None outside of modules."""
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module, code = frame.f_locals.get("self"), frame.f_code
+        if isinstance(module, nn.Module) and code.co_filename != nn.modules.module.__file__:
+            place = f"{type(module).__name__}.{code.co_name} ({Path(code.co_filename).name}, line {line})"
+    return place
 
 
 def _unknown(reason: str) -> ForecastRow:

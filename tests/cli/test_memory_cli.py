@@ -195,6 +195,30 @@ def test_compiled_model_has_no_predicted_column(tmp_path: Path, capsys: pytest.C
     assert "–" not in kept
 
 
+ROUTED = """
+import torch
+from torch import nn
+class Routed(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y[y[:, 0] > 0]
+def routed(config, device): return Routed(4, 4), torch.randn(8, 4)
+"""
+
+
+def test_memory_that_was_not_predicted_has_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(ROUTED)
+    words = ["memory", "--workload", f"{tmp_path}/mine.py:routed", "--device", "cpu", "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    said = "Routed.forward (mine.py, line 7) reads values of tensors (aten.nonzero.default), but the prediction runs on"
+    assert f"predicted memory: unknown; {said}" in printed
+    (record,) = read_records(tmp_path / "run")[0]
+    ((reason,),) = (row.values() for row in record.results["memory_unpredicted"])
+    assert reason.startswith(said)
+    assert "memory_forecast" not in record.results
+
+
 def test_sentences_wrap_at_terminal_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(_memory_text, "terminal_width", lambda: 80)
     assert main(["memory", "--size", "2.7B", "--context-length", "2048", "--fits", "80GiB"]) == 0
