@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.checkpoint_plan import ONE_OPERATOR
+from cs_systems.formulas import sdpa
 from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm, recomputed_flops
 from cs_systems.formulas.memory.allocator import MIB
 from cs_systems.formulas.memory.model import step_memory
@@ -53,6 +54,16 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
     return DECLARED.get(name, TILED)
 
 
+def _refusal(name: str, config: RunConfig) -> str | None:
+    """Return why PyTorch's kernel that the backend forces does not run the model's attention; None if it does."""
+    if (kernel := name.removeprefix("sdpa_")) not in sdpa.KERNELS or kernel == name:
+        return None
+    model, length = config.model, config.tokens_per_sequence
+    shape = (config.batch_size, model.num_heads, length, model.d_head)
+    dtype = {Precision.FP16: "float16"}.get(config.precision, "bfloat16") if config.precision in HALF else "float32"
+    return sdpa.refusal(kernel, sdpa.SdpaCall((dtype, dtype, dtype), shape, shape, shape, is_causal=True), sdpa.Gpu())
+
+
 def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] | None:
     """Return (the config on the record's device, its attention algorithm), or None where no formula holds.
 
@@ -70,7 +81,14 @@ def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] 
 
 
 def needed_bytes(config: RunConfig) -> int:
-    """Return the device memory that `config` needs: the predicted peak and the CUDA context, in bytes."""
+    """Return the device memory that `config` needs: the predicted peak and the CUDA context, in bytes.
+
+    Raises:
+        ConfigError: the attention is a kernel of PyTorch that does not run the model's calls on a GPU, or unknown.
+    """
+    if config.device != "cpu" and (reason := _refusal(config.attention, config)):
+        name = config.attention
+        raise ConfigError(f"attention {name} cannot run this model on a GPU: {reason}; use flash_triton or naive")
     return step_memory(config, algorithm_of(config)).peak_bytes + CONTEXT_BYTES
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -153,6 +154,13 @@ def test_memory_of_custom_attention_is_rejected() -> None:
         ConfigError, match=r"the memory that attention json:loads needs is unknown; use a built-in backend"
     ):
         algorithm_of(RunConfig(attention="json:loads"))
+
+
+def test_kernel_that_cannot_run_the_model_is_not_predicted() -> None:
+    fields: dict[str, Any] = {"model": preset("small"), "device": "cuda", "attention": "sdpa_flash"}
+    with pytest.raises(ConfigError, match="attention sdpa_flash cannot run this model on a GPU: query, key and value"):
+        fits(RunConfig(precision=Precision.FP32, **fields), 24 * GIB)
+    assert fits(RunConfig(precision=Precision.BF16, **fields), 24 * GIB).fits
 
 
 def test_fitting_config_has_no_changes_and_exact_largest_sizes() -> None:
