@@ -139,6 +139,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "profiles/foreign_memory/table.md": (
         *("cs_systems/runtime/forecast.py", "cs_systems/instrument/like_cuda.py", "cs_systems/instrument/storages.py"),
         *("cs_systems/instrument/convolutions.py", "cs_systems/instrument/recurrent.py"),
+        *("cs_systems/instrument/known_values.py", "cs_systems/formulas/sdpa.py"),
         *("cs_systems/formulas/memory/allocator.py", "scripts/benchmarks/foreign_memory.py"),
     ),
     "profiles/memory_prediction/speed.md": (
