@@ -7,7 +7,7 @@ Activations have no values, so what depends on parameters cannot be read.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -44,11 +44,12 @@ class ValuedFakeMode(FakeTensorMode):
         return is_small and t.layout is torch.strided and not self.is_our_fake(t) and t.device.type == "cpu"
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
+        kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
+        if not name.startswith("lift"):  # torch.tensor calls these with a real tensor
+            args, kwargs = tree_map_only(Tensor, self._known, (tuple(args), kwargs))
         made = super().__torch_dispatch__(func, types, args, kwargs)
-        name = func.overloadpacket.__name__
         if name not in _CREATORS or not isinstance(made, FakeTensor) or made.constant is not None:
             return made
         if made.numel() > (1 if made.is_floating_point() else _MOST) or made.device.type != "cpu":
@@ -67,6 +68,9 @@ class ValuedFakeMode(FakeTensorMode):
             with _disable_current_modes():
                 self._with_values(fake, tensor.detach().clone())
         return fake
+
+    def _known(self, tensor: Tensor) -> Tensor:
+        return self.from_batch(tensor) if type(tensor) is Tensor and self.may_turn_const(tensor) else tensor
 
     def _with_values(self, fake: FakeTensor, real: Tensor) -> FakeTensor:
         fake.constant = real

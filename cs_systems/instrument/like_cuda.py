@@ -83,7 +83,8 @@ def _attention(
     """Run the kernel that CUDA would take. Source: aten/src/ATen/native/transformers/attention.cpp."""
     if torch.is_autocast_enabled("cpu"):
         low = torch.get_autocast_dtype("cpu")
-        query, key, value, attn_mask = (_cast(tensor, low) for tensor in (query, key, value, attn_mask))
+        query, key, value = (_cast(tensor, low) for tensor in (query, key, value))
+        attn_mask = None if attn_mask is None else _cast(attn_mask, low)
     tensors = (query, key, value)
     trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     call = sdpa.SdpaCall(
@@ -257,10 +258,9 @@ def _name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _cast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the tensor as autocast gives it to an operation in low precision."""
-    is_cast = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
-    return tensor.to(dtype) if tensor is not None and is_cast else tensor
+    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
 def _is_by_class(args: tuple[Any, ...]) -> bool:
