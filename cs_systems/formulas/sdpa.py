@@ -30,7 +30,7 @@ class Gpu:
 
     @property
     def prefers_cudnn(self) -> bool:
-        """Return whether cuDNN is asked first: on Hopper and Blackwell from cuDNN 9.15.1 on; elsewhere it is not asked."""
+        """Return whether cuDNN is asked first: from 9.15.1 on, on Hopper and Blackwell; elsewhere it is not asked."""
         return self.cudnn > 91500 and self.capability[0] in (9, 10)
 
 
