@@ -17,6 +17,7 @@ import runpy
 import sys
 import types
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,7 @@ def conclude(records: list[Any], out: str, status: int) -> None:
         print(f"cs-systems: nothing was recorded, because {_why_nothing(status)}", file=sys.stderr)
         return
     from cs_systems.cli._output import terminal_width
+    from cs_systems.cli.profile import print_of_host
     from cs_systems.core.printable import labelled_command, visible
     from cs_systems.diagnosis import diagnose
     from cs_systems.report.diagnoses import text
@@ -162,7 +164,11 @@ def conclude(records: list[Any], out: str, status: int) -> None:
     files = [f"{what}: {Path(out, name)}" for record in records for what, name in record.artifacts.items()]
     where = "\n".join(map(visible, [*files, f"records: {out}/records.jsonl"]))
     report = labelled_command("report:", ("cs-systems", "report", out), text_width(width))
-    print(f"\n{first}{table}\n{where}\n{report}", file=sys.stderr)
+    with redirect_stdout(sys.stderr):
+        print(f"\n{first}{table}")
+        for record in records:
+            print_of_host(record)
+        print(f"{where}\n{report}")
 
 
 def _why_nothing(status: int) -> str:

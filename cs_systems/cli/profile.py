@@ -119,11 +119,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
     for row in results.get("overhead", ()):
         say(overhead(record, row))
     if "coverage" not in results:  # a caveat of the record gives the reason
-        of_hosts = [n for n in ("ranges", "operators") if n in results]
-        if of_hosts and (steps := len(record.measurement.timed) if record.measurement else 0) > 1:
-            print(f"The tables are means over all {steps} steps")
-        for of_host in of_hosts:
-            print(table_text(CAPTIONS[of_host], as_tables(results)[of_host][:TOP], SHOWN[of_host], []))
+        print_of_host(record)
         _print_artifacts(record, folder)
         return
     noted = results["notes"]
@@ -140,6 +136,15 @@ def print_profile(record: RunRecord, folder: Path) -> None:
         notes = [note["note"] for note in noted if note["table"] == name]
         print(table_text(modules.CAPTIONS[name], as_tables(results)[name], modules.SHOWN[name], notes))
     _print_artifacts(record, folder)
+
+
+def print_of_host(record: RunRecord) -> None:
+    """Print the tables of a record whose trace holds no kernel, if it has one: the ranges and operators of the host."""
+    of_host = [n for n in ("ranges", "operators") if n in record.results and "coverage" not in record.results]
+    if of_host and (steps := len(record.measurement.timed) if record.measurement else 0) > 1:
+        print(f"The tables are means over all {steps} steps")
+    for name in of_host:
+        print(table_text(CAPTIONS[name], as_tables(record.results)[name][:TOP], SHOWN[name], []))
 
 
 def _print_artifacts(record: RunRecord, folder: Path) -> None:

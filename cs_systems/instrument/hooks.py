@@ -78,8 +78,9 @@ def annotate_model(
         if is_compiled and module._compiled_call_impl is not None:
             handles.append(_CompiledCall(module, ranges, name))
             continue
+        # Opened last and closed first, because a range must end inside of those that other hooks have opened.
         handles.append(module.register_forward_pre_hook(_opens(ranges, name)))
-        handles.append(module.register_forward_hook(_closes(ranges), always_call=True))
+        handles.append(module.register_forward_hook(_closes(ranges), always_call=True, prepend=True))
     return Annotations(handles)
 
 
@@ -201,7 +202,7 @@ class BackwardRanges:
 
     def push(self, name: str) -> None:
         thread = self._thread
-        if name == Phase.FORWARD:  # a new graph
+        if name == STEP or (name == Phase.FORWARD and all(each != STEP for each, _ in thread.open)):  # a new graph
             thread.numbers.clear()
             thread.labels.clear()
         self._ranges.push(name)

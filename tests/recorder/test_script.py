@@ -71,6 +71,7 @@ def test_script_is_profiled_and_stopped(tmp_path: Path) -> None:
     timed, profiled, snapshot = read_records(tmp_path)[0]
     assert "few-samples" not in [c.code for c in timed.warnings if "were timed" in c.message]
     assert {"step", "forward", "backward", "clip"} <= {row["range"] for row in profiled.results["ranges"]}
+    assert done.stderr.count("ranges by CPU time, per step\n") == 1, "the tables that profile prints"
     for name in ("trace", "page"):
         assert f"\n{name}: {tmp_path / profiled.artifacts[name]}\n" in done.stderr
     assert f"'{tmp_path}'" in done.stderr, "the command can be copied"

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
+from cs_systems import Recorder
+from cs_systems.core.rows import as_tables
 from cs_systems.record import RunRecord, read_records
 from cs_systems.recorder.unedited import ScriptRecorder
 from tests import forks
@@ -121,6 +123,43 @@ def test_profile_of_a_stopped_script_may_wait_for_the_device_at_its_end(
         STYLES["scaler"]()
     recorder.close()
     assert [(r.status, r.config["profiler"]) for r in recorder.records] == [("ok", "none"), ("ok", "kineto")]
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = styles.two_layers(4), torch.nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(inputs))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("is_script", [True, False])
+def test_profile_names_modules_in_forward_and_backward(is_script: bool, calls: int, tmp_path: Path) -> None:
+    model = Blocks()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        torch.stack([model(torch.randn(3, 4)).pow(2).mean() for _ in range(calls)]).sum().backward()
+        optimizer.step()
+
+    options = {"out": tmp_path, "warmup": 1, "steps": 1, "profile": "kineto", "profile_steps": 2}
+    if is_script:
+        recorder: Recorder = ScriptRecorder("script", **options)
+        for _ in range(6):
+            step()
+        recorder.close()
+    else:
+        with Recorder(model, optimizer, **options) as recorder:
+            for _ in range(6):
+                with recorder.step():
+                    step()
+    rows = {(row["phase"], row["range"]): row for row in as_tables(recorder.records[1].results)["ranges"]}
+    for phase in ("forward", "backward"):
+        assert {name for where, name in rows if where == phase} >= {"Blocks", "first.0", "first.1", "second"}
+        assert rows[phase, "second"]["calls_per_step"] == calls
+    assert rows["loss", "loss"]["calls_per_step"] > 0
 
 
 def samples(record: RunRecord) -> tuple[object, ...]:
