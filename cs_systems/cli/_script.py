@@ -15,14 +15,18 @@ import os
 import random
 import runpy
 import sys
+import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from cs_systems.cli import EXIT_INTERRUPTED
+from cs_systems.cli._children import Children, before
 from cs_systems.core import origin
+from cs_systems.core.printable import visible
+from cs_systems.core.validation import shown
 
 
 class _AtImportOfTorch(importlib.abc.MetaPathFinder):
@@ -69,16 +73,43 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     _restore_streams(options.pop("streams", ()))
     handover = options.pop("handover", None)
     recorders: list[Any] = []
+    children = Children()
 
     def begin() -> None:
         from cs_systems.recorder.unedited import ScriptRecorder
 
+        children.watch()
         recorders.append(ScriptRecorder(**options, waits_for_nsys=handover is not None))
 
     if "torch" in sys.modules:  # a .pth file or sitecustomize imports it in every process
         begin()
     else:
         sys.meta_path.insert(0, _AtImportOfTorch(begin))
+    process, is_left = os.getpid(), False
+
+    def leave(status: int, error: BaseException | None = None, replaced_by: str | None = None) -> None:
+        """Leave the records of this process, once; a fork of it has none."""
+        nonlocal is_left
+        if is_left or os.getpid() != process:
+            return
+        is_left = True
+        state = random.getstate()  # what is imported for the report draws from it
+        for recorder in recorders:
+            recorder.close(error)
+        if is_first_rank():
+            records = [record for recorder in recorders for record in recorder.records]
+            failure = next((recorder.failure for recorder in recorders if recorder.failure), None)
+            why = failure or why_nothing(status, children.remedy(), replaced_by)
+            _leave(records, handover, options["out"], why)
+            for later in filter(None, (recorder.later_training() for recorder in recorders)):
+                print(f"cs-systems: {later}", file=sys.stderr)
+        random.setstate(state)
+
+    def leave_line() -> None:
+        if os.getpid() == process and any(recorder.records for recorder in recorders):
+            print(f"cs-systems: the script ended; records: {options['out']}/records.jsonl", file=sys.stderr)
+
+    _watch_ends(leave, leave_line)
     failed: BaseException | None = None
     status = 0
     try:
@@ -95,19 +126,24 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         raise
     finally:
         sys.stdout.flush()
-        state = random.getstate()  # what is imported for the report draws from it
-        for recorder in recorders:
-            recorder.close(failed)
-        if is_first_rank():
-            for failure in filter(None, (recorder.failure for recorder in recorders)):
-                print(f"cs-systems: nothing was recorded: {failure}", file=sys.stderr)
-                break
-            else:
-                records = [record for recorder in recorders for record in recorder.records]
-                _leave(records, handover, options["out"], status)
-            for later in filter(None, (recorder.later_training() for recorder in recorders)):
-                print(f"cs-systems: {later}", file=sys.stderr)
-        random.setstate(state)
+        leave(status, failed)
+
+
+def _watch_ends(leave: Callable[..., None], leave_line: Callable[[], None]) -> None:
+    """Call `leave` before the script ends its process without an exception: by os._exit or by another program.
+
+    In another thread, which may be a watchdog's, call `leave_line` instead: the device that `leave` waits for may hang.
+    """
+    main = threading.get_ident()
+
+    def exits(status: int = 0) -> None:
+        leave(status) if threading.get_ident() == main else leave_line()
+
+    def replaces(path: Any, *_: Any) -> None:
+        leave(0, None, os.fsdecode(path)) if threading.get_ident() == main else leave_line()
+
+    for name, ends in (("_exit", exits), ("execv", replaces), ("execve", replaces)):
+        before(os, name, ends)
 
 
 def _become(argv: list[str]) -> None:
@@ -134,10 +170,10 @@ def _of_script(error: Exception) -> types.TracebackType | None:
     return trace
 
 
-def _leave(records: list[Any], handover: str | None, out: str, status: int) -> None:
+def _leave(records: list[Any], handover: str | None, out: str, why_nothing: str) -> None:
     """Print the table of the records, or leave them for the process that waits for nsys."""
     if handover is None:
-        conclude(records, out, status)
+        conclude(records, out, why_nothing)
         return
     from cs_systems.record import append_record
 
@@ -146,14 +182,14 @@ def _leave(records: list[Any], handover: str | None, out: str, status: int) -> N
     Path(handover).touch()
 
 
-def conclude(records: list[Any], out: str, status: int) -> None:
-    """Print the table of the records to standard error. `status`: the exit status of the script."""
+def conclude(records: list[Any], out: str, why: str) -> None:
+    """Print the table of the records to standard error. why: the reason if there is none, as by `why_nothing`."""
     if not records:
-        print(f"cs-systems: nothing was recorded, because {_why_nothing(status)}", file=sys.stderr)
+        print(f"cs-systems: nothing was recorded, because {why}", file=sys.stderr)
         return
     from cs_systems.cli._output import terminal_width
     from cs_systems.cli.profile import print_of_host
-    from cs_systems.core.printable import labelled_command, visible
+    from cs_systems.core.printable import labelled_command
     from cs_systems.diagnosis import diagnose
     from cs_systems.report.diagnoses import text
     from cs_systems.report.tables.formats import text_width
@@ -171,16 +207,27 @@ def conclude(records: list[Any], out: str, status: int) -> None:
         print(f"{where}\n{report}")
 
 
-def _why_nothing(status: int) -> str:
-    """Return why a script that ended with this status left no record, and what to do."""
+def why_nothing(status: int, children: str | None = None, replaced_by: str | None = None) -> str:
+    """Return why a script left no record, and what to do.
+
+    Args:
+        status: with which it ended.
+        children: what `Children.remedy` returns.
+        replaced_by: the program by which it replaced itself.
+    """
     if status == EXIT_INTERRUPTED:
         return "the script was interrupted before its first backward pass; let it run longer"
     if status:
         return f"the script ended with exit status {status} before its first backward pass; correct its error"
+    if replaced_by is not None:
+        what = f"the script replaced itself by {visible(shown(replaced_by))} before its first backward pass"
+        return f"{what}; set what it sets for that program beforehand, and run that program by cs-systems run"
+    what = "the script ran no backward pass of torch in its main thread"
+    if children is not None:
+        return f"{what}; {children}"
     return (
-        "the script ran no backward pass of torch in its main thread; run a script that trains there, or write "
-        "`with cs_systems.Recorder(out='runs/mine') as recorder:` around its loop and `with recorder.step():` around "
-        "the loop's body"
+        f"{what}; run a script that trains there, or write `with cs_systems.Recorder(out='runs/mine') as recorder:` "
+        "around its loop and `with recorder.step():` around the loop's body"
     )
 
 

@@ -144,7 +144,7 @@ def _become(command: list[str]) -> NoReturn:
 
 def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     """Run the script's process below nsys, add the tables of the report to its record, and return its exit status."""
-    from cs_systems.cli._script import conclude
+    from cs_systems.cli._script import conclude, why_nothing
     from cs_systems.core import plugins
     from cs_systems.profilers import ProfilerUnusable
     from cs_systems.profilers.nsys import last_line
@@ -178,7 +178,7 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
             )
         else:
             records = read_records(left)[0] if left.stat().st_size else []
-            conclude([_with_report(record, out, report) for record in records], str(out), status)
+            conclude([_with_report(record, out, report) for record in records], str(out), why_nothing(status))
     return status
 
 

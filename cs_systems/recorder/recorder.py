@@ -13,6 +13,7 @@ import json
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
 from dataclasses import replace
@@ -239,6 +240,7 @@ class Recorder:
         if self._is_in_code:  # a script that was not edited keeps running
             observed.begin(self)
         atexit.register(self.close)
+        _recorders.add(self)
         self._mallocs, self._compiled = device.device_mallocs(), self._probes.compilations()
         return self
 
@@ -266,6 +268,12 @@ class Recorder:
         self._state = "closed"
         if error is None and self._count > 0:
             self._warn_if_untimed()
+
+    def leave_to_parent(self) -> None:
+        """Observe nothing in this process, a fork of the one that records."""
+        atexit.unregister(self.close)
+        if self._state == "recording":
+            self._off()
 
     def _warn_if_untimed(self) -> None:
         """Warn if the loop ended before a step was timed: nothing else tells that the record is an error."""
@@ -578,6 +586,18 @@ class Recorder:
         plain = [m.module if isinstance(m, DistributedDataParallel) else m for m in self._subject.models]
         plain = [m for m in plain if not hasattr(m, "_orig_mod") and m._compiled_call_impl is None]
         return nn.ModuleList(plain) if len(plain) > 1 else next(iter(plain), None)
+
+
+_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for recorder in [*_recorders]:
+        recorder.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _Step(ContextDecorator):

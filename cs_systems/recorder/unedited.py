@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -79,10 +80,11 @@ class ScriptRecorder(Recorder):
         self._early_tools.watch()  # before the first backward pass, too
         autograd: Any = torch.autograd
         engine = autograd._engine_run_backward
+        self._process = os.getpid()
 
         @passed_through
         def first_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            if not _computes(roots[0]):
+            if os.getpid() != self._process or not _computes(roots[0]):  # a fork of the process is not recorded
                 return engine(roots, *args, **kwargs)
             end_waiting()
             self._begin(roots[0])
@@ -303,6 +305,11 @@ class ScriptRecorder(Recorder):
         if self._found or isinstance(error, Exception):
             return super()._remedy(stage, error)
         return f"let it run longer, or, if it updates its parameters itself, {REMEDIES['no-optimizer']}"
+
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        self._finding.close()
+        self._counting.close()
 
     def _shorter(self, done: int) -> str:
         return f"--steps 1:{done}"

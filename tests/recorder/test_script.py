@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.utils.data._utils.worker import _worker_loop
 
 from cs_systems.cli import main
+from cs_systems.cli._children import Children
 from cs_systems.core.printable import command_line
 from cs_systems.record import RunRecord, read_records
 from tests import forks
@@ -222,3 +225,113 @@ def test_script_that_fails_before_it_trains_is_not_told_to_train(end: str, reaso
     script.write_text(end)
     done = forks.python("-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script))
     assert f"cs-systems: nothing was recorded, because the script {reason}\n" in done.stderr
+
+
+LOOP = """
+import os, subprocess, sys, threading, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def train(*_, steps=9):
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+"""
+
+
+def recorded(tmp_path: Path, program: str) -> tuple[subprocess.CompletedProcess[str], list[RunRecord]]:
+    """Run a program that begins as LOOP does, and return what it printed and the records."""
+    script = tmp_path / "script.py"
+    script.write_text(LOOP + program)
+    options = ["--steps", "1:4", "--out", str(tmp_path / "out")]
+    done = forks.python("-m", "cs_systems", "run", *options, "--", str(script))
+    return done, read_records(tmp_path / "out")[0] if (tmp_path / "out" / "records.jsonl").exists() else []
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (
+            "workers = [torch.multiprocessing.get_context('fork').Process(target=train) for _ in range(2)]\n"
+            "for each in workers: each.start()\n"
+            "for each in workers: each.join()\n",
+            "it started 2 child processes of train, not recorded; if they train, call train in the script itself, with "
+            "the rank and world size of torchrun's environment: torchrun --nproc-per-node 2 -m cs_systems run -- ",
+        ),
+        (
+            "torch.multiprocessing.start_processes(train, nprocs=1, start_method='fork')\n",
+            "it started 1 child process of train, not recorded; if they train, call train in the script itself",
+        ),
+        (
+            "subprocess.run([sys.executable, '-c', 'pass'])\nsubprocess.run(['true'])\n",
+            "it started 1 child process of Python, not recorded; if they train, record one by cs-systems run -- -c pass"
+            ", or ranks by torchrun --nproc-per-node 2 -m cs_systems run -- train.py",
+        ),
+    ],
+    ids=["multiprocessing", "torch.multiprocessing", "subprocess"],
+)
+def test_children_that_train_are_named_with_a_remedy(program: str, said: str, tmp_path: Path) -> None:
+    done, records = recorded(tmp_path, program)
+    assert (done.returncode, records) == (0, []), done.stderr
+    begin = "cs-systems: nothing was recorded, because the script ran no backward pass of torch in its main thread; "
+    assert done.stderr.startswith(begin + said)
+
+
+def test_workers_of_a_data_loader_are_no_children_that_train() -> None:
+    children = Children()
+    children._starts(SimpleNamespace(_target=_worker_loop, _args=()))
+    children._runs(None, ["git", "status"])
+    assert children.remedy() is None
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "is_reported"),
+    [
+        ("os._exit(7)", 7, True),
+        ("thread = threading.Thread(target=os._exit, args=(7,)); thread.start(); thread.join()", 7, False),
+        ("threading.Thread(target=sys.exit, args=(7,)).start()", 0, True),
+    ],
+)
+def test_script_that_ends_its_process_itself_leaves_its_record(
+    end: str, status: int, is_reported: bool, tmp_path: Path
+) -> None:
+    done, (record,) = recorded(tmp_path, f"train()\n{end}\n")
+    assert (done.returncode, record.status) == (status, "ok"), done.stderr
+    assert f"records: {tmp_path / 'out' / 'records.jsonl'}\n" in done.stderr
+    assert ("loop script on" in done.stderr) == is_reported
+
+
+def test_script_that_another_program_replaces_leaves_its_record(tmp_path: Path) -> None:
+    """Run the script in a new process, of which nothing is left."""
+    script = tmp_path / "script.py"
+    script.write_text(f"{LOOP}train()\nos.execv('/bin/echo', ['echo', 'another program'])\n")
+    done = started("-m", "cs_systems", "run", "--steps", "1:4", "--out", str(tmp_path / "out"), "--", str(script))
+    assert (done.returncode, done.stdout) == (0, "another program\n")
+    assert len(read_records(tmp_path / "out")[0]) == done.stderr.count("loop script on") == 1
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
+@pytest.mark.parametrize("steps", [0, 2, 9])
+def test_fork_of_a_recorded_script_records_nothing(steps: int, end: str, tmp_path: Path) -> None:
+    """Fork before, inside and after the timed steps; the fork trains, too."""
+    fork = f"""
+train(steps={steps})
+if not (child := os.fork()):
+    train()
+    {end}
+assert os.waitpid(child, 0)[1] == 0
+train()
+"""
+    done, records = recorded(tmp_path, fork)
+    assert done.returncode == 0, done.stderr
+    assert [record.status for record in records] == ["ok"]
+    assert done.stderr.count("loop script on") == 1
+
+
+def test_script_that_replaces_itself_before_it_trains_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os\nos.execv('/bin/true', ['true'])\n")
+    done = started("-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script))
+    assert done.stderr == (
+        "cs-systems: nothing was recorded, because the script replaced itself by '/bin/true' before its first backward "
+        "pass; set what it sets for that program beforehand, and run that program by cs-systems run\n"
+    )
