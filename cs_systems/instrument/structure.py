@@ -299,8 +299,8 @@ def _is_stage(module: nn.Module) -> bool:
         below
         for _, below in module.named_modules()
         if isinstance(below, (nn.ModuleList, nn.Sequential))
-        and _repeated(list(below))
-        and any(list(below[0].children()))
+        and _repeated(children := list(below.children()))  # unlike the list itself, without None
+        and any(list(children[0].children()))
     ]
     if not lists:
         return False
@@ -316,14 +316,16 @@ def _single(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str
     """Return the only children of lists that are of the class of a block, or of another such child."""
     known = {type(named[path]) for path in found}
     alone = {
-        path: module[0]
+        path: children[0]
         for path, module in named.items()
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) == 1 and any(list(module[0].children()))
+        if isinstance(module, (nn.ModuleList, nn.Sequential))
+        and len(children := list(module.named_children())) == 1
+        and any(list(children[0][1].children()))
     }
     alone = {path: child for path, child in alone.items() if not _inside(path, found)}
-    counts = Counter(type(child) for child in alone.values())
-    is_block = {path: type(child) in known or counts[type(child)] > 1 for path, child in alone.items()}
-    return {below: Block(below, path, 0) for path, yes in is_block.items() if yes and (below := _joined(path, "0"))}
+    counts = Counter(type(child) for _, child in alone.values())
+    blocks = [(path, name) for path, (name, child) in alone.items() if type(child) in known or counts[type(child)] > 1]
+    return {below: Block(below, path, 0) for path, name in blocks if (below := _joined(path, name))}
 
 
 def _numbered(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str, Block]:

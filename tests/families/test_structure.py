@@ -97,6 +97,21 @@ def test_experts_are_no_blocks() -> None:
     assert {row.path: row.part for row in rows(net)}["1.experts.3.0"] == "ffn"
 
 
+def test_absent_modules_of_a_list_are_skipped() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms, self.linear = nn.ModuleList([nn.LayerNorm(4), None]), nn.Linear(4, 4)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.ModuleList([None, Layer()]), nn.ModuleList([Layer(), None])
+
+    assert [block.path for block in blocks(nn.ModuleList([Layer(), Layer()]))] == ["0", "1"]
+    assert [block.path for block in blocks(Net())] == ["down.1", "up.0"]
+
+
 def test_a_user_adds_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     class Sinkhorn(nn.Module):
         pass
