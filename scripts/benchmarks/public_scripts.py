@@ -151,7 +151,10 @@ class Bench:
             status, stdout, stderr = 124, _text(late.stdout), _text(late.stderr)
         ranks = {f.name.partition("-")[0]: json.loads(f.read_text()) for f in sorted(seen.glob("*.json"))}
         records = tuple(read_records(out)[0]) if (out / "records.jsonl").exists() else ()
-        run = Run(status, script.masked(stdout), stderr, ranks, records, time.perf_counter() - begin)
+        stdout = script.masked(stdout)
+        if script.ranks > 1:  # they print in no fixed order
+            stdout = "\n".join(sorted(stdout.splitlines()))
+        run = Run(status, stdout, stderr, ranks, records, time.perf_counter() - begin)
         kind = "both" if clocked and profiler else "clocked" if clocked else profiler or "alone"
         print(f"{script.name}, {kind}: status {status}, {run.wall_s:.0f} s", file=sys.stderr, flush=True)
         if self.options.keep:
