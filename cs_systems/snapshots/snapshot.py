@@ -34,6 +34,7 @@ from cs_systems.core.validation import shown
 from cs_systems.snapshots.unpickle import load
 
 SIDECAR_VERSION = 1
+LONGEST_US = 1e15  # from the first to the last event: ns of the page fit into 63 bits
 MOST_FRAMES = 2000  # of a stack: Python's own limit is 1,000
 MOST_SIDECAR_BYTES = 1 << 24  # enough for a model with 60,000 tensors
 TENSOR_KINDS = ("parameter", "gradient", "optimizer_state", "buffer", "input")
@@ -372,6 +373,8 @@ def _events(trace: list[Any], stacks: _Stacks) -> tuple[Events, tuple[str, ...]]
         trace[index] = None
     if any(min(column, default=0) < 0 for column in (address, size)):
         raise ValueError("a size or an address is negative")
+    if max(time_us, default=0) - min(time_us, default=0) > LONGEST_US:
+        raise ValueError("the times of two events are over 30 years apart")
     return Events(action, address, size, time_us, stack, device_free_bytes, metadata), tuple(texts)
 
 

@@ -194,6 +194,15 @@ def test_round_number_of_events_shows_that_the_history_was_cut(
     assert [line[: len(begins)] for line in lines] == [begins]
 
 
+@pytest.mark.parametrize("form", ["terminal", "html"])
+def test_time_that_is_damaged_is_refused(form: str, write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    data = two_maxima()
+    data["device_traces"][0][1]["time_us"] = 1 << 62
+    path = write_snapshot(data)
+    assert main(["snapshot", str(path), "--format", form, "--output", str(path.with_suffix(".out"))]) == 2
+    assert "the times of two events are over 30 years apart" in capsys.readouterr().err
+
+
 def test_whole_history_is_not_called_cut(snapshot_path: Path) -> None:
     found = attributed(snapshot_path)
     assert found.replay.has_peak
