@@ -61,15 +61,17 @@ def _listed(configs: Iterable[RunConfig]) -> list[RunConfig]:
     return cells
 
 
-def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | None = None) -> None:
+def check(
+    configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | None = None, *, runs_here: bool = True
+) -> None:
     """Raise ConfigError for an invalid sweep before anything runs.
 
-    That is a name that no plug-in has, strategies that cannot be combined, a profiler that cannot work here, or invalid
-    options of the sweep itself.
+    That is a name that no plug-in has, strategies that cannot be combined, a profiler that cannot work here (unless
+    the cells run on another machine), or invalid options of the sweep itself.
     """
     for name in {c.profiler for c in configs}:
         profiler: Profiler = plugins.get("profilers", name)
-        if reason := profiler.problem():
+        if runs_here and (reason := profiler.problem()):
             raise ProfilerUnusable(reason, profiler.instead)
         if profiler.launch is not Profiler.launch and any(c.is_distributed for c in configs if c.profiler == name):
             raise ConfigError(
@@ -294,9 +296,9 @@ def forecasting(timeout_s: float | None = None) -> Iterator[Callable[[RunConfig]
 def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[str]]:
     """Return for each cell a command that measures it under its profiler as a sweep would.
 
-    The `folder` must exist when the commands run.
+    The `folder` must exist when the commands run. The profiler need not be on this machine.
     """
-    check(configs)
+    check(configs, runs_here=False)
     with Supervisor() as supervisor:
         prefixes = [profiled.prefix(folder.absolute(), c, 0) for c in configs]
         return [

@@ -191,8 +191,10 @@ def test_kernels_of_range_are_counted_on_gpu(tmp_path: Path) -> None:
         assert all(row["ranges"].endswith("> scores") for row in found.results["counters"])
 
 
-@pytest.mark.usefixtures("fake")
-def test_show_command_prints_ncu_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_command_prints_ncu_command_without_ncu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     words = ["profile", "--with", "ncu", "--kernel", "gemm", "--size", "tiny", "--device", "cpu", "--show-command"]
     monkeypatch.setattr(supervisor.Supervisor, "on_cuda", lambda self, config: True)
     assert main(words) == 0

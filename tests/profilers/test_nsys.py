@@ -93,10 +93,11 @@ def test_cpu_command_has_no_cuda_options() -> None:
     assert "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0" in command
 
 
-def test_show_command_runs_nothing(
-    fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_show_command_runs_nothing_and_needs_no_nsys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
     words = ["profile", "--with", "nsys", "--size", "tiny", "--device", "cpu", "--out", "here", "--show-command"]
     assert main([*words, "--nsys-arg=--stats=true", "--nsys-arg=-w false"]) == 0
     command = shlex.split(capsys.readouterr().out)
