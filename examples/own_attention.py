@@ -28,7 +28,7 @@ def attend(q, k, v, *, causal=False, scale=None, align="upper_left"):
 def main() -> None:
     cells = grid(RunConfig(batch_size=1, steps=5), size=["tiny"], attention=["naive", f"{__file__}:attend"])
     for record in cs_systems.sweep(cells):
-        print(record.frame()[["attention", "phase", "median_s"]])
+        print(record.frame()[["attention", "phase", "median_s"]].to_string())  # print alone cuts a long path
 
 
 if __name__ == "__main__":

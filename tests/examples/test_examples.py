@@ -45,6 +45,15 @@ def test_example_runs_on_a_cpu(file: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "error" not in printed
 
 
+@pytest.mark.usefixtures("on_a_cpu")
+def test_own_attention_shows_a_long_path_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / ("long" * 50) / "own_attention.py"
+    file.parent.mkdir()
+    file.write_text((ROOT / "examples" / file.name).read_text())
+    runpy.run_path(str(file), run_name="__main__")
+    assert f"{file}:attend" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_docstring_gives_the_command(file: Path) -> None:
     said = ast.get_docstring(ast.parse(file.read_text())) or ""
