@@ -10,7 +10,7 @@ PYTEST_ARGS ?= -n 3 --dist loadscope
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test test-slow lint types format docs readme files figures studies dist stale clean
+.PHONY: help install bench test test-slow test-extra lint types format docs readme files figures studies dist stale clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -28,6 +28,9 @@ test: $(INSTALLED)  ## the tests that this machine can run, but for test-slow (P
 
 test-slow: $(INSTALLED)  ## those that compile kernels or models, or interpret kernels: for a change of these
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-extra: $(INSTALLED)  ## those that need a program or package beyond this list: nsys, Chromium, cuda-core (pytest --markers)
+	$(BIN)/python -m pytest -m extra $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## style, the usual mistakes, and which room imports which
 	$(BIN)/ruff check

@@ -1,4 +1,4 @@
-"""Skips of GPU and nsys tests, with their reasons; a run in which no test passed fails."""
+"""Skips of tests whose GPU or extra is missing, with their reasons; a run in which no test passed fails."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests import extras
 from tests.nsys_lock import alone_with_nsys
 
 pytest_plugins = ["tests.recorded"]
@@ -37,11 +37,23 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_runtest_setup() -> None:
-    """Exclude what earlier tests have imported from garbage collection: with it, each takes 0.15 s."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the test if one of its extras is missing.
+
+    Exclude what earlier tests have imported from garbage collection: with it, each takes 0.15 s.
+    """
     if len(sys.modules) > _frozen_modules + 100:
         gc.collect()
         _freeze()
+    marked = _extras(item)
+    extras.begin(marked)
+    for name in sorted(marked):
+        if reason := extras.missing(name):
+            pytest.skip(reason)
+
+
+def _extras(item: pytest.Item) -> frozenset[str]:
+    return frozenset(mark.name for mark in item.iter_markers()) & extras.EXTRAS.keys()
 
 
 def _freeze() -> None:
@@ -50,7 +62,11 @@ def _freeze() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _extras(item):
+            item.add_marker("extra")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_cuda():
         for item in marked:
@@ -63,17 +79,8 @@ def locked_nsys(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("nsys") is None:
         yield
         return
-    if reason := _nsys_problem():
-        pytest.skip(f"no nsys that works: {reason}")
     with alone_with_nsys():
         yield
-
-
-@cache
-def _nsys_problem() -> str | None:
-    from cs_systems.profilers import nsys
-
-    return nsys.problem()
 
 
 def _has_cuda() -> bool:

@@ -14,14 +14,13 @@ import torch
 from cs_systems.kernels import driver
 from cs_systems.kernels.compile import parameter_bytes, read_machine_code
 from cs_systems.kernels.cuda import driver as hopper
-from cs_systems.kernels.cuda.driver import missing
 from cs_systems.kernels.cuda.launch import Problem
 from cs_systems.kernels.cuda.launch_gated import gated_backward, gated_forward
 from cs_systems.kernels.cuda.launch_update import update_weights
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+    pytest.mark.cuda_core,
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton: pip install triton"),
 ]
 DEPTHS = (64, 80, 96, 128, 256)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,11 +31,10 @@ def test_every_source_file_is_a_step() -> None:
     assert {path.stem for path in FOLDER.glob("*.cu")} == {step.source for step in STEPS.values()}
 
 
+@pytest.mark.nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ALL)
 def test_nvcc_compiles_step_without_spills_within_shared_memory(step, tmp_path: Path) -> None:
-    if not shutil.which("nvcc"):
-        pytest.skip("nvcc is not installed")
     assert all(step.launch(d)[2] <= SHARED_LIMIT_BYTES[90] for d in D_HEADS)
     d = max(D_HEADS)  # takes the most registers; the NVRTC test below covers each d_head
     macros = [f"-D{macro}={value}" for macro, value in step.macros(d).items()]
@@ -47,10 +45,10 @@ def test_nvcc_compiles_step_without_spills_within_shared_memory(step, tmp_path: 
     assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
 
 
+@pytest.mark.cuda_core
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ALL)
 def test_nvrtc_compiles_step_without_spills(step) -> None:
-    pytest.importorskip("cuda.bindings", reason="no cuda-core: pip install cuda-core cuda-bindings nvidia-cuda-nvrtc")
     for d in D_HEADS if step in STEPS.values() else [max(D_HEADS)]:
         _, opcodes = read_machine_code(bytes(compile_step(step, d, "sm_90a").code))
         assert opcodes["STL"] + opcodes["LDL"] == 0

@@ -179,9 +179,8 @@ def test_counters_are_recorded_and_printed(
 
 
 @pytest.mark.gpu
+@pytest.mark.ncu
 def test_kernels_of_range_are_counted_on_gpu(tmp_path: Path) -> None:
-    if reason := ncu.problem():
-        pytest.skip(reason)
     config = RunConfig(
         model=PRESETS["tiny"], steps=1, warmup=2, profiler="ncu", profiler_args=ncu.chosen(None, "scores")
     )

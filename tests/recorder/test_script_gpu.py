@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +47,7 @@ def test_memory_leaves_a_snapshot_and_stop_ends_the_script(tmp_path: Path) -> No
     assert (tmp_path / "out" / snapshot.artifacts["snapshot"]).is_file()
 
 
-@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
+@pytest.mark.nsys
 def test_nsys_gives_kernels_a_phase(tmp_path: Path) -> None:
     done, (timed, profiled) = recorded(tmp_path, "--with", "nsys")
     assert len(done.stdout.splitlines()) == 1

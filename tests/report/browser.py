@@ -14,9 +14,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from scripts.benchmarks._browser import CHROMIUM, Browser, Tab
+from scripts.benchmarks._browser import Browser, Tab
+from tests import extras
 
 # Functions that send pointer and key events to a canvas, and read its tooltip.
 POINTER = """
@@ -82,8 +81,6 @@ def texts_between_tags(page: str) -> set[str]:
 @cache
 def browser() -> Browser:
     """Return the browser that all tests of a process share."""
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed: apt-get install chromium")
     made = Browser()
     atexit.register(made.close)
     return made
@@ -98,6 +95,7 @@ def shared_tab() -> Tab:
 @contextmanager
 def opened(folder: Path, text: str, fragment: str = "", **emulated: Any) -> Iterator[Tab]:
     """Open a page; at the end it must have logged nothing and requested nothing but itself."""
+    extras.require("chromium")
     file = folder / "page.html"
     file.write_text(text, encoding="utf-8")
     tab = shared_tab()

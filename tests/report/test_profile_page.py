@@ -178,6 +178,7 @@ def test_page_counts_kernels_of_cuda_graphs(nsys_path: Path, tmp_path: Path) -> 
     assert re.search(r"\d+ kernels of this step ran in CUDA graphs, from \d+ launch", text)
 
 
+@pytest.mark.chromium
 def test_overlapping_ranges_share_two_rows(nsys_path: Path, page: str, tmp_path: Path) -> None:
     """Each range begins before the previous one ends; one row for each would give 100 rows."""
     start = "(SELECT start FROM NVTX_EVENTS WHERE text = 'backward' ORDER BY start LIMIT 1 OFFSET 1)"
@@ -197,6 +198,7 @@ def test_overlapping_ranges_share_two_rows(nsys_path: Path, page: str, tmp_path:
     assert after["load"]["lines"][0] == "load"
 
 
+@pytest.mark.chromium
 def test_trace_without_kernels_shows_host_ranges(nsys_path: Path, tmp_path: Path) -> None:
     drop = [(f"DROP TABLE CUPTI_ACTIVITY_KIND_{name}", ()) for name in ("KERNEL", "RUNTIME", "MEMCPY")]
     page = page_of(changed(nsys_path, tmp_path / "cpu.sqlite", *drop))
@@ -210,6 +212,7 @@ def test_trace_without_kernels_shows_host_ranges(nsys_path: Path, tmp_path: Path
     assert seen["canvases"] == 1  # there is no icicle chart without kernels
 
 
+@pytest.mark.chromium
 def test_timeline_supports_hover_zoom_pan_keys_and_double_click(page: str, nsys_path: Path, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(tmp_path, page, POINTER + MOVES)
     step = view(profile_of(nsys_path))["step"]
@@ -240,6 +243,7 @@ def test_timeline_supports_hover_zoom_pan_keys_and_double_click(page: str, nsys_
     assert seen["pinched"][1] - seen["pinched"][0] == pytest.approx(wall / 2, rel=0.01)
 
 
+@pytest.mark.chromium
 def test_search_and_family_buttons_highlight_kernels(page: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(
         tmp_path,
@@ -287,6 +291,7 @@ answer(seen);
     assert len(seen["icicle"]) > 10  # colours of families, phases and layers
 
 
+@pytest.mark.chromium
 def test_html_in_names_is_shown_as_text(evil_page: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(
         tmp_path,
@@ -346,6 +351,7 @@ answer(seen);
 """
 
 
+@pytest.mark.chromium
 @pytest.mark.parametrize("width", [400, 1280])
 def test_names_of_500_characters_are_short_and_can_be_copied_whole(nsys_path: Path, tmp_path: Path, width: int) -> None:
     kernels = "SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL"
@@ -373,6 +379,7 @@ def test_names_of_500_characters_are_short_and_can_be_copied_whole(nsys_path: Pa
         assert (pin["tipHeading"], pin["tipWhole"]) == (short[name], name)
 
 
+@pytest.mark.chromium
 def test_page_is_legible_in_light_dark_phone_print_and_forced_colours(page: str, tmp_path: Path) -> None:
     seen = looks(tmp_path, page)
     assert seen["dark"]["background"] == "rgb(21, 24, 28)"
@@ -388,6 +395,7 @@ TEXTS = (
 DETAILS = f"Object.fromEntries(({TEXTS})('#pinned dl div'))"
 
 
+@pytest.mark.chromium
 def test_keyboard_reaches_search_details_neighbours_launch_sums_and_help(page: str, tmp_path: Path) -> None:
     with opened(tmp_path, page) as tab:
         tab.press("/", *"softmax_warp_b")
@@ -430,6 +438,7 @@ def test_keyboard_reaches_search_details_neighbours_launch_sums_and_help(page: s
         assert tab.evaluate("byId('found').textContent") == ""
 
 
+@pytest.mark.chromium
 def test_selected_range_is_summed(page: str, nsys_path: Path, tmp_path: Path) -> None:
     """A drag along the axis selects a range: its sums are those of the trace."""
     with opened(tmp_path, page) as tab:
@@ -452,6 +461,7 @@ def test_selected_range_is_summed(page: str, nsys_path: Path, tmp_path: Path) ->
     assert sum(float(row[3].rstrip("%")) for row in families) == pytest.approx(100, abs=0.3)
 
 
+@pytest.mark.chromium
 def test_operators_stand_beside_kernels_and_name_the_one_that_launched_each(tmp_path: Path) -> None:
     trace = read(DATA / "kineto_h200_step.json.gz")
     seen = profile(trace)
@@ -482,6 +492,7 @@ answer({ titles, found, searched: byId("found").textContent, faint: timeline.row
     assert got["faint"]
 
 
+@pytest.mark.chromium
 def test_step_selector_changes_timeline_icicle_and_shares(page: str, tmp_path: Path) -> None:
     seen = browse(
         tmp_path,
@@ -514,6 +525,7 @@ answer(seen);
     assert seen["asked"] == ["phase: forward ✕", "family: matmul ✕"]
 
 
+@pytest.mark.chromium
 def test_icicle_and_tables_show_the_modules_of_the_model(nsys_path: Path, tmp_path: Path) -> None:
     rows = [
         {
@@ -566,6 +578,7 @@ def test_page_shows_the_times_of_the_ranks(nsys_path: Path) -> None:
     assert "wait for the last rank" in texts_between_tags(text)
 
 
+@pytest.mark.chromium
 def test_narrow_boxes_are_as_opaque_as_they_cover_their_pixels(page: str, tmp_path: Path) -> None:
     """20,000 boxes, each as long as the gap after it: half of every pixel, from bins and, closer, box by box."""
     seen = browse(
@@ -593,6 +606,7 @@ answer({ close, whole: look(0, end), boxes: look(0, 100).wide, matmul: palette.r
     assert seen["boxes"] == 10  # each is wide enough to be drawn
 
 
+@pytest.mark.chromium
 def test_packed_columns_are_unpacked_to_the_same_numbers(tmp_path: Path, page: str) -> None:
     columns = {
         "short": [1, 2],
@@ -606,6 +620,7 @@ def test_packed_columns_are_unpacked_to_the_same_numbers(tmp_path: Path, page: s
     assert browse(tmp_path, page, f"answer(unpacked({text}))") == columns
 
 
+@pytest.mark.chromium
 @pytest.mark.parametrize("dark", [False, True])
 def test_page_fits_width_of_phone(page: str, tmp_path: Path, dark: bool) -> None:
     tap = POINTER + """const tapped = find(line, "backward"); event(line, "click", tapped.x, tapped.y);"""

@@ -86,6 +86,7 @@ def test_page_states_device_versions_caveats_and_origin(page: str) -> None:
         assert expected in text
 
 
+@pytest.mark.chromium
 def test_page_sorts_and_filters_table(page: str, tmp_path: Path) -> None:
     seen = browse(tmp_path, page, PROBE, "#sort=results-0,2,descending")
     rows = {name: seen[name] for name in ("addressed", "ascending", "descending", "filtered")}
@@ -102,6 +103,7 @@ def test_page_sorts_and_filters_table(page: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.chromium
 def test_notes_wrap_and_options_do_not(page: str, tmp_path: Path) -> None:
     """At 1280 px no note of a caveat is cut, and at 400 px no option breaks after its dashes."""
     probe = """
@@ -116,12 +118,14 @@ def test_notes_wrap_and_options_do_not(page: str, tmp_path: Path) -> None:
     assert "--compile" in narrow["texts"]
 
 
+@pytest.mark.chromium
 def test_page_fits_width_of_phone(page: str, tmp_path: Path) -> None:
     seen = browse(tmp_path, page, PROBE, width=390)
     assert seen["room"] == 390
     assert seen["width"] <= 390
 
 
+@pytest.mark.chromium
 @pytest.mark.parametrize("view", [{}, {"dark": True}], ids=["light", "dark"])
 @pytest.mark.parametrize("box", ["#results-0", "figure svg"])
 def test_edge_with_more_behind_it_has_a_shadow(page: str, tmp_path: Path, box: str, view: dict[str, bool]) -> None:
@@ -149,10 +153,12 @@ def edges(tab: Tab, folder: Path) -> tuple[bytes, bytes]:
     return pixels[:, left].tobytes(), pixels[:, right - 1].tobytes()
 
 
+@pytest.mark.chromium
 def test_page_is_legible_in_light_dark_phone_print_and_forced_colours(page: str, tmp_path: Path) -> None:
     looks(tmp_path, page)
 
 
+@pytest.mark.chromium
 def test_table_is_sorted_and_filtered_by_keyboard(page: str, tmp_path: Path) -> None:
     with opened(tmp_path, page) as tab:
         tab.press("/", *"medium")

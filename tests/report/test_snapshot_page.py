@@ -76,6 +76,7 @@ def test_page_states_peak_categories_and_captions(page: str) -> None:
     assert shown <= texts_between_tags(page)
 
 
+@pytest.mark.chromium
 def test_hover_shows_stack_and_categories_at_peak(page: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(
         tmp_path,
@@ -120,6 +121,7 @@ answer(seen);
     assert float(seen["build"]) > 0
 
 
+@pytest.mark.chromium
 def test_timeline_levels_categories_and_segments_match_data(page: str, tmp_path: Path) -> None:
     """Check the drawn levels, one category alone, and the blocks of segments."""
     seen: dict[str, Any] = browse(
@@ -155,6 +157,7 @@ answer(seen);
     assert any(line.startswith("parameters: ") for line in seen["blocks"])
 
 
+@pytest.mark.chromium
 def test_html_in_names_is_shown_as_text(evil_page: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(
         tmp_path,
@@ -172,12 +175,14 @@ answer({
     assert (seen["images"], seen["scripts"]) == (0, 2)  # the data and the page's script
 
 
+@pytest.mark.chromium
 @pytest.mark.parametrize("dark", [False, True])
 def test_page_fits_width_of_phone(page: str, tmp_path: Path, dark: bool) -> None:
     tap = POINTER + """event(line, "click", 100, line.clientHeight - 20);"""
     assert phone_tooltip(tmp_path, page, tap, dark)[0].startswith("parameters: ")
 
 
+@pytest.mark.chromium
 def test_page_is_legible_in_light_dark_phone_print_and_forced_colours(page: str, tmp_path: Path) -> None:
     seen = looks(tmp_path, page)
     assert seen["dark"]["background"] == "rgb(21, 24, 28)"
@@ -186,6 +191,7 @@ def test_page_is_legible_in_light_dark_phone_print_and_forced_colours(page: str,
     assert not seen["print"]["tools"]
 
 
+@pytest.mark.chromium
 def test_keyboard_reaches_search_details_stack_and_neighbours(page: str, tmp_path: Path) -> None:
     heading = "document.querySelector('#pinned h2')?.textContent ?? null"
     with opened(tmp_path, page) as tab:
@@ -257,6 +263,7 @@ answer({ faults: [...faults], places });
 """
 
 
+@pytest.mark.chromium
 @pytest.mark.parametrize("width", [400, 1280])
 def test_labels_of_the_timeline_are_whole_and_apart_at_every_zoom(page: str, tmp_path: Path, width: int) -> None:
     seen = browse(tmp_path, page, TEXTS, width=width)
@@ -264,6 +271,7 @@ def test_labels_of_the_timeline_are_whole_and_apart_at_every_zoom(page: str, tmp
     assert min(seen["places"].values()) > 0, "each place was tried"
 
 
+@pytest.mark.chromium
 def test_history_lists_events_around_the_chosen_one(page: str, tmp_path: Path) -> None:
     seen = browse(
         tmp_path,
@@ -292,6 +300,7 @@ answer(seen);
     assert seen["cursor"] == 0
 
 
+@pytest.mark.chromium
 def test_page_states_limits_of_drawn_allocations_and_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_view, "MOST_ALLOCATIONS", 100)
     monkeypatch.setattr(memory_view, "MOST_BLOCKS", 20)
@@ -303,6 +312,7 @@ def test_page_states_limits_of_drawn_allocations_and_segments(tmp_path: Path, mo
     assert "several allocations in one band: their maximum" in seen
 
 
+@pytest.mark.chromium
 def test_empty_snapshot_has_a_page(tmp_path: Path) -> None:
     """The snapshot has no segments, timestamps or allocations."""
     path = tmp_path / "bare.pickle"

@@ -77,6 +77,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(("peer", "name"), [(peer, name) for peer, names in PAIRS.items() for name in names])
 @DEVICES
 @pytest.mark.timeout(400)  # quack tries many configurations of a product

@@ -30,6 +30,7 @@ def llama() -> nn.Module:
     return model
 
 
+@pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")  # torchao's own, when it is imported
 def test_torchao_replaces_all_linear_layers_but_the_head_and_undoes_its_patch(script: Any, llama: nn.Module) -> None:
     pytest.importorskip("torchao", reason="torchao is not installed: pip install torchao")

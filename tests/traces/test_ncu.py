@@ -157,9 +157,9 @@ def test_table_without_a_metric_is_left_out_with_the_remedy(
     assert "SM eff." not in shown
 
 
+@pytest.mark.ncu_report
 @pytest.mark.parametrize("content", [b"", b"no report", b"NVR\0\xff\xff\xff\x7f" * 9])
 def test_invalid_report_is_refused(tmp_path: Path, content: bytes) -> None:
-    pytest.importorskip("ncu_report", reason="the extra ncu is not installed")
     (tmp_path / "a.ncu-rep").write_bytes(content)
     with pytest.raises(ConfigError, match=r"cannot read .*a.ncu-rep|a.ncu-rep (is empty|holds no profiled kernel)"):
         ncu.read(tmp_path / "a.ncu-rep")
@@ -201,9 +201,9 @@ def test_crash_of_ncu_report_is_an_error(
         ncu.read(tmp_path / "a.ncu-rep")
 
 
+@pytest.mark.ncu_report
 def test_h200_report_has_every_column(tmp_path: Path) -> None:
     """The report has three kernels of flash_triton in a step of `small` with two layers, bf16."""
-    pytest.importorskip("ncu_report", reason="the extra ncu is not installed")
     report = tmp_path / "h200.ncu-rep"
     report.write_bytes(gzip.decompress(RECORDED.read_bytes()))
     rows = ncu.read(report)
