@@ -185,7 +185,8 @@ class RunRecord(Displayed):
     """Result of one cell.
 
     `results` holds small plain tables. `artifacts` holds paths relative to the record's
-    folder. With `predicted`, the status is a prediction and nothing ran (`--skip-oom`).
+    folder. With `predicted`, the status is a prediction and nothing ran (`--skip-oom`,
+    or a cell larger than the host).
     """
 
     key: str

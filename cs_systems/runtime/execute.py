@@ -19,7 +19,7 @@ from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
 from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
 from cs_systems.core.shapes import AttentionCall
-from cs_systems.core.units import counted
+from cs_systems.core.units import counted, human
 from cs_systems.formulas import peaks
 from cs_systems.formulas.cost import AttentionAlgorithm, PhaseCost, total
 from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
@@ -45,6 +45,8 @@ Emit = Callable[[Message], object]
 REVISIT_WARMUP = 1
 # Share of the device that residents may fill by prediction; the rest is for allocations that no formula predicts.
 RESIDENT_SHARE = 0.8
+# Prediction over memory from which a cell cannot fit. No record of profiles/ has less than 1/1.16 of its prediction.
+CERTAIN = 1.2
 _COUNTED_STEPS = 3  # tries to get a step of the usual size, of which FLOPs are counted
 
 
@@ -71,6 +73,25 @@ def preflight(config: RunConfig, device: Device) -> int | None:
         return predicted
     returned = f"preflight() of {config.workload} returned {_shown(predicted)}"
     raise ConfigError(f"{returned}; return the bytes as an int of at least 0, or None")
+
+
+class TooLarge(MemoryError):
+    """Cell whose predicted peak the host cannot hold, so that it is not run."""
+
+
+def _refuse_too_large(predicted_bytes: int | None, device: Device) -> None:
+    """Raise TooLarge for a cell that would fill the host's memory.
+
+    A GPU refuses the allocation that is too large. A host gives it, and slows down until the kernel kills a process.
+    """
+    host_bytes = devices.host_memory_bytes()
+    if device.is_cuda or predicted_bytes is None or host_bytes is None or predicted_bytes <= CERTAIN * host_bytes:
+        return
+    predicted, host = human(predicted_bytes, "bytes"), human(host_bytes, "bytes")
+    raise TooLarge(
+        f"predicted peak {predicted} exceeds the host's {host}, so the cell was not run; use a smaller batch, context "
+        "or model"
+    )
 
 
 _MOST_BYTES = 1 << 200  # more than any formula gives, less than a float can hold
@@ -238,6 +259,8 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
     if cell.workload is None:
         started = time.perf_counter()
         cell.predicted_peak_bytes = preflight(config, device)
+        if not plugins.is_foreign(config.workload):
+            _refuse_too_large(cell.predicted_peak_bytes, device)
         cell.workload = build(config, device)
         device.synchronize()
         cell.setup_s += time.perf_counter() - started
@@ -486,6 +509,7 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
         reason=reason,
         environment=surroundings,
         results={"memory": [memory]} if status == "oom" else {},
+        predicted=isinstance(error, TooLarge),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import cs_systems
-from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig
+from cs_systems.config import PRESETS, AttentionShape, ConfigError, Mode, Precision, RunConfig
 from cs_systems.core.rows import Results
 from cs_systems.machine.device import Device, DeviceUnavailable, resolve
 from cs_systems.record import RunRecord
@@ -206,6 +207,34 @@ def test_peak_of_oom_cell_excludes_other_cells(
     records, _ = run_interleaved(*configs)
     failed = next(record for record in records if record.status == "oom")
     assert failed.results["memory"][0]["peak_allocated_bytes"] == 40
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(TINY, model=replace(PRESETS["2.7B"], context_length=1_000_000)),
+        replace(TINY, model=PRESETS["2.7B"], batch_size=100_000),
+        replace(OWN, workload="attention", shape=AttentionShape(1, 16, 10_000_000, 64), mode=Mode.FORWARD),
+    ],
+    ids=["context", "batch", "attention"],
+)
+def test_cell_larger_than_the_host_is_out_of_memory_before_it_is_built(config: RunConfig) -> None:
+    (record,), _ = run_interleaved(config)
+    assert (record.status, record.predicted, record.measurement) == ("oom", True, None)
+    assert re.fullmatch(
+        r"predicted peak [\d,]+ GiB exceeds the host's [\d.,]+ GiB, so the cell was not run; use a smaller batch, "
+        "context or model",
+        record.reason or "",
+    )
+    assert record.results["memory"][0]["predicted_peak_bytes"] > 2**40
+
+
+def test_cell_is_run_if_its_prediction_is_close_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    (record,), _ = run_interleaved(TINY)
+    predicted = record.results["memory"][0]["predicted_peak_bytes"]
+    for bytes, status in ((predicted // 1.1, "ok"), (predicted // 1.3, "oom")):
+        monkeypatch.setattr("cs_systems.machine.device.host_memory_bytes", lambda bytes=bytes: int(bytes))
+        assert run_interleaved(TINY)[0][0].status == status
 
 
 @pytest.mark.gpu
