@@ -16,14 +16,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from difflib import get_close_matches
-from itertools import takewhile
 from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
 from cs_systems.core.printable import command_line, visible
-from cs_systems.core.validation import nearest, option
 from cs_systems.core.version import __version__
 from cs_systems.report.files import FREE_SPACE, SHORTER, standard_output
 from cs_systems.runtime.lifetime import torchrun_rank
@@ -139,10 +136,10 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
     import tyro
 
     module = importlib.import_module(f"cs_systems.cli.{command}")
-    if "--" in words:
-        _check_before_script(words, module.ARGS)
     from cs_systems.cli._options import check_words
+    from cs_systems.cli._unknown_options import refuse_unknown
 
+    refuse_unknown(words, module.ARGS, f"cs-systems {command}")
     check_words(words, module.ARGS)
     try:
         with standard_output(), _printable_parser_errors(words):
@@ -154,10 +151,6 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
                 # Every option has its help: tyro need not read and tokenize the command's source for comments.
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
             )
-    except SystemExit as stop:
-        if stop.code:
-            _suggest(words, module.ARGS)
-        raise
     finally:
         _flush()  # also after --help, where tyro exits
     from cs_systems.cli._options import typed
@@ -165,35 +158,6 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
     with typed(words):
         status: int = module.run(args)
     return status
-
-
-def _check_before_script(words: Sequence[str], kind: type) -> None:
-    """Raise ConfigError for an unknown option before `--`; the parser would name the words of the script too."""
-    from cs_systems.cli._options import named_option, options_of
-
-    known = [*options_of(kind), "help"]
-    for word in takewhile(lambda word: word != "--", words):
-        if (name := named_option(word)) and name not in known:
-            near = nearest(name, known)
-            remedy = f"write {' or '.join(map(option, near))}" if near else "leave it out"
-            typed = word.partition("=")[0]
-            if hasattr(kind, "script"):
-                remedy += f", or, if {typed} is an option of the script, write it after -- and the script's name"
-            raise ConfigError(f"unknown option {typed}; {remedy}")
-
-
-def _suggest(words: Sequence[str], kind: type) -> None:
-    """Print the option nearest to an unknown one where the parser, which wants almost the same name, has none."""
-    from cs_systems.cli._options import options_of
-
-    known = options_of(kind)
-    for word in takewhile(lambda word: word != "--", words):
-        name = word.removeprefix("--")
-        if name == word or any(name in other for other in known) or get_close_matches(word, map(option, known), 1, 0.8):
-            continue
-        name = name.partition("=")[0]
-        if name not in known and (near := nearest(name, known)):
-            print(visible(f"cs-systems: unknown option --{name}; did you mean {option(near[0])}?"), file=sys.stderr)
 
 
 @contextmanager

@@ -168,7 +168,7 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
         ),
         (
             ["--step=3:9", "--", "train.py"],
-            "unknown option --step; write --steps or --stop, or, if --step is an option of",
+            "unknown option --step; write --steps, or, if --step is an option of",
         ),
         (["--", "/tmp"], "script '/tmp' is a folder; name a .py file in it"),
         (["--", ""], "no script is given; write it after --, as in cs-systems run -- train.py"),
