@@ -53,14 +53,15 @@ STEPS = CELL | {"step_s": "step", "p10_s": "p10", "p90_s": "p90", "tokens_per_s"
 COMMUNICATION = CELL | {"by_difference_s": "longer", "of_step": "of step", "in_trace_s": "exposed",
                         "hidden_s": "hidden", "hidden": "hidden %"}  # fmt: skip
 SKEW = CELL | {"transfer_s": "transfer", "waiting_s": "waiting"}
-DIFFERENCES = CELL | {"difference_s": "longer", "exposed_s": "exposed", "slower_compute_s": "compute",
-                      "waits_longer_s": "idle", "recorder_s": "profiler"}  # fmt: skip
+DIFFERENCES = CELL | {"difference_s": "longer", "traced_difference_s": "traced", "exposed_s": "exposed",
+                      "slower_compute_s": "compute", "waits_longer_s": "idle"}  # fmt: skip
 VOLUMES = CELL | {"collectives": "calls", "sent_bytes": "sent", "formula_sent_bytes": "formula",
                   "peak_allocated_bytes": "peak", "predicted_peak_bytes": "predicted"}  # fmt: skip
 STAGES = CELL | {"component": "component", "built_bytes": "built", "forward_bytes": "forward",
                  "backward_bytes": "backward", "optimizer_bytes": "optimizer", "off": "off"}  # fmt: skip
 SPREAD = ("p10_s", "p90_s")  # dropped on a narrow terminal; cs-systems report shows it too
-EXCESS = {"by_difference_s", "of_step", "difference_s"}  # time beyond the baseline
+# Time beyond the baseline.
+EXCESS = {"by_difference_s", "of_step", "difference_s", "traced_difference_s", "slower_compute_s", "waits_longer_s"}
 PERCENT = ("efficiency", "of_step", "hidden", "off")
 LEGENDS = {  # column → its explanation, shown below a table with that column
     "efficiency": "efficiency: tokens/s over that of the same number of independent ranks",
@@ -69,8 +70,9 @@ LEGENDS = {  # column → its explanation, shown below a table with that column
     "hidden_s": "hidden: communication with simultaneous computation, from the same trace",
     "transfer_s": "transfer: time of the collectives after all ranks have joined",
     "waiting_s": "waiting: time until all ranks have joined, of the rank that waits longest",
-    "difference_s": "longer = exposed communication + slowdown of computation by communication + additional idle time "
-    "+ effect of the profiler",
+    "difference_s": "longer: timed step minus that of one rank alone",
+    "traced_difference_s": "traced: the same of steps under the profiler = exposed communication + slower computation "
+    "+ additional idle time",
     "sent_bytes": "sent: bytes that a rank sends in a step, counted by the strategy",
     "formula_sent_bytes": "formula: bytes that a rank sends by ring algorithms",
     "off": "off: largest deviation from the formula",

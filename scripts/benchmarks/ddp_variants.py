@@ -274,7 +274,8 @@ def run(args: argparse.Namespace) -> None:
             of, alone = explained[row["variant"]], explained[ALONE]
             why = reconcile(of, alone, row["step_s"], median(times[ALONE]))
             row |= {"hidden_s": of["hidden_s"], "exposed_in_trace_s": of["exposed_s"]}
-            row |= {name: why[name] for name in ("slower_compute_s", "waits_longer_s", "recorder_s")}
+            row |= {name: why[name] for name in ("slower_compute_s", "waits_longer_s")}
+            row["recorder_s"] = why["difference_s"] - why["traced_difference_s"]
     publish(args, rows)
     process_group.wait_for_all(device)  # a rank that leaves first would end the connections of the others
     process_group.leave()

@@ -134,10 +134,10 @@ def reconciled(group: Sequence[RunRecord]) -> list[str]:
             "exposed": row["exposed_s"],
             "slower computing": row["slower_compute_s"],
             "idling": row["waits_longer_s"],
-            "the recorder": row["recorder_s"],
         }
         listed = ", ".join(f"{name} {_signed(part)}" for name, part in parts.items())
-        notes.append(f"{row['strategy']}: {_signed(row['difference_s'])} over one rank: {listed}")
+        of_both = f"{_signed(row['difference_s'])} over one rank, {_signed(row['traced_difference_s'])} in the traces"
+        notes.append(f"{row['strategy']}: {of_both}: {listed}")
     return notes
 
 
