@@ -24,6 +24,7 @@ from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
 from cs_systems.core.printable import visible
 
 LITTLE_SPACE_BYTES = 1 << 30
+FOR_A_GPU = ("triton", "nvtx", "nsys")  # they work without one, and add little: kineto profiles there too
 
 
 @dataclass(frozen=True)
@@ -70,19 +71,23 @@ def _show(rows: list[Diagnostic]) -> None:
 def conclusion(rows: Sequence[Diagnostic]) -> str:
     """Return one sentence: what can be done on this machine, and what to fix or install first."""
     works = {row["check"] for row in rows if row["state"] == "ok"}
-    first = next((row for row in rows if row["state"] == "problem"), None)
-    first = first or next((r for r in rows if r["state"] == "missing" and "install" in (r["remedy"] or "")), None)
-    if first is None:
-        then = "nothing is left to install"
-    elif first["state"] == "problem":
-        then = f"first fix {first['check']}: {first['remedy']}"
+    gpus = sum(map(_is_gpu, rows))
+    lacking = [row for row in rows if row["state"] == "problem"]
+    lacking += [row for row in rows if row["state"] == "missing" and "install" in (row["remedy"] or "")]
+    optional = [] if gpus else [row for row in lacking if row["check"] in FOR_A_GPU]
+    first = next((row for row in lacking if row not in optional), None)
+    if first is not None:
+        verb = "fix" if first["state"] == "problem" else "install"
+        then = f"first {verb} {first['check']}: {(first['remedy'] or '').removeprefix('install it with ')}"
     else:
-        then = f"first install {first['check']}: {first['remedy']}"
+        then = "nothing is left to install"
+        if optional:
+            names, verb = " and ".join(row["check"] for row in optional), "is" if len(optional) == 1 else "are"
+            then += f" but {names}, which {verb} seldom useful without a GPU"
     if "attention naive" not in works:
         return f"Nothing can be measured here; {then}."
     backends = [row["check"] for row in rows if row["check"].startswith("attention ")]
     profilers = ["kineto", *(tool for tool in ("nsys", "ncu") if tool in works)]
-    gpus = sum(map(_is_gpu, rows))
     device = "the CPU" if not gpus else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     lacks = "" if gpus else "; kernel times and GPU memory need a GPU"
     return (

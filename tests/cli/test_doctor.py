@@ -44,6 +44,8 @@ def test_gpu_backend_without_gpu_names_the_gpu_as_reason(rows: dict[str, Row], n
 
 CPU = [diagnostic("GPU", "none", "missing"), diagnostic("attention naive", "on cpu"), diagnostic("nsys", "2024.2")]
 TRITON = diagnostic("triton", "not installed", "missing", "pip install 'cs-systems[triton]'")
+NSYS = diagnostic("nsys", "not on the PATH", "missing", "install it with apt install nsight-systems-cli")
+COMPILER = diagnostic("torch.compile", "no C++ compiler", "missing", "install g++")
 UNUSED = diagnostic("attention flex", "no backward on the CPU", NEEDS_GPU, "use the backend sdpa_flash")
 TORCH = diagnostic("torch", "an NVIDIA driver is installed", "problem", "install the CUDA build of torch")
 
@@ -60,6 +62,22 @@ TORCH = diagnostic("torch", "an NVIDIA driver is installed", "problem", "install
             [diagnostic("GPU 0", "H200"), diagnostic("GPU 1", "H200"), CPU[1], TRITON],
             "Here you can time training steps on 2 GPUs and profile them with kineto, with 1 of 1 attention backends; "
             "first install triton: pip install 'cs-systems[triton]'.",
+        ),
+        (
+            [*CPU[:2], NSYS],
+            "Here you can time training steps on the CPU and profile them with kineto, with 1 of 1 attention backends; "
+            "kernel times and GPU memory need a GPU; nothing is left to install but nsys, which is seldom useful "
+            "without a GPU.",
+        ),
+        (
+            [*CPU[:2], TRITON, NSYS, COMPILER],
+            "Here you can time training steps on the CPU and profile them with kineto, with 1 of 1 attention backends; "
+            "kernel times and GPU memory need a GPU; first install torch.compile: install g++.",
+        ),
+        (
+            [diagnostic("GPU 0", "H200"), CPU[1], NSYS],
+            "Here you can time training steps on 1 GPU and profile them with kineto, with 1 of 1 attention backends; "
+            "first install nsys: apt install nsight-systems-cli.",
         ),
         (
             [TRITON, TORCH, *CPU[:1]],
