@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -283,6 +284,22 @@ def test_readme_and_docs_tables_match_committed_records(name: str, cell: str, ot
     altered = text.replace(cell, other)
     assert altered != text
     assert readme.filled(altered, name) == text
+
+
+def test_headline_marks_a_llama_that_waits_for_its_host(tmp_path: Path) -> None:
+    readme = importlib.import_module("readme_table")
+    fast = {"variant": "fast", "wall_s": 0.02, "submit_s": 1e-4, "floor_s": 0.01, "mfu": 0.5}
+    rows = [
+        {"size": size, "context": 512} | row
+        for size, submit_s in (("small", 0.02), ("large", 0.039))
+        for row in (fast, {"variant": "llama compiled", "wall_s": 0.04, "submit_s": submit_s})
+    ]
+    (tmp_path / "training_step").mkdir()
+    for name in (readme.TRAINING_STEP, readme.AGAIN):
+        (tmp_path / name).write_text(json.dumps(rows))
+    small, large = (line for line in readme.headline(tmp_path).splitlines() if line.startswith(("| small", "| large")))
+    assert "waits" not in small
+    assert "Llama waits for its host" in large
 
 
 def test_readme_table_rejects_arguments(capsys: pytest.CaptureFixture[str]) -> None:
