@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
-from cs_systems.core.printable import command_line, visible
+from cs_systems.core.printable import LEGIBLE, command_line, visible
 from cs_systems.core.version import __version__
 from cs_systems.report.files import FREE_SPACE, SHORTER, standard_output
 from cs_systems.runtime.lifetime import torchrun_rank
@@ -96,17 +96,16 @@ def until_reader_leaves(command: Callable[[], int]) -> int:
 
 
 def _replace_unusable_streams() -> None:
-    """Replace closed streams and escape what the terminal's encoding cannot show.
+    """Replace closed streams, and what the terminal's encoding cannot show by similar characters.
 
-    A closed stream (>&-) discards all output; characters that the encoding lacks are escaped, as Python does on
-    standard error.
+    A closed stream (>&-) discards all output.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 (open as long as the process)
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=LEGIBLE)
 
 
 def _flush() -> None:

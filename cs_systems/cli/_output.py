@@ -19,7 +19,7 @@ from tyro.conf import arg
 from cs_systems.cli._options import one_name
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
-from cs_systems.core.printable import command_line, visible
+from cs_systems.core.printable import command_line, encodable, visible
 from cs_systems.record import RunRecord, records_path
 from cs_systems.report import files
 
@@ -61,6 +61,9 @@ class Interrupted(KeyboardInterrupt):
         return command_line("cs-systems", *kept, "--out", self.folder)
 
 
+ROOM_FOR_ASCII = 2  # a line may become longer when an arrow is written as ->
+
+
 def terminal_width(output: Path | None = None, stream: IO[str] | None = None) -> int | None:
     """Return the width of the terminal for the text, which may be coloured then; None for a pipe or a file.
 
@@ -69,7 +72,8 @@ def terminal_width(output: Path | None = None, stream: IO[str] | None = None) ->
     stream = stream or sys.stdout
     if output is not None or not stream.isatty():
         return None
-    return shutil.get_terminal_size().columns if stream is sys.stdout else os.get_terminal_size(stream.fileno()).columns
+    own = shutil.get_terminal_size().columns if stream is sys.stdout else os.get_terminal_size(stream.fileno()).columns
+    return own - (0 if encodable("→", stream) == "→" else ROOM_FOR_ASCII)
 
 
 def print_table(table: Table, console: Console) -> None:

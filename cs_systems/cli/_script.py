@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import io
 import json
 import os
 import random
@@ -189,7 +190,7 @@ def conclude(records: list[Any], out: str, why: str) -> None:
         return
     from cs_systems.cli._output import terminal_width
     from cs_systems.cli.profile import print_of_host
-    from cs_systems.core.printable import labelled_command
+    from cs_systems.core.printable import encodable, labelled_command
     from cs_systems.diagnosis import diagnose
     from cs_systems.report.diagnoses import text
     from cs_systems.report.tables.formats import text_width
@@ -200,11 +201,12 @@ def conclude(records: list[Any], out: str, why: str) -> None:
     files = [f"{what}: {Path(out, name)}" for record in records for what, name in record.artifacts.items()]
     where = "\n".join(map(visible, [*files, f"records: {out}/records.jsonl"]))
     report = labelled_command("report:", ("cs-systems", "report", out), text_width(width))
-    with redirect_stdout(sys.stderr):
-        print(f"\n{first}{table}")
+    with redirect_stdout(io.StringIO()) as tables:
         for record in records:
             print_of_host(record)
-        print(f"{where}\n{report}")
+    # The stream is the script's, and stays as it is for what the script prints at its exit.
+    text_of_all = f"\n{first}{table}\n{tables.getvalue()}{where}\n{report}"
+    print(encodable(text_of_all, sys.stderr), file=sys.stderr)
 
 
 def why_nothing(status: int, children: str | None = None, replaced_by: str | None = None) -> str:

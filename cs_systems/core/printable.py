@@ -5,15 +5,57 @@ Names, paths and reasons must not move a terminal's cursor or break a table row.
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
 import shlex
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import IO
 
 # A spreadsheet evaluates a cell that begins with one of these, unless it is a number.
 FORMULA = re.compile(r"[=@]|[+-](?![\d.,]+(e[+-]?\d+)?%?$|inf$|nan$)", re.IGNORECASE)
 LABEL_WIDTH = 9  # of `report:  `, before a path or a command
 LONGEST_NAME = 60  # characters of a name on a page; AMD's products of matrices have names of 500
+
+LEGIBLE = "cs_systems.legible"  # error handler of streams whose encoding lacks characters, such as ASCII
+# One character each where it stands in a column of a table.
+_ASCII = {
+    **dict.fromkeys("─━–—−·", "-"),
+    **dict.fromkeys("│┃", "|"),
+    **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯", "+"),
+    **dict.fromkeys("‘’", "'"),
+    **dict.fromkeys("“”", '"'),
+    **dict(zip("×µ⁰²³αβσθ", "xu023abst", strict=True)),
+    **dict(zip("→≤≥≠∞", ("->", "<=", ">=", "!=", "inf"), strict=True)),
+}
+
+
+def legible(error: UnicodeError) -> tuple[str, int]:
+    """Replace the characters that an encoding lacks by similar ones of ASCII, and escape others as JSON does."""
+    assert isinstance(error, UnicodeEncodeError)
+    text, range_ = error.object, range(error.start, error.end)
+    return "".join(
+        _ellipsis(text, i) if text[i] == "…" else _ASCII.get(text[i]) or _json(text[i]) for i in range_
+    ), error.end
+
+
+def encodable(text: str, stream: IO[str]) -> str:
+    """Return the text with similar characters for those that the encoding of a stream lacks."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, LEGIBLE).decode(encoding)
+
+
+def _ellipsis(text: str, index: int) -> str:
+    """Return three characters before punctuation, and one elsewhere, where a text is shortened to its room."""
+    return "..." if text[index + 1 : index + 2] in [*",.;:)]'"] else "~"
+
+
+def _json(character: str) -> str:
+    return json.dumps(character)[1:-1]
+
+
+codecs.register_error(LEGIBLE, legible)
 
 
 def plain(text: str) -> str:

@@ -19,6 +19,7 @@ from cs_systems.config import RunConfig
 from cs_systems.core.printable import command_line
 from cs_systems.record import RunRecord, read_records
 from cs_systems.runtime.sweep import Progress
+from tests.recorded import DATA
 
 WITHOUT_TORCH = """
 import sys
@@ -187,10 +188,13 @@ def test_closed_output_streams_keep_the_exit_status(tmp_path: Path) -> None:
     assert piped("{cs} report nowhere 2>&-", tmp_path).returncode == 2
 
 
-def test_characters_outside_the_encoding_are_escaped(tmp_path: Path) -> None:
-    done = piped("{cs} memory --size tiny --fits 8GiB", tmp_path, PYTHONIOENCODING="ascii")
+def test_characters_outside_the_encoding_have_legible_replacements(tmp_path: Path) -> None:
+    commands = "{cs} memory --size tiny --fits 8GiB && {cs} compare --help"
+    done = piped(f"{commands} && {{cs}} analyze {DATA}/kineto_h200_small2.json.gz", tmp_path, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "tiny ctx 64 batch 4 \\xb7 naive" in done.stdout
+    assert "tiny ctx 64 batch 4 - naive" in done.stdout
+    assert "\nstep  kernels          ms        ms              ms         %           us\n----------" in done.stdout
+    assert "\\" not in done.stdout
 
 
 def test_interrupt_of_a_reader_mentions_no_records(
