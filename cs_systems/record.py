@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import socket
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 from cs_systems.config import ConfigError, RunConfig
@@ -113,6 +115,10 @@ class Measurement:
         """Return the timed samples of one phase; `step` is the wall-clock time of the whole step."""
         return [s.wall_s if phase == "step" else s.phases_s[phase] for s in self.timed]
 
+    def median_s(self, phase: str = "step") -> float | None:
+        """Return the median of a phase's timed steps over all rounds, which every output shows; None if unknown."""
+        return _median_s([self], phase)
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -167,6 +173,17 @@ class Origin:
             if not isinstance(data.get(name), str | None):
                 raise DamagedRecord(f"{name} is {shown(data[name])}, not a text or null")
         return cls(**data)
+
+
+def _median_s(measurements: Iterable[Measurement], phase: str) -> float | None:
+    known = [
+        duration
+        for measurement in measurements
+        if phase == "step" or phase in measurement.phase_names()
+        for duration in measurement.durations_s(phase)
+        if math.isfinite(duration)
+    ]
+    return median(known) if known else None
 
 
 def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
@@ -488,6 +505,11 @@ def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     if not records:
         raise ConfigError(f"{path} has no record yet; repeat the measurement that writes to it")
     return records, complaints
+
+
+def median_s(records: Iterable[RunRecord], phase: str = "step") -> float | None:
+    """Return the `Measurement.median_s` of all steps of these repeats of a cell; None if unknown."""
+    return _median_s((record.measurement for record in records if record.measurement), phase)
 
 
 def append_record(path: str | os.PathLike[str], record: RunRecord) -> None:

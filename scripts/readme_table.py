@@ -19,7 +19,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from cs_systems.config import PRESETS, AttentionShape, Mode
@@ -131,10 +130,10 @@ def attention(folder: Path) -> str:
     rows: dict[AttentionShape, dict[str, object]] = {}
     for record in records:
         shape = record.run_config.shape
-        if shape and record.measurement:
+        if shape and record.measurement and (step_s := record.measurement.median_s()):
             sizes = f"{shape.batch} × {shape.heads} × {shape.seq:,} × {shape.d_head}"
             row = rows.setdefault(shape, {"problem": sizes, "causal": "yes" if shape.causal else "no"})
-            row[record.run_config.attention] = 1e3 * median(record.measurement.durations_s("step"))
+            row[record.run_config.attention] = 1e3 * step_s
     if not rows:
         raise ValueError(
             f"no records for the table of attention in {folder}; run python {BENCHMARK} --out {folder} on a GPU, or "

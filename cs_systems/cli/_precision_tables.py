@@ -30,7 +30,7 @@ LEARNING = {
     "precision": "precision", "steps": "steps", "first": "first loss", "last": "last 10%", "apart": "largest deviation",
     "loss_scale": "loss scale", "skipped": "skipped",
 }  # fmt: skip
-TYPICAL = "step: typical time, the mean of the rounds' medians on a log scale without extremes; phases: medians"
+MEDIANS = "times: medians over all rounds"
 INTERVAL = "gain: fp32's step time over this precision's; interval: 95% confidence, from"
 OWN_PEAK = "MFU: relative to the peak of each precision"
 MIXED = "fp8: the linear layers of the blocks run in fp8, attention and lm_head in bf16"
@@ -74,7 +74,7 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
     for cell, found in precision.by_cell(records, precision.TIMED).items():
         rows = precision.gains(found)
         noise = " or ".join(dict.fromkeys(row["noise"] for row in rows if row["noise"]))
-        notes = [TYPICAL, f"{INTERVAL} {noise}"] if noise else []
+        notes = [MEDIANS, f"{INTERVAL} {noise}"] if noise else []
         notes += [OWN_PEAK] if any(row["mfu"] for row in rows) else []
         fp8 = [row for row in rows if row["precision"] == Precision.FP8 and row["step_s"]]
         own = is_foreign(cell.workload)

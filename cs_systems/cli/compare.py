@@ -65,10 +65,7 @@ TITLES = {
     "A_s": "baseline", "B_s": "candidate", "B/A": "ratio",
     "A_bytes": "baseline peak", "B_bytes": "candidate peak",
 }  # fmt: skip
-TYPICAL = (
-    "baseline, candidate: typical time, the mean of the rounds' medians on a log scale without extremes; ratio: "
-    "candidate over baseline"
-)
+MEDIANS = "baseline, candidate: medians over all rounds; ratio: candidate over baseline"
 TOP = 10  # rows of a difference, without the sum
 PROFILED = "kernel times under a profiler: use them for shares and causes, not as timings"
 # Above this, not even a doubling would have been detected, and "no difference" would mislead.
@@ -198,7 +195,7 @@ def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
     for text in filter(None, (row["unseen"] for row in comparison.rows)):
         blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
     unseen = [f"not measured: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
-    legends = [TYPICAL, "finds: the smallest slowdown that this comparison can detect"]
+    legends = [MEDIANS, "finds: the smallest slowdown that this comparison can detect"]
     rows: Sequence[Row] = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     if not any(row["a_peak_bytes"] and row["b_peak_bytes"] for row in comparison.rows) and args.format != "csv":
         rows = [{name: value for name, value in row.items() if name not in PEAKS} for row in rows]
@@ -262,8 +259,8 @@ def _readable(row: ComparisonRow) -> Row:
     return {
         "cell": row["cell"],
         "phase": row["phase"],
-        "A_s": row["a_typical_s"],
-        "B_s": row["b_typical_s"],
+        "A_s": row["a_median_s"],
+        "B_s": row["b_median_s"],
         "B/A": f"{row['ratio']:.3f}" if row["ratio"] < 10 else f"{row['ratio']:.3g}",
         "interval": UNKNOWN if low is None or noisy else f"{low:.3f}…{high:.3f}",  # one word: no narrow table breaks it
         "finds": UNKNOWN if resolution is None else "> 100%" if noisy else f"{resolution:.0%}",

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from statistics import median
 
 from cs_systems.comparison.precision_causes import computation
 from cs_systems.config import ConfigError, RunConfig
@@ -172,8 +171,7 @@ def _beside_steps_s(cell: RunConfig, overheads: Overheads) -> float:
 
 
 def _step_s(record: RunRecord) -> float | None:
-    durations = record.measurement.durations_s("step") if record.measurement else []
-    return median(durations) if durations else None
+    return record.measurement.median_s() if record.measurement else None
 
 
 def _computation(cell: RunConfig) -> RunConfig:

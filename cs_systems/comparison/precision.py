@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import TypedDict
 
-from cs_systems.comparison.runs import compare, typical_s
+from cs_systems.comparison.runs import compare
 from cs_systems.config import Precision, RunConfig, describe
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.rows import TrainingCurveRow, first_row
 from cs_systems.formulas.rank_layout import data_ranks
-from cs_systems.record import RunRecord
+from cs_systems.record import RunRecord, median_s
 
 BASELINE = Precision.FP32
 PHASES = ("forward", "loss", "backward", "synchronize", "optimizer")
@@ -33,7 +32,7 @@ class Speedup(TypedDict):
 
 
 class GainRow(Speedup):
-    """Step of a cell in one precision: medians of its phases, and the typical step, whose ratio the speed-up is."""
+    """Step of a cell in one precision: medians of the step, whose ratio is the speed-up, and of its phases."""
 
     precision: str
     forward_s: float | None
@@ -139,8 +138,8 @@ def gains(found: dict[Precision, list[RunRecord]]) -> list[GainRow]:
 
 def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence[RunRecord]) -> GainRow:
     timed = [r for r in records if r.is_timing]
-    times = {phase: _median(timed, phase) for phase in PHASES}
-    step_s = typical_s(timed)
+    times = {phase: median_s(timed, phase) for phase in PHASES}
+    step_s = median_s(timed)
     last = (timed or records)[-1]
     caveats = "; ".join(w.message for w in last.warnings) if not timed and last.measurement else None
     peaks = [r.measurement.peak_allocated_bytes for r in timed if r.measurement]
@@ -161,16 +160,6 @@ def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence
         "status": last.status,
         "reason": last.reason or caveats,
     }
-
-
-def _median(records: Sequence[RunRecord], phase: str) -> float | None:
-    durations = [
-        duration
-        for r in records
-        if r.measurement and phase in r.measurement.phase_names()
-        for duration in r.measurement.durations_s(phase)
-    ]
-    return median(durations) if durations else None
 
 
 def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Speedup:

@@ -9,7 +9,7 @@ from statistics import median
 
 from cs_systems.comparison.precision import BASELINE, Speedup, interval, speedup
 from cs_systems.config import ConfigError, RunConfig, describe
-from cs_systems.record import RunRecord
+from cs_systems.record import RunRecord, median_s
 from cs_systems.traces.gaps import LAUNCH, idle_by_cause
 
 PRODUCTS = ("matmul", "attention")  # kernel families that run on tensor cores
@@ -88,7 +88,7 @@ def causes(
         "precision": config_b.precision.value,
         **speedup(clean_a, clean_b),
         "kernel_speedup": whole_a / whole_b,
-        "launch_bound_share": _launch_bound(b, _step_s(clean_b) if clean_a else None),
+        "launch_bound_share": _launch_bound(b, median_s(clean_b) if clean_a else None),
         "products": "matrix products" + (" and fused attention" if "attention" in {*times_a, *times_b} else ""),
         "a_products_s": _of(times_a, PRODUCTS),
         "b_products_s": _of(times_b, PRODUCTS),
@@ -99,11 +99,6 @@ def causes(
         "b_kernel_s": whole_b,
         "differs": differs,
     }
-
-
-def _step_s(records: Sequence[RunRecord]) -> float | None:
-    durations = [duration for r in records if r.measurement for duration in r.measurement.durations_s("step")]
-    return median(durations) if durations else None
 
 
 def _families(record: RunRecord) -> dict[str, float]:

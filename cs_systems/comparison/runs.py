@@ -35,9 +35,7 @@ _MACHINE = (
 class ComparisonRow(TypedDict):
     """Phase of a cell in both runs: `a` is the baseline, `b` the candidate.
 
-    The interval and the verdict are those of `statistics.Comparison`.
-
-    The ratio is of the typical times, `a_typical_s` and `b_typical_s`; the medians are those of all samples.
+    The interval and the verdict are those of `statistics.Comparison`; the ratio is that of the two medians.
     """
 
     cell: str
@@ -51,8 +49,6 @@ class ComparisonRow(TypedDict):
     resolution: float | None
     unseen: str | None
     noise: str
-    a_typical_s: float
-    b_typical_s: float
     a_peak_bytes: int | None
     b_peak_bytes: int | None
 
@@ -302,8 +298,8 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
     return {
         "cell": describe(a[0].run_config, without) or _plainly(a[0], without) or "all of it",
         "phase": phase,
-        "a_median_s": median(d for process in processes_a for round in process for d in round),
-        "b_median_s": median(d for process in processes_b for round in process for d in round),
+        "a_median_s": found.a,
+        "b_median_s": found.b,
         "ratio": found.ratio,
         "ratio_low": found.low,
         "ratio_high": found.high,
@@ -311,16 +307,9 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
         "resolution": found.resolution,
         "unseen": found.unseen,
         "noise": found.noise,
-        "a_typical_s": found.a,
-        "b_typical_s": found.b,
         "a_peak_bytes": _peak(a),
         "b_peak_bytes": _peak(b),
     }
-
-
-def typical_s(records: Sequence[RunRecord]) -> float | None:
-    """Return the typical duration of a step, whose ratio `compare` gives; None without a record."""
-    return statistics.typical(_processes(records, "step")) if records else None
 
 
 def is_larger(row: ComparisonRow) -> bool:

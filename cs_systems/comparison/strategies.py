@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any, TypedDict
 
 from cs_systems.config import RunConfig
@@ -176,7 +175,7 @@ def _step_s(record: RunRecord | None) -> float | None:
     """Return the median duration of the timed steps; None without valid times."""
     if record is None or record.measurement is None or record.status != "ok" or not record.is_timing:
         return None
-    return median(record.measurement.durations_s("step"))
+    return record.measurement.median_s()
 
 
 def communication(group: Sequence[RunRecord]) -> list[CommunicationRow]:

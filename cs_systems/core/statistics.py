@@ -49,6 +49,12 @@ Measured (profiles/verdicts): on one H200 rounds varied by 0.15% and processes b
 CONTRADICTION = 4.0
 """Ratio of measured to assumed variance between processes above which the assumption is ignored."""
 
+MEDIAN_OVER_MEAN = 1.3
+"""Assumed ratio of the variance of the median of all samples to that of the trimmed mean of the rounds' medians.
+
+Where the rounds differ more than the samples of one round, it is 1.2 for 5 rounds, and π/2 over 1.15 for many.
+"""
+
 MINIMUM_EFFECT = 0.01
 """Smallest relative change that counts as a difference: clocks and temperature alone change times by as much."""
 
@@ -161,15 +167,17 @@ class Interval(NamedTuple):
 def interval(rounds: Rounds, confidence: float = CONFIDENCE) -> Interval:
     """Return the confidence interval of the median over further rounds of this process.
 
-    With 3 or more rounds, it is Student's t on the logarithms of the rounds' medians, because samples of a round are
-    correlated. With 5 or more, the shortest and the longest fifth of the rounds are trimmed (Tukey & McLaughlin 1963).
-    With fewer than 3, it is the `median_interval` of all samples, with the caveat that it takes them as independent.
+    The interval is around the median of all samples. With 3 or more rounds, its width is Student's t on the logarithms
+    of the rounds' medians, because samples of a round are correlated. With 5 or more, the shortest and the longest
+    fifth of the rounds are trimmed (Tukey & McLaughlin 1963). With fewer than 3, it is the `median_interval` of all
+    samples, with the caveat that it takes them as independent.
     """
     medians = [statistics.median(samples) for samples in rounds if samples]
     if len(medians) >= FEWEST_ROUNDS:
-        center, variance, dof = _trimmed(_logs(medians))
-        half = student_t((1 + confidence) / 2, dof) * math.sqrt(variance)
-        return Interval(math.exp(center - half), math.exp(center + half), None)
+        variance, dof = _variance(_logs(medians))
+        factor = math.exp(student_t((1 + confidence) / 2, dof) * math.sqrt(MEDIAN_OVER_MEAN * variance))
+        center = median([rounds])
+        return Interval(center / factor, center * factor, None)
     found = median_interval([s for samples in rounds for s in samples], confidence)
     low, high = found or (None, None)
     return Interval(low, high, "of fewer than 3 rounds the samples are taken as independent: measure with --rounds 3")
@@ -183,7 +191,7 @@ class Comparison(NamedTuple):
     resolution: the smallest slowdown that this comparison would have detected (0.03 is 3%).
     unseen: the variance that the samples cannot show, and what would show it.
     noise: the sources of the variance, in words: processes, rounds, or blocks of steps.
-    a, b: the typical durations whose ratio it is: mean log medians, not medians of all samples.
+    a, b: the medians whose ratio it is, of all samples of a side.
     """
 
     ratio: float
@@ -205,10 +213,11 @@ def ratio_interval(
 ) -> Comparison:
     """Return the ratio of B's duration to A's, with its interval and verdict.
 
-    Welch's t (1947) on the processes' trimmed mean log medians (Yuen 1974). A side's variance between processes is a
-    weighted mean of two estimates: what its n processes show (n − 1 degrees of freedom), and an assumed variance that
-    counts as one more. The assumed variance is `between_sd` squared, or more where the rounds suggest it, plus the
-    variance that the rounds show. With one process it is the only estimate.
+    The ratio is that of the medians of all samples, so that the interval holds it. Its width is Welch's t (1947), with
+    the variance of a process from the trimmed log medians of its rounds (Yuen 1974). A side's variance between
+    processes is a weighted mean of two estimates: what its n processes show (n − 1 degrees of freedom), and an assumed
+    variance that counts as one more. The assumed variance is `between_sd` squared, or more where the rounds suggest
+    it, plus the variance that the rounds show. With one process it is the only estimate.
 
     Args:
         a_groups: durations of A, by process and round.
@@ -220,8 +229,8 @@ def ratio_interval(
         ConfigError: a duration is not above 0.
     """
     a, b = (_estimate(groups, between_sd) for groups in (a_groups, b_groups))
-    ratio, centers = math.exp(b.center - a.center), (math.exp(a.center), math.exp(b.center))
-    unseen, noise = None, _noise([*a_groups, *b_groups])
+    centers = median(a_groups), median(b_groups)
+    ratio, unseen, noise = centers[1] / centers[0], None, _noise([*a_groups, *b_groups])
     if min(len(a_groups), len(b_groups)) > 1:
         noise = f"processes and {noise}"
     else:
@@ -247,15 +256,14 @@ def ratio_interval(
     return Comparison(ratio, low, high, verdict, resolution, unseen, noise, *centers)
 
 
-def typical(groups: Sequence[Rounds]) -> float:
-    """Return the typical duration, by process and round, whose ratio `ratio_interval` gives."""
-    return math.exp(_estimate(groups, BETWEEN_PROCESSES_SD).center)
+def median(groups: Iterable[Rounds]) -> float:
+    """Return the median of all samples, given by process and round."""
+    return statistics.median(sample for rounds in groups for samples in rounds for sample in samples)
 
 
 class _Estimate(NamedTuple):
-    """Mean log median of one side, with the variance of that mean and its degrees of freedom (0: unknown)."""
+    """Variance of the log median of one side, with its degrees of freedom (0: unknown)."""
 
-    center: float
     variance: float
     dof: float
     between_sd: float  # assumed
@@ -266,27 +274,28 @@ def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
     round_variances = []
     for rounds in groups:
         logs = _logs([statistics.median(block) for block in _blocks(rounds)])
-        center, variance, dof = _trimmed(logs) if len(logs) > 1 else (logs[0], 0.0, 0)
-        centers.append(center)
-        if dof:
+        centers.append(math.log(median([rounds])))
+        if len(logs) > 1:
+            variance, dof = _variance(logs)
             within.append(variance)
             within_dof += dof
             round_variances.append(variance * (dof + 1))
-    n, center = len(centers), statistics.fmean(centers)
+    n = len(centers)
     if round_variances and (rounds_sd := math.sqrt(statistics.fmean(round_variances))) > RESTLESS_SD:
         between_sd = max(between_sd, RESTLESS * rounds_sd)
     assumed = between_sd**2 + (noise := statistics.fmean(within) if within else 0.0)
     if n == 1:  # between_sd counts as known: only the noise is uncertain (Satterthwaite 1946)
         noise_dof = within_dof * (assumed / noise) ** 2 if noise else math.inf
-        return _Estimate(center, assumed, noise_dof if within else 0, between_sd)
+        return _Estimate(assumed, noise_dof if within else 0, between_sd)
     shown = statistics.variance(centers)
+    of_median = math.pi / (2 * n + math.pi - 2)  # variance of the median of n normal values over that of one
     if shown > CONTRADICTION * assumed:
-        return _Estimate(center, shown / n, n - 1, between_sd)
-    return _Estimate(center, (assumed + (n - 1) * shown) / n / n, n, between_sd)
+        return _Estimate(of_median * shown, n - 1, between_sd)
+    return _Estimate(of_median * (assumed + (n - 1) * shown) / n, n, between_sd)
 
 
-def _trimmed(values: Sequence[float]) -> tuple[float, float, int]:
-    """Return (mean, variance of that mean, degrees of freedom) after trimming a fifth of the values at each end.
+def _variance(values: Sequence[float]) -> tuple[float, int]:
+    """Return (variance of their mean, degrees of freedom) after trimming a fifth of the values at each end.
 
     Takes at least two values. A disturbance of the machine lengthens a whole round, and one such round of five would
     hide a difference of 5%. The variance is winsorized: each cut value is replaced by its nearest kept one (Tukey &
@@ -298,7 +307,7 @@ def _trimmed(values: Sequence[float]) -> tuple[float, float, int]:
     kept = ordered[cut : len(values) - cut]
     dof = len(kept) - 1
     variance = ordered.clip(kept[0], kept[-1]).var(ddof=1) * (len(values) - 1) / (len(kept) * dof)
-    return float(kept.mean()), float(variance), dof
+    return float(variance), dof
 
 
 def _noise(processes: Sequence[Rounds]) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import mean, median
+from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
 from cs_systems.config import CONFIGURED, Mode, Phase, RunConfig
@@ -142,7 +142,7 @@ class Evidence:
     def clean_s(self) -> float | None:
         """Duration of a step without a profiler: as measured, else before the profiler began."""
         if self.measurement is not None and self.measurement.timed:
-            return median(self.measurement.durations_s("step"))
+            return self.measurement.median_s()
         before: float | None = first_row(self.tables, "overhead").get("not_recorded_s")
         return before
 
@@ -178,9 +178,7 @@ class Evidence:
 
     def phase_s(self, phase: str) -> float | None:
         """Return the median duration of a phase without a profiler, or None if it was not measured."""
-        if self.measurement is None or phase not in self.measurement.phase_names() or not self.measurement.timed:
-            return None
-        return median(self.measurement.durations_s(phase))
+        return self.measurement.median_s(phase) if self.measurement else None
 
     def rows_of(self, *families: str, phases: Iterable[str] | None = None, without: Iterable[str] = ()) -> list[Row]:
         """Return the rows of `phases` of these kernel families, in these phases or in all but those of `without`."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from cs_systems.core.rows import Row
 from cs_systems.core.statistics import unstable
 from cs_systems.diagnosis import Diagnosis, Rule
@@ -19,7 +17,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if evidence.step_s is None or len(durations) < FEWEST or not (reasons := unstable(durations)):
         return None
     row: Row = {"steps": len(durations), "fastest_s": min(durations), "slowest_s": max(durations)}
-    return Diagnosis(reasons[0], evidence.remedy("unstable"), median(durations), min(durations), evidence=(row,))
+    return Diagnosis(reasons[0], evidence.remedy("unstable"), evidence.step_s, min(durations), evidence=(row,))
 
 
 RULE = Rule(find)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import median
 from typing import Any, NamedTuple, TypedDict
 
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
@@ -101,9 +100,9 @@ def step(record: RunRecord) -> dict[str, Any]:
 def call_s(record: RunRecord) -> float | None:
     """Return the median duration of one call, where a sample holds several."""
     measurement, shape = record.measurement, record.config.get("collective")
-    if measurement is None or not shape or TRANSFER not in measurement.phase_names() or not measurement.timed:
+    if measurement is None or not shape or (transfer_s := measurement.median_s(TRANSFER)) is None:
         return None
-    return median(measurement.durations_s(TRANSFER)) / int(shape["calls"])
+    return transfer_s / int(shape["calls"])
 
 
 def world_size(record: RunRecord) -> int:

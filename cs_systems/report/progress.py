@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
 from cs_systems.config import RunConfig, describe
@@ -29,7 +28,8 @@ def outcome(record: RunRecord) -> str:
     marks = "".join(f" [{w.code}]" for w in record.warnings)
     if call_s := collectives.call_s(record):
         return f"{human(call_s, 's')} per call{marks}"
-    return f"{human(median(record.measurement.durations_s('step')), 's')} per step{marks}"
+    step_s = record.measurement.median_s()
+    return f"{'unknown' if step_s is None else human(step_s, 's')} per step{marks}"
 
 
 def duration(seconds: float) -> str:

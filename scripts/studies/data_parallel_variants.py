@@ -159,10 +159,7 @@ def best_buckets(group: Sequence[RunRecord], line: Link | None) -> str:
 
 def backward_of(group: Sequence[RunRecord]) -> float | None:
     alone = parallel.baseline(group)
-    if alone is None or alone.measurement is None:
-        return None
-    times = sorted(alone.measurement.durations_s("backward"))
-    return times[len(times) // 2]
+    return alone.measurement.median_s("backward") if alone and alone.measurement else None
 
 
 def explain(found: list[Cell]) -> list[str]:

@@ -59,7 +59,7 @@ def gained(cells: list[Cell]) -> list[Row]:
         {
             "cell": name_of(cell),
             "precision": row["precision"],
-            "typical step_s": row["step_s"],
+            "step_s": row["step_s"],
             "gain": row["speedup"] and f"{row['speedup']:.2f}×",
             "95% interval": interval(row),
             "verdict": row["verdict"],

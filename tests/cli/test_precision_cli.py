@@ -209,7 +209,7 @@ def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pyte
     assert main(["precision", "--show", str(folder)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert (
-        "train-step, bf16: 1.26× fp32's speed (0.75–2.12): 67% of the step is launch-bound; matrix products take 12 ms"
+        "train-step, bf16: 1.29× fp32's speed (0.77–2.17): 67% of the step is launch-bound; matrix products take 12 ms"
         in text
     )
     assert (folder / "records.jsonl").read_bytes() == before

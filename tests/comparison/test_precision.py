@@ -29,7 +29,7 @@ def small() -> list[RunRecord]:
 
 def test_sentence_explains_timed_and_profiled_step(large: list[RunRecord]) -> None:
     assert sentence(explained(large)[-1]) == (
-        "large ctx 256 batch 4 · naive · train-step, bf16: 1.26× fp32's speed (0.75–2.12): 67% of the step is "
+        "large ctx 256 batch 4 · naive · train-step, bf16: 1.29× fp32's speed (0.77–2.17): 67% of the step is "
         "launch-bound; matrix products take 12 ms instead of 149 ms (12.3×); casts and other copies add 8.7 ms; "
         "all other kernels take 22 ms as in fp32"
     )

@@ -108,6 +108,22 @@ def test_interval_by_rounds_covers_correlated_samples() -> None:
     assert as_independent < 0.85 * 300
 
 
+@pytest.mark.parametrize(("rounds", "steps", "apart"), [(3, 10, 0.01), (5, 20, 0.02), (10, 3, 0.01), (20, 5, 0.02)])
+def test_interval_covers_the_median_of_rounds_that_differ(rounds: int, steps: int, apart: float) -> None:
+    rng, hits = random.Random(3), 0
+    for _ in range(600):
+        shifted = [
+            [sample * math.exp(shift) for sample in process(rng, 1.0, 0.0, 1, steps, noise=0.002)[0]]
+            for shift in rng_normals(rng, rounds, apart)
+        ]
+        low, high, _ = stats.interval(shifted)
+        assert low is not None
+        assert high is not None
+        assert low <= stats.median([shifted]) <= high
+        hits += low <= 1 <= high
+    assert hits >= 0.935 * 600
+
+
 def test_interval_of_too_few_samples_is_unknown() -> None:
     assert stats.interval([[1.0, 1.1]])[:2] == (None, None)
 

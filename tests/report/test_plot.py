@@ -261,12 +261,12 @@ def test_titles_tell_profiled_figures_from_timed_ones(build: Build) -> None:
     assert "under nsys" in titles[1]
 
 
-def test_streams_say_that_they_show_one_step_beside_the_mean() -> None:
+def test_streams_say_that_they_show_one_step_beside_the_median() -> None:
     studied = read_records(Path(__file__).parents[2] / "profiles" / "data_parallel_variants")[0]
     drawn = plot.figure([r for r in studied if r.results.get("streams")], "streams")
     assert "in one step of rank 0" in drawn.get_suptitle()
     assert "one profiled step of rank 0, its median one" in drawn.axes[0].get_xlabel().replace("\n", " ")
-    assert "step 203 ms\nmean 207 ms\nexposed 59.1 ms\nhidden 0 ns" in texts_of(drawn)
+    assert "step 203 ms\nmedian 210 ms\nexposed 59.1 ms\nhidden 0 ns" in texts_of(drawn)
     assert problems(drawn) == []
 
 

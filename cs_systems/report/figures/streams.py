@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from cs_systems.core import units
@@ -63,14 +62,14 @@ def _name(record: RunRecord) -> str:
 
 
 def _labels(record: RunRecord) -> str:
-    """Return the duration of the drawn step beside the mean of all profiled ones, and its communication."""
+    """Return the duration of the drawn step beside the median of all profiled ones, and its communication."""
     own = next((row for row in record.results.get("overlap", ()) if row["rank"] == 0), None)
     if own is None:
         return ""
     lines = [f"step {units.human(own['step_s'], 's')}"]
-    measured = record.measurement.durations_s("step") if record.measurement else []
-    if len(measured) > 1:
-        lines.append(f"mean {units.human(fmean(measured), 's')}")
+    measured = record.measurement
+    if measured and len(measured.timed) > 1 and (step_s := measured.median_s()) is not None:
+        lines.append(f"median {units.human(step_s, 's')}")
     if own["communication_s"]:
         lines += [f"exposed {units.human(own['exposed_s'], 's')}", f"hidden {units.human(own['hidden_s'], 's')}"]
     return "\n".join(lines)

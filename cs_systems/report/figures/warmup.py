@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.core import units
@@ -21,7 +20,6 @@ from cs_systems.report.figures.drawing import (
     with_legend,
 )
 from cs_systems.report.figures.labels import labels
-from cs_systems.report.frame import STEP
 from cs_systems.report.tables.records import varying
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
         record = measured[i]
         assert record.measurement
         taken = record.measurement.samples
-        usual = median(record.measurement.durations_s(STEP)) or math.nan
+        usual = record.measurement.median_s() or math.nan
         clock = max((s.sm_clock_hz for s in taken if s.sm_clock_hz), default=None)
         ratios = [s.wall_s / usual for s in taken]
         numbers = range(1, len(taken) + 1)
@@ -77,8 +75,8 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 def _slowest(record: RunRecord) -> float:
     """Return the time of the slowest step, in medians of the timed steps."""
     assert record.measurement
-    usual = median(record.measurement.durations_s(STEP))
-    return max(sample.wall_s for sample in record.measurement.samples) / usual if usual > 0 else 0.0
+    usual = record.measurement.median_s()
+    return max(sample.wall_s for sample in record.measurement.samples) / usual if usual else 0.0
 
 
 def causes(sample: Sample, highest_clock_hz: float | None) -> list[str]:

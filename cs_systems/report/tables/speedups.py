@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cs_systems.config import ConfigError
-from cs_systems.core import units
 from cs_systems.record import RunRecord
 from cs_systems.report.frame import by_kind
 from cs_systems.report.tables.columns import UNKNOWN, Column, full_name
@@ -25,9 +24,9 @@ TOO_WIDE = 4  # ratio of an interval's ends above which it says nothing
 def with_speedups(
     table: Table, records: Sequence[RunRecord], whole: pd.DataFrame, rows: Sequence[int], relative_to: str
 ) -> Table:
-    """Return the table with three more columns before its notes: typical step, speed-up and its 95% interval.
+    """Return the table with two more columns before its notes: speed-up and its 95% interval.
 
-    The speed-up is the ratio of typical steps, which may differ from that of their medians.
+    The speed-up is the ratio of the medians of a step.
 
     Args:
         table: the table of these records.
@@ -58,24 +57,14 @@ def with_speedups(
         "1" if baselines[i] else UNKNOWN if gain is None else f"{gain:.2f}×"
         for i, gain in zip(rows, gains, strict=True)
     )
-    typical = [None if (found := compared[i]) is None else found.b for i in rows]
-    beside = {column.name: column.unit for column in table.columns}
-    unit = next((u for u in units.SCALES["_s"] if u.label == beside.get("median_s")), None) or units.best_unit(
-        units.SCALES["_s"], [t for t in typical if t is not None]
-    )
-    times = tuple(UNKNOWN if t is None else units.in_unit(t, unit) for t in typical)
-    legend = (
-        "typical: time of a step, the mean of the rounds' medians on a log scale without extremes; "
-        f"speed-up: that of the cell with {relative_to} over this cell's; interval: 95% confidence"
-    )
+    legend = f"speed-up: median step of the cell with {relative_to} over this cell's; interval: 95% confidence"
     added = (
-        Column("typical_s", "typical", unit.label, times, tuple(typical), numeric=True),
         Column("speedup", "speed-up", "", texts, gains, numeric=True, legend=legend),
         Column("speedup_range", "interval", "", tuple(map(_text, shown)), tuple(map(_ends, shown)), numeric=True),
     )
     before = [column for column in table.columns if column.name != "note"]
     after = table.columns[len(before) :]
-    return replace(table, columns=(*before, *added, *after), optional=(*table.optional, "typical_s"))
+    return replace(table, columns=(*before, *added, *after))
 
 
 def _ends(found: Comparison | None) -> tuple[float, float] | None:
