@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from cs_systems.core.step_kinds import step_kinds
 from cs_systems.core.validation import ConfigError
 
 Number = TypeVar("Number", int, float)
@@ -391,7 +392,13 @@ def _rising_pairs(samples: Sequence[float]) -> tuple[int, list[float]]:
 
 
 def unstable(samples: Sequence[float]) -> list[str]:
-    """Return the reasons not to trust the median of these samples, in words; empty if there are none."""
+    """Return the reasons not to trust the median of these samples, in words; empty if there are none.
+
+    Steps that come at a fixed distance, such as each tenth with an evaluation, are left out: they do something else.
+    """
+    _, *others = step_kinds(samples)
+    apart = {i for kind in others if kind.every for i in kind.positions}
+    samples = [sample for i, sample in enumerate(samples) if i not in apart]
     reasons = []
     found = summary(samples)
     if (spread := (found.p90 - found.p10) / found.median) > SPREAD_LIMIT:

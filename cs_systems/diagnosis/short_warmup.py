@@ -7,6 +7,7 @@ from statistics import mean, median
 
 from cs_systems.comparison.warmup import STEADY
 from cs_systems.core.rows import Row
+from cs_systems.core.step_kinds import step_kinds
 from cs_systems.diagnosis import Diagnosis, Rule
 from cs_systems.diagnosis._evidence import Evidence
 
@@ -20,6 +21,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     durations = [sample.wall_s for sample in samples]
     if len(durations) < FEWEST or samples[0].round != samples[-1].round:
         return None
+    if any(kind.every and kind.positions[0] == 0 for kind in step_kinds(durations)):
+        return None  # the first step is one of those that do more
     steady_s = median(durations[len(durations) // 2 :])
     slow = [*takewhile(lambda s: s.wall_s > (1 + STEADY) * steady_s and not s.compile_s, samples)]
     if not slow or not steady_s:

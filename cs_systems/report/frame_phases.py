@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from math import isfinite
+from math import fsum, isfinite
 from statistics import median
 
 from cs_systems.config import Phase
@@ -21,6 +21,7 @@ PHASE_COLUMNS: dict[str, str] = {
     "n": INTEGER,
     "median_s": REAL,
     "mean_s": REAL,
+    "total_s": REAL,
     "std_s": REAL,
     "p10_s": REAL,
     "p90_s": REAL,
@@ -70,6 +71,7 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
             "n": durations.n,
             "median_s": durations.median,
             "mean_s": durations.mean,
+            "total_s": fsum(known),
             "std_s": durations.std,
             "p10_s": durations.p10,
             "p90_s": durations.p90,

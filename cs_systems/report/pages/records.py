@@ -26,7 +26,7 @@ from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, w
 from cs_systems.report.pages import _templates
 from cs_systems.report.tables.columns import phases_of
 from cs_systems.report.tables.layout import is_timed
-from cs_systems.report.tables.records import CountedCaveat, counted_caveats, in_order, tables, varying
+from cs_systems.report.tables.records import CountedCaveat, counted_caveats, in_order, loop_times, tables, varying
 from cs_systems.report.tables.table import Table
 
 if TYPE_CHECKING:
@@ -46,13 +46,15 @@ MOST_CONFIGS = 200  # above it the page refers to the records file
 class _Workload(NamedTuple):
     """Section of a page: the records of one workload.
 
-    figures: caption and SVG. failures: descriptions of the cells, by status and reason.
+    loops: the total time of each loop and its division. figures: caption and SVG. failures: descriptions of the cells,
+    by status and reason.
     """
 
     name: str
     cells: int
     summary: Table
     whole: Table
+    loops: Sequence[str]
     caveats: Sequence[CountedCaveat]
     failures: dict[tuple[str, str], list[str]]
     figures: Sequence[tuple[str, Markup]]
@@ -158,6 +160,7 @@ def _workload(number: int, name: str, records: Sequence[RunRecord]) -> _Workload
         cells=len(records),
         summary=summary,
         whole=replace(whole, columns=tuple(c for c in whole.columns if not c.is_empty)),
+        loops=loop_times(records),
         caveats=counted_caveats(records),
         failures=_failures(records),
         figures=[

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.comparison import loop_time
 from cs_systems.config import PRESETS, ConfigError, one_of
 from cs_systems.core import units
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
@@ -110,7 +111,7 @@ def tables(
         rows = _rows(whole, phases)
         doubts = counted_caveats(chosen)
         letters = short.letters(doubt.code for doubt in doubts)
-        before, after = (*_elsewhere(whole), *_same_step(chosen)), _failures(chosen, marks)
+        before, after = (*loop_times(chosen), *_elsewhere(whole), *_same_step(chosen)), _failures(chosen, marks)
         notes = (*before, *map(str, doubts), *after)
         if pivot is not None:
             table, letters = _pivoted(whole, rows, pivot, notes), {}
@@ -123,6 +124,13 @@ def tables(
         marked = (*before, *(" ".join(filter(None, [letters.get(d.code), str(d)])) for d in doubts), *after)
         made.append(replace(table, short=short.short_form(table, letters, marked)))
     return made
+
+
+def loop_times(records: Iterable[RunRecord]) -> list[str]:
+    """Return a line for each loop that was timed: its total time, and the division among kinds of steps."""
+    timed = [r for r in records if r.is_loop and r.is_timing and r.config.get("profiler", CLEAN) == CLEAN]
+    lines = [(r, loop_time.sentence(loop_time.loop_time(r.measurement))) for r in timed if r.measurement]
+    return [line if len(lines) == 1 else f"repeat {record.repeat}: {line}" for record, line in lines if line]
 
 
 def _sorted(rows: pd.DataFrame, sort: str, whole: pd.DataFrame) -> pd.DataFrame:

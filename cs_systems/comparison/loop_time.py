@@ -1,0 +1,77 @@
+"""Total time of the recorded steps of a loop, and its division among kinds of steps, which a median hides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import TypedDict
+
+from cs_systems.core.step_kinds import step_kinds
+from cs_systems.core.units import counted, human
+from cs_systems.record import Measurement, Sample
+
+WARMUP, COMPILING, USUAL, SLOW, FAST = "warm-up", "compiling", "usual", "slow", "fast"
+
+
+class LoopTimeRow(TypedDict):
+    """Recorded steps of one kind: `every` is the distance between them in steps, None where it is not fixed."""
+
+    kind: str
+    steps: int
+    every: int | None
+    median_s: float
+    total_s: float
+    share: float  # of the time of all recorded steps
+
+
+def loop_time(measurement: Measurement) -> list[LoopTimeRow]:
+    """Return a row for each kind of the recorded steps, warm-up and compiling ones first; [] if a time is unknown."""
+    samples = measurement.samples
+    total_s = math.fsum(sample.wall_s for sample in samples)
+    if not 0 < total_s < math.inf:
+        return []
+    warm = [sample for sample in samples if sample.warmup]
+    compiling = [sample for sample in samples if not sample.warmup and sample.compiles]
+    groups: list[tuple[str, list[Sample], int | None]] = [(WARMUP, warm, None), (COMPILING, compiling, None)]
+    others = [sample for sample in samples if not (sample.warmup or sample.compiles)]
+    kinds = step_kinds([sample.wall_s for sample in others])
+    for kind in kinds:
+        usual = kind.median_s == kinds[0].median_s
+        name = USUAL if usual else SLOW if kind.median_s > kinds[0].median_s else FAST
+        groups.append((name, [others[i] for i in kind.positions], None if usual else kind.every))
+    return [_row(name, of_kind, every, total_s) for name, of_kind, every in groups if of_kind]
+
+
+def _row(kind: str, samples: Sequence[Sample], every: int | None, total_s: float) -> LoopTimeRow:
+    durations_s = [sample.wall_s for sample in samples]
+    lasted_s = math.fsum(durations_s)
+    return {
+        "kind": kind,
+        "steps": len(samples),
+        "every": every,
+        "median_s": median(durations_s),
+        "total_s": lasted_s,
+        "share": lasted_s / total_s,
+    }
+
+
+def sentence(rows: Sequence[LoopTimeRow]) -> str:
+    """Return the total and its division in words; "" without rows.
+
+    Example: `40 steps took 4.2 s: 36 steps of 22 ms (0.8 s, 19%), 4 slow steps of 850 ms, every 10 (3.4 s, 81%)`.
+    """
+    if not rows:
+        return ""
+    steps, total_s = sum(row["steps"] for row in rows), math.fsum(row["total_s"] for row in rows)
+    whole = f"{counted(steps, 'step')} took {human(total_s, 's')}"
+    return f"{whole}: {', '.join(map(_part, rows))}"
+
+
+def _part(row: LoopTimeRow) -> str:
+    count = counted(row["steps"], "step" if row["kind"] == USUAL else f"{row['kind']} step")
+    if row["kind"] not in (WARMUP, COMPILING):
+        count += f" of {human(row['median_s'], 's')}"
+    if row["kind"] in (SLOW, FAST) and row["steps"] > 2:
+        count += f", every {row['every']}" if row["every"] else ", irregular"
+    return f"{count} ({human(row['total_s'], 's')}, {row['share']:.0%})"
