@@ -50,8 +50,8 @@ Tells = Callable[[tuple[Any, ...], dict[str, Any]], str | None]
 def observe(observation: Observation, tracker: Tracker, models: Sequence[nn.Module]) -> None:
     """Report the phases of this process's loop to `tracker`, until the observation is closed."""
     for model in models:
-        for hook in _on_model(model):
-            observation.add(hook)
+        for install in _on_model(model):
+            observation.add(install)
     for register, hook in (
         (register_optimizer_step_pre_hook, _optimizer_begins),
         (register_optimizer_step_post_hook, _optimizer_ends),
@@ -59,8 +59,8 @@ def observe(observation: Observation, tracker: Tracker, models: Sequence[nn.Modu
         observation.add(functools.partial(_registered, register, hook), is_guarded=True)
     for owner, name, tells in (*_PATCHES, *(_OF_ACCELERATORS if torch.accelerator.is_available() else ())):
         observation.add(functools.partial(patch, owner, name, tells), is_guarded=(owner, name) in _GUARDED)
-    for install in (_times_recomputation, _times_reentrant_recomputation):
-        observation.add(install)
+    observation.add(_times_recomputation)
+    observation.add(_times_reentrant_recomputation)
     observation.add(functools.partial(_reports_to, tracker))
 
 

@@ -1,4 +1,4 @@
-"""What a loop computed: its last loss, and the optimizer steps that a GradScaler skipped.
+"""Outcome of a loop: its last loss, and the optimizer steps that a GradScaler skipped.
 
 Nothing is read while the loop runs, because reading waits for the device: scalars are kept until the end of a stage.
 """
@@ -30,7 +30,8 @@ class _Scalar(NamedTuple):
     dtype: torch.dtype
 
     def read(self) -> float:
-        return torch.empty(0, dtype=self.dtype, device=self.storage.device).set_(self.storage, self.offset, ()).item()
+        scalar: Any = torch.empty(0, dtype=self.dtype, device=self.storage.device)
+        return float(scalar.set_(self.storage, self.offset, ()))
 
 
 class Outcome:
@@ -81,7 +82,7 @@ class Outcome:
 
     def caveats(self) -> Iterator[Caveat]:
         """Yield the caveats of the stage; the device must have nothing left to do."""
-        skipped = [_read(lambda flag=flag: bool(flag)) for flag in self._skipped]
+        skipped = [_read(functools.partial(bool, flag)) for flag in self._skipped]
         if self._scaler is not None and any(skipped):
             scales = self._scaler._init_scale, _read(self._scaler.get_scale)
             yield caveats.skipped_steps(skipped.count(True), len(skipped), *scales)

@@ -24,7 +24,7 @@ TOOLS = {"kineto": "torch.profiler", "memory_snapshot": "CUDA memory history"}  
 def _is_active(profiler: str) -> bool:
     """Return whether the tool that a profiler uses is active in this process."""
     if profiler == "kineto":
-        return bool(torch._C._autograd._profiler_enabled())  # type: ignore[attr-defined]
+        return bool(torch._C._autograd._profiler_enabled())
     return profiler == "memory_snapshot" and bool(getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)())
 
 

@@ -1,4 +1,4 @@
-"""What a loop computed: a NaN loss and skipped optimizer steps are caveats, and nothing is computed to find them."""
+"""Outcome of a loop: a NaN loss and skipped optimizer steps are caveats, and nothing is computed to find them."""
 
 from __future__ import annotations
 
