@@ -107,6 +107,8 @@ class Module(nn.Module):
         return self.head(self.body(inputs))  # type: ignore[no-any-return]
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if self.calls == "compiled parts" and not hasattr(self.body, "_orig_mod"):
+            self.body = torch.compile(self.body, backend="aot_eager")  # type: ignore[assignment]
         outputs = self(batch[0]) if self.calls == "all" else self.forward(batch[0])
         return nn.functional.cross_entropy(outputs, batch[1])
 
@@ -128,11 +130,13 @@ class Wrapper(nn.Module):
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
-@pytest.mark.parametrize("calls", ["parts", "all"])
+@pytest.mark.parametrize("calls", ["parts", "all", "compiled parts", "compiled step"])
 def test_forward_is_what_a_training_step_calls(calls: str, is_wrapped: bool, tmp_path: Path) -> None:
     """Count the phases by a clock of one second a reading: the forward of two parts lasts two."""
     module = Module(calls)
-    called = Wrapper(module) if is_wrapped else module.training_step
+    if calls == "compiled step":  # as Lightning does for a compiled module
+        module.training_step = torch.compile(module.training_step, backend="aot_eager")  # type: ignore[method-assign]
+    called = Wrapper(module) if is_wrapped else lambda batch: module.training_step(batch)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     trainer = SimpleNamespace(optimizers=[optimizer], strategy=SimpleNamespace(model=called if is_wrapped else module))
     callback = RecorderCallback(tmp_path, clock=Ticks(), **CLEAN)
@@ -146,10 +150,11 @@ def test_forward_is_what_a_training_step_calls(calls: str, is_wrapped: bool, tmp
     callback.on_train_end(trainer, module)
     record = only(tmp_path)
     assert record.measurement is not None
-    assert median(record.measurement.durations_s("forward")) == (2 if calls == "parts" else 1)
+    assert median(record.measurement.durations_s("forward")) == (2 if "parts" in calls else 1)
     assert median(record.measurement.durations_s("loss")) > 0
     assert "no-forward" not in [caveat.code for caveat in record.warnings]
     assert (record.results["ran"][0]["models"], record.results["ran"][0]["precision"]) == ("Module", "fp32")
+    assert ("training_step" in vars(module)) == (calls == "compiled step")
 
 
 def test_training_step_that_calls_no_module_has_no_forward(tmp_path: Path) -> None:
@@ -164,7 +169,8 @@ def test_training_step_that_calls_no_module_has_no_forward(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_real_trainer_of_lightning_is_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiles", [False, True])
+def test_real_trainer_of_lightning_is_recorded(compiles: bool, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
 
     class Real(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -182,7 +188,7 @@ def test_real_trainer_of_lightning_is_recorded(tmp_path: Path) -> None:
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
     trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback], **quiet)
     module = Real()
-    trainer.fit(module, loader(6))
+    trainer.fit(torch.compile(module, backend="aot_eager") if compiles else module, loader(6))
     record = only(tmp_path)
     assert record.measurement is not None
     assert median(record.measurement.durations_s("forward")) > 0
