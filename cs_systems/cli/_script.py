@@ -16,6 +16,7 @@ import os
 import random
 import runpy
 import sys
+import textwrap
 import threading
 import types
 from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ from typing import Any
 from cs_systems.cli import EXIT_INTERRUPTED
 from cs_systems.cli._children import Children, before
 from cs_systems.core import origin
-from cs_systems.core.printable import visible
+from cs_systems.core.printable import encodable, visible
+from cs_systems.core.step_kinds import FEWEST_AT_A_DISTANCE
 from cs_systems.core.validation import shown
 
 
@@ -102,6 +104,8 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
             failure = next((recorder.failure for recorder in recorders if recorder.failure), None)
             why = failure or why_nothing(status, children.remedy(), replaced_by)
             _leave(records, handover, options["out"], why)
+            for durations_s in (recorder.durations_s() for recorder in recorders if recorder.records):
+                print_whole_loop(durations_s, records)
             for later in filter(None, (recorder.later_training() for recorder in recorders)):
                 print(f"cs-systems: {later}", file=sys.stderr)
         random.setstate(state)
@@ -190,7 +194,7 @@ def conclude(records: list[Any], out: str, why: str) -> None:
         return
     from cs_systems.cli._output import terminal_width
     from cs_systems.cli.profile import print_of_host
-    from cs_systems.core.printable import encodable, labelled_command
+    from cs_systems.core.printable import labelled_command
     from cs_systems.diagnosis import diagnose
     from cs_systems.report.diagnoses import text
     from cs_systems.report.tables.formats import text_width
@@ -207,6 +211,18 @@ def conclude(records: list[Any], out: str, why: str) -> None:
     # The stream is the script's, and stays as it is for what the script prints at its exit.
     text_of_all = f"\n{first}{table}\n{tables.getvalue()}{where}\n{report}"
     print(encodable(text_of_all, sys.stderr), file=sys.stderr)
+
+
+def print_whole_loop(durations_s: Sequence[float], records: Sequence[Any]) -> None:
+    """Print how the time of a whole loop divides among kinds of steps, if it is longer than what was recorded."""
+    recorded = sum(len(record.measurement.samples) for record in records if record.measurement is not None)
+    if len(durations_s) < max(2 * FEWEST_AT_A_DISTANCE, 1.5 * recorded):
+        return
+    from cs_systems.cli._output import terminal_width
+    from cs_systems.comparison.loop_time import sentence, whole_loop_time
+
+    text, width = f"whole loop: {sentence(whole_loop_time(durations_s))}", terminal_width(stream=sys.stderr)
+    print(encodable(textwrap.fill(text, width) if width else text, sys.stderr), file=sys.stderr)
 
 
 def why_nothing(status: int, children: str | None = None, replaced_by: str | None = None) -> str:

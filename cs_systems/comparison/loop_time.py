@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from cs_systems.core.step_kinds import step_kinds
 from cs_systems.core.units import counted, human
-from cs_systems.record import Measurement, Sample
+from cs_systems.record import Measurement
 
 WARMUP, COMPILING, USUAL, SLOW, FAST = "warm-up", "compiling", "usual", "slow", "fast"
 
@@ -28,14 +28,22 @@ class LoopTimeRow(TypedDict):
 def loop_time(measurement: Measurement) -> list[LoopTimeRow]:
     """Return a row for each kind of the recorded steps, warm-up and compiling ones first; [] if a time is unknown."""
     samples = measurement.samples
-    total_s = math.fsum(sample.wall_s for sample in samples)
+    warm = [sample.wall_s for sample in samples if sample.warmup]
+    compiling = [sample.wall_s for sample in samples if not sample.warmup and sample.compiles]
+    return _rows(warm, compiling, [sample.wall_s for sample in samples if not (sample.warmup or sample.compiles)])
+
+
+def whole_loop_time(durations_s: Sequence[float]) -> list[LoopTimeRow]:
+    """Return a row for each kind of all steps of a loop, recorded or not."""
+    return _rows([], [], durations_s)
+
+
+def _rows(warm: list[float], compiling: list[float], others: Sequence[float]) -> list[LoopTimeRow]:
+    total_s = math.fsum((*warm, *compiling, *others))
     if not 0 < total_s < math.inf:
         return []
-    warm = [sample for sample in samples if sample.warmup]
-    compiling = [sample for sample in samples if not sample.warmup and sample.compiles]
-    groups: list[tuple[str, list[Sample], int | None]] = [(WARMUP, warm, None), (COMPILING, compiling, None)]
-    others = [sample for sample in samples if not (sample.warmup or sample.compiles)]
-    kinds = step_kinds([sample.wall_s for sample in others])
+    groups: list[tuple[str, list[float], int | None]] = [(WARMUP, warm, None), (COMPILING, compiling, None)]
+    kinds = step_kinds(others)
     for kind in kinds:
         usual = kind.median_s == kinds[0].median_s
         name = USUAL if usual else SLOW if kind.median_s > kinds[0].median_s else FAST
@@ -43,12 +51,11 @@ def loop_time(measurement: Measurement) -> list[LoopTimeRow]:
     return [_row(name, of_kind, every, total_s) for name, of_kind, every in groups if of_kind]
 
 
-def _row(kind: str, samples: Sequence[Sample], every: int | None, total_s: float) -> LoopTimeRow:
-    durations_s = [sample.wall_s for sample in samples]
+def _row(kind: str, durations_s: Sequence[float], every: int | None, total_s: float) -> LoopTimeRow:
     lasted_s = math.fsum(durations_s)
     return {
         "kind": kind,
-        "steps": len(samples),
+        "steps": len(durations_s),
         "every": every,
         "median_s": median(durations_s),
         "total_s": lasted_s,

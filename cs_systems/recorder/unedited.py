@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +72,8 @@ class ScriptRecorder(Recorder):
         self._since: list[_Since] = []
         self._captures_step = False  # an optimizer stepped while a CUDA graph was being captured
         self._step_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._step_ends_s: list[float] = []  # of all steps of the loop, without the time that the recording took
+        self._own_s = 0.0
         self._later, self._counting = Counter[str](), Observation()
         self._found, self._finding = 0, Observation()
         self.records = []
@@ -245,6 +248,7 @@ class ScriptRecorder(Recorder):
 
     def _iterated(self) -> None:
         """Take the step that ends here. Raises SystemExit after the last one, if the script is to end."""
+        self._step_ends_s.append(self._clock() - self._own_s)
         if self._tracker is not None:
             self._count += 1
             if self._since:
@@ -258,7 +262,13 @@ class ScriptRecorder(Recorder):
 
     def _soon(self, tracker: Tracker, call: Callable[[], object]) -> None:
         """Call at the next phase, or at the end: hooks cannot be removed from inside of one."""
-        tracker.before_next = call
+
+        def timed() -> None:
+            begin_s = self._clock()
+            call()
+            self._own_s += self._clock() - begin_s
+
+        tracker.before_next = timed
 
     def _off(self) -> None:
         super()._off()
@@ -267,8 +277,14 @@ class ScriptRecorder(Recorder):
 
     @untraced
     def _stepped_later(self, optimizer: Optimizer, *_: Any) -> None:
-        if all(optimizer is not known for known in self._subject.optimizers):
+        if self._first is not None and self._first() is optimizer:
+            self._step_ends_s.append(self._clock() - self._own_s)
+        elif all(optimizer is not known for known in self._subject.optimizers):
             self._later[type(optimizer).__name__] += 1
+
+    def durations_s(self) -> list[float]:
+        """Return the times from the end of each step to that of the next, on the host's clock, in the whole loop."""
+        return [end - begin for begin, end in pairwise(self._step_ends_s)]
 
     def later_training(self) -> str | None:
         """Return what trained after the recorded steps, with the remedy, if it was another optimizer; None if none."""

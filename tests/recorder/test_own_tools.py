@@ -233,3 +233,14 @@ def test_recording_that_cannot_begin_does_not_end_the_program(tmp_path: Path) ->
         train(12)
     assert recorder.records == []
     assert recorder.failure is not None
+
+
+def test_steps_outside_the_recorded_ones_count_in_the_time_of_the_whole_loop(tmp_path: Path) -> None:
+    waits = TRAINING.format(before="import time", call="model(torch.randn(3, 4))").replace("range(12)", "range(24)")
+    done = run(
+        "import torch\n" + waits + "    time.sleep(0.2 if step % 6 == 5 else 0.01)\n", tmp_path, "--steps", "2:6"
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("whole loop: "))
+    assert line.startswith("whole loop: 23 steps took ")
+    assert ", every 6 (" in line
