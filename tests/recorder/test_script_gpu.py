@@ -57,3 +57,123 @@ def test_nsys_gives_kernels_a_phase(tmp_path: Path) -> None:
     assert coverage["steps"] == 3
     assert coverage["phase_coverage"] > 0.95
     assert {"forward", "backward", "clip", "optimizer"} <= {row["phase"] for row in profiled.results["phases"]}
+
+
+def ran(script: str, folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], list[RunRecord]]:
+    """Run a script alone and recorded; return the recorded one if it prints and ends as it does alone."""
+    file = folder / "own.py"
+    file.write_text(script)
+    run = ["-m", "cs_systems", "run", "--steps", "3:8", "--out", str(folder / "out"), *options, "--"]
+    alone, done = (
+        subprocess.run([sys.executable, *before, str(file)], capture_output=True, text=True) for before in ([], run)
+    )
+    assert (done.returncode, done.stdout) == (alone.returncode, alone.stdout), done.stderr
+    return done, read_records(folder / "out")[0]
+
+
+GRAPH = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+batch = torch.randn(64, 256, device="cuda")
+
+def step():
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+stream = torch.cuda.Stream()
+stream.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(stream):
+    for _ in range(2):
+        step()
+torch.cuda.current_stream().wait_stream(stream)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    loss = step()
+for _ in range(30):
+    graph.replay()
+torch.cuda.synchronize()
+print(loss.item())
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--with", "kineto")], ids=str)
+def test_replay_of_a_captured_step_is_a_step(options: tuple[str, ...], tmp_path: Path) -> None:
+    _, records = ran(GRAPH, tmp_path, *options)
+    for record in records:
+        assert (record.status, record.reason) == ("ok", None)
+    assert records[0].measurement is not None
+    assert len(records[0].measurement.timed) == 5
+    last = records[0].measurement.timed[-1]
+    assert last.phases_s["cuda_graph"] > 0.5 * last.wall_s
+
+
+HISTORY = """
+import torch
+from torch import nn
+
+torch.cuda.memory._record_memory_history()
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    model(torch.randn(8, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+allocations = [each for trace in torch.cuda.memory._snapshot()["device_traces"] for each in trace]
+torch.cuda.memory._record_memory_history(enabled=None)
+print(sum(each["action"] == "alloc" for each in allocations) > 20)
+"""
+
+
+def test_memory_history_of_the_script_stays(tmp_path: Path) -> None:
+    done, (timed, snapshot) = ran(HISTORY, tmp_path, "--with", "memory")
+    assert done.stdout == "True\n"
+    assert "own-tools" in {caveat.code for caveat in timed.warnings}
+    assert snapshot.status == "unavailable"
+    assert "its own CUDA memory history was active" in str(snapshot.reason)
+
+
+CHECKPOINT = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+torch.manual_seed(0)
+blocks = nn.ModuleList(nn.Sequential(nn.Linear(2048, 8192), nn.GELU(), nn.Linear(8192, 2048)) for _ in range(6)).cuda()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=REENTRANT)
+        return x
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(20):
+    model(torch.randn(2048, 2048, device="cuda", requires_grad=True)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_on_a_gpu_belongs_to_backward(reentrant: bool, tmp_path: Path) -> None:
+    """Forward is a third of the products of backward, which repeats it."""
+    _, (record,) = ran(CHECKPOINT.replace("REENTRANT", str(reentrant)), tmp_path)
+    assert record.measurement is not None
+    forward, backward = (record.measurement.median_s(phase) for phase in ("forward", "backward"))
+    assert forward is not None
+    assert backward is not None
+    assert 2 < backward / forward < 4
+    (caveat,) = (each for each in record.warnings if each.code == "recomputed")
+    assert 20 < int(caveat.message.partition("%")[0]) < 50
