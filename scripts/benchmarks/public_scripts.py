@@ -42,7 +42,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -116,8 +116,23 @@ class Bench:
     def _placed(self, text: str) -> str:
         return text.replace("{root}", str(self.options.root))
 
-    def run(self, script: Script, *, profiler: str | None = None, clocked: bool = False) -> Run:
-        """Run the script once; `profiler`: under `cs-systems run --with` it."""
+    def run(self, script: Script, kind: str, *, profiler: str | None = None, clocked: bool = False) -> Run:
+        """Run the script once, under `cs-systems run --with` a profiler or without; take a kept run of the latter."""
+        kept = self.options.keep / re.sub(r"\W+", "_", script.name) / kind if self.options.keep else None
+        if kept is not None and profiler is None and (kept / "run.json").exists():
+            run = Run(**json.loads((kept / "run.json").read_text()))
+            return replace(run, stdout=script.masked(run.stdout))
+        run = self._run(script, profiler, clocked)
+        print(f"{script.name}, {kind}: status {run.status}, {run.wall_s:.0f} s", file=sys.stderr, flush=True)
+        if kept is not None:
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir(parents=True)
+            (kept / "run.json").write_text(json.dumps(asdict(replace(run, records=())), indent=1))
+            if run.records:
+                shutil.copytree(self.folder / "out", kept / "records")
+        return run
+
+    def _run(self, script: Script, profiler: str | None, clocked: bool) -> Run:
         work, seen, out = (self.folder / name for name in ("work", "seen", "out"))
         for each in (work, seen, out):
             shutil.rmtree(each, ignore_errors=True)
@@ -128,7 +143,8 @@ class Bench:
         if profiler is not None:
             words = ["-m", "cs_systems", "run", "--steps", steps, "--with", profiler, "--out", str(out), "--", *words]
         if script.ranks > 1:
-            words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={script.ranks}", *words]
+            launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={script.ranks}"]
+            words = ["-m", *launch, "--redirects=1", f"--log-dir={seen}", *words]
         observe: Row = {"out": str(seen), "deterministic": self.options.deterministic}
         if clocked:
             observe["clocks"] = script.clocks
@@ -151,37 +167,24 @@ class Bench:
             status, stdout, stderr = 124, _text(late.stdout), _text(late.stderr)
         ranks = {f.name.partition("-")[0]: json.loads(f.read_text()) for f in sorted(seen.glob("*.json"))}
         records = tuple(read_records(out)[0]) if (out / "records.jsonl").exists() else ()
-        stdout = script.masked(stdout)
-        if script.ranks > 1:  # they print in no fixed order
-            stdout = "\n".join(sorted(stdout.splitlines()))
-        run = Run(status, stdout, stderr, ranks, records, time.perf_counter() - begin)
-        kind = "both" if clocked and profiler else "clocked" if clocked else profiler or "alone"
-        print(f"{script.name}, {kind}: status {status}, {run.wall_s:.0f} s", file=sys.stderr, flush=True)
-        if self.options.keep:
-            self._keep(script, kind, run)
-        return run
-
-    def _keep(self, script: Script, kind: str, run: Run) -> None:
-        kept = self.options.keep / re.sub(r"\W+", "_", script.name)
-        kept.mkdir(parents=True, exist_ok=True)
-        for name, text in (("stdout", run.stdout), ("stderr", run.stderr)):
-            (kept / f"{kind}.{name}").write_text(text)
-        (kept / f"{kind}.json").write_text(json.dumps({"ranks": run.ranks, "wall_s": run.wall_s}, indent=1))
-        if run.records:
-            shutil.copytree(self.folder / "out", kept / f"{kind}.out", dirs_exist_ok=True)
+        stdout += "".join(file.read_text() for file in sorted(seen.glob("*/*/*/stdout.log")))  # one of each rank
+        stdout = script.masked(stdout.replace(str(self.folder), "…"))
+        return Run(status, stdout, stderr, ranks, records, time.perf_counter() - begin)
 
     def row(self, script: Script) -> Row:
         """Return everything that is known of one script."""
-        alone, *again = (self.run(script) for _ in range(self.options.alone))
+        alone, *again = (self.run(script, f"alone-{i}") for i in range(self.options.alone))
         clocked: list[Run] = []
         recorded: dict[str, Run] = {}
         for i in range(max(self.options.clocked, len(self.options.with_))):  # in turn: the machine's load changes
             if i < self.options.clocked:
-                clocked.append(self.run(script, clocked=True))
+                clocked.append(self.run(script, f"clocked-{i}", clocked=True))
             if i < len(self.options.with_):
                 profiler = self.options.with_[i]
-                recorded[profiler] = self.run(script, profiler=profiler)
-        both = self.run(script, profiler=self.options.with_[0], clocked=True) if clocked and recorded else None
+                recorded[profiler] = self.run(script, profiler, profiler=profiler)
+        both = None
+        if clocked and recorded:
+            both = self.run(script, "both", profiler=self.options.with_[0], clocked=True)
         first, last = map(int, (script.steps or self.options.steps).split(":"))
         return {
             "script": script.name,
@@ -235,7 +238,7 @@ def phases(clocked: Sequence[Run], recorded: Run, both: Run | None, first: int, 
         if not any([*medians, same.get("clocked")]):
             continue
         row: Row = {"clocked_s": medians, "recorded_s": _recorded_s(recorded, phase), "within_spread": None}
-        if medians and row["recorded_s"] is not None:
+        if len(medians) > 1 and row["recorded_s"] is not None:
             spread = max(medians) - min(medians)
             row["within_spread"] = abs(row["recorded_s"] - median(medians)) <= spread
         found[phase] = row | ({"same_steps_s": same} if both is not None else {})
@@ -315,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", default="3:23", help="the steps that are timed")
     parser.add_argument("--deterministic", action="store_true", help="torch.use_deterministic_algorithms in each run")
     parser.add_argument("--timeout-s", type=float, default=300)
-    parser.add_argument("--keep", type=Path, help="folder for the outputs and records of the last run of each kind")
+    parser.add_argument("--keep", type=Path, help="folder of the runs; those in it without the recorder stay")
     parser.add_argument("--json", type=Path, help="file for all values; scripts in it that are not run again stay")
     options = parser.parse_args(arguments)
     options.root = options.root.resolve()

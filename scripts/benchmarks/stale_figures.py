@@ -136,6 +136,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *(*PROFILE, "cs_systems/instrument/*"),
         *("scripts/benchmarks/model_families.py", "tests/families/models.py"),
     ),
+    "profiles/public_scripts/cpu.md": (
+        *("cs_systems/cli/_script.py", "cs_systems/recorder/*"),
+        *("scripts/benchmarks/public_scripts.py", "scripts/benchmarks/_script_observer.py"),
+    ),
     "profiles/foreign_memory/table.md": (
         *("cs_systems/runtime/forecast.py", "cs_systems/instrument/like_cuda.py", "cs_systems/instrument/storages.py"),
         *("cs_systems/instrument/convolutions.py", "cs_systems/instrument/recurrent.py"),

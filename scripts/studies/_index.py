@@ -148,6 +148,18 @@ def _foreign_memory(folder: Path) -> str:
     )
 
 
+def _public_scripts(folder: Path) -> str:
+    rows = json.loads((folder / "cpu.json").read_text(encoding="utf-8"))["scripts"]
+    equal = sum(not any(row["differs"].values()) for row in rows)
+    phases = [
+        one["within_spread"] for row in rows for one in row["phases"].values() if one["within_spread"] is not None
+    ]
+    return (
+        f"On a CPU, {equal} of {len(rows)} scripts ran under `cs-systems run --with kineto` as they ran alone, bit for "
+        f"bit; {sum(phases)} of {len(phases)} phase times are within the spread of the runs alone."
+    )
+
+
 PROBLEM = "batch,heads,seq,d_head"  # a heading of attention_peers.py, whose other columns are backends
 
 
@@ -427,6 +439,11 @@ BENCHMARKS = {
         _profile_page,
         "speed.md",
         "page.png",
+    ),
+    "public_scripts": Benchmark(
+        "Do public training scripts run under `cs-systems run` as they run alone, and are their phase times right?",
+        _public_scripts,
+        "cpu.md",
     ),
     "snapshot_speed": Benchmark(
         "How much time and memory does `cs-systems snapshot` take for a large file, and how soon can its page be used?",
