@@ -25,7 +25,8 @@ def _is_active(profiler: str) -> bool:
     """Return whether the tool that a profiler uses is active in this process."""
     if profiler == "kineto":
         return bool(torch._C._autograd._profiler_enabled())
-    return profiler == "memory_snapshot" and bool(getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)())
+    # PyTorch crashes if it is asked before its allocator exists.
+    return profiler == "memory_snapshot" and torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled()
 
 
 class OwnTools:

@@ -128,11 +128,8 @@ class ScriptRecorder(Recorder):
         """Observe what ends a step."""
         self._optimizers += [weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), Optimizer)]
         self._ends_with_backward = not self._optimizers
-        if self._optimizers:
-            finding.add(
-                lambda: register_optimizer_step_post_hook(hooks.as_guest(self._stepped)).remove, is_guarded=True
-            )
-            finding.add(partial(hooks.after, GradScaler, "step", self._scaler_stepped))
+        finding.add(lambda: register_optimizer_step_post_hook(hooks.as_guest(self._stepped)).remove, is_guarded=True)
+        finding.add(partial(hooks.after, GradScaler, "step", self._scaler_stepped))
         finding.add(partial(hooks.after, torch.autograd, "_engine_run_backward", self._backward_ended))
         if torch.cuda.is_available():
             finding.add(partial(hooks.after, torch.cuda.CUDAGraph, "capture_end", self._captured))
@@ -155,8 +152,11 @@ class ScriptRecorder(Recorder):
             if not tracker.observes():
                 self._captures_step |= tracker.captures()
                 return
-            if self._ends_with_backward:
+            if self._ends_with_backward and self._optimizers:  # it steps in a compiled function, too
                 return
+            if self._ends_with_backward:  # it was made after the first backward pass: the loop only begins here
+                self._ends_with_backward = False
+                self._begin_again()
             if self._first is None:
                 self._first = weakref.ref(optimizer)
             self._know(optimizer)
@@ -167,6 +167,12 @@ class ScriptRecorder(Recorder):
             self._iterated()
         elif tracker is not None:
             self._other_stepped(tracker, optimizer)
+
+    def _begin_again(self) -> None:
+        """Forget the steps that were taken, which were none of the training."""
+        self._warm, self._timed, self._mallocs = [], [], None
+        self._found = self._count = 0
+        self._step_ends_s.clear()
 
     def _know(self, optimizer: Optimizer) -> None:
         known = self._subject.optimizers
@@ -199,7 +205,7 @@ class ScriptRecorder(Recorder):
         self._subject = replace(self._subject, models=models, optimizers=list(dict.fromkeys(optimizers)))
         self._first, self._most_between = weakref.ref(optimizer), 1
         self._stepped_at.clear()
-        self._warm, self._timed, self._mallocs = [], [], None
+        self._begin_again()
         calls, steps = Counter[Call](), list[tuple[_Since, Counter[Call]]]()
         for each in self._since:
             calls += each.calls
@@ -207,13 +213,14 @@ class ScriptRecorder(Recorder):
                 steps.append((each, calls))
                 calls = Counter()
         self._since.clear()
-        self._found = self._count = len(steps)
         timelines = tracker.timeline.pieces([each.cut for each, _ in steps])
         for timeline, (each, called) in zip(timelines, steps, strict=True):
             taken = Taken(timeline, *each.compilations, _result.StepInputs(called, None))
             (self._warm if len(self._warm) < self._warmup else self._timed).append(taken)
+            self._found = self._count = self._count + 1
             if len(self._timed) == self._stages[0].steps:
                 self._complete(tracker)
+                self._stop_after_last()
                 return
         tracker.start()
 
@@ -256,6 +263,9 @@ class ScriptRecorder(Recorder):
                 self._since.clear()
             self._take(self._tracker)
         self._found += 1
+        self._stop_after_last()
+
+    def _stop_after_last(self) -> None:
         if self._found == self._last:
             self._finding.close()  # the exception ends the loop over the hooks, so they can be removed
             raise SystemExit(0)

@@ -82,15 +82,14 @@ def whole_step(backend: str) -> None:
 
 def compiled_again(backend: str) -> None:
     """Forget what was compiled in the middle of the loop."""
-    for part in range(2):
-        if part:
+    model, optimizer = model_and_optimizer()
+    loss_of = torch.compile(lambda x: model(x).square().mean(), backend=backend)
+    for step in range(STEPS):
+        if step in (4, 7):
             torch._dynamo.reset()
-        model, optimizer = model_and_optimizer()
-        loss_of = torch.compile(lambda x, model=model: model(x).square().mean(), backend=backend)
-        for step in range(STEPS // 2):
-            loss_of(batch(step)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        loss_of(batch(step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 LOOPS: tuple[Callable[[str], None], ...] = (

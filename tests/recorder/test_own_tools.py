@@ -120,6 +120,27 @@ def test_second_training_is_recorded_in_place_of_an_unfinished_one(first: int, s
         assert min(sample.phases_s[name] for name in ("forward", "backward", "optimizer")) > 0
 
 
+def test_stop_ends_the_script_in_its_second_training(tmp_path: Path) -> None:
+    with recorded(tmp_path, profile="none", steps=6, stop=True) as recorder:
+        train(3, optimizer="SGD")
+        with pytest.raises(SystemExit):
+            train(20, optimizer="AdamW")
+    (record,) = recorder.records
+    assert record.results["ran"][0]["optimizer"] == "AdamW"
+    assert record.measurement is not None
+    assert len(record.measurement.timed) == 6
+
+
+def test_optimizer_that_is_made_after_a_backward_pass_gives_the_steps(tmp_path: Path) -> None:
+    script = "import torch\ntorch.nn.Linear(4, 2)(torch.randn(3, 4)).sum().backward()\n"
+    done = run(script + TRAINING.format(before="", call="model(torch.randn(3, 4))"), tmp_path, "--steps", "2:6")
+    (record,) = read_records(tmp_path / "out")[0]
+    assert record.results["ran"][0]["optimizer"] == "SGD", done.stderr
+    assert record.measurement is not None
+    assert len(record.measurement.samples) == 6
+    assert "no-optimizer" not in codes(record)
+
+
 def test_second_training_after_the_recorded_steps_is_mentioned(tmp_path: Path) -> None:
     with recorded(tmp_path, profile="none") as recorder:
         train(12, optimizer="SGD")
