@@ -123,7 +123,8 @@ class Bench:
             run = Run(**json.loads((kept / "run.json").read_text()))
             return replace(run, stdout=script.masked(run.stdout))
         run = self._run(script, profiler, clocked)
-        print(f"{script.name}, {kind}: status {run.status}, {run.wall_s:.0f} s", file=sys.stderr, flush=True)
+        why = f": {run.stderr.strip()[-200:]}" if run.status else ""
+        print(f"{script.name}, {kind}: status {run.status}, {run.wall_s:.0f} s{why}", file=sys.stderr, flush=True)
         if kept is not None:
             shutil.rmtree(kept, ignore_errors=True)
             kept.mkdir(parents=True)
@@ -150,7 +151,8 @@ class Bench:
             observe["clocks"] = script.clocks
         env = os.environ | {"PYTHONHASHSEED": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | self.env
         env |= {name: self._placed(value) for name, value in script.env.items()}
-        path = [str(self.site), str(ROOT), *filter(None, [env.get("PYTHONPATH", "")])]
+        asked, own = env.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")
+        path = dict.fromkeys([str(self.site), str(ROOT), *filter(None, [asked, own])])
         env |= {"OBSERVE": json.dumps(observe), "PYTHONPATH": os.pathsep.join(path)}
         begin = time.perf_counter()
         try:
