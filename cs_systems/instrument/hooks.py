@@ -273,7 +273,7 @@ class BackwardRoots:
         @compiler.passed_through
         @functools.wraps(engine)
         def observed(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            if self._runs:
+            if self._runs or compiler.is_tracing():
                 return engine(outputs, *args, **kwargs)
             handles = self._begins(outputs)
             try:
