@@ -8,9 +8,10 @@ step, eager, with AdamW. A family that fails is listed with the reason. It takes
 
 The families of `_held_out_families.py` are predicted first, on a machine without a GPU, and measured later:
 
-    python3 scripts/benchmarks/foreign_memory.py --freeze profiles/foreign_memory/frozen.json
-    python3 scripts/benchmarks/foreign_memory.py --measure profiles/foreign_memory/frozen.json > measured.jsonl
-    python3 scripts/benchmarks/foreign_memory.py --compare profiles/foreign_memory/frozen.json measured.jsonl
+    cd profiles/foreign_memory
+    python3 ../../scripts/benchmarks/foreign_memory.py --freeze frozen.json
+    python3 ../../scripts/benchmarks/foreign_memory.py --measure frozen.json > measured.jsonl
+    python3 ../../scripts/benchmarks/foreign_memory.py --compare frozen.json measured.jsonl > held_out.md
 """
 
 from __future__ import annotations
@@ -44,6 +45,13 @@ from cs_systems.runtime.forecast import STEPS, forecast
 
 MIB = 2**20
 HELD_OUT = Path(__file__).with_name("_held_out_families.py")
+# Explanation of the kinds of rows in a frozen file, on the page of --compare.
+KINDS = (
+    "The predictions were made without a GPU, and committed before the measurement.\n"
+    "`held out`: no rule was changed for the family.\n"
+    "`mended before`: an earlier prediction was wrong or missing, and a rule was corrected.\n"
+    "[table.md](table.md) holds the families that were measured before."
+)
 LAYERS = 8
 HIDDEN = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": LAYERS, "num_attention_heads": 16}
 
@@ -304,16 +312,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-def compare(frozen: Path, measurement: Path) -> None:
-    """Print the table of frozen predictions and their measurement, and how far they are apart."""
+def compared(frozen: Path, measurement: Path) -> str:
+    """Return the page of frozen predictions and their measurement: how far they are apart, and every row."""
     predicted = json.loads(frozen.read_text())
     machine, *lines = [json.loads(line) for line in measurement.read_text().splitlines() if line.startswith("{")]
     found = {(line["family"], line["precision"]): line for line in lines}
-    made = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in predicted["made"].items())
-    print(f"Predicted: {made}.")
-    print(f"Measured: {', '.join(f'{name} {value}' for name, value in machine.items())}. MiB.\n")
-    print("| family | kind | precision | predicted | measured | error | attention | note |")
-    print("| --- | --- | --- | --: | --: | --: | --- | --- |")
+    table = [
+        "| family | kind | precision | predicted | measured | error | attention | note |",
+        "| --- | --- | --- | --: | --: | --: | --- | --- |",
+    ]
     errors: dict[str, list[tuple[float, str]]] = {}
     for row in predicted["rows"]:
         line = found.get((row["family"], row["precision"]), {"error": "not measured"})
@@ -331,13 +338,25 @@ def compare(frozen: Path, measurement: Path) -> None:
             notes.append(f"predicted with {', '.join(row['kernels']) or 'no attention'}")
         attention = ", ".join(ran)
         cells = [row["family"], row["kind"], row["precision"], _mib(row["peak_bytes"]), _mib(peak), error, attention]
-        print("| " + " | ".join([*cells, "; ".join(notes).replace("|", "/")]) + " |")
-    print()
-    for kind, values in errors.items():
-        worst, name = max(values, key=lambda pair: abs(pair[0]))
-        median = statistics.median(abs(share) for share, _ in values)
-        within = sum(abs(share) <= 0.05 for share, _ in values)
-        print(f"- {kind}: {within} of {len(values)} within 5%, median error {median:.1%}, worst {worst:+.1%} ({name})")
+        table.append("| " + " | ".join([*cells, "; ".join(notes).replace("|", "/")]) + " |")
+    families = len({row["family"] for row in predicted["rows"]})
+    made = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in predicted["made"].items())
+    versions = ", ".join(f"{name} {value}" for name, value in machine.items())
+    paragraphs = [
+        f"# Memory of {families} families, predicted before it was measured",
+        "\n".join(map(_summary, errors, errors.values())),
+        KINDS,
+        f"Predicted: {made}.\nMeasured: {versions}. MiB.",
+        "\n".join(table),
+    ]
+    return "\n\n".join(paragraphs)
+
+
+def _summary(kind: str, errors: list[tuple[float, str]]) -> str:
+    worst, name = max(errors, key=lambda pair: abs(pair[0]))
+    median = statistics.median(abs(share) for share, _ in errors)
+    within = sum(abs(share) <= 0.05 for share, _ in errors)
+    return f"- {kind}: {within} of {len(errors)} within 5%, median error {median:.1%}, worst {worst:+.1%} ({name})"
 
 
 def main() -> None:
@@ -347,12 +366,12 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=170, help="start no further family after this time")
     parser.add_argument("--freeze", type=Path, metavar="FILE", help="write predictions of held-out families")
     parser.add_argument("--measure", type=Path, metavar="FROZEN", help="measure what was predicted, as lines of JSON")
-    parser.add_argument("--compare", type=Path, nargs=2, metavar=("FROZEN", "MEASURED"), help="print their table")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar=("FROZEN", "MEASURED"), help="print the page of both")
     args = parser.parse_args()
     if args.freeze:
         freeze(args.freeze, args.precision)
     elif args.compare:
-        compare(*args.compare)
+        print(compared(*args.compare))
     elif args.measure:
         measure(args.measure, resolve("auto"), args.budget_s)
     else:

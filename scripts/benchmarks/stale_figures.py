@@ -1,7 +1,7 @@
 """List of the figures in README and docs that were measured with code that has changed since.
 
 Method: SOURCES maps each quoted file under profiles/ to the code whose change may move its numbers. A figure counts as
-measured in the last commit that touched its data: the records beside a table, else the file itself. Every later commit
+measured in the last commit that touched its data: the records beside it, else the file itself. Every later commit
 that touched a source counts, those of merged branches too; what is not committed does not.
 Output: a line for each figure: when it was measured, and which sources have changed since, in how many commits. A
 changed source does not prove the number wrong: it says what to measure again before quoting it.
@@ -22,7 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_ANSWER = 2  # exit status without git or history
-RECORDS = ("records.jsonl", "processes.jsonl")  # data of the table beside them
+# Name of a page → names of its data beside it. Predictions count as of their freezing, not of their measurement.
+RECORDS = {"table": ("records.jsonl", "processes.jsonl"), "held_out": ("frozen.json",)}
 
 CLOCK = ("cs_systems/runtime/timing.py", "cs_systems/core/statistics.py")
 MODEL = tuple(f"cs_systems/{name}.py" for name in ("model", "training/losses", "training/optimizers", "training/adamw"))
@@ -42,6 +43,12 @@ DATA_PARALLEL = (
 SHARDED = (
     *("cs_systems/parallel/fsdp/*", "cs_systems/parallel/torch_fsdp2.py"),
     "cs_systems/parallel/_collectives.py",
+)
+FORECAST = (
+    *("cs_systems/runtime/forecast.py", "cs_systems/instrument/like_cuda.py", "cs_systems/instrument/storages.py"),
+    *("cs_systems/instrument/convolutions.py", "cs_systems/instrument/recurrent.py"),
+    *("cs_systems/instrument/known_values.py", "cs_systems/formulas/sdpa.py"),
+    *("cs_systems/formulas/memory/allocator.py", "scripts/benchmarks/foreign_memory.py"),
 )
 PROFILE = ("cs_systems/traces/*",)
 SNAPSHOT = ("cs_systems/snapshots/*",)
@@ -140,12 +147,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *("cs_systems/cli/_script.py", "cs_systems/recorder/*"),
         *("scripts/benchmarks/public_scripts.py", "scripts/benchmarks/_script_observer.py"),
     ),
-    "profiles/foreign_memory/table.md": (
-        *("cs_systems/runtime/forecast.py", "cs_systems/instrument/like_cuda.py", "cs_systems/instrument/storages.py"),
-        *("cs_systems/instrument/convolutions.py", "cs_systems/instrument/recurrent.py"),
-        *("cs_systems/instrument/known_values.py", "cs_systems/formulas/sdpa.py"),
-        *("cs_systems/formulas/memory/allocator.py", "scripts/benchmarks/foreign_memory.py"),
-    ),
+    "profiles/foreign_memory/held_out.md": (*FORECAST, "scripts/benchmarks/_held_out_families.py"),
+    "profiles/foreign_memory/table.md": FORECAST,
     "profiles/memory_prediction/speed.md": (
         *("cs_systems/formulas/memory/*", "cs_systems/core/checkpoint_plan.py"),
         "scripts/benchmarks/prediction_speed.py",
@@ -185,7 +188,7 @@ def quoted(root: Path) -> list[str]:
 def measured_file(root: Path, figure: str) -> str:
     """Return what changes when the figure is measured anew: its records where it has some, else the file itself."""
     path = Path(figure)
-    beside = [path.with_name(name) for name in RECORDS if path.stem == "table"]
+    beside = [path.with_name(name) for name in RECORDS.get(path.stem, ())]
     return next((str(p) for p in (path.with_suffix(".jsonl"), *beside) if (root / p).is_file()), figure)
 
 

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-FROZEN = ROOT / "profiles/foreign_memory/frozen.json"
+FOLDER = ROOT / "profiles/foreign_memory"
+FROZEN = FOLDER / "frozen.json"
+
+
+def page(frozen: Path, measured: Path) -> str:
+    words = [sys.executable, ROOT / "scripts/benchmarks/foreign_memory.py", "--compare", frozen, measured]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)})
+    return done.stdout
 
 
 def test_frozen_predictions_name_every_family_and_what_made_them() -> None:
@@ -36,11 +43,14 @@ def test_comparison_states_errors_and_leaves_out_another_model(tmp_path: Path) -
     found[3] = {"family": "failed", "precision": "fp32", "error": "OutOfMemoryError: x"}
     (tmp_path / "frozen.json").write_text(json.dumps({"made": {"date": "2026-01-01"}, "rows": rows}))
     (tmp_path / "measured.jsonl").write_text("\n".join(map(json.dumps, [{"device": "GPU"}, *found])))
-    script = ROOT / "scripts/benchmarks/foreign_memory.py"
-    words = [sys.executable, script, "--compare", tmp_path / "frozen.json", tmp_path / "measured.jsonl"]
-    printed = subprocess.run(words, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)}).stdout
+    printed = page(tmp_path / "frozen.json", tmp_path / "measured.jsonl")
+    assert printed.startswith("# Memory of 5 families, predicted before it was measured\n")
     assert "| close | held out | fp32 | 99 | 100 | -1.0% | flash | predicted with math |" in printed
     assert "| other | held out | fp32 | 100 | 100 |  | math | another model than predicted: 5 parameters |" in printed
     assert "| failed | held out | fp32 | 100 |  |  | math | OutOfMemoryError: x |" in printed
     assert "| silent | held out | fp32 |  | 100 |  | math | not predicted: reads values |" in printed
     assert "- held out: 1 of 2 within 5%, median error 25.5%, worst +50.0% (far fp32)" in printed
+
+
+def test_committed_page_is_made_from_its_predictions_and_measurement() -> None:
+    assert page(FROZEN, FOLDER / "measured.jsonl") == (FOLDER / "held_out.md").read_text()

@@ -90,6 +90,18 @@ def test_age_of_table_is_that_of_its_records(stale: Any, repository: Repository,
     assert changed(stale, repository) == {"code/a.py": 1}
 
 
+def test_age_of_held_out_predictions_is_that_of_their_freezing(stale: Any, repository: Repository) -> None:
+    folder, page = repository.root / "profiles/speed", "profiles/speed/held_out.md"
+    (folder / "frozen.json").write_text("{}")
+    repository.commit()
+    repository.write(code__a_py="2")
+    (folder / "measured.jsonl").write_text("{}")
+    (repository.root / page).write_text("1 MiB")
+    repository.commit()
+    (figure,) = stale.figures(repository.root, {page: SOURCES[FIGURE]})
+    assert figure.changed == {"code/a.py": 1}
+
+
 def test_moved_figure_keeps_its_age(stale: Any, repository: Repository) -> None:
     repository.write(code__a_py="2")
     repository.git("mv", "profiles/speed", "profiles/moved")
