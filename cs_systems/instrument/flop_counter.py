@@ -3,8 +3,8 @@
 Operators are seen as they are dispatched, composite ones as what they consist of. Products and convolutions are counted
 by PyTorch's own formulas, fused attention by `attention_calls`.
 
-Unfused attention is a product, a softmax and another product, with a mask somewhere before the softmax. The softmax's
-input shows which scores the mask hides, however it was written; the two products, and those of their gradients, are
+Unfused attention is a product, a softmax and another product, with a mask somewhere before the softmax, or before the
+exponential function of a softmax written by hand. The input of either shows which scores the mask hides, however it was written; the two products, and those of their gradients, are
 credited with the share of the scores that it shows. To find them, each memory remembers the products that it came from
 by elementwise operations, and the share of its elements that are shown.
 """
@@ -32,7 +32,10 @@ from cs_systems.instrument.score_masks import Shown, shown_in
 
 Shape = tuple[int, ...]
 _MOST_PRODUCTS = 8  # that a memory remembers, the latest ones
-_SOFTMAX = ("_softmax", "_safe_softmax")
+_PLAIN_SOFTMAX = ("_softmax", "_safe_softmax")
+_SOFTMAX = (*_PLAIN_SOFTMAX, "_log_softmax")  # the last one is most often that of a loss
+_EXPONENTIAL = ("exp", "exp_", "exp2", "exp2_")
+_RESIZING = ("cat", "constant_pad_nd", "slice_backward")  # results may be larger than the operands
 # Questions about tensors whose sizes Python keeps.
 _OF_SIZES = frozenset(
     ("sym_is_contiguous", "is_contiguous", "is_strides_like_format", "is_non_overlapping_and_dense", "size", "sym_size",
@@ -126,17 +129,18 @@ class FlopCounter(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        weights = self._weights(name, args) if func.namespace == "aten" else None
         result = func(*args, **kwargs)
         if is_attention(func):
             self._count(attention_flops(func, args, kwargs, self._algorithm))
         elif formula is not None:
             flops = formula(*args, **kwargs, out_val=result)
             self._product(flops, _tensors((args, kwargs)), _tensors(result))
-        elif name in _SOFTMAX and func.namespace == "aten":
-            self._softmax(args[0], args[1], result)
-        elif name == "_softmax_backward_data":
+        elif weights is not None:
+            self._remember(result, weights)
+        elif name in ("_softmax_backward_data", "_log_softmax_backward_data"):
             self._softmax_backward(args[0], args[1], result)
-        elif self._memories:
+        elif self._memories and name not in _SOFTMAX:
             self._elementwise(name, _tensors((args, kwargs)), _tensors(result))
         return result
 
@@ -177,14 +181,18 @@ class FlopCounter(TorchDispatchMode):
                 self.model[key] -= product.flops - shown.of(product.flops)
         product.is_lowered = True
 
-    def _softmax(self, scores: Tensor, dim: int, weights: Tensor) -> None:
-        memory = self._memory(scores)
-        if memory is None or dim not in (-1, scores.dim() - 1):
-            return
-        shown = self._calls.shown or shown_in(scores)
-        if not shown.is_all:
-            self.unknown += not shown.known
-            self._remember(weights, _Memory(memory.products, shown))
+    def _weights(self, name: str, args: tuple[Any, ...]) -> _Memory | None:
+        """Return the memory of the result of a softmax or exponential of scores; None of others, and without a mask."""
+        is_softmax = name in _SOFTMAX
+        if not (is_softmax or name in _EXPONENTIAL) or not (memory := self._memory(args[0])):
+            return None
+        if memory.shown is not None:
+            return None if is_softmax else memory
+        shown = self._calls.shown or shown_in(args[0], args[1] if is_softmax else -1)
+        if shown.is_all or not (shown.known or name in _PLAIN_SOFTMAX):
+            return None
+        self.unknown += not shown.known
+        return _Memory(memory.products, shown)
 
     def _softmax_backward(self, gradient: Tensor, weights: Tensor, result: Tensor) -> None:
         if (memory := self._memory(weights)) is None or memory.shown is None:
@@ -196,7 +204,7 @@ class FlopCounter(TorchDispatchMode):
     def _elementwise(self, name: str, operands: Iterable[Tensor], results: Iterable[Tensor]) -> None:
         known = [(tensor.numel(), memory) for tensor in operands if (memory := self._memory(tensor))]
         for result in results if known else ():
-            mine = [memory for count, memory in known if count == result.numel() or name == "cat"]
+            mine = [memory for count, memory in known if count == result.numel() or name in _RESIZING]
             if mine:
                 products = dict.fromkeys(product for memory in mine for product in memory.products)
                 shown = next((memory.shown for memory in mine if memory.shown), None)

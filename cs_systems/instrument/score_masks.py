@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-HIDDEN_BELOW = 1000.0  # a score so far below the largest of its row has the weight 0 in every dtype
+HIDDEN_BELOW = 600.0  # the largest score of a row, as −10⁴ does that was divided by the root of a d_head up to 256
+LOWEST = -1e8  # of scores without a mask
 MOST_ELEMENTS = 1 << 26  # of one pass over scores, which bounds its memory
 
 
@@ -32,7 +33,7 @@ def without_values(tensor: Tensor) -> bool:
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
-def shown_in(scores: Tensor) -> Shown:
+def shown_in(scores: Tensor, dim: int = -1) -> Shown:
     """Return the share of the scores that their mask shows, as `cost.twice_credited_scores` counts it.
 
     Each row counts its shown elements. An edge that moves by one key from row to row is a diagonal, which cuts its
@@ -42,32 +43,45 @@ def shown_in(scores: Tensor) -> Shown:
     Args:
         scores: Masked scores, or a mask to add to them, or a boolean mask with True where a score is shown: (...,
             queries, keys).
+        dim: The dimension of the keys, where it is not the last one.
     """
     scores = scores.detach()
     if without_values(scores):
         return Shown(1, 1, known=False)
+    scores = scores.movedim(dim, -1) if scores.dim() else scores
     scores = scores[(None,) * max(0, 2 - scores.dim())]
     for dim in range(scores.dim() - 2):
         if scores.stride(dim) == 0:  # of a mask that was expanded
             scores = scores.narrow(dim, 0, min(1, scores.shape[dim]))
-    rows, keys = scores.shape[-2:]
-    matrices = scores.reshape(-1, rows, keys)
-    if not matrices.numel():
+    if not scores.numel():
         return Shown(1, 1)
-    parts = matrices.split(max(1, MOST_ELEMENTS // (rows * keys)))
-    twice = sum(int(_twice_shown(_is_shown(part))) for part in parts)
-    return Shown(twice, 2 * matrices.numel())
+    count, edges = _totals(scores)
+    if edges == 0 and count < scores.numel() and scores.dim() > 3:
+        edges = min(0, _totals(scores.transpose(-3, -2))[1])  # of (…, queries, heads, keys)
+    return Shown(2 * count + edges, 2 * scores.numel())
+
+
+def _totals(scores: Tensor) -> tuple[int, int]:
+    """Return the number of shown scores, and what the diagonal edges change of twice this number."""
+    rows, keys = scores.shape[-2:]
+    parts = scores.reshape(-1, rows, keys).split(max(1, MOST_ELEMENTS // (rows * keys)))
+    totals = [(int(shown.sum()), int(_edges(shown))) for shown in map(_is_shown, parts)]
+    return sum(count for count, _ in totals), sum(edges for _, edges in totals)
 
 
 def _is_shown(scores: Tensor) -> Tensor:
     if not scores.is_floating_point():
         return scores.bool()
-    lowest = torch.finfo(scores.dtype).min / 2  # masks are filled with the smallest number, or with −inf
-    return (scores > lowest) & (scores >= scores.amax(-1, keepdim=True).clamp(min=lowest) - HIDDEN_BELOW)
+    lowest = max(LOWEST, torch.finfo(scores.dtype).min / 2)
+    top = scores.amax(-1, keepdim=True).clamp(min=lowest)
+    is_low = scores < top - HIDDEN_BELOW
+    # A mask leaves a gap; without one the scores fall step by step, as those of a bias that grows with the distance.
+    has_gap = ~((scores < top - HIDDEN_BELOW / 2) & ~is_low).any(-1, keepdim=True)
+    return (scores > lowest) & ~(is_low & has_gap)
 
 
-def _twice_shown(shown: Tensor) -> Tensor:
-    """Return twice the shown scores of boolean matrices (n, queries, keys), whose diagonal edges count half."""
+def _edges(shown: Tensor) -> Tensor:
+    """Return what the diagonal edges of boolean matrices (n, queries, keys) change of twice their shown scores."""
     keys = shown.shape[-1]
     count = shown.sum(-1)
     first = shown.view(torch.uint8).argmax(-1)
@@ -79,4 +93,4 @@ def _twice_shown(shown: Tensor) -> Tensor:
     # The first row that sees a key is on an edge that the next row is on.
     is_first = ~torch.nn.functional.pad(seen, (1, 0))[:, :-2]
     begins, leaves_first = moves_on & is_first, leaves & is_first & (first[:, :-1] > 0)
-    return 2 * count.sum() - moves_on.sum() - begins.sum() + leaves.sum() + leaves_first.sum()
+    return leaves.sum() + leaves_first.sum() - moves_on.sum() - begins.sum()

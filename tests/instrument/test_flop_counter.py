@@ -131,6 +131,80 @@ def test_causality_without_values_is_known_by_is_causal_alone() -> None:
     assert model == hardware
 
 
+def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT / 4).masked_fill(hidden(), -math.inf)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+def by_its_logarithm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT / 4).masked_fill(hidden(), -math.inf).log_softmax(-1).exp() @ v
+
+
+def along_another_dimension(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((k @ q.mT / 4).masked_fill(hidden().mT, -math.inf).softmax(-2)).mT @ v
+
+
+def with_heads_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhqd,bhkd->bqkh", q, k).masked_fill(hidden()[:, :, None], -math.inf)
+    return torch.einsum("bqkh,bhkd->bhqd", scores.softmax(2), v)
+
+
+def with_heads_after_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhqd,bhkd->bqhk", q, k).masked_fill(hidden()[:, None], -1e9)
+    return torch.einsum("bqhk,bhkd->bhqd", scores.softmax(-1), v)
+
+
+def with_a_steep_bias(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT + torch.arange(S) * 30.0).masked_fill(hidden(), -math.inf).softmax(-1) @ v
+
+
+def with_the_mask_divided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q @ k.mT).masked_fill(hidden(), -1e4) / math.sqrt(128)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [by_hand, by_its_logarithm, along_another_dimension, with_heads_last, with_heads_after_queries, with_a_steep_bias,
+     with_the_mask_divided],
+)  # fmt: skip
+def test_causal_attention_counts_half_however_it_is_written(attention: Callable[..., Tensor]) -> None:
+    model, hardware, unknown = counted(lambda: attention(*_inputs()).sum().backward())
+    assert (model, unknown) == (3 * 2 * B * H * D * CAUSAL, 0)
+    assert hardware == 2 * model
+
+
+@pytest.mark.parametrize("pad", [(1, 0), (0, 1)])
+def test_products_of_scores_with_a_sink_count_alike_in_both_directions(pad: tuple[int, int]) -> None:
+    def run() -> None:
+        q, k, v = _inputs()
+        scores = (q @ k.mT / 4).masked_fill(hidden(), -math.inf)
+        weights = F.pad(scores, pad).softmax(-1)
+        (weights[..., pad[0] : pad[0] + S] @ v).sum().backward()
+
+    model, hardware, _ = counted(run)
+    assert model % 3 == 0
+    assert hardware / 2 < model < hardware / 2 * (1 + 3 / S)
+
+
+def test_rows_that_a_finite_mask_hides_count_nothing() -> None:
+    hides = hidden() | (torch.arange(S) < 10)  # padding on the left
+    model, _, _ = counted(lambda: by_filling(*_inputs(), hides, -1e9))
+    assert model == 2 * 2 * H * D * 30 * 30
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_counts_what_its_scores_show() -> None:
+    q, slopes = torch.randn(B, H, S, D), torch.arange(H) / H
+
+    def score(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return torch.where((q >= k) & (k >= 10 * b), score + slopes[h] * (k - q), -math.inf)
+
+    with torch.compiler.set_stance("force_eager"), torch.no_grad():
+        model, _, unknown = counted(lambda: flex_attention(q, q, q, score_mod=score))
+    assert (model, unknown) == (2 * H * D * (S * S + 30 * 30), 0)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(
     ("mask", "twice", "tiles"),
