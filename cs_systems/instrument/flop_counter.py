@@ -4,9 +4,10 @@ Operators are seen as they are dispatched, composite ones as what they consist o
 by PyTorch's own formulas, fused attention by `attention_calls`.
 
 Unfused attention is a product, a softmax and another product, with a mask somewhere before the softmax, or before the
-exponential function of a softmax written by hand. The input of either shows which scores the mask hides, however it was written; the two products, and those of their gradients, are
-credited with the share of the scores that it shows. To find them, each memory remembers the products that it came from
-by elementwise operations, and the share of its elements that are shown.
+exponential of a softmax written by hand. The input of either shows which scores the mask hides, however it was written;
+the two products, and those of their gradients, are credited with the share of the scores that it shows. To find them,
+each memory remembers the products that it came from by elementwise operations, and the share of its elements that are
+shown.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ class Replay:
         """Flag of a history whose first events were dropped, by the blocks that are left or by a round number."""
         count = len(self.snapshot.events)
         is_round = count >= ROUND and (count % ROUND == 0 or count.bit_count() == 1)
-        return (count > 0 and self.lost_allocations > 0) or (is_round and self.before_allocations > 0)
+        ran_before = self.before_allocations > 0 or bool(self.reserved_at(BEFORE))
+        return (count > 0 and self.lost_allocations > 0) or (is_round and ran_before)
 
     @property
     def highest_reserved_bytes(self) -> int | None:

@@ -194,6 +194,18 @@ def test_round_number_of_events_shows_that_the_history_was_cut(
     assert [line[: len(begins)] for line in lines] == [begins]
 
 
+@pytest.mark.parametrize(("count", "cut"), [(1024, True), (4096, True), (3000, True), (3001, False), (1023, False)])
+def test_history_that_begins_with_free_segments_alone_may_be_cut(count: int, cut: bool, write_snapshot: Write) -> None:
+    address = 1 << 40
+    events = [event("segment_alloc", address, 4 * GIB, 0)]
+    for n in range(1, 5001, 2):
+        events += [event("alloc", address, GIB, n), event("free_completed", address, GIB, n + 1)]
+    found = attributed(write_snapshot(snapshot([segment(address, 4 * GIB, 0)], events[-count:])))
+    assert found.replay.is_cut == cut
+    whole = attributed(write_snapshot(snapshot([segment(address, 4 * GIB, 0)], events[:1000])))
+    assert not whole.replay.is_cut
+
+
 @pytest.mark.parametrize("form", ["terminal", "html"])
 def test_time_that_is_damaged_is_refused(form: str, write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
     data = two_maxima()
