@@ -168,6 +168,7 @@ def test_training_step_that_calls_no_module_has_no_forward(tmp_path: Path) -> No
     assert "no-forward" in [caveat.code for caveat in only(tmp_path).warnings]
 
 
+@pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("compiles", [False, True])
 def test_real_trainer_of_lightning_is_recorded(compiles: bool, tmp_path: Path) -> None:

@@ -327,10 +327,10 @@ def test_precision_speed_explains_bf16_speedup(skeleton: Any) -> None:
     cells = skeleton.cells([r for r in records if r.config["mode"] == Mode.TRAIN_STEP])
     explanation = precision_study.explain(cells)
     assert (
-        "bf16: 1.26× fp32's speed (0.75–2.12): 67% of the step is launch-bound; matrix products take 12 ms instead of"
+        "bf16: 1.29× fp32's speed (0.77–2.17): 67% of the step is launch-bound; matrix products take 12 ms instead of"
         in explanation[0]
     )
-    assert "bf16 is 1.26× as fast as fp32 (0.75–2.12): no difference; its fp32 products ran as ieee" in explanation[1]
+    assert "bf16 is 1.29× as fast as fp32 (0.77–2.17): no difference; its fp32 products ran as ieee" in explanation[1]
     (row,) = precision_study.decomposed(cells)
     assert row["products_s"] < row["fp32 products_s"] / 10
     assert row["casts, more_s"] > 0

@@ -220,14 +220,17 @@ def test_user_attention_may_require_every_argument_of_a_backend(tmp_path: Path) 
         assert (record.status, record.reason) == ("ok", None)
 
 
-def test_oom_record_has_prediction_and_failed_allocation() -> None:
-    """Request 2^50 bytes of queries, which no machine has and no allocator grants."""
+def test_oom_record_has_prediction_or_failed_allocation(tmp_path: Path) -> None:
+    """Request 2^50 bytes of queries, which no machine has and no allocator grants; an own function has no prediction."""
     shape = AttentionShape(batch=2**14, heads=2**6, seq=2**22, d_head=2**6)
-    record = run(replace(TINY, shape=shape, attention="sdpa_flash"))
-    assert record.status == "oom"
-    (memory,) = record.results["memory"]
-    assert memory["failed_allocation_bytes"] == 4 * 2**48
-    assert memory["predicted_peak_bytes"] > 3 * 4 * 2**48
+    predicted = run(replace(TINY, shape=shape, attention="sdpa_flash"))
+    source = tmp_path / "mine.py"
+    source.write_text("def attend(q, k, v, *, causal, scale, align, window=None): return q + k + v\n")
+    tried = run(replace(TINY, shape=shape, attention=f"{source}:attend"))
+    assert (predicted.status, tried.status) == ("oom", "oom")
+    assert predicted.results["memory"][0]["predicted_peak_bytes"] > 3 * 4 * 2**48
+    assert predicted.results["memory"][0]["failed_allocation_bytes"] is None
+    assert tried.results["memory"][0]["failed_allocation_bytes"] == 4 * 2**48
 
 
 @pytest.mark.parametrize(
