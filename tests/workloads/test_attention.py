@@ -221,7 +221,7 @@ def test_user_attention_may_require_every_argument_of_a_backend(tmp_path: Path) 
 
 
 def test_oom_record_has_prediction_or_failed_allocation(tmp_path: Path) -> None:
-    """Request 2^50 bytes of queries, which no machine has and no allocator grants; an own function has no prediction."""
+    """Request 2^50 bytes of queries, which no allocator grants; an own function has no prediction."""
     shape = AttentionShape(batch=2**14, heads=2**6, seq=2**22, d_head=2**6)
     predicted = run(replace(TINY, shape=shape, attention="sdpa_flash"))
     source = tmp_path / "mine.py"
