@@ -147,6 +147,13 @@ class NvtxRanges:
             self.push, self.pop = nvtx.push_range, nvtx.pop_range
 
 
+@contextmanager
+def hidden_from_modes() -> Iterator[None]:
+    """Hide what torch does inside from modes of the program, such as one that counts its operators."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
 class RecordFunctionRanges:
     """Ranges for torch.profiler."""
 
@@ -155,11 +162,13 @@ class RecordFunctionRanges:
 
     def push(self, name: str) -> None:
         context = torch.profiler.record_function(name)
-        context.__enter__()
+        with hidden_from_modes():
+            context.__enter__()
         self._thread.contexts.append(context)
 
     def pop(self) -> None:
-        self._thread.contexts.pop().__exit__(None, None, None)
+        with hidden_from_modes():
+            self._thread.contexts.pop().__exit__(None, None, None)
 
 
 class _Opened(threading.local):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from operator import itemgetter
 from typing import Any
 
@@ -79,8 +79,12 @@ def annotate_model(
             handles.append(_CompiledCall(module, ranges, name))
             continue
         # Opened last and closed first, because a range must end inside of those that other hooks have opened.
-        handles.append(module.register_forward_pre_hook(_opens(ranges, name)))
-        handles.append(module.register_forward_hook(_closes(ranges), always_call=True, prepend=True))
+        opens, closes = (
+            ModuleHook(functools.partial(_open, ranges, name)),
+            ModuleHook(functools.partial(_close, ranges)),
+        )
+        handles.append(module.register_forward_pre_hook(opens))
+        handles.append(module.register_forward_hook(closes, always_call=True, prepend=True))
     return Annotations(handles)
 
 
@@ -137,12 +141,28 @@ class _CompiledCall:
         self._module._compiled_call_impl = self._before
 
 
-def _opens(ranges: Ranges, name: str) -> Callable[..., None]:
-    return compiler.untraced(lambda *_: None if torch.compiler.is_compiling() else ranges.push(name))
+class ModuleHook:
+    """Hook on one module, without effect on copies of the module: a file with one can be read without this package."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    @compiler.untraced
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")  # a function of Python's own that takes anything and does nothing
 
 
-def _closes(ranges: Ranges) -> Callable[..., None]:
-    return compiler.untraced(lambda *_: None if torch.compiler.is_compiling() else ranges.pop())
+def _open(ranges: Ranges, name: str, *_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        ranges.push(name)
+
+
+def _close(ranges: Ranges, *_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        ranges.pop()
 
 
 @contextmanager

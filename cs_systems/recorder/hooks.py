@@ -9,14 +9,15 @@
   `torch.cuda.synchronize`
 - cuda_graph: the replay of a CUDA graph of the loop's own, in which no phase can be told
 
-One recorder is active in a process, and the hooks are functions of this module that look for it: a model can be copied
-and pickled while they are on it, and a copy of a hook is harmless afterwards.
+One recorder is active in a process, and the hooks are functions of this module that look for it. A model can be copied
+and pickled while they are on it: see `ModuleHook`.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
 from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced, untraced
+from cs_systems.instrument.hooks import ModuleHook
 from cs_systems.recorder.phases import (
     BACKWARD,
     CLIP,
@@ -141,8 +143,8 @@ def _on_model(model: nn.Module) -> Iterator[Callable[[], Undo]]:
     if "_compiled_call_impl" in model.__dict__ and model._compiled_call_impl is not None:
         yield functools.partial(patch, model, "_compiled_call_impl", lambda *_: FORWARD)
         return
-    yield lambda: model.register_forward_pre_hook(_forward_begins, with_kwargs=True).remove
-    yield lambda: model.register_forward_hook(_forward_ends, always_call=True).remove
+    yield lambda: model.register_forward_pre_hook(ModuleHook(_forward_begins), with_kwargs=True).remove
+    yield lambda: model.register_forward_hook(ModuleHook(_forward_ends), always_call=True).remove
 
 
 def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
@@ -184,6 +186,32 @@ def _exit(tracker: Tracker, name: str, args: tuple[Any, ...]) -> None:
 def patch(owner: Any, name: str, tells: Tells) -> Undo:
     """Replace an attribute of a class or module by the observed one; return what restores it."""
     return replaced(owner, name, _wrapped(getattr(owner, name), tells))
+
+
+def patch_call(tells: Tells) -> Undo:
+    """Replace the call of every module by the observed one; return what restores it."""
+    return replaced(nn.Module, "__call__", _ModuleCall(nn.Module.__call__, tells))
+
+
+class _ModuleCall:
+    """Observed call of modules with the code of the one that it replaces.
+
+    torch.profiler with stacks keeps the code of `nn.Module.__call__` for good, and reads `self` of each frame with it.
+    """
+
+    def __init__(self, function: Callable[..., Any], tells: Tells) -> None:
+        functools.update_wrapper(self, function)
+        self._observed = _wrapped(function, tells)
+        if hasattr(function, "__code__"):
+            self.__code__ = function.__code__
+
+    @untraced
+    def __get__(self, module: nn.Module | None, _: type | None = None) -> Callable[..., Any]:
+        return self if module is None else types.MethodType(self._observed, module)
+
+    @passed_through
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._observed(*args, **kwargs)
 
 
 def after(owner: Any, name: str, then: Callable[..., object]) -> Undo:

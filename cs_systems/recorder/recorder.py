@@ -30,6 +30,7 @@ from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import caveats, plugins
 from cs_systems.core.caveats import REMEDIES, Caveat, profile_in_words
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, short_name, shown
+from cs_systems.instrument.annotate import hidden_from_modes
 from cs_systems.instrument.compiler import Observation, untraced
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
@@ -483,7 +484,7 @@ class Recorder:
 
     def _outcome_caveats(self) -> tuple[Caveat, ...]:
         assert self._tracker is not None
-        with self._tracker._unobserved():
+        with self._tracker._unobserved(), hidden_from_modes():
             return tuple(self._outcome.caveats())
 
     def _before_which(self, stage: Stage) -> str:

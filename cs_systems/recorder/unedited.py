@@ -119,7 +119,7 @@ class ScriptRecorder(Recorder):
         super()._install(tracker)
         tracker.idle = OTHER  # nothing tells where an iteration begins
         tracker.start()
-        self._installed.add(partial(hooks.patch, nn.Module, "__call__", self._calls))
+        self._installed.add(partial(hooks.patch_call, self._calls))
 
     def _watched_tools(self) -> OwnTools:
         return self._early_tools

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cs_systems.record import RunRecord, read_records
-from cs_systems.recorder import phases
+from cs_systems.recorder import Recorder, phases
 from cs_systems.recorder.unedited import ScriptRecorder
 from tests import forks
 
@@ -83,6 +88,77 @@ def test_profiler_of_the_program_that_never_ends_leaves_no_profile_of_ours(tmp_p
         "3 steps before the loop ends, or leave out --with"
     )
     assert not list(tmp_path.glob("*.trace.json.gz"))
+
+
+def test_profiler_of_the_program_with_stacks_finds_the_calls_of_modules(tmp_path: Path) -> None:
+    """It takes the code of nn.Module.__call__ for that of each call, and another code ends the process."""
+    call, found = nn.Module.__call__, set[str]()
+
+    def profiled(step: int) -> None:
+        assert nn.Module.__call__.__code__ is call.__code__
+        if step == 1:
+            own.start()
+        elif step == 2:
+            own.stop()
+            found.update(event.key for event in own.key_averages())
+
+    own = profile(activities=[ProfilerActivity.CPU], with_stack=True)
+    with recorded(tmp_path):
+        train(9, profiled)
+    assert nn.Module.__call__ is call
+    assert {"nn.Module: Linear_0", "nn.Module: ReLU_0"} <= found
+
+
+class CountedOperators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class CountedFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = Counter[str]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [CountedOperators, CountedFunctions])
+def test_modes_of_the_program_see_its_own_calls_alone(mode: type, tmp_path: Path) -> None:
+    def counted() -> Counter[str]:
+        with mode() as counts:
+            train(9)
+        names: Counter[str] = counts.names
+        return names
+
+    alone = counted()
+    with recorded(tmp_path) as recorder:
+        assert counted() == alone
+    assert [record.status for record in recorder.records] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_copies_of_a_recorded_model_keep_nothing_of_the_recording(is_script: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan: dict[str, Any] = {"out": tmp_path, "warmup": 1, "steps": 2, "profile_steps": 3}
+    recorder = ScriptRecorder("loop", **plan) if is_script else Recorder(model, optimizer, **plan).__enter__()
+    for _ in range(8):
+        with nullcontext() if is_script else recorder.step():
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            file = pickle.dumps(model)
+            assert b"cs_systems" not in file
+            for other in (pickle.loads(file), copy.deepcopy(model)):
+                assert torch.equal(other(torch.ones(1, 4)), model(torch.ones(1, 4)))
+    recorder.close()
+    assert [record.status for record in recorder.records] == ["ok", "ok"]
 
 
 def test_tracer_of_the_program_stays_and_is_mentioned(tmp_path: Path) -> None:
