@@ -147,9 +147,14 @@ class NvtxRanges:
             self.push, self.pop = nvtx.push_range, nvtx.pop_range
 
 
+def hidden_from_modes() -> AbstractContextManager[None]:
+    """Return a context that hides what torch does inside from modes of the program, such as one that counts."""
+    has_modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    return _hidden() if has_modes else _OFF
+
+
 @contextmanager
-def hidden_from_modes() -> Iterator[None]:
-    """Hide what torch does inside from modes of the program, such as one that counts its operators."""
+def _hidden() -> Iterator[None]:
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         yield
 
