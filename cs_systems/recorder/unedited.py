@@ -23,7 +23,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -99,6 +98,7 @@ class ScriptRecorder(Recorder):
             Optimizer, "__init__", lambda new, *_, **__: self._optimizers.append(weakref.ref(new))
         )
 
+        @untraced
         def end_waiting() -> None:
             wait_no_more()
             know_no_more()

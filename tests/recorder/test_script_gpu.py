@@ -168,7 +168,7 @@ for _ in range(20):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputation_on_a_gpu_belongs_to_backward(reentrant: bool, tmp_path: Path) -> None:
-    """Forward is a third of the products of backward, which repeats it."""
+    """Forward has a third of the products of backward, which repeats it but for what it can leave out at its end."""
     _, (record,) = ran(CHECKPOINT.replace("REENTRANT", str(reentrant)), tmp_path)
     assert record.measurement is not None
     forward, backward = (record.measurement.median_s(phase) for phase in ("forward", "backward"))
@@ -176,4 +176,4 @@ def test_recomputation_on_a_gpu_belongs_to_backward(reentrant: bool, tmp_path: P
     assert backward is not None
     assert 2 < backward / forward < 4
     (caveat,) = (each for each in record.warnings if each.code == "recomputed")
-    assert 20 < int(caveat.message.partition("%")[0]) < 50
+    assert 10 < int(caveat.message.partition("%")[0]) < 50
