@@ -148,15 +148,26 @@ class NvtxRanges:
 
 
 def hidden_from_modes() -> AbstractContextManager[None]:
-    """Return a context that hides what torch does inside from modes of the program, such as one that counts."""
+    """Return a context that hides what torch does inside from modes of the program, and from torch.jit.
+
+    A mode of the program may count its operators.
+    """
     has_modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
-    return _hidden() if has_modes else _OFF
+    return _hidden() if has_modes or torch._C._get_tracing_state() is not None else _OFF
 
 
 @contextmanager
 def _hidden() -> Iterator[None]:
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        yield
+    jit: Any = torch._C
+    traced = jit._get_tracing_state()
+    if traced is not None:
+        jit._set_tracing_state(None)
+    try:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            yield
+    finally:
+        if traced is not None:
+            jit._set_tracing_state(traced)
 
 
 class RecordFunctionRanges:

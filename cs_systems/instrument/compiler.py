@@ -40,10 +40,10 @@ def passed_through(function: Function) -> Function:
 
 @untraced
 def is_tracing() -> bool:
-    """Return whether this thread traces code, with tensors that have no data, in place of running it."""
+    """Return whether this thread traces code, in place of running it alone."""
     keys, mode = torch._C._TorchDispatchModeKey, torch._C._get_dispatch_mode
     traces = any(mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
-    return traces or torch.compiler.is_compiling()
+    return traces or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 class _Installed(NamedTuple):

@@ -71,7 +71,7 @@ def _dynamo() -> tuple[int, float]:
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return 0, 0.0
-    graphs = utils.counters["stats"].get("unique_graphs", 0)
+    graphs = utils.counters.get("stats", {}).get("unique_graphs", 0)
     return graphs, sum(utils.compilation_time_metrics.get("_compile.compile_inner", ()))
 
 

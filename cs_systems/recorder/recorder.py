@@ -294,6 +294,8 @@ class Recorder:
 
     def _off(self) -> None:
         self._tracker = None
+        self._subject = replace(self._subject, models=[], optimizers=[])  # the program may delete them
+        self._outcome.start()
         self._installed.close()
         self._tools.close()
         observed.end(self)

@@ -45,7 +45,7 @@ class TrainerRecorder(Recorder):
         (model,) = self._subject.models
         if self._step_method in vars(model):  # compiled as a whole, so that nothing inside is seen
             self._installed.add(partial(hooks.patch, model, self._step_method, lambda *_: FORWARD))
-        self._installed.add(partial(hooks.patch, nn.Module, "__call__", self._calls))
+        self._installed.add(partial(hooks.patch_call, self._calls))
 
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return FORWARD for the call of a module that computes, outside of any other."""

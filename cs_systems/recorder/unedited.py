@@ -74,6 +74,7 @@ class ScriptRecorder(Recorder):
         self._step_ends_s: list[float] = []  # of all steps of the loop, without the time that the recording took
         self._own_s = 0.0
         self._later, self._counting = Counter[str](), Observation()
+        self._recorded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._found, self._finding = 0, Observation()
         self.records = []
         self.failure: str | None = None
@@ -281,6 +282,7 @@ class ScriptRecorder(Recorder):
         tracker.before_next = timed
 
     def _off(self) -> None:
+        self._recorded = weakref.WeakSet(self._subject.optimizers)
         super()._off()
         if not self._stop:
             self._counting.add(lambda: register_optimizer_step_post_hook(self._stepped_later).remove, is_guarded=True)
@@ -289,7 +291,7 @@ class ScriptRecorder(Recorder):
     def _stepped_later(self, optimizer: Optimizer, *_: Any) -> None:
         if self._first is not None and self._first() is optimizer:
             self._step_ends_s.append(self._clock() - self._own_s)
-        elif all(optimizer is not known for known in self._subject.optimizers):
+        elif optimizer not in self._recorded:
             self._later[type(optimizer).__name__] += 1
 
     def durations_s(self) -> list[float]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import random
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -143,6 +145,24 @@ def test_modes_of_the_program_see_its_own_calls_alone(mode: type, tmp_path: Path
     assert [record.status for record in recorder.records] == ["ok", "ok"]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_graph_of_torch_jit_is_as_alone(tmp_path: Path) -> None:
+    model, graphs = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), set[str]()
+
+    def traced(_: int) -> None:
+        graph = torch.jit.trace(model, torch.ones(3, 4)).inlined_graph
+        graphs.add(str([node.kind() for node in graph.nodes()]))
+
+    traced(0)
+    with recorded(tmp_path):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(9):
+            model(torch.ones(3, 4)).sum().backward()
+            traced(step)
+            optimizer.step()
+    assert len(graphs) == 1
+
+
 @pytest.mark.parametrize("is_script", [True, False])
 def test_copies_of_a_recorded_model_keep_nothing_of_the_recording(is_script: bool, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
@@ -215,6 +235,20 @@ def test_optimizer_that_is_made_after_a_backward_pass_gives_the_steps(tmp_path: 
     assert record.measurement is not None
     assert len(record.measurement.samples) == 6
     assert "no-optimizer" not in codes(record)
+
+
+def test_recording_that_is_over_keeps_no_model_alive(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = weakref.ref(model), weakref.ref(optimizer)
+    with recorded(tmp_path) as recorder:
+        for _ in range(9):
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+        assert recorder.done
+        del model, optimizer
+        gc.collect()
+        assert [part() for part in parts] == [None, None]
 
 
 def test_second_training_after_the_recorded_steps_is_mentioned(tmp_path: Path) -> None:
