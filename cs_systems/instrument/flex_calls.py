@@ -60,7 +60,8 @@ def _scores(score: Any, buffers: tuple[Any, ...], scores: Tensor) -> Tensor:
         places = [0 if dim in dims else None for dim in range(4)]
         score = torch.vmap(score, in_dims=(0, *places, *(None for _ in buffers)))
     changed = score(scores, *(torch.arange(size, device=scores.device) for size in scores.shape), *buffers)
-    return changed[0] if isinstance(changed, tuple) else changed
+    found: Tensor = changed[0] if isinstance(changed, tuple) else changed
+    return found
 
 
 def _computed(mask: tuple[Any, ...], query: Tensor, cells: int) -> int:

@@ -54,6 +54,7 @@ class _Product:
 class _Memory(NamedTuple):
     products: tuple[_Product, ...]  # that it came from by elementwise operations
     shown: Shown | None = None  # of scores after their softmax, and of their gradients
+    shown_by_logarithm: Shown | None = None  # of logarithms of weights, which may be those of a loss
 
 
 class _Calls(TorchFunctionMode):
@@ -187,20 +188,26 @@ class FlopCounter(TorchDispatchMode):
         is_softmax = name in _SOFTMAX
         if not (is_softmax or name in _EXPONENTIAL) or not (memory := self._memory(args[0])):
             return None
+        if not is_softmax and (known := memory.shown or memory.shown_by_logarithm):
+            return _Memory(memory.products, known)
         if memory.shown is not None:
-            return None if is_softmax else memory
+            return None
         shown = self._calls.shown or shown_in(args[0], args[1] if is_softmax else -1)
         if shown.is_all or not (shown.known or name in _PLAIN_SOFTMAX):
             return None
         self.unknown += not shown.known
+        if is_softmax and name not in _PLAIN_SOFTMAX:
+            return _Memory(memory.products, shown_by_logarithm=shown)
         return _Memory(memory.products, shown)
 
     def _softmax_backward(self, gradient: Tensor, weights: Tensor, result: Tensor) -> None:
-        if (memory := self._memory(weights)) is None or memory.shown is None:
+        memory, arriving = self._memory(weights) or _Memory(()), self._memory(gradient) or _Memory(())
+        # The gradient of logarithms is attention's where it was multiplied by weights.
+        if (shown := memory.shown or (memory.shown_by_logarithm and arriving.shown)) is None:
             return
-        for product in (self._memory(gradient) or _Memory(())).products:
-            self._lower(product, memory.shown)
-        self._remember(result, _Memory((), memory.shown))
+        for product in arriving.products:
+            self._lower(product, shown)
+        self._remember(result, _Memory((), shown))
 
     def _elementwise(self, name: str, operands: Iterable[Tensor], results: Iterable[Tensor]) -> None:
         known = [(tensor.numel(), memory) for tensor in operands if (memory := self._memory(tensor))]
@@ -209,7 +216,8 @@ class FlopCounter(TorchDispatchMode):
             if mine:
                 products = dict.fromkeys(product for memory in mine for product in memory.products)
                 shown = next((memory.shown for memory in mine if memory.shown), None)
-                self._remember(result, _Memory(tuple(products)[-_MOST_PRODUCTS:], shown))
+                logarithm = next((memory.shown_by_logarithm for memory in mine if memory.shown_by_logarithm), None)
+                self._remember(result, _Memory(tuple(products)[-_MOST_PRODUCTS:], shown, logarithm))
 
     def _memory(self, tensor: Tensor) -> _Memory | None:
         storage = _storage(tensor)

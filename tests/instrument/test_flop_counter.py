@@ -238,6 +238,15 @@ def test_what_a_checkpoint_computes_again_is_executed_alone() -> None:
     assert counter.hardware["all"] == plain[1] + again[1] // 2  # the product with the values needs no repetition
 
 
+def test_products_of_a_masked_vocabulary_are_credited_in_full() -> None:
+    head, x = nn.Linear(8, 40, bias=False), torch.randn(5, 8, requires_grad=True)
+    hides = torch.arange(40) >= 30
+    model, hardware, _ = counted(
+        lambda: F.cross_entropy(head(x).masked_fill(hides, -math.inf), torch.arange(5)).backward()
+    )
+    assert model == hardware == 3 * 2 * 5 * 8 * 40
+
+
 def test_products_without_a_mask_are_credited_in_full() -> None:
     router, experts, x = nn.Linear(8, 6), nn.Linear(8, 8), torch.randn(5, 8)
 
