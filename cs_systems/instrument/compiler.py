@@ -4,7 +4,7 @@ torch.compile traces the Python code that it finds: a function that replaces one
 break the graph, and a guard that sees another function than at tracing compiles again. So that a program is compiled as
 it is alone,
 
-- everything of an `Observation` is removed while something is compiled, and put back afterwards;
+- everything of an `Observation` is removed while something is compiled, by torch.jit too, and put back afterwards;
 - what guards look at is removed, too, while compiled functions run;
 - functions marked `untraced` or `passed_through` stay plain Python where compiled code calls them.
 
@@ -153,6 +153,20 @@ def _watch_compiler() -> None:
         _set_state(runs_compiled=callable(callback))
         return set_callback(callback)
 
+    scripts = torch.jit._recursive.create_script_module
+
+    @untraced
+    @functools.wraps(scripts)
+    def scripted(*args: Any, **kwargs: Any) -> Any:
+        """Compile a module by torch.jit, which takes the hooks on it for code of the program."""
+        before = _compiles
+        _set_state(compiles=True)
+        try:
+            return scripts(*args, **kwargs)
+        finally:
+            _set_state(compiles=before)
+
+    _stop_watching.append(replaced(torch.jit._recursive, "create_script_module", scripted))
     _stop_watching.append(replaced(Handler, "run_start_callbacks", compilation_starts))
     _stop_watching.append(replaced(Handler, "run_end_callbacks", compilation_ends))
     _stop_watching.append(replaced(eval_frame, "_maybe_set_eval_frame", callback_is_set))

@@ -150,17 +150,18 @@ def test_graph_of_torch_jit_is_as_alone(tmp_path: Path) -> None:
     model, graphs = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), set[str]()
 
     def traced(_: int) -> None:
-        graph = torch.jit.trace(model, torch.ones(3, 4)).inlined_graph
-        graphs.add(str([node.kind() for node in graph.nodes()]))
+        for compiled in (torch.jit.trace(model, torch.ones(3, 4)), torch.jit.script(model)):
+            graphs.add(str([node.kind() for node in compiled.inlined_graph.nodes()]))
 
     traced(0)
+    alone = {*graphs}
     with recorded(tmp_path):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(9):
             model(torch.ones(3, 4)).sum().backward()
             traced(step)
             optimizer.step()
-    assert len(graphs) == 1
+    assert graphs == alone
 
 
 @pytest.mark.parametrize("is_script", [True, False])
