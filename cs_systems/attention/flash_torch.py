@@ -51,7 +51,7 @@ class FlashAttentionTorch(torch.autograd.Function):
         ctx.offset = causal_offset(seq_q, seq_k, align) if is_causal else seq_k
         ctx.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         with torch.autocast(q.device.type, enabled=False):  # it would round the tiles to half precision
-            run = _forward_op if as_operators() else _forward
+            run = _forward if torch.compiler.is_compiling() or not as_operators() else _forward_op
             out, lse = run(q, k, v, is_causal, ctx.offset, ctx.scale)
         ctx.is_causal = is_causal
         ctx.save_for_backward(q, k, v, out, lse)
@@ -62,7 +62,7 @@ class FlashAttentionTorch(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
-            run = _backward_op if as_operators() else _backward
+            run = _backward if torch.compiler.is_compiling() or not as_operators() else _backward_op
             d_q, d_k, d_v = run(q, k, v, out, lse, d_out, ctx.is_causal, ctx.offset, ctx.scale)
         return d_q, d_k, d_v, None, None, None
 
