@@ -59,11 +59,15 @@ def observe(observation: Observation, tracker: Tracker, models: Sequence[nn.Modu
         (register_optimizer_step_post_hook, _optimizer_ends),
     ):
         observation.add(functools.partial(_registered, register, hook), is_guarded=True)
-    for owner, name, tells in (*_PATCHES, *(_OF_ACCELERATORS if torch.accelerator.is_available() else ())):
+    for owner, name, tells in (*_PATCHES, *(_OF_ACCELERATORS if _runs_on_accelerator(tracker) else ())):
         observation.add(functools.partial(patch, owner, name, tells), is_guarded=(owner, name) in _GUARDED)
     observation.add(_times_recomputation)
     observation.add(_times_reentrant_recomputation)
     observation.add(functools.partial(_reports_to, tracker))
+
+
+def _runs_on_accelerator(tracker: Tracker) -> bool:
+    return tracker.is_cuda
 
 
 def is_active() -> bool:

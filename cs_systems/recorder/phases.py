@@ -193,6 +193,7 @@ class Tracker:
     Only the thread that made it is observed.
 
     Attributes:
+        is_cuda: the loop runs on a GPU.
         timeline: boundaries of this step.
         idle: the phase in which a step begins.
         stepped: the optimizer was entered in this step.
@@ -212,7 +213,7 @@ class Tracker:
     ) -> None:
         self._device, self._clock = device, clock
         self._at_forward, self._at_backward = at_forward, at_backward  # in the first one; with the roots of each
-        self._is_cuda = device.is_cuda
+        self.is_cuda = device.is_cuda
         self._thread = threading.get_ident()
         self.idle = BETWEEN
         self._named: list[str] = []
@@ -279,7 +280,7 @@ class Tracker:
 
     def captures(self) -> bool:
         """Return whether work is being captured into a CUDA graph now."""
-        return self._is_cuda and torch.cuda.is_current_stream_capturing()
+        return self.is_cuda and torch.cuda.is_current_stream_capturing()
 
     def fail(self, error: Exception) -> None:
         """Observe nothing from here on: the program goes on as if it were alone."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from cs_systems import Recorder
 from cs_systems.record import Measurement
+from cs_systems.recorder import hooks
 from tests.recorder.loops import CLEAN, Ticks, batches, loader, loss_of, net, train
 
 
@@ -158,7 +159,7 @@ def test_named_phase_covers_what_is_found_inside(tmp_path: Path) -> None:
 
 def test_copies_and_synchronisation_are_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Device `meta` stands for an accelerator: a copy to it is one, and reading from it raises after the boundary."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(hooks, "_runs_on_accelerator", lambda tracker: True)
     with Recorder(net(), out=tmp_path, clock=Ticks(), **CLEAN) as recorder:
         for inputs, labels in batches(5):
             with recorder.step():
