@@ -111,14 +111,15 @@ def test_forked_worker_equals_a_new_process(
 
 
 def test_one_server_serves_all_sweeps_until_something_inherited_changes_or_it_dies(
-    workload: str, monkeypatch: pytest.MonkeyPatch
+    workload: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     first = report(workload)
     server = fork_client._server
     monkeypatch.setenv("MASTER_PORT", "77")  # which a worker does not get
-    for name in ("COLUMNS", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR"):
-        monkeypatch.setenv(name, "77")
-        assert f"('{name}', '77')" in report(workload)["environment"]
+    values = {"COLUMNS": "77", "CUDA_VISIBLE_DEVICES": "77", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+        assert f"('{name}', '{value}')" in report(workload)["environment"]
     assert fork_client._server is server, "nothing reads these while it is imported"
     monkeypatch.setenv("CS_TEST_MARKER", "here")
     second = report(workload)
