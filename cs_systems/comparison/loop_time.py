@@ -72,6 +72,8 @@ def sentence(rows: Sequence[LoopTimeRow]) -> str:
         return ""
     steps, total_s = sum(row["steps"] for row in rows), math.fsum(row["total_s"] for row in rows)
     whole = f"{counted(steps, 'step')} took {human(total_s, 's')}"
+    if [row["kind"] for row in rows] == [USUAL]:
+        return f"{whole}, the median {human(rows[0]['median_s'], 's')}"
     return f"{whole}: {', '.join(map(_part, rows))}"
 
 

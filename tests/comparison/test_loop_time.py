@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.comparison.loop_time import loop_time, sentence
+from cs_systems.comparison.loop_time import loop_time, sentence, whole_loop_time
 from cs_systems.config import RunConfig
 from cs_systems.core.printable import plain
 from cs_systems.diagnosis import diagnose
@@ -109,3 +109,7 @@ def test_evaluation_every_tenth_step_is_neither_instability_nor_a_short_warmup()
     timed = [0.02 * (1 + 0.01 * (i % 3 - 1)) + (0.4 if i % 5 == 0 else 0.0) for i in range(40)]
     found = diagnose(loop(timed, warmup=0)) or []
     assert [plain(each.sentence) for each in found if each.code in ("unstable-times", "short-warmup")] == []
+
+
+def test_steps_of_one_kind_are_not_divided() -> None:
+    assert sentence(whole_loop_time([0.2] * 30)) == "30 steps took 6.00 s, the median 200 ms"
