@@ -51,6 +51,10 @@ FORECAST = (
     *("cs_systems/formulas/memory/allocator.py", "scripts/benchmarks/foreign_memory.py"),
 )
 PROFILE = ("cs_systems/traces/*",)
+PUBLIC_SCRIPTS = (
+    *("cs_systems/cli/_script.py", "cs_systems/recorder/*"),
+    *("scripts/benchmarks/public_scripts.py", "scripts/benchmarks/_script_observer.py"),
+)
 SNAPSHOT = ("cs_systems/snapshots/*",)
 CHARTS = (
     "chart*",
@@ -143,10 +147,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *(*PROFILE, "cs_systems/instrument/*"),
         *("scripts/benchmarks/model_families.py", "tests/families/models.py"),
     ),
-    "profiles/public_scripts/cpu.md": (
-        *("cs_systems/cli/_script.py", "cs_systems/recorder/*"),
-        *("scripts/benchmarks/public_scripts.py", "scripts/benchmarks/_script_observer.py"),
-    ),
+    "profiles/public_scripts/cpu.md": PUBLIC_SCRIPTS,
+    "profiles/public_scripts/h100.md": PUBLIC_SCRIPTS,
     "profiles/foreign_memory/held_out.md": (*FORECAST, "scripts/benchmarks/_held_out_families.py"),
     "profiles/foreign_memory/table.md": FORECAST,
     "profiles/memory_prediction/speed.md": (
