@@ -61,8 +61,8 @@ def observe(observation: Observation, tracker: Tracker, models: Sequence[nn.Modu
         observation.add(functools.partial(_registered, register, hook), is_guarded=True)
     for owner, name, tells in (*_PATCHES, *(_OF_ACCELERATORS if _runs_on_accelerator(tracker) else ())):
         observation.add(functools.partial(patch, owner, name, tells), is_guarded=(owner, name) in _GUARDED)
-    observation.add(_times_recomputation)
-    observation.add(_times_reentrant_recomputation)
+    for install in (_begins_recomputation, _ends_recomputation, _times_reentrant_recomputation):
+        observation.add(install)
     observation.add(functools.partial(_reports_to, tracker))
 
 
@@ -262,10 +262,9 @@ class _Recomputation:
             self._timeline.recomputed(self._begin, self._timeline.now())
 
 
-def _times_recomputation() -> Undo:
-    """Time what a checkpoint repeats with `use_reentrant=False`; return what ends that."""
-    hook = checkpoint._recomputation_hook
-    begin, end = hook.__enter__, hook.__exit__
+def _begins_recomputation() -> Undo:
+    """Begin to time what a checkpoint repeats with `use_reentrant=False`; return what removes that."""
+    begin = checkpoint._recomputation_hook.__enter__
 
     @passed_through
     @functools.wraps(begin)
@@ -274,19 +273,23 @@ def _times_recomputation() -> Undo:
         self._cs_systems_recomputation.__enter__()
         return begin(self)
 
+    return replaced(checkpoint._recomputation_hook, "__enter__", begins)
+
+
+def _ends_recomputation() -> Undo:
+    """End what `_begins_recomputation` began; return what removes that."""
+    end = checkpoint._recomputation_hook.__exit__
+
     @passed_through
     @functools.wraps(end)
     def ends(self: Any, *error: Any) -> Any:
         result = end(self, *error)
-        self._cs_systems_recomputation.__exit__()
+        begun = vars(self).pop("_cs_systems_recomputation", None)  # none while hooks were away, as in a compilation
+        if begun is not None:
+            begun.__exit__()
         return result
 
-    undo_begin, undo_end = replaced(hook, "__enter__", begins), replaced(hook, "__exit__", ends)
-
-    def undo() -> bool:
-        return undo_begin() is not False and undo_end() is not False
-
-    return undo
+    return replaced(checkpoint._recomputation_hook, "__exit__", ends)
 
 
 def _times_reentrant_recomputation() -> Undo:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cs_systems.record import RunRecord
+from cs_systems.recorder import hooks
 from cs_systems.recorder.unedited import ScriptRecorder
 
 STEPS = 6
@@ -145,3 +146,14 @@ def test_gradient_of_a_gradient_is_part_of_the_loss(tmp_path: Path) -> None:
             optimizer.zero_grad()
     assert phases(records) == {"loss": 0.25, "backward": 6.0, "other": 0.125}
     assert "recomputed" not in {each.code for each in records[0].warnings}
+
+
+def test_recomputation_whose_begin_was_not_observed_goes_on() -> None:
+    """Hooks are away while something is compiled, in another thread too, and come back in between."""
+    blocks = nn.ModuleList(Block() for _ in range(2))
+    end = hooks._ends_recomputation()
+    try:
+        not_reentrant(torch.randn(2, 4, requires_grad=True), blocks).sum().backward()
+    finally:
+        end()
+    assert all(parameter.grad is not None for parameter in blocks.parameters())
