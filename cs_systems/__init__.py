@@ -19,25 +19,25 @@ from cs_systems.config import PRESETS, AttentionShape, ModelConfig, RunConfig, g
 from cs_systems.core.version import __version__
 
 if TYPE_CHECKING:
-    from cs_systems.diagnosis import diagnose
+    from cs_systems.analysis.diagnosis import diagnose
+    from cs_systems.measure.recorder import Recorder
+    from cs_systems.measure.runtime.sweep import preflight, run, sweep
+    from cs_systems.measure.workloads._setup import TrainingSetup
     from cs_systems.record import RunRecord, read_records
-    from cs_systems.recorder import Recorder
     from cs_systems.report.frame import frame, load
-    from cs_systems.runtime.sweep import preflight, run, sweep
-    from cs_systems.workloads._setup import TrainingSetup
 
 # Imported on first access, so that `cs-systems --help` stays fast.
 _LAZY = {
-    "Recorder": "cs_systems.recorder",
+    "Recorder": "cs_systems.measure.recorder",
     "RunRecord": "cs_systems.record",
-    "TrainingSetup": "cs_systems.workloads._setup",
-    "diagnose": "cs_systems.diagnosis",
+    "TrainingSetup": "cs_systems.measure.workloads._setup",
+    "diagnose": "cs_systems.analysis.diagnosis",
     "read_records": "cs_systems.record",
     "frame": "cs_systems.report.frame",
     "load": "cs_systems.report.frame",
-    "preflight": "cs_systems.runtime.sweep",
-    "run": "cs_systems.runtime.sweep",
-    "sweep": "cs_systems.runtime.sweep",
+    "preflight": "cs_systems.measure.runtime.sweep",
+    "run": "cs_systems.measure.runtime.sweep",
+    "sweep": "cs_systems.measure.runtime.sweep",
 }
 
 __all__ = [

@@ -21,6 +21,7 @@ from typing import Any
 from cs_systems.core.checkpoint_plan import segments
 from cs_systems.core.collectives import CollectiveShape
 from cs_systems.core.display import Displayed
+from cs_systems.core.phases import Phase as Phase
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.shapes import ALIGNMENTS as ALIGNMENTS
 from cs_systems.core.shapes import PRESETS as PRESETS
@@ -43,19 +44,6 @@ from cs_systems.core.validation import (
     whole,
 )
 from cs_systems.core.validation import one_of as one_of
-
-
-class Phase(StrEnum):
-    """Named phase of a step in the tables; `zero_grad` belongs to none, because it is untimed preparation."""
-
-    INPUT = "input"  # waiting for the next batch, and its copy to the device
-    FORWARD = "forward"
-    LOSS = "loss"
-    BACKWARD = "backward"
-    SYNCHRONIZE = "synchronize"  # the rest of the gradient averaging, after backward
-    CLIP = "clip"  # of the gradients' norm
-    OPTIMIZER = "optimizer"
-    GRAPH = "graph"  # all phases, replayed as one CUDA graph
 
 
 class Mode(StrEnum):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cs_systems
 from cs_systems import RunConfig, preset
-from cs_systems.comparison.runs import compare
+from cs_systems.analysis.comparison.runs import compare
 
 
 def main(folder: str = "runs/compare-two-runs") -> None:

@@ -9,11 +9,11 @@ Where there is a GPU, `record` below shows how to write your own. Reading needs 
 import sys
 from pathlib import Path
 
-from cs_systems.snapshots.allocations import replay
-from cs_systems.snapshots.categories import attribute
-from cs_systems.snapshots.snapshot import read
-from cs_systems.snapshots.tables import composition
-from cs_systems.snapshots.tensor_names import tensor_names
+from cs_systems.analysis.memory.allocations import replay
+from cs_systems.analysis.memory.categories import attribute
+from cs_systems.analysis.memory.tables import composition
+from cs_systems.analysis.memory.tensor_names import tensor_names
+from cs_systems.readers.snapshot import read
 
 SAMPLE = Path(__file__).parents[1] / "tests/data/snapshot_h200_step.pickle.gz"
 

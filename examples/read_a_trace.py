@@ -9,9 +9,9 @@ H200 that the tests use. Shows `read`, `profile` and the tables. Nothing here ne
 import sys
 from pathlib import Path
 
-from cs_systems.traces.profile import profile
-from cs_systems.traces.read import read
-from cs_systems.traces.tables import families, gaps, phases
+from cs_systems.analysis.attribution.profile import profile
+from cs_systems.analysis.attribution.tables import families, gaps, phases
+from cs_systems.readers._read import read
 
 SAMPLE = Path(__file__).parents[1] / "tests/data/kineto_h200_step.json.gz"
 

@@ -9,7 +9,7 @@ import torch
 
 from cs_systems.config import RunConfig
 from cs_systems.machine.device import Device
-from cs_systems.workloads.toy import BATCH, IN, ToyModel
+from cs_systems.measure.workloads.toy import BATCH, IN, ToyModel
 
 Step = Callable[[], None]
 

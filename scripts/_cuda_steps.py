@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import AttentionShape, ConfigError, RunConfig
-from cs_systems.kernels.cuda_steps.launch import LEFT_OUT, STEPS, attend, attend_from_host, attend_reference, step_named
 from cs_systems.machine.device import Device
+from cs_systems.model.kernels.cuda_steps.launch import (
+    LEFT_OUT,
+    STEPS,
+    attend,
+    attend_from_host,
+    attend_reference,
+    step_named,
+)
 
 COPIED = "tensor_cores"  # what computes between the copies
 

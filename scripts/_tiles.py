@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from cs_systems.attention import AttentionBackend, AttentionCall, flash_triton
 from cs_systems.config import AttentionShape, RunConfig
 from cs_systems.core import plugins
 from cs_systems.formulas.cost import AttentionAlgorithm
-from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, KernelResources, compile_for
-from cs_systems.kernels.triton.configs import Tile, Tiles
 from cs_systems.machine.device import Device
-from cs_systems.workloads._calls import COMPUTE_DTYPES
+from cs_systems.measure.workloads._calls import COMPUTE_DTYPES
+from cs_systems.model.attention import AttentionBackend, AttentionCall, flash_triton
+from cs_systems.model.kernels.compile import SHARED_LIMIT_BYTES, KernelResources, compile_for
+from cs_systems.model.kernels.triton.configs import Tile, Tiles
 
 STAGES = 3
 SIZES = (16, 32, 64, 128)
@@ -39,7 +39,7 @@ def tile_of(size: int) -> Tile:
 @cache
 def resources(capability: int, tile: Tile, dtype: str, d_head: int, causal: bool, kernel: str) -> KernelResources:
     """One of the kernels, for a head of queries and a head of keys of lengths that 16 divides."""
-    from cs_systems.kernels.triton.launch import Problem  # needs triton
+    from cs_systems.model.kernels.triton.launch import Problem  # needs triton
 
     shape = (1, 1, 2048, d_head)
     q, k, v, o, do, dq, dk, dv = (torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for _ in range(8))

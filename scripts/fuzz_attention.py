@@ -29,10 +29,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.config import ConfigError
 from cs_systems.core import plugins
 from cs_systems.machine.device import DeviceUnavailable, resolve
+from cs_systems.model.attention import AttentionBackend, AttentionCall
 
 EXIT_FAILED, EXIT_MALFORMED, EXIT_NOTHING = 1, 2, 3
 DTYPES, D_HEADS = ("float16", "bfloat16"), (32, 64, 80, 96, 128, 256)

@@ -28,15 +28,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.cli._options import parse_bytes
 from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig, one_of
 from cs_systems.core import plugins
 from cs_systems.core.validation import shown
 from cs_systems.formulas.cost import AttentionAlgorithm, credited_attention_flops
+from cs_systems.measure.runtime.sweep import run
+from cs_systems.model.attention import AttentionBackend, AttentionCall
 from cs_systems.record import RunRecord
 from cs_systems.report.files import is_same_file, write_file
-from cs_systems.runtime.sweep import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cs_systems.machine.device import Device
-    from cs_systems.workloads.attention import Attention
+    from cs_systems.measure.workloads.attention import Attention
 
 HERE = os.path.relpath(__file__)
 IMPLS = {"Pytorch": "naive", "Flash2": f"{HERE}:FLASH2"}
@@ -175,7 +175,7 @@ def packed_flash2(config: RunConfig, device: Device) -> Attention:
 
 
 def _workload(config: RunConfig, device: Device, attend: Callable[[Tensor], Tensor]) -> Attention:
-    from cs_systems.workloads.attention import Attention, Problem, random_leaves, shape_of
+    from cs_systems.measure.workloads.attention import Attention, Problem, random_leaves, shape_of
 
     shape = shape_of(config)
     out_shape = (shape.batch, shape.seq, shape.heads, shape.d_head)
@@ -185,7 +185,7 @@ def _workload(config: RunConfig, device: Device, attend: Callable[[Tensor], Tens
 
 def _preflight(config: RunConfig, device: Device, gathers: bool) -> int | None:
     """Return the predicted bytes; with `gathers`, backward makes the packed gradient out of three others."""
-    from cs_systems.workloads.attention import Attention
+    from cs_systems.measure.workloads.attention import Attention
 
     return Attention.preflight(config, device, packed=gathers)
 

@@ -13,19 +13,19 @@ from functools import cache
 
 
 def _nsys() -> str | None:
-    from cs_systems.profilers import nsys
+    from cs_systems.measure.profilers import nsys
 
     return nsys.problem()
 
 
 def _ncu() -> str | None:
-    from cs_systems.profilers import ncu
+    from cs_systems.measure.profilers import ncu
 
     return ncu.problem()
 
 
 def _ncu_report() -> str | None:
-    from cs_systems.traces.ncu import INSTALL
+    from cs_systems.readers.ncu import INSTALL
 
     return None if importlib.util.find_spec("ncu_report") else f"ncu-report is not installed; {INSTALL}"
 
@@ -35,7 +35,7 @@ def _nvcc() -> str | None:
 
 
 def _cuda_core() -> str | None:
-    from cs_systems.kernels.cuda import driver
+    from cs_systems.model.kernels.cuda import driver
 
     return driver.missing()
 

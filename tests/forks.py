@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cs_systems.runtime import fork_client
+from cs_systems.measure.runtime import fork_client
 
 
 def server() -> Any:

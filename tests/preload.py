@@ -9,6 +9,6 @@ gc.disable()  # turned on again in each fork
 import torch.distributed.optim  # noqa: E402
 import torch.distributed.run  # noqa: E402, F401
 
-import tests.parallel.ranks  # noqa: E402, F401
+import tests.model.parallel.ranks  # noqa: E402, F401
 
 gc.freeze()

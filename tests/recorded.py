@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cs_systems.traces.profile import Profile, profile
-from cs_systems.traces.read import read
-from cs_systems.traces.trace import Trace
+from cs_systems.analysis.attribution.profile import Profile, profile
+from cs_systems.readers._read import read
+from cs_systems.readers.forms.trace import Trace
 
 DATA = Path(__file__).parent / "data"
 MAIN, AUTOGRAD = (7 << 24) + 1, (7 << 24) + 2  # globalTid of two threads of process 7

@@ -17,23 +17,15 @@ from cs_systems.core import plugins
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = (
-    *("config", "record", "core", "formulas", "traces", "snapshots", "comparison", "diagnosis"),
-    *("report", "profilers", "cli"),
+    *("config", "record", "core", "formulas", "readers", "analysis", "report", "measure.profilers", "cli"),
     # The parent of the workers.
-    "runtime.channel",
-    "runtime.fork_client",
-    "runtime.guardian",
-    "runtime.journal",
-    "runtime.lifetime",
-    "runtime.plain_rows",
-    "runtime.processes",
-    "runtime.profiled",
-    "runtime.ranks",
-    "runtime.scheduler",
-    "runtime.stragglers",
-    "runtime.supervisor",
-    "runtime.sweep",
-    "runtime.warming",
+    *(
+        f"measure.runtime.{name}"
+        for name in (
+            *("channel", "fork_client", "guardian", "journal", "lifetime", "plain_rows", "processes", "profiled"),
+            *("ranks", "scheduler", "stragglers", "supervisor", "sweep", "warming"),
+        )
+    ),
 )
 
 
@@ -107,7 +99,7 @@ def test_rooms_without_torch_do_not_import_it() -> None:
 @pytest.mark.parametrize("package", plugins.CONSTANTS)
 def test_every_plug_in_exports_one_constant(package: str) -> None:
     constants = set(plugins.CONSTANTS.values())
-    folder = ROOT.joinpath("cs_systems", *package.split("."))
+    folder = ROOT / "cs_systems" / plugins.FOLDERS[package]
     for name in plugins.names(package):
         file = folder / f"{name}.py" if (folder / f"{name}.py").is_file() else folder / name / "__init__.py"
         assigned = [

@@ -22,8 +22,8 @@ from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
 from cs_systems.core.printable import LEGIBLE, command_line, visible
 from cs_systems.core.version import __version__
+from cs_systems.measure.runtime.lifetime import torchrun_rank
 from cs_systems.report.files import FREE_SPACE, SHORTER, standard_output
-from cs_systems.runtime.lifetime import torchrun_rank
 
 # The order suits a newcomer. The texts are here because the overview is all that `--help` has to import.
 COMMANDS = {
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     runs_script = words[:1] == ["run"]  # each rank runs the script itself
     if not runs_script and (rank := torchrun_rank()) is not None:
-        from cs_systems.runtime import torchrun
+        from cs_systems.measure.runtime import torchrun
 
         if rank:  # only rank 0 runs the command
             return torchrun.follow()

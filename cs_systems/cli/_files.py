@@ -25,10 +25,10 @@ from cs_systems.core.validation import option
 from cs_systems.report.tables.files import CAPTIONS, FILES, FILES_CAPTION, HOLDS, HOLDS_CAPTION, LONG, NOTES, SHOWN
 
 if TYPE_CHECKING:
+    from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.cli.analyze import Analyze
     from cs_systems.core.rows import FileRow, Row
-    from cs_systems.traces.jobs import Job
-    from cs_systems.traces.profile import Profile
+    from cs_systems.readers.forms.jobs import Job
 
 
 class OfRank(NamedTuple):
@@ -60,11 +60,11 @@ def refuse_unused(given: Sequence[Path], sources: Sequence[Source], what: str) -
 
 def read_profiles(args: Analyze, sources: Sequence[Source], process: int | None = None) -> list[Profile]:
     """Return the profiles of traces, by the options of the command line."""
-    from cs_systems.traces.cache import cached
-    from cs_systems.traces.inventory import labelled
-    from cs_systems.traces.known_ranges import with_habits
-    from cs_systems.traces.profile import profile
-    from cs_systems.traces.read import read
+    from cs_systems.analysis.attribution.inventory import labelled
+    from cs_systems.analysis.attribution.known_ranges import with_habits
+    from cs_systems.analysis.attribution.profile import profile
+    from cs_systems.readers._cache import cached
+    from cs_systems.readers._read import read
 
     between = (args.between[0], args.between[1]) if args.between else None
     pid = args.process if process is None else process
@@ -92,10 +92,10 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
 
     Raises ConfigError if ranks are wanted and there is only one.
     """
-    from cs_systems.traces import nsys
-    from cs_systems.traces.inventory import traces_in
-    from cs_systems.traces.rank_files import ranks_of
-    from cs_systems.traces.read import read
+    from cs_systems.analysis.attribution.inventory import traces_in
+    from cs_systems.readers import nsys
+    from cs_systems.readers._rank_files import ranks_of
+    from cs_systems.readers._read import read
 
     traces = traces_in(sources)
     if not traces or (len(traces) == 1 and not wanted):
@@ -123,7 +123,7 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
 
 def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
     """Return the tables of a job: its ranks and its collectives."""
-    from cs_systems.comparison.ranks import collective_rows, merged, rank_rows, straggler, summary
+    from cs_systems.analysis.comparison.ranks import collective_rows, merged, rank_rows, straggler, summary
 
     tables = chosen_tables(args.table, SHOWN, False, args.format, args.top)
     check_top(args.top, tables, [*LONG])
@@ -161,8 +161,8 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
 
 def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     """Return the list of the files with what each holds, and the commands that read them."""
-    from cs_systems.traces.folder import cells_of
-    from cs_systems.traces.inventory import row_of_error, row_of_other, row_of_profile, traces_in
+    from cs_systems.analysis.attribution.inventory import row_of_error, row_of_other, row_of_profile, traces_in
+    from cs_systems.readers._folder import cells_of
 
     traces = traces_in(sources)
     options = {*given(args)} - {"files", "format", "output", "process", "range", "between", "no_cache", "open"}

@@ -131,7 +131,7 @@ def joined(
     """
     if format != "html":
         return "\n".join(texts)
-    from cs_systems.diagnosis import diagnose
+    from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.report import origins
     from cs_systems.report.diagnoses import sentences
     from cs_systems.report.pages.tables import page

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import chain
 from textwrap import fill
 
-from cs_systems.comparison import precision, precision_causes
-from cs_systems.comparison.precision import ErrorRow, GainRow, LearningRow
+from cs_systems.analysis.comparison import precision, precision_causes
+from cs_systems.analysis.comparison.precision import ErrorRow, GainRow, LearningRow
 from cs_systems.config import Precision
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cs_systems.cli._tables import Part, document_text
 from cs_systems.core.rows import Row
-from cs_systems.traces.proton import Profile
+from cs_systems.readers.proton import Profile
 
 # Table → (caption, columns with their headings, rows shown by default).
 KNOWN: dict[str, tuple[str, dict[str, str], int]] = {

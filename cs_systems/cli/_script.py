@@ -79,7 +79,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     children = Children()
 
     def begin() -> None:
-        from cs_systems.recorder.unedited import ScriptRecorder
+        from cs_systems.measure.recorder.unedited import ScriptRecorder
 
         children.watch()
         recorders.append(ScriptRecorder(**options, waits_for_nsys=handover is not None))
@@ -192,10 +192,10 @@ def conclude(records: list[Any], out: str, why: str) -> None:
     if not records:
         print(f"cs-systems: nothing was recorded, because {why}", file=sys.stderr)
         return
+    from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.cli._output import terminal_width
     from cs_systems.cli.profile import print_of_host
     from cs_systems.core.printable import labelled_command
-    from cs_systems.diagnosis import diagnose
     from cs_systems.report.diagnoses import text
     from cs_systems.report.tables.formats import text_width
     from cs_systems.report.tables.records import render
@@ -218,8 +218,8 @@ def print_whole_loop(durations_s: Sequence[float], records: Sequence[Any]) -> No
     recorded = sum(len(record.measurement.samples) for record in records if record.measurement is not None)
     if len(durations_s) < max(2 * FEWEST_AT_A_DISTANCE, 1.5 * recorded):
         return
+    from cs_systems.analysis.comparison.loop_time import sentence, whole_loop_time
     from cs_systems.cli._output import terminal_width
-    from cs_systems.comparison.loop_time import sentence, whole_loop_time
 
     text, width = f"whole loop: {sentence(whole_loop_time(durations_s))}", terminal_width(stream=sys.stderr)
     print(encodable(textwrap.fill(text, width) if width else text, sys.stderr), file=sys.stderr)

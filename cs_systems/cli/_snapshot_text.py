@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cs_systems.analysis.memory.allocations import BEFORE
+from cs_systems.analysis.memory.categories import UNKNOWN, Attribution
+from cs_systems.analysis.memory.tensor_names import TensorNames
 from cs_systems.core.rows import SIDES
 from cs_systems.core.units import counted, human
 from cs_systems.record import Row
 from cs_systems.report import origins
 from cs_systems.report.tables.snapshot import moment, shown
-from cs_systems.snapshots.allocations import BEFORE
-from cs_systems.snapshots.categories import UNKNOWN, Attribution
-from cs_systems.snapshots.tensor_names import TensorNames
 
 MOST_CAUSES = 5
 SUMS = "the row `all` is the sum of the devices over time; its peak is less than the sum of peaks at different times"

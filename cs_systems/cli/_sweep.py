@@ -14,11 +14,11 @@ from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import Interrupted, print_table, terminal_width
 from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import labelled_command, plain, visible
+from cs_systems.measure.runtime.sweep import Progress, check, planned, sweep
 from cs_systems.record import Environment, RunRecord, records_path
 from cs_systems.report.progress import Pace, current, duration, outcome, progress_lines
 from cs_systems.report.reading import sound_records
 from cs_systems.report.tables.formats import text_width
-from cs_systems.runtime.sweep import Progress, check, planned, sweep
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +60,7 @@ def run_and_report(
 
 def print_diagnoses(records: Sequence[RunRecord]) -> None:
     """Print the sentences that an output begins with: where the cells lose the most."""
-    from cs_systems.diagnosis import diagnose
+    from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.report import diagnoses
 
     print(diagnoses.text(diagnose(records), width=terminal_width()), end="")
@@ -165,8 +165,8 @@ def _print_duration(cells: Sequence[RunConfig], environment: Environment, out: P
 
     It rests on the records of --out, or on those of the latest runs in runs/.
     """
+    from cs_systems.analysis.comparison.durations import Machine, estimate
     from cs_systems.cli._memory_text import say
-    from cs_systems.comparison.durations import Machine, estimate
     from cs_systems.record import readable_records
 
     latest = sorted(Path("runs").glob("*/records.jsonl"), key=lambda file: file.stat().st_mtime)[-LATEST_RUNS:]
@@ -182,7 +182,7 @@ def print_warmup(record: RunRecord, _folder: Path) -> None:
     """Print every step of a cell, warm-up included, with the causes of slow steps."""
     from rich.table import Table
 
-    from cs_systems.comparison.warmup import warmup_curve
+    from cs_systems.analysis.comparison.warmup import warmup_curve
     from cs_systems.core.units import human
 
     if record.measurement is None:

@@ -17,7 +17,7 @@ from cs_systems.report.tables.profile import OPTIONAL, says_something
 from cs_systems.report.tables.snapshot import LEAVES
 
 if TYPE_CHECKING:
-    from cs_systems.diagnosis import Diagnosis
+    from cs_systems.analysis.diagnosis import Diagnosis
 
 Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 SHARES = "of baseline: change relative to the row's own time; of all time: to all kernel time"
@@ -88,7 +88,7 @@ def table_text(
     shown = {c: title for c, title in titles.items() if rows and says_something(c, rows)}
     short: dict[str, dict[Any, str]] = {}
     for column in BESIDE.keys() & shown.keys():
-        from cs_systems.traces.kernel_families import short_name, short_scope
+        from cs_systems.analysis.attribution.kernel_families import short_name, short_scope
 
         rooms = {"terminal": max(20, (width or 80) - BESIDE[column]), "html": LONGEST_NAME}
         shorter: dict[str, Callable[[str], str]] = {"kernel": short_name, "scope": short_scope}

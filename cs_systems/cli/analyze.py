@@ -36,6 +36,7 @@ from cs_systems.cli._output import Format, Open, check_outputs, compared, delive
 from cs_systems.cli._tables import SHARES, Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import refuse_other
+from cs_systems.core.range_names import PHASES, SPLITS
 from cs_systems.core.rows import SIDES, Results, Row, Tables, as_tables
 from cs_systems.core.sources import Source, opened
 from cs_systems.core.units import counted
@@ -44,12 +45,11 @@ from cs_systems.report.tables import modules
 from cs_systems.report.tables.files import SHOWN as OF_RANKS
 from cs_systems.report.tables.files import SUFFIXES
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
-from cs_systems.traces.range_names import PHASES, SPLITS
 
 if TYPE_CHECKING:
-    from cs_systems.diagnosis import Diagnosis
-    from cs_systems.traces.profile import Profile
-    from cs_systems.traces.tables import Costs
+    from cs_systems.analysis.attribution.profile import Profile
+    from cs_systems.analysis.attribution.tables import Costs
+    from cs_systems.analysis.diagnosis import Diagnosis
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def _check_between(args: Analyze) -> None:
 
 
 def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
-    from cs_systems.traces.inventory import is_readable, traces_in
-    from cs_systems.traces.proton import is_profile
+    from cs_systems.analysis.attribution.inventory import is_readable, traces_in
+    from cs_systems.readers.proton import is_profile
 
     readable = [source for source in sources if not source.is_inside or is_readable(source)]
     if readable:
@@ -178,9 +178,9 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
         refuse(unfit, "a page (--format html or --open) always shows every table")
     profiles = read_profiles(args, sources)
     if args.format == "html" and not compares:
+        from cs_systems.analysis.attribution.range_tree import range_tree
+        from cs_systems.analysis.attribution.timeline import results, view
         from cs_systems.report.pages.profile import render
-        from cs_systems.traces.range_tree import range_tree
-        from cs_systems.traces.timeline import results, view
 
         shown = {**as_tables(results(profiles[0])), "range_tree": range_tree(profiles[0])}
         title = f"{sources[0].path.name}, by {profiles[0].trace.profiler}"
@@ -195,7 +195,7 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
 
 def _counters(args: Analyze, source: Source) -> str:
     from cs_systems.cli._counters import counters_text
-    from cs_systems.traces.ncu import read
+    from cs_systems.readers.ncu import read
 
     _only(args, source, "counters of kernels", "--format (not html) and --output", {"format", "output"})
     rows = read(source.path)
@@ -204,7 +204,7 @@ def _counters(args: Analyze, source: Source) -> str:
 
 def _scopes(args: Analyze, source: Source) -> str:
     from cs_systems.cli._scopes import KNOWN, scopes_text
-    from cs_systems.traces.proton import read
+    from cs_systems.readers.proton import read
 
     allowed = "--table, --top, --format (not html) and --output"
     _only(args, source, "scopes of Triton's Proton", allowed, {"table", "top", "format", "output"})
@@ -223,8 +223,8 @@ def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[st
 
 
 def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Profile) -> list[str]:
-    from cs_systems.traces import module_tables, operator_table, range_tree
-    from cs_systems.traces.tables import NO_COSTS, TABLES, notes
+    from cs_systems.analysis.attribution import module_tables, operator_table, range_tree
+    from cs_systems.analysis.attribution.tables import NO_COSTS, TABLES, notes
 
     parts: list[Part] = []
     long = LONG | modules.LONG
@@ -268,7 +268,7 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
 
 def _filled_tables(profile: Profile, functions: Mapping[str, Callable[[Profile, Costs], Sequence[Row]]]) -> str:
     """Return the names of the tables with rows, and the reason for empty ones if the trace has no kernels."""
-    from cs_systems.traces.tables import NO_COSTS
+    from cs_systems.analysis.attribution.tables import NO_COSTS
 
     filled = [name for name, function in functions.items() if has_something(name, function(profile, NO_COSTS))]
     reason = "" if profile.trace.kernels else "the trace has no kernels; "
@@ -277,8 +277,8 @@ def _filled_tables(profile: Profile, functions: Mapping[str, Callable[[Profile, 
 
 def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:
     """Return the diagnoses of a trace; tables that are not made yet are made."""
-    from cs_systems.diagnosis import _evidence, apply_rules
-    from cs_systems.traces.tables import NO_COSTS, TABLES
+    from cs_systems.analysis.attribution.tables import NO_COSTS, TABLES
+    from cs_systems.analysis.diagnosis import _evidence, apply_rules
 
     if not profile.trace.kernels or (profile.incomplete and profile.trace.lacks_kernels):
         return None
@@ -302,7 +302,7 @@ def _heading(source: Source, profile: Profile) -> list[str]:
 def _comparison(
     args: Analyze, tables: Sequence[str], sources: Sequence[Source], profiles: Sequence[Profile]
 ) -> list[str]:
-    from cs_systems.comparison.profiles import difference, doubts
+    from cs_systems.analysis.comparison.profiles import difference, doubts
 
     a, b = profiles
     sides = list(zip(SIDES, sources, profiles, strict=True))

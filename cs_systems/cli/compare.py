@@ -22,15 +22,15 @@ from cs_systems.cli._output import Open, check_outputs, compared, deliver, joine
 from cs_systems.config import ConfigError, describe, one_of
 from cs_systems.core.file_types import command_for
 from cs_systems.core.printable import command_line, visible
+from cs_systems.core.range_names import SPLITS
 from cs_systems.core.rows import SIDES
 from cs_systems.record import Row, RunRecord
-from cs_systems.traces.range_names import SPLITS
 
 FORMATS = (*_output.FORMATS, "github")
 if TYPE_CHECKING:
     from typing import Literal
 
-    from cs_systems.comparison.runs import Comparison, ComparisonRow
+    from cs_systems.analysis.comparison.runs import Comparison, ComparisonRow
 
     CompareFormat = _output.Format | Literal["github"]
 else:
@@ -108,7 +108,7 @@ def run(args: Compare) -> int:
         format = cast("_output.Format", args.format)
         both = analyze.Analyze((args.a, args.b), format=format, output=args.output, open=args.open)
         return analyze.run(both, merges=False)
-    from cs_systems.comparison.runs import profiled_pairs, undisturbed
+    from cs_systems.analysis.comparison.runs import profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records
 
     for name in args.fail_on:
@@ -138,7 +138,7 @@ def run(args: Compare) -> int:
 
 def _status(found: Comparison | None, fail_on: Sequence[str]) -> int:
     """Return the exit status, and say on standard error which cells gave it."""
-    from cs_systems.comparison.runs import is_larger
+    from cs_systems.analysis.comparison.runs import is_larger
 
     failing = [
         f"{row['cell']}, {row['phase']}: {name}"
@@ -160,8 +160,8 @@ def _pictures(found: Comparison) -> list[tuple[str, str]]:
 
 
 def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
+    from cs_systems.analysis.comparison.profiles import difference_of_records
     from cs_systems.cli._tables import SHARES, difference_part, document_text
-    from cs_systems.comparison.profiles import difference_of_records
 
     found = [(by, difference_of_records(a, b, by)) for by in SPLITS.values()]
     parts = []
@@ -176,7 +176,7 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
 
 
 def _compared(args: Compare, a: list[RunRecord], b: list[RunRecord]) -> Comparison:
-    from cs_systems.comparison.runs import compare
+    from cs_systems.analysis.comparison.runs import compare
     from cs_systems.report.frame_phases import known_phases
 
     for phase in args.phase:
@@ -239,7 +239,7 @@ def _parts(cell: str) -> list[tuple[str, str]]:
 
 def _summary(comparison: Comparison, rows: Sequence[Row], caption: str, notes: Sequence[str]) -> str:
     """Return a heading with the verdicts, the table, and the notes folded away, in GitHub's Markdown."""
-    from cs_systems.comparison.runs import is_larger
+    from cs_systems.analysis.comparison.runs import is_larger
     from cs_systems.report.tables.rows import render_rows
 
     verdicts = Counter("too noisy" if _is_noisy(row) else row["verdict"] for row in comparison.rows)

@@ -38,7 +38,7 @@ ARGS = Doctor
 def run(args: Doctor) -> int:
     from cs_systems.cli._output import terminal_width
     from cs_systems.cli._sweep import EXIT_NOTHING
-    from cs_systems.profilers import ncu, nsys
+    from cs_systems.measure.profilers import ncu, nsys
     from cs_systems.report.tables.formats import text_width
 
     found_nsys = nsys.check()
@@ -113,8 +113,8 @@ def _python() -> Diagnostic:
 
 def _diagnostics_of_worker() -> Iterator[Diagnostic]:
     """Yield the diagnostics of the worker process, which has torch; if it cannot run, nothing can be measured."""
-    from cs_systems.runtime.channel import Diagnose, Diagnosed
-    from cs_systems.runtime.processes import ANSWER_TIMEOUT_S, Worker, WorkerTimeout
+    from cs_systems.measure.runtime.channel import Diagnose, Diagnosed
+    from cs_systems.measure.runtime.processes import ANSWER_TIMEOUT_S, Worker, WorkerTimeout
 
     try:
         worker = Worker()
@@ -136,7 +136,7 @@ def _diagnostics_of_worker() -> Iterator[Diagnostic]:
 
 def _nvtx(found_nsys: Diagnostic) -> Diagnostic:
     """Check that nsys records NVTX ranges, which fails for some versions of the package with some of nsys."""
-    from cs_systems.profilers import nsys
+    from cs_systems.measure.profilers import nsys
 
     remedy = "pip install nvtx==0.2.11"
     try:

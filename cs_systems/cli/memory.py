@@ -143,7 +143,7 @@ def _show(folder: Path) -> int:
 
 
 def _measured_cells(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfig]:
-    from cs_systems.profilers.nsys_memory import UNCACHED
+    from cs_systems.measure.profilers.nsys_memory import UNCACHED
 
     if args.no_caching_allocator and not args.nsys:
         raise ConfigError("--no-caching-allocator requires --nsys; add --nsys, or leave out --no-caching-allocator")
@@ -166,7 +166,7 @@ def _print_fits(args: Memory, configs: Sequence[RunConfig], device_bytes: int) -
     from cs_systems.cli import _forecasts
     from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import fits
-    from cs_systems.runtime.sweep import check, forecasting, preflight, run
+    from cs_systems.measure.runtime.sweep import check, forecasting, preflight, run
 
     _check_predictable(args, configs, "--fits")
     own = [config for config in configs if is_foreign(config.workload)]
@@ -208,9 +208,9 @@ def _check_predictable(args: Memory, configs: Sequence[RunConfig], option: str) 
 
 def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int) -> int:
     from cs_systems.cli._sweep import exit_status
+    from cs_systems.measure.runtime.journal import Journal
+    from cs_systems.measure.runtime.sweep import check, preflight
     from cs_systems.record import records_path
-    from cs_systems.runtime.journal import Journal
-    from cs_systems.runtime.sweep import check, preflight
 
     _check_predictable(args, configs, "--best-checkpoint")
     on_gpu = args.steps.device != "cpu" and preflight([replace(configs[0], device="cuda")])[0]["reason"] is None
@@ -276,7 +276,7 @@ def _cheapest_plan(config: RunConfig, budget_bytes: int, timeout_s: float | None
     """
     from cs_systems.cli import _forecasts
     from cs_systems.formulas.memory.fit import cheapest_plan
-    from cs_systems.runtime.sweep import forecasting
+    from cs_systems.measure.runtime.sweep import forecasting
 
     if is_foreign(config.workload):
         with forecasting(timeout_s) as forecast:

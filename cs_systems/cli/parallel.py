@@ -1,7 +1,7 @@
 """Compare strategies for training on several ranks: step time, communication, waiting, memory.
 
 The tables show hidden and exposed communication, waiting, bytes sent, and memory by component, beside the predictions
-by formula. The strategies are the files in `cs_systems/parallel`; `+` joins several.
+by formula. The strategies are the files in `cs_systems/model/parallel`; `+` joins several.
 
 --batch-size is for each rank: N ranks train on N times as many sequences. `single` on one rank is always measured too,
 as the baseline. Each cell is timed without a profiler, and profiled separately (--with).
@@ -137,7 +137,7 @@ def run(args: Parallel) -> int:
         print_diagnoses,
         print_figure_and_paths,
     )
-    from cs_systems.runtime.sweep import check
+    from cs_systems.measure.runtime.sweep import check
 
     configs = cells(args)
     check(configs)
@@ -203,7 +203,7 @@ def _profiled(cell: RunConfig, name: str) -> RunConfig:
 def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
     """Return the cells of one strategy for each number of ranks, and for each bucket size if it has buckets."""
     from cs_systems.formulas.rank_layout import options_of
-    from cs_systems.parallel import check
+    from cs_systems.model.parallel import check
 
     degree = args.tp_degree if _has_two_dimensions(name) else None
     written, (name, *settings) = name, name.split(":")
@@ -258,7 +258,7 @@ def _megabytes(text: str) -> float:
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """Return the tables of each group of cells."""
-    from cs_systems.comparison import strategies as parallel
+    from cs_systems.analysis.comparison import strategies as parallel
 
     written = []
     trained = [r for r in records if r.config["workload"] == "train_step" or plugins.is_foreign(r.config["workload"])]

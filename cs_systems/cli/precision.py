@@ -228,8 +228,8 @@ def _shown(args: PrecisionOptions, folder: Path) -> int:
 
 def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path) -> None:
     """Write all results of the records, in --format, to the terminal or into --output."""
+    from cs_systems.analysis.comparison.precision import CURVES
     from cs_systems.cli._precision_tables import comparison_texts
-    from cs_systems.comparison.precision import CURVES
     from cs_systems.record import records_path
     from cs_systems.report.figures import plot
     from cs_systems.report.frame import without_retried
@@ -260,8 +260,8 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
 def compared(args: PrecisionOptions) -> int:
     """Time fp32 and the chosen precisions in turn; then measure errors and loss curves, and profile, separately."""
     from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells
+    from cs_systems.measure.runtime.sweep import check
     from cs_systems.record import records_path
-    from cs_systems.runtime.sweep import check
 
     timed, apart = comparison_configs(args)
     if args.sweep.dry_run:
@@ -287,7 +287,7 @@ def compared(args: PrecisionOptions) -> int:
 
 def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[RunConfig]]:
     """Return (cells to time in turn, cells for other results). The baseline, fp32, is always included."""
-    from cs_systems.comparison.precision import BASELINE, CURVES, ERRORS
+    from cs_systems.analysis.comparison.precision import BASELINE, CURVES, ERRORS
 
     chosen = [one_of("precision", name, Precision) for name in args.precision] or list(Precision)
     axes: dict[str, Sequence[object]] = {
@@ -339,7 +339,7 @@ def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
 
 def numerics_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """Return the tables of sums and normalizations for which there are records, each with its notes."""
-    from cs_systems.comparison import numerics
+    from cs_systems.analysis.comparison import numerics
     from cs_systems.report.tables.rows import render_rows
 
     sums = numerics.accumulated(records)
@@ -382,8 +382,8 @@ def failed_text(record: RunRecord, format: str) -> str:
 
 def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:
     """Return the table of one record's dtypes, or only the reason if it has none."""
+    from cs_systems.analysis.comparison.dtypes import FP8_LAYER, SHORT, collapsed
     from cs_systems.cli._tables import table_text
-    from cs_systems.comparison.dtypes import FP8_LAYER, SHORT, collapsed
 
     rows = record.results.get("dtypes", [])
     if not rows:

@@ -68,7 +68,7 @@ ARGS = Profile
 
 def run(args: Profile) -> int:
     from cs_systems.cli._sweep import run_and_report
-    from cs_systems.runtime.sweep import profiler_commands
+    from cs_systems.measure.runtime.sweep import profiler_commands
 
     options = _options(args)
     configs = [
@@ -104,7 +104,7 @@ def _options(args: Profile) -> tuple[str, ...]:
             )
     if args.with_ != "ncu":
         return args.nsys_arg
-    from cs_systems.profilers.ncu import chosen
+    from cs_systems.measure.profilers.ncu import chosen
 
     return (*chosen(args.kernel, args.range), *args.ncu_arg)
 

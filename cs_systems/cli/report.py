@@ -9,11 +9,11 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from cs_systems.analysis.diagnosis import diagnose
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
 from cs_systems.cli._output import MaybeFormat, Open, check_outputs, deliver, figure_file, page_asked, terminal_width
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line, visible
-from cs_systems.diagnosis import diagnose
 from cs_systems.record import RunRecord
 from cs_systems.report import diagnoses, origins
 from cs_systems.report.reading import some_records

@@ -86,7 +86,7 @@ def run(args: Run) -> int:
     from cs_systems.cli._script import is_first_rank
 
     if is_first_rank():
-        from cs_systems.runtime.journal import Journal
+        from cs_systems.measure.runtime.journal import Journal
 
         Journal.prepare(out)
     return _below_nsys(options, words) if profile == "nsys" and is_first_rank() else _become(_command(options, words))
@@ -146,8 +146,8 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     """Run the script's process below nsys, add the tables of the report to its record, and return its exit status."""
     from cs_systems.cli._script import conclude, why_nothing
     from cs_systems.core import plugins
-    from cs_systems.profilers import ProfilerUnusable
-    from cs_systems.profilers.nsys import last_line
+    from cs_systems.measure.profilers import ProfilerUnusable
+    from cs_systems.measure.profilers.nsys import last_line
     from cs_systems.record import read_records
 
     nsys, out = plugins.get("profilers", "nsys"), Path(options["out"])
@@ -186,8 +186,8 @@ def _with_report(record: RunRecord, out: Path, report: Path) -> RunRecord:
     """Return the record; one of nsys with the tables of its report, and appended to the folder."""
     if (record.status, record.config["profiler"]) != ("ok", "nsys"):
         return record
+    from cs_systems.measure.runtime.profiled import prefix, with_profile
     from cs_systems.record import append_record
-    from cs_systems.runtime.profiled import prefix, with_profile
 
     path = prefix(out, record.run_config, record.repeat)
     if (written := report.with_suffix(".nsys-rep")).is_file():

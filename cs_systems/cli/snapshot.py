@@ -40,9 +40,9 @@ from cs_systems.report.tables.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from cs_systems.diagnosis import Diagnosis
-    from cs_systems.snapshots.categories import Attribution
-    from cs_systems.snapshots.tensor_names import TensorNames
+    from cs_systems.analysis.diagnosis import Diagnosis
+    from cs_systems.analysis.memory.categories import Attribution
+    from cs_systems.analysis.memory.tensor_names import TensorNames
 
 MOST_ROWS_OF_PAGE = 100
 
@@ -81,7 +81,7 @@ def run(args: SnapshotArgs) -> int:
         raise no_file(args, "a snapshot, several, a folder or an archive")
     args = page_asked(args)
     check_outputs({"--output": args.output}, args.files)
-    from cs_systems.traces.trace import without_collector
+    from cs_systems.readers.forms.trace import without_collector
 
     with opened(args.files, SUFFIXES) as sources, without_collector():
         text = _text(args, [source for source in sources if not source.is_inside or _is_snapshot(source)])
@@ -129,9 +129,9 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
 
 
 def _read(source: Source, device: int | None) -> Attribution:
-    from cs_systems.snapshots.allocations import replay
-    from cs_systems.snapshots.categories import attribute
-    from cs_systems.snapshots.snapshot import read
+    from cs_systems.analysis.memory.allocations import replay
+    from cs_systems.analysis.memory.categories import attribute
+    from cs_systems.readers.snapshot import read
 
     return attribute(replay(replace(read(source.path, device), source=source.label)))
 
@@ -146,7 +146,7 @@ def _recorded(source: Source, found: Attribution) -> list[str]:
 
 def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     """Return one row for each of several snapshots."""
-    from cs_systems.snapshots.tables import file_row
+    from cs_systems.analysis.memory.tables import file_row
 
     options = {*given(args)} - {"files", "device", "format", "output", "open"}
     refuse(sorted(options), f"of {len(sources)} snapshots, only the peaks are shown")
@@ -166,17 +166,17 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
 
 
 def _read_all(source: Source) -> list[Attribution]:
-    from cs_systems.snapshots.allocations import replay
-    from cs_systems.snapshots.categories import attribute
-    from cs_systems.snapshots.snapshot import read_all
+    from cs_systems.analysis.memory.allocations import replay
+    from cs_systems.analysis.memory.categories import attribute
+    from cs_systems.readers.snapshot import read_all
 
     return [attribute(replay(replace(one, source=source.label))) for one in read_all(source.path)]
 
 
 def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribution], source: Source) -> list[str]:
     """Return a table of all devices, then each device's tables: the composition alone, unless --table names others."""
+    from cs_systems.analysis.memory.tables import devices
     from cs_systems.cli._snapshot_text import SUMS
-    from cs_systems.snapshots.tables import devices
 
     overview: Part = ("devices", devices(found), DEVICES, [SUMS])
     heading = [f"{source.label} · {len(found)} devices", *_recorded(source, found[0])]
@@ -186,8 +186,8 @@ def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribut
 
 
 def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recorded: Sequence[str] = ()) -> list[str]:
+    from cs_systems.analysis.memory.tensor_names import tensor_names
     from cs_systems.cli._snapshot_text import doubt, heading, shown_moment
-    from cs_systems.snapshots.tensor_names import tensor_names
 
     names = tensor_names(found, args.size)
     diagnoses = None if args.table else _diagnoses(found, names)
@@ -202,16 +202,16 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recor
 
 
 def _diagnoses(found: Attribution, names: TensorNames) -> list[Diagnosis] | None:
-    from cs_systems.diagnosis import apply_rules
-    from cs_systems.diagnosis._evidence import of_snapshot
+    from cs_systems.analysis.diagnosis import apply_rules
+    from cs_systems.analysis.diagnosis._evidence import of_snapshot
 
     return apply_rules(of_snapshot(found, names))
 
 
 def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[Sequence[Row], list[str]]:
     """Return the rows of a table, only the first `top` of a long one, and its notes."""
+    from cs_systems.analysis.memory.tables import TABLES
     from cs_systems.cli._snapshot_text import notes
-    from cs_systems.snapshots.tables import TABLES
 
     rows = TABLES[name](found, names)
     remarks = notes(name, found, rows)
@@ -227,10 +227,10 @@ def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -
 
 
 def _page(args: SnapshotArgs, found: Attribution, source: Source) -> str:
+    from cs_systems.analysis.memory.tensor_names import tensor_names
+    from cs_systems.analysis.memory.timeline import view
     from cs_systems.cli._snapshot_text import heading
     from cs_systems.report.pages.snapshot import render
-    from cs_systems.snapshots.tensor_names import tensor_names
-    from cs_systems.snapshots.timeline import view
 
     names = tensor_names(found, args.size)
     tables = {name: _table(name, found, names, args.top or MOST_ROWS_OF_PAGE) for name in SHOWN}
@@ -242,8 +242,8 @@ def _page(args: SnapshotArgs, found: Attribution, source: Source) -> str:
 def _comparison(
     args: SnapshotArgs, tables: Sequence[str], sources: Sequence[Source], found: Sequence[Attribution]
 ) -> list[str]:
+    from cs_systems.analysis.memory.tables import differences, where
     from cs_systems.cli._snapshot_text import difference_heading
-    from cs_systems.snapshots.tables import differences, where
 
     a, b = found
     heading = difference_heading(a, b, *map(_recorded, sources, found))

@@ -1,8 +1,8 @@
 """Plug-ins by file name, imported only when one is requested.
 
-`names("attention")` lists the files of `cs_systems/attention/`; `get("attention", "naive")` imports that one file and
-returns the constant it exports. Files that begin with `_` are helpers. `path.py:object` and `package.module:object`
-name code outside the package and are accepted wherever a built-in name is.
+`names("attention")` lists the files of `cs_systems/model/attention/`; `get("attention", "naive")` imports that one file
+and returns the constant it exports. Files that begin with `_` are helpers. `path.py:object` and
+`package.module:object` name code outside the package and are accepted wherever a built-in name is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,14 @@ from typing import Any
 from cs_systems.core.defined_names import defined_names
 from cs_systems.core.validation import ConfigError, did_you_mean, one_of
 
+FOLDERS = {  # of each kind, in `cs_systems/`
+    "attention": "model/attention",
+    "workloads": "measure/workloads",
+    "profilers": "measure/profilers",
+    "parallel": "model/parallel",
+    "training.parts": "model/training/parts",
+    "diagnosis": "analysis/diagnosis",
+}
 CONSTANTS = {
     "attention": "BACKEND",
     "workloads": "WORKLOAD",
@@ -45,7 +53,7 @@ _held: dict[str, Any] = {}
 
 @functools.cache
 def names(package: str) -> tuple[str, ...]:
-    """Return the plug-ins of `cs_systems.<package>`, sorted, without importing any."""
+    """Return the plug-ins of a kind, a key of FOLDERS, sorted, without importing any."""
     folder = _folder(package)
     files = [*folder.glob("*.py"), *(init.parent for init in folder.glob("*/__init__.py"))]
     return tuple(sorted(p.stem for p in files if not p.stem.startswith("_")))
@@ -136,7 +144,9 @@ def get(package: str, name: str) -> Any:
     """Import the one file that holds plug-in `name` and return the object it exports."""
     check(package, name)
     if not is_foreign(name):
-        return getattr(importlib.import_module(f"cs_systems.{package}.{name}"), CONSTANTS[package])
+        return getattr(
+            importlib.import_module(f"cs_systems.{FOLDERS[package].replace('/', '.')}.{name}"), CONSTANTS[package]
+        )
     if name in _held:
         return _held[name]
     source, _, attribute = name.rpartition(":")
@@ -223,7 +233,7 @@ def signature(function: Any) -> str:
 
 
 def _folder(package: str) -> Path:
-    return Path(__file__).parents[1].joinpath(*package.split("."))
+    return Path(__file__).parents[1] / FOLDERS[package]
 
 
 def _built_in(package: str, name: str) -> Path:

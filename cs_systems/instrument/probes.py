@@ -15,7 +15,10 @@ from cs_systems.core.rows import GraphBreakRow
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import sm_clock_hz
 
-_OBSERVERS = {Path(__file__).parents[1] / name for name in ("instrument", "profilers", "recorder", "runtime")}
+_OBSERVERS = {
+    Path(__file__).parents[1] / name
+    for name in ("instrument", "measure/profilers", "measure/recorder", "measure/runtime")
+}
 MOST_BREAKS, LONGEST_REASON = 5, 200  # rows of graph breaks in a record, and characters of a reason
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from cs_systems.analysis.diagnosis import MOST, NOTHING, Diagnosis
 from cs_systems.core.printable import plain
-from cs_systems.diagnosis import MOST, NOTHING, Diagnosis
 from cs_systems.report.tables.formats import paragraph, text_width
 
 IN = ("terminal", "markdown")  # formats with room for sentences; a page has its own list

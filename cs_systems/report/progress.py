@@ -14,7 +14,7 @@ from cs_systems.report import collectives
 from cs_systems.report.tables.layout import is_timed
 
 if TYPE_CHECKING:
-    from cs_systems.runtime.sweep import Progress
+    from cs_systems.measure.runtime.sweep import Progress
 
 
 def outcome(record: RunRecord) -> str:
@@ -65,7 +65,7 @@ class Pace:
 
     def _weight(self) -> float:
         """Return how long a cell that is left takes on average, relative to one that is done."""
-        from cs_systems.comparison.durations import Machine, estimate
+        from cs_systems.analysis.comparison.durations import Machine, estimate
 
         environment = self._records[-1].environment
         done = [record.run_config for record in self._records]

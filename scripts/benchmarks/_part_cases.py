@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import ModelConfig
-from cs_systems.model import RMSNorm, RotaryEmbedding
-from cs_systems.training import fp8
-from cs_systems.training.parts import (
+from cs_systems.model.training import fp8
+from cs_systems.model.training.parts import (
     Part,
     fp8_linear,
     fused_cross_entropy,
@@ -24,6 +23,7 @@ from cs_systems.training.parts import (
     fused_rotary,
     fused_swiglu,
 )
+from cs_systems.model.transformer import RMSNorm, RotaryEmbedding
 
 BATCH, EPS = 4, 1e-5
 ELEMENT_BYTES = 2  # of bfloat16

@@ -23,8 +23,8 @@ from cs_systems.config import RunConfig, preset
 from cs_systems.instrument.annotate import NvtxRanges, Ranges, RecordFunctionRanges, annotate, listening
 from cs_systems.instrument.hooks import annotated
 from cs_systems.machine.device import resolve
-from cs_systems.runtime.timing import measure
-from cs_systems.workloads.train_step import TrainStep
+from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads.train_step import TrainStep
 
 REPEATS, CALLS = 15, 20_000
 

@@ -28,14 +28,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.core import plugins
 from cs_systems.core.statistics import quantile
 from cs_systems.machine.device import Device, DeviceUnavailable, resolve
+from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads import CallableWorkload
+from cs_systems.model.attention import AttentionBackend, AttentionCall
 from cs_systems.record import Sample
 from cs_systems.report.tables.rows import render_rows
-from cs_systems.runtime.timing import measure
-from cs_systems.workloads import CallableWorkload
 
 PEER, FLOOR = "sdpa_cudnn", "python_autograd"
 # Those that compile for tens of seconds come last: the time budget leaves them out first.

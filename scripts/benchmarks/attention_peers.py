@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import median
 
 from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig
+from cs_systems.measure.runtime.sweep import sweep
 from cs_systems.record import RunRecord
 from cs_systems.report.figures.plot import save
 from cs_systems.report.tables.rows import render_rows
-from cs_systems.runtime.sweep import sweep
 
 BACKENDS = ["flash_cuda", "flash_gluon", "flash_attn", "sdpa_cudnn", "sdpa_flash"]
 ROWS = [

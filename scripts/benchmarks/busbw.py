@@ -28,8 +28,8 @@ from cs_systems.core import statistics
 from cs_systems.core.collectives import COLLECTIVES, CollectiveShape, busbw, calls_for, readable_bytes
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device, resolve
-from cs_systems.runtime.timing import measure
-from cs_systems.workloads.collective import Collective
+from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads.collective import Collective
 
 ITERATIONS, WARMUP = 20, 5  # nccl-tests' -n and -w
 PATIENCE_S = 60.0

@@ -36,21 +36,21 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from cs_systems.analysis.attribution.overlap import median_row, reconcile, streams
 from cs_systems.config import ConfigError, Phase, Precision, preset
 from cs_systems.instrument.annotate import RecordFunctionRanges, listening
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device, resolve
+from cs_systems.measure.runtime.timing import measure
 from cs_systems.model import BasicTransformerLM
-from cs_systems.parallel._collectives import communicator
-from cs_systems.parallel._data_parallel import DataParallel, by_size, one_each
-from cs_systems.parallel._narrowed import NarrowedDataParallel
-from cs_systems.parallel.ddp_flat import OneTensor
+from cs_systems.model.parallel._collectives import communicator
+from cs_systems.model.parallel._data_parallel import DataParallel, by_size, one_each
+from cs_systems.model.parallel._narrowed import NarrowedDataParallel
+from cs_systems.model.parallel.ddp_flat import OneTensor
+from cs_systems.model.training.losses import cross_entropy
+from cs_systems.model.training.optimizers import make_optimizer
+from cs_systems.readers.kineto import read
 from cs_systems.report.tables.rows import render_rows
-from cs_systems.runtime.timing import measure
-from cs_systems.traces.kineto import read
-from cs_systems.traces.overlap import median_row, reconcile, streams
-from cs_systems.training.losses import cross_entropy
-from cs_systems.training.optimizers import make_optimizer
 
 ALONE, PATIENCE_S, WARMUP = "alone", 60.0, 2
 Wrap = Callable[[nn.Module], nn.Module]

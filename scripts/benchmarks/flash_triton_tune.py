@@ -4,7 +4,7 @@ Method: every candidate of the grid below is compiled, in as many processes as t
 those that spill registers or do not fit the shared memory are dropped. The others are timed one after the other, each
 kernel alone, by device events with the launches hidden, and held against the result of the tiles in the table.
 Output: JSON lines, for each shape and kernel from the fastest to the slowest, then one line `best` per shape with the
-three winners, as they would stand in cs_systems/kernels/triton/configs.py, and the sum of their medians.
+three winners, as they would stand in cs_systems/model/kernels/triton/configs.py, and the sum of their medians.
 
     python scripts/benchmarks/flash_triton_tune.py --shape 4,16,4096,64 --shape 4,16,4096,128 --causal
 """
@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, KernelResources, compile_for
-from cs_systems.kernels.triton.configs import Tile, Tiles
-from cs_systems.kernels.triton.launch import Launch, Problem
 from cs_systems.machine.device import Device, resolve
-from cs_systems.runtime.timing import measure
-from cs_systems.workloads import CallableWorkload
+from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads import CallableWorkload
+from cs_systems.model.kernels.compile import SHARED_LIMIT_BYTES, KernelResources, compile_for
+from cs_systems.model.kernels.triton.configs import Tile, Tiles
+from cs_systems.model.kernels.triton.launch import Launch, Problem
 
 # block_m, block_n, num_warps, num_stages, descriptors
 GRID: dict[str, tuple[tuple[Any, ...], ...]] = {

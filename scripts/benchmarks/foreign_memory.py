@@ -40,8 +40,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cs_systems.config import RunConfig
 from cs_systems.formulas import sdpa
 from cs_systems.machine.device import Device, resolve, set_float32_matmul
-from cs_systems.runtime.execute import build
-from cs_systems.runtime.forecast import STEPS, forecast
+from cs_systems.measure.runtime.execute import build
+from cs_systems.measure.runtime.forecast import STEPS, forecast
 
 MIB = 2**20
 HELD_OUT = Path(__file__).with_name("_held_out_families.py")

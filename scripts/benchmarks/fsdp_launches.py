@@ -43,12 +43,12 @@ from cs_systems.config import ModelConfig, Phase, Precision, preset
 from cs_systems.core import statistics
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device, resolve
+from cs_systems.measure.runtime.timing import measure
 from cs_systems.model import BasicTransformerLM
-from cs_systems.parallel import ParallelStrategy, compose
+from cs_systems.model.parallel import ParallelStrategy, compose
+from cs_systems.model.training.losses import cross_entropy
+from cs_systems.model.training.optimizers import optimizer_class
 from cs_systems.report.tables.rows import render_rows
-from cs_systems.runtime.timing import measure
-from cs_systems.training.losses import cross_entropy
-from cs_systems.training.optimizers import optimizer_class
 
 ALONE, PATIENCE_S = "alone", 120.0
 Variant = tuple[str, dict[str, Any]]  # a strategy and its options

@@ -36,11 +36,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cs_systems.kernels.compile import compile_for
-from cs_systems.kernels.gluon.configs import BackwardOptions, ForwardOptions
-from cs_systems.kernels.gluon.launch import Problem
-from cs_systems.kernels.layout import padded_rows
-from cs_systems.kernels.triton.launch import Launch
+from cs_systems.model.kernels.compile import compile_for
+from cs_systems.model.kernels.gluon.configs import BackwardOptions, ForwardOptions
+from cs_systems.model.kernels.gluon.launch import Problem
+from cs_systems.model.kernels.layout import padded_rows
+from cs_systems.model.kernels.triton.launch import Launch
 
 Options = ForwardOptions | BackwardOptions
 VARIANTS: dict[str, list[Options]] = {

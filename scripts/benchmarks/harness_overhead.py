@@ -21,9 +21,9 @@ import torch
 from cs_systems.config import RunConfig, preset
 from cs_systems.core import statistics
 from cs_systems.machine.device import Device, resolve
-from cs_systems.runtime.timing import measure
-from cs_systems.training.losses import cross_entropy
-from cs_systems.workloads.train_step import TrainStep
+from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads.train_step import TrainStep
+from cs_systems.model.training.losses import cross_entropy
 
 
 def bare_loop(workload: TrainStep, device: Device, steps: int) -> list[float]:

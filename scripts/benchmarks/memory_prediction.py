@@ -29,10 +29,10 @@ from statistics import median
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, preset
 from cs_systems.formulas.memory.fit import algorithm_of
 from cs_systems.formulas.memory.model import step_memory
+from cs_systems.measure.runtime.journal import Journal
+from cs_systems.measure.runtime.sweep import preflight, sweep
 from cs_systems.record import DONE, Row, RunRecord, append_record, read_records, records_path
 from cs_systems.report.tables.rows import render_rows
-from cs_systems.runtime.journal import Journal
-from cs_systems.runtime.sweep import preflight, sweep
 
 # Held out first, the largest of them before the small; what a budget leaves out is at the end.
 SIZES = ("2.7B", "xl", "large", "8B", "10B", "medium", "small")

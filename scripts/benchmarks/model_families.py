@@ -33,15 +33,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from cs_systems.analysis.attribution import module_tables
+from cs_systems.analysis.attribution.profile import profile
 from cs_systems.config import Phase
 from cs_systems.formulas.peaks import peak_flops
 from cs_systems.instrument.annotate import STEP, annotate
 from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
 from cs_systems.machine.device import Device, resolve
-from cs_systems.profilers import kineto
-from cs_systems.traces import module_tables
-from cs_systems.traces.profile import profile
-from cs_systems.traces.read import read
+from cs_systems.measure.profilers import kineto
+from cs_systems.readers._read import read
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.families.models import Gan, ResNet, UNet

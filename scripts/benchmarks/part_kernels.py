@@ -34,9 +34,9 @@ from torch._functorch import config as functorch
 
 from cs_systems.config import ModelConfig, preset
 from cs_systems.machine.device import Device, resolve
+from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads import CallableWorkload
 from cs_systems.report.tables.rows import render_rows
-from cs_systems.runtime.timing import measure
-from cs_systems.workloads import CallableWorkload
 
 ROUNDS, SAMPLES, WARMUP = 4, 5, 2
 SAMPLE_BYTES = 512 << 20  # that the calls of a sample move at least: ten times the L2 cache

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from cs_systems.config import ModelConfig, preset
 from cs_systems.machine.device import Device, resolve
-from cs_systems.training.master_adamw import MasterAdamW
-from cs_systems.training.parts import fused_feed_forward, fused_swiglu, fused_weight_update
+from cs_systems.model.training.master_adamw import MasterAdamW
+from cs_systems.model.training.parts import fused_feed_forward, fused_swiglu, fused_weight_update
 
 SAMPLE_S = 0.02
 SAMPLES = 12  # the first two are not counted

@@ -23,9 +23,9 @@ import numpy as np
 from cs_systems.config import RunConfig, preset
 from cs_systems.core.recipes import RECIPES
 from cs_systems.machine.device import Device, resolve
+from cs_systems.measure.workloads.training_curve import TrainingCurve
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.drawing import COLORS, one_panel
-from cs_systems.workloads.training_curve import TrainingCurve
 
 SEEDS = (0, 1)
 SMOOTHED = 10  # steps

@@ -31,7 +31,7 @@ from cs_systems.config import Precision, preset
 from cs_systems.core import statistics
 from cs_systems.machine.device import Device, resolve
 from cs_systems.model import BasicTransformerLM
-from cs_systems.training.losses import cross_entropy
+from cs_systems.model.training.losses import cross_entropy
 
 KINDS = ("alone", "while timing", "done")
 Step = Callable[[Any], None]

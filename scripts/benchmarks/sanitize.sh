@@ -152,7 +152,7 @@ fi
 
 for backend in "${backends[@]}"; do
     case $backend in
-    fused_*) calls=(python3 -m pytest -q -m gpu -p no:cacheprovider -k kernel "tests/training/test_${backend#fused_}.py") ;;
+    fused_*) calls=(python3 -m pytest -q -m gpu -p no:cacheprovider -k kernel "tests/model/training/test_${backend#fused_}.py") ;;
     *) calls=(python3 scripts/fuzz_attention.py "$backend" --device cuda --scores 65536 --kinds 10 --cases 16) ;;
     esac
     timeout -k 5 "$limit" "${calls[@]}" >"$out/${backend}_alone.log" 2>&1

@@ -25,37 +25,56 @@ NO_ANSWER = 2  # exit status without git or history
 # Name of a page → names of its data beside it. Predictions count as of their freezing, not of their measurement.
 RECORDS = {"table": ("records.jsonl", "processes.jsonl"), "held_out": ("frozen.json",)}
 
-CLOCK = ("cs_systems/runtime/timing.py", "cs_systems/core/statistics.py")
-MODEL = tuple(f"cs_systems/{name}.py" for name in ("model", "training/losses", "training/optimizers", "training/adamw"))
-STEP = (*CLOCK, *MODEL, "cs_systems/workloads/train_step.py", "cs_systems/workloads/_training.py")
-CALL = (*CLOCK, "cs_systems/workloads/attention.py", "cs_systems/workloads/_calls.py")
+CLOCK = ("cs_systems/measure/runtime/timing.py", "cs_systems/core/statistics.py")
+MODEL = (
+    "cs_systems/model/transformer.py",
+    *(f"cs_systems/model/training/{name}.py" for name in ("losses", "optimizers", "adamw")),
+)
+STEP = (*CLOCK, *MODEL, "cs_systems/measure/workloads/train_step.py", "cs_systems/measure/workloads/_training.py")
+CALL = (*CLOCK, "cs_systems/measure/workloads/attention.py", "cs_systems/measure/workloads/_calls.py")
 GPU_KERNELS = (
-    *("cs_systems/attention/flash_cuda.py", "cs_systems/attention/flash_gluon.py", "cs_systems/attention/_hopper.py"),
-    *("cs_systems/attention/flash_attn.py", "cs_systems/attention/_sdpa.py", "cs_systems/kernels/cuda/driver.py"),
-    "cs_systems/kernels/cuda/*",
-    *("cs_systems/kernels/gluon/*", "cs_systems/kernels/layout.py"),
-    *("cs_systems/kernels/driver.py", "cs_systems/kernels/prepared.py"),
+    *(
+        "cs_systems/model/attention/flash_cuda.py",
+        "cs_systems/model/attention/flash_gluon.py",
+        "cs_systems/model/attention/_hopper.py",
+    ),
+    *(
+        "cs_systems/model/attention/flash_attn.py",
+        "cs_systems/model/attention/_sdpa.py",
+        "cs_systems/model/kernels/cuda/driver.py",
+    ),
+    "cs_systems/model/kernels/cuda/*",
+    *("cs_systems/model/kernels/gluon/*", "cs_systems/model/kernels/layout.py"),
+    *("cs_systems/model/kernels/driver.py", "cs_systems/model/kernels/prepared.py"),
 )
 DATA_PARALLEL = (
-    *("cs_systems/parallel/ddp_*.py", "cs_systems/parallel/torch_ddp.py", "cs_systems/parallel/_data_parallel.py"),
-    *("cs_systems/parallel/_collectives.py", "cs_systems/parallel/_sender.py"),
+    *(
+        "cs_systems/model/parallel/ddp_*.py",
+        "cs_systems/model/parallel/torch_ddp.py",
+        "cs_systems/model/parallel/_data_parallel.py",
+    ),
+    *("cs_systems/model/parallel/_collectives.py", "cs_systems/model/parallel/_sender.py"),
 )
 SHARDED = (
-    *("cs_systems/parallel/fsdp/*", "cs_systems/parallel/torch_fsdp2.py"),
-    "cs_systems/parallel/_collectives.py",
+    *("cs_systems/model/parallel/fsdp/*", "cs_systems/model/parallel/torch_fsdp2.py"),
+    "cs_systems/model/parallel/_collectives.py",
 )
 FORECAST = (
-    *("cs_systems/runtime/forecast.py", "cs_systems/instrument/like_cuda.py", "cs_systems/instrument/storages.py"),
+    *(
+        "cs_systems/measure/runtime/forecast.py",
+        "cs_systems/instrument/like_cuda.py",
+        "cs_systems/instrument/storages.py",
+    ),
     *("cs_systems/instrument/convolutions.py", "cs_systems/instrument/recurrent.py"),
     *("cs_systems/instrument/known_values.py", "cs_systems/formulas/sdpa.py"),
     *("cs_systems/formulas/memory/allocator.py", "scripts/benchmarks/foreign_memory.py"),
 )
-PROFILE = ("cs_systems/traces/*",)
+PROFILE = ("cs_systems/readers/*", "cs_systems/analysis/attribution/*")
 PUBLIC_SCRIPTS = (
-    *("cs_systems/cli/_script.py", "cs_systems/recorder/*"),
+    *("cs_systems/cli/_script.py", "cs_systems/measure/recorder/*"),
     *("scripts/benchmarks/public_scripts.py", "scripts/benchmarks/_script_observer.py"),
 )
-SNAPSHOT = ("cs_systems/snapshots/*",)
+SNAPSHOT = ("cs_systems/readers/*snapshot*", "cs_systems/readers/_unpickle.py", "cs_systems/analysis/memory/*")
 CHARTS = (
     "chart*",
     "columns.js",
@@ -69,7 +88,12 @@ CHARTS = (
     "_packing.py",
 )
 PAGES = tuple(f"cs_systems/report/pages/{name}" for name in CHARTS)
-VERDICTS = (*CLOCK, "cs_systems/comparison/runs.py", "cs_systems/runtime/execute.py", "scripts/benchmarks/verdicts.py")
+VERDICTS = (
+    *CLOCK,
+    "cs_systems/analysis/comparison/runs.py",
+    "cs_systems/measure/runtime/execute.py",
+    "scripts/benchmarks/verdicts.py",
+)
 
 # quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
 SOURCES: dict[str, tuple[str, ...]] = {
@@ -77,21 +101,21 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "profiles/training_step/gains.svg": ("scripts/benchmarks/_training_step_ablation.py",),
     "profiles/training_step/table.md": (
         *STEP,
-        "cs_systems/training/parts/*",
-        "cs_systems/training/master_adamw.py",
+        "cs_systems/model/training/parts/*",
+        "cs_systems/model/training/master_adamw.py",
         *(
-            f"cs_systems/kernels/triton/{name}.py"
+            f"cs_systems/model/kernels/triton/{name}.py"
             for name in (*("adamw", "cross_entropy", "embedding", "quantize", "rms_norm", "rotary", "rows", "swiglu"),)
         ),
         *(
-            f"cs_systems/kernels/cuda/{name}"
+            f"cs_systems/model/kernels/cuda/{name}"
             for name in ("product.cuh", "weight_update.cu", "gated_*.cu", "launch_product.py", "launch_update.py")
         ),
-        "cs_systems/kernels/cuda/launch_gated.py",
-        "cs_systems/training/fp8.py",
-        "cs_systems/training/hopper_operators.py",
-        "cs_systems/training/triton_operators.py",
-        "cs_systems/workloads/_graph.py",
+        "cs_systems/model/kernels/cuda/launch_gated.py",
+        "cs_systems/model/training/fp8.py",
+        "cs_systems/model/training/hopper_operators.py",
+        "cs_systems/model/training/triton_operators.py",
+        "cs_systems/measure/workloads/_graph.py",
         "scripts/benchmarks/training_step.py",
         "scripts/benchmarks/product_power.py",
         "scripts/benchmarks/step_kernels.py",
@@ -100,45 +124,49 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *(
             *STEP,
             *SHARDED,
-            "cs_systems/training/parts/fused_cross_entropy.py",
+            "cs_systems/model/training/parts/fused_cross_entropy.py",
             "scripts/benchmarks/long_context_step.py",
         ),
     ),
-    "profiles/step_time/table.md": (*STEP, "cs_systems/attention/naive.py", "scripts/studies/step_time.py"),
+    "profiles/step_time/table.md": (*STEP, "cs_systems/model/attention/naive.py", "scripts/studies/step_time.py"),
     "profiles/attention_h200/table.md": (
         *CALL,
         *(
-            "cs_systems/attention/flash_triton.py",
-            "cs_systems/attention/_sdpa.py",
-            "cs_systems/kernels/triton/*",
+            "cs_systems/model/attention/flash_triton.py",
+            "cs_systems/model/attention/_sdpa.py",
+            "cs_systems/model/kernels/triton/*",
         ),
     ),
     "profiles/attention_h100/peers/table.md": (*CALL, *GPU_KERNELS, "scripts/benchmarks/attention_peers.py"),
     "profiles/attention_h200/log.md": (),
     "profiles/ddp_variants/2.7B.md": (*STEP, *DATA_PARALLEL, "scripts/benchmarks/ddp_variants.py"),
     "profiles/ddp_variants/2.7B_why.md": (
-        *(*STEP, *DATA_PARALLEL, "cs_systems/traces/overlap.py", "scripts/benchmarks/ddp_variants.py"),
+        *(*STEP, *DATA_PARALLEL, "cs_systems/analysis/attribution/overlap.py", "scripts/benchmarks/ddp_variants.py"),
     ),
     "profiles/ddp_variants/2.7B_last_bucket.md": (*STEP, *DATA_PARALLEL, "scripts/benchmarks/ddp_variants.py"),
     "profiles/fsdp_launches/h200/2.7B.md": (*STEP, *SHARDED, "scripts/benchmarks/fsdp_launches.py"),
     "profiles/fsdp_launches/h200/host_per_parameter.md": (
         *(*STEP, *DATA_PARALLEL, *SHARDED, "scripts/benchmarks/fsdp_launches.py"),
     ),
-    "profiles/profile_page/page.png": (*PAGES, "cs_systems/report/pages/profile*", "cs_systems/traces/timeline.py"),
+    "profiles/profile_page/page.png": (
+        *PAGES,
+        "cs_systems/report/pages/profile*",
+        "cs_systems/analysis/attribution/timeline.py",
+    ),
     "profiles/profile_page/speed.md": (
         *(
             *PAGES,
             "cs_systems/report/pages/profile*",
-            "cs_systems/traces/timeline.py",
+            "cs_systems/analysis/attribution/timeline.py",
             "scripts/benchmarks/profile_page.py",
         ),
     ),
     "profiles/overhead/h200.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
     "profiles/overhead/cpu.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
-    "profiles/overhead/recorder.md": ("cs_systems/recorder/*", "scripts/benchmarks/recorder_overhead.py"),
+    "profiles/overhead/recorder.md": ("cs_systems/measure/recorder/*", "scripts/benchmarks/recorder_overhead.py"),
     "profiles/overhead/startup.md": (
         *("cs_systems/__init__.py", "cs_systems/__main__.py", "cs_systems/cli/*", "cs_systems/config.py"),
-        "cs_systems/runtime/*",
+        "cs_systems/measure/runtime/*",
         "scripts/benchmarks/startup.py",
     ),
     "profiles/analyze_speed/cpu.md": (*PROFILE, "cs_systems/cli/analyze.py", "scripts/benchmarks/analyze_speed.py"),

@@ -32,8 +32,8 @@ from cs_systems.config import Mode, RunConfig, preset
 from cs_systems.core.recipes import RECIPES
 from cs_systems.formulas import cost
 from cs_systems.machine.device import Device, resolve
-from cs_systems.runtime.timing import measure
-from cs_systems.workloads.train_step import TrainStep
+from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads.train_step import TrainStep
 
 STEPS, REPLAYS = 40, 5  # timed, and under torch.profiler
 COUNTED_BLOCKS = 4  # as many as share a launch of their update

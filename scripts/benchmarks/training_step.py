@@ -35,8 +35,8 @@ from cs_systems.core import plugins
 from cs_systems.formulas import cost
 from cs_systems.machine import environment
 from cs_systems.machine.device import Device, resolve
-from cs_systems.runtime.timing import measure
-from cs_systems.workloads.train_step import TrainStep
+from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads.train_step import TrainStep
 
 PEAK_FLOPS = 989e12  # of bfloat16 on an H100 or H200, dense (data sheet)
 BASE: dict[str, Any] = {"compile": "default", "compile_scope": "block", "attention": "sdpa_flash"}

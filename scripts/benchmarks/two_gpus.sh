@@ -26,4 +26,4 @@ part() { # name, seconds, command …
 why='torch_ddp 100 MB, view$|ddp_overlap$|ddp_bucketed 100 MB$|carve-out, cublasLt$|100 MB, bf16$'
 part medium 60 bash -c "variants --size medium --rounds 3 --steps 10 --budget-s 45 --explain '$why'"
 part xl2026 100 bash -c "variants --size 2.7B --rounds 3 --steps 4 --budget-s 80 --explain '$why'"
-part proof 80 python3 -m pytest -q -m gpu -p no:cacheprovider tests/parallel
+part proof 80 python3 -m pytest -q -m gpu -p no:cacheprovider tests/model/parallel

@@ -9,7 +9,7 @@ from typing import Any
 from _cells import Cell
 from _study import row_table
 
-from cs_systems.comparison import strategies as parallel
+from cs_systems.analysis.comparison import strategies as parallel
 from cs_systems.config import RunConfig
 from cs_systems.core.units import human
 from cs_systems.record import Row, RunRecord

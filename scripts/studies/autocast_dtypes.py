@@ -22,8 +22,8 @@ from _cells import Cell, place
 from _numerics import not_measured
 from _study import Study, row_table, run
 
-from cs_systems.comparison.dtypes import SHORT, collapsed
-from cs_systems.comparison.numerics import normalized, ranges, verdicts, where
+from cs_systems.analysis.comparison.dtypes import SHORT, collapsed
+from cs_systems.analysis.comparison.numerics import normalized, ranges, verdicts, where
 from cs_systems.config import PRESETS, Precision, RunConfig, grid
 from cs_systems.record import Row
 

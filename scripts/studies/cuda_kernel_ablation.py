@@ -1,6 +1,6 @@
 """Gain of each technique of a FlashAttention kernel in CUDA C++, added in turn and left out alone.
 
-Question: how long does one pass take at each step of the ladder of cs_systems/kernels/cuda_steps, what does the
+Question: how long does one pass take at each step of the ladder of cs_systems/model/kernels/cuda_steps, what does the
     last fp32 step lose without one of its techniques, how busy is the chip, and how far is it from one CPU core?
 Method: batch 4, n 16384, d 64, one head, not causal, forward; then a grid of (batch, n, d). Every step is first held
     against float64 at n 512: a wrong one ends the run. Counters by Nsight Compute at n 4096, each step's kernel once.
@@ -27,7 +27,7 @@ from _study import Study, index, row_table, run
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
 from cs_systems.core.units import human
 from cs_systems.formulas.peaks import peak_flops
-from cs_systems.profilers.ncu import chosen
+from cs_systems.measure.profilers.ncu import chosen
 from cs_systems.record import Row
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ def check() -> list[str]:
     """Return the steps whose output is wrong on this GPU; none where there is no GPU."""
     import torch
 
-    from cs_systems.kernels.cuda_steps.launch import LEFT_OUT, STEPS, attend
+    from cs_systems.model.kernels.cuda_steps.launch import LEFT_OUT, STEPS, attend
 
     if not torch.cuda.is_available():
         return []

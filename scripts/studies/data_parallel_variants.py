@@ -36,7 +36,7 @@ from _parallel import (
 )
 from _study import Study, row_table, run
 
-from cs_systems.comparison import strategies as parallel
+from cs_systems.analysis.comparison import strategies as parallel
 from cs_systems.config import Precision, RunConfig, preset
 from cs_systems.core.collectives import CollectiveShape, calls_for
 from cs_systems.core.units import human

@@ -33,7 +33,7 @@ from _parallel import (
 )
 from _study import Study, run
 
-from cs_systems.comparison import strategies as parallel
+from cs_systems.analysis.comparison import strategies as parallel
 from cs_systems.config import Precision, RunConfig, preset
 from cs_systems.core.units import human
 from cs_systems.record import RunRecord

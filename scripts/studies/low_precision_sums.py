@@ -19,7 +19,7 @@ from _cells import Cell, place
 from _numerics import not_measured
 from _study import Study, row_table, run
 
-from cs_systems.comparison.numerics import accumulated, first_bad, summed, ulps, unexplained, where
+from cs_systems.analysis.comparison.numerics import accumulated, first_bad, summed, ulps, unexplained, where
 from cs_systems.config import Precision, RunConfig, grid
 
 STATED = {"fp32 + fp32": 10.0001, "fp16 + fp16": 9.9531, "fp32 + fp16": 10.0021, "fp32 + (fp16 → fp32)": 10.0021}

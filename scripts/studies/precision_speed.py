@@ -24,8 +24,8 @@ from _kernels import BY_KERNEL_AND_LAYER, clean, profiled, unknown
 from _numerics import not_measured
 from _study import Study, bounded, row_table, run
 
-from cs_systems.comparison.precision import TIMED, by_cell, gains, interval, name_of
-from cs_systems.comparison.precision_causes import explained, sentence
+from cs_systems.analysis.comparison.precision import TIMED, by_cell, gains, interval, name_of
+from cs_systems.analysis.comparison.precision_causes import explained, sentence
 from cs_systems.config import Precision, RunConfig, grid
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render

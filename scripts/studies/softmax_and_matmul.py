@@ -22,7 +22,7 @@ from _kernels import clean, profiled, twin, twins, unknown
 from _study import Study, row_table, run
 from step_time import LARGE_OF_32_LAYERS, PRECISIONS
 
-from cs_systems.comparison.warmup import warmup_curve
+from cs_systems.analysis.comparison.warmup import warmup_curve
 from cs_systems.config import Mode, Precision, RunConfig, grid
 from cs_systems.core.units import human
 from cs_systems.formulas.cost import COMPUTE_BYTES

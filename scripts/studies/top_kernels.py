@@ -20,11 +20,11 @@ from _kernels import clean, family_times, kernel_rows, profiled, unknown
 from _study import Study, index, row_table, run
 from step_time import LARGE_OF_32_LAYERS, PRECISIONS
 
+from cs_systems.analysis.attribution.kernel_families import FAMILIES, short_name
 from cs_systems.config import Mode, Precision, RunConfig, grid
 from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.traces.kernel_families import FAMILIES, short_name
 
 BASE = RunConfig(warmup=3, steps=10)
 PASSES = (Mode.FORWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP)

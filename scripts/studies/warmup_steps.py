@@ -18,7 +18,7 @@ from __future__ import annotations
 from _cells import Cell, place
 from _study import Study, index, row_table, run
 
-from cs_systems.comparison.warmup import warmup_curve
+from cs_systems.analysis.comparison.warmup import warmup_curve
 from cs_systems.config import Mode, RunConfig, grid
 from cs_systems.core.units import human
 from cs_systems.record import Measurement, Row

@@ -20,7 +20,7 @@ from _numerics import not_measured
 from _parallel import MEMORY_TABLES, Told, cells, groups, off_formula, on_a_cpu, tables, under
 from _study import Study, run
 
-from cs_systems.comparison import strategies as parallel
+from cs_systems.analysis.comparison import strategies as parallel
 from cs_systems.config import Precision, RunConfig, preset
 from cs_systems.record import Row, RunRecord
 

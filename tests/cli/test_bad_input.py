@@ -10,8 +10,8 @@ import pytest
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, RunConfig
 from cs_systems.core.units import counted
+from cs_systems.measure.runtime.sweep import sweep
 from cs_systems.record import RunRecord, read_records
-from cs_systems.runtime.sweep import sweep
 from tests.forks import own_fork_server
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)

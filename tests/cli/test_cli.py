@@ -17,8 +17,8 @@ import cs_systems
 from cs_systems.cli import COMMANDS, _sweep, main
 from cs_systems.config import RunConfig
 from cs_systems.core.printable import command_line
+from cs_systems.measure.runtime.sweep import Progress
 from cs_systems.record import RunRecord, read_records
-from cs_systems.runtime.sweep import Progress
 from tests.recorded import DATA
 
 WITHOUT_TORCH = """

@@ -12,9 +12,9 @@ import torch
 from cs_systems.cli import doctor, main
 from cs_systems.core import plugins
 from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
-from cs_systems.profilers import ncu, nsys
+from cs_systems.measure.profilers import ncu, nsys
+from cs_systems.measure.runtime import doctor as runtime_doctor
 from cs_systems.record import Row
-from cs_systems.runtime import doctor as runtime_doctor
 from tests.forks import own_fork_server
 from tests.nsys_lock import alone_with_nsys
 

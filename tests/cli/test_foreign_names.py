@@ -16,13 +16,13 @@ import pytest
 from cs_systems.cli import main
 from cs_systems.config import RunConfig
 from cs_systems.core.caveats import Caveat
+from cs_systems.measure.runtime.sweep import Progress
 from cs_systems.record import RunRecord, append_record
 from cs_systems.report import progress
 from cs_systems.report.tables import records as tables
 from cs_systems.report.tables.formats import FORMATS, paragraph
 from cs_systems.report.tables.rows import render_rows
 from cs_systems.report.tables.table import Table
-from cs_systems.runtime.sweep import Progress
 from tests.report.conftest import H200, attention_config, failed, ok, train_config
 
 NAMES = {

@@ -14,8 +14,8 @@ import pytest
 
 from cs_systems.cli import COMMANDS, _sweep, main
 from cs_systems.config import RunConfig
+from cs_systems.measure.runtime.sweep import check
 from cs_systems.record import Row, append_record
-from cs_systems.runtime.sweep import check
 from tests.report.conftest import ok, train_config
 
 ABSURD = ("0", "-1", "1e308", "nan", str(10**30), "9" * 4999, "", "\n", "a\0b", "x" * 4999, "²", "\x1b[31mred")

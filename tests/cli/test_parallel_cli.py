@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from cs_systems.analysis.comparison import strategies as parallel
 from cs_systems.cli import main
 from cs_systems.cli import parallel as parallel_command
 from cs_systems.cli._output import deliver_tables
-from cs_systems.comparison import strategies as parallel
 from cs_systems.record import RunRecord, read_records
 
 LINE = (

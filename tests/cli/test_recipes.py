@@ -10,8 +10,8 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.recipes import RECIPES
 from cs_systems.machine.device import resolve
-from cs_systems.workloads import Unavailable
-from cs_systems.workloads.train_step import TrainStep
+from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads.train_step import TrainStep
 
 
 def cells(**options: object) -> list[RunConfig]:

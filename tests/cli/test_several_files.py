@@ -12,7 +12,7 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.core.printable import shortened, within
-from tests.comparison.test_ranks import ARRIVES_US, write
+from tests.analysis.comparison.test_ranks import ARRIVES_US, write
 from tests.report.browser import Page
 
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from cs_systems.analysis.memory.tables import TABLES
+from cs_systems.analysis.memory.tensor_names import parameter_shapes
 from cs_systems.cli import main
 from cs_systems.config import PRESETS
 from cs_systems.report.tables.snapshot import CAPTIONS, DIFFERENT, OPTIONAL, SHOWN
-from cs_systems.snapshots.tables import TABLES
-from cs_systems.snapshots.tensor_names import parameter_shapes
+from tests.analysis.memory.caching_allocator import CachingAllocator
 from tests.report.browser import Page
-from tests.snapshots.caching_allocator import CachingAllocator
 
 Write = Callable[..., Path]
 
@@ -237,8 +237,9 @@ def test_file_without_device_memory_exits_2(tmp_path: Path, capsys: pytest.Captu
 
 def test_tables_import_neither_torch_nor_pandas(snapshot_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from cs_systems.snapshots import allocations, snapshot, tensor_names; "
-        "from cs_systems.snapshots import categories as memory_categories, tables as memory_tables; "
+        "import sys; from pathlib import Path; from cs_systems.analysis.memory import allocations, tensor_names; "
+        "from cs_systems.readers import snapshot; "
+        "from cs_systems.analysis.memory import categories as memory_categories, tables as memory_tables; "
         "made = memory_categories.attribute(allocations.replay(snapshot.read(Path(sys.argv[1])))); "
         "[table(made, tensor_names.tensor_names(made)) for table in memory_tables.TABLES.values()]; "
         "print([name for name in ('torch', 'pandas', 'numpy') if name in sys.modules])"

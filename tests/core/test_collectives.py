@@ -8,7 +8,7 @@ import pytest
 
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.collectives import COLLECTIVES, DIVIDED, ELEMENT_BYTES, CollectiveShape, busbw, calls_for
-from cs_systems.runtime.sweep import run
+from cs_systems.measure.runtime.sweep import run
 
 
 @pytest.mark.parametrize(

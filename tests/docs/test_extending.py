@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from cs_systems.attention import AttentionBackend
-from cs_systems.attention.naive import attention
 from cs_systems.config import RunConfig
-from cs_systems.parallel import ParallelStrategy
-from cs_systems.profilers import Profiler
+from cs_systems.measure.profilers import Profiler
+from cs_systems.model.attention import AttentionBackend
+from cs_systems.model.attention.naive import attention
+from cs_systems.model.parallel import ParallelStrategy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 CODE = {match[1]: match[0] for match in re.finditer(r"# cs_systems/(\w+)/mine\.py.*?(?=^```$)", PAGE, re.M | re.S)}

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from cs_systems.config import RunConfig
+from cs_systems.measure.workloads._setup import TrainingSetup
 from cs_systems.record import read_records
-from cs_systems.workloads._setup import TrainingSetup
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.machine.device import resolve
-from cs_systems.profilers.kineto import region, trace_path
-from cs_systems.traces.profile import Profile, profile
-from cs_systems.traces.read import read
-from cs_systems.traces.trace import Categorical, Function, Kernels, Trace
+from cs_systems.measure.profilers.kineto import region, trace_path
+from cs_systems.readers._read import read
+from cs_systems.readers.forms.trace import Categorical, Function, Kernels, Trace
 from tests.families.conftest import Made
 
 

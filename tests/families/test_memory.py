@@ -8,7 +8,7 @@ import pytest
 
 from cs_systems.config import RunConfig
 from cs_systems.core.plugins import LIVE, holding
-from cs_systems.runtime.forecast import forecast
+from cs_systems.measure.runtime.forecast import forecast
 from tests.families.models import FAMILIES
 
 

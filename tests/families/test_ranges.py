@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from cs_systems.analysis.attribution import module_tables
+from cs_systems.analysis.attribution.tables import layers, parts, phases
+from cs_systems.analysis.attribution.timeline import results
 from cs_systems.config import Phase
+from cs_systems.core.range_names import UNATTRIBUTED
 from cs_systems.instrument.hooks import annotated
 from cs_systems.instrument.structure import named_modules
-from cs_systems.traces import module_tables
-from cs_systems.traces.modules import beside, read_beside, unpacked
-from cs_systems.traces.range_names import UNATTRIBUTED
-from cs_systems.traces.tables import layers, parts, phases
-from cs_systems.traces.timeline import results
+from cs_systems.readers.forms.modules import beside, read_beside, unpacked
 from tests.families.conftest import Made
 from tests.families.recording import recorded
 from tests.instrument.test_hooks import Journal

@@ -80,7 +80,7 @@ def test_buckets_hold_every_parameter_and_reach_limit_except_last(sizes: list[in
 def test_buckets_match_ddp_bucketed() -> None:
     torch = pytest.importorskip("torch")
     from cs_systems.model import BasicTransformerLM
-    from cs_systems.parallel._data_parallel import by_size
+    from cs_systems.model.parallel._data_parallel import by_size
 
     with torch.device("meta"):
         model = BasicTransformerLM(PRESETS["tiny"])

@@ -202,7 +202,7 @@ def test_flops_of_the_last_layer_lie_in_the_loss_with_fused_cross_entropy() -> N
 
     from cs_systems.config import RunConfig
     from cs_systems.machine.device import resolve
-    from cs_systems.workloads.train_step import TrainStep
+    from cs_systems.measure.workloads.train_step import TrainStep
 
     config = RunConfig(
         model=replace(PRESETS["tiny"], context_length=37), batch_size=2, device="cpu", mode="forward-backward",  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cs_systems.config import Precision
 from cs_systems.formulas.rounding import BF16, FORMATS, FP16, FP32, Format, binades, total, why
-from cs_systems.workloads._sums import DTYPES
+from cs_systems.measure.workloads._sums import DTYPES
 
 BOTH = [pytest.param(FORMATS[p], DTYPES[p], id=p) for p in FORMATS]
 

@@ -26,7 +26,7 @@ PATIENCE_S = 50  # reading a bomb would take minutes or never end
 READ_FILES = f"""
 import contextlib, io, json, resource, sys
 from cs_systems.cli import main
-import cs_systems.traces.profile, cs_systems.snapshots.snapshot
+import cs_systems.analysis.attribution.profile, cs_systems.readers.snapshot
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {MOST_MEMORY}, resource.RLIM_INFINITY))
 for path in sys.argv[2:]:

@@ -17,11 +17,11 @@ from torch import Tensor, fx
 
 import cs_systems
 from cs_systems.config import PRESETS, RunConfig
+from cs_systems.core.range_names import meaning
 from cs_systems.instrument.annotate import TRACED, Label, RecordFunctionRanges, closing_marks, listening, mark
 from cs_systems.instrument.compiled_ranges import LabelledGraph, MarkingWrapper, marked_code
 from cs_systems.instrument.hooks import annotated
 from cs_systems.model import BasicTransformerLM
-from cs_systems.traces.range_names import meaning
 from tests.instrument.test_hooks import Journal, holds, layer, train_step
 
 # The compiler takes 20 s, or minutes on a busy machine.

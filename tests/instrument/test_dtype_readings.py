@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cs_systems.attention.naive import attention
-from cs_systems.comparison.dtypes import contradiction, table
+from cs_systems.analysis.comparison.dtypes import contradiction, table
 from cs_systems.config import PRESETS, Mode, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.instrument.dtype_readings import DtypeReadings, reading
 from cs_systems.machine.device import resolve
-from cs_systems.workloads import Unavailable, Workload
+from cs_systems.measure.workloads import Unavailable, Workload
+from cs_systems.model.attention.naive import attention
 
 CPU = resolve("cpu")
 

@@ -15,7 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from cs_systems.attention._mask import hidden_keys
 from cs_systems.config import Mode, ModelConfig, Phase, Precision, preset
 from cs_systems.core import plugins
 from cs_systems.core.shapes import ALIGNMENTS, AttentionCall
@@ -26,6 +25,7 @@ from cs_systems.instrument.flop_counter import FlopCounter
 from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
 from cs_systems.instrument.score_masks import shown_in
 from cs_systems.model import BasicTransformerLM
+from cs_systems.model.attention._mask import hidden_keys
 
 B, H, S, D, W = 2, 4, 40, 16, 7
 CAUSAL = twice_credited_scores(S, S, 0)

@@ -21,7 +21,7 @@ from cs_systems.instrument.annotate import RecordFunctionRanges, annotate
 from cs_systems.instrument.hooks import BackwardRanges, annotate_model, annotated
 from cs_systems.instrument.structure import range_name
 from cs_systems.model import BasicTransformerLM
-from cs_systems.training.losses import cross_entropy
+from cs_systems.model.training.losses import cross_entropy
 
 CONFIG = replace(PRESETS["tiny"], num_layers=3)
 TOKENS = torch.randint(CONFIG.vocab_size, (2, 32), generator=torch.Generator().manual_seed(0))
@@ -79,7 +79,7 @@ def test_modules_have_expected_range_names(path: str, name: str | None) -> None:
 
 
 def test_each_range_name_has_a_meaning() -> None:
-    from cs_systems.traces.range_names import meaning
+    from cs_systems.core.range_names import meaning
 
     names = {name for path, _ in model().named_modules() if (name := range_name(path))}
     assert len(names) == 9 + CONFIG.num_layers
@@ -355,7 +355,7 @@ def holds(outer: Event, inner: Event) -> bool:
 
 def layer(ranges: list[Event], op: Event) -> str | None:
     """Return the layer or named module whose range contains the operator, on the operator's thread."""
-    from cs_systems.traces.range_names import meaning
+    from cs_systems.core.range_names import meaning
 
     found = [meaning(r["name"]).layer for r in sorted(ranges, key=start) if holds(r, op)]
     return next((name for name in reversed(found) if name), None)

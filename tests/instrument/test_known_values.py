@@ -11,7 +11,7 @@ from cs_systems.config import RunConfig
 from cs_systems.core.plugins import LIVE, holding
 from cs_systems.core.rows import ForecastRow
 from cs_systems.instrument.known_values import RANDOM_CAVEAT, ValuedFakeMode
-from cs_systems.runtime.forecast import forecast
+from cs_systems.measure.runtime.forecast import forecast
 
 
 def test_integers_keep_their_values_and_activations_do_not() -> None:

@@ -19,11 +19,11 @@ from cs_systems.formulas.memory.model import kept_by_a_block, step_memory
 from cs_systems.instrument.memory_readings import backward_of_blocks
 from cs_systems.instrument.saved_tensors import by_block, saved_tensors, summed
 from cs_systems.machine.device import resolve
-from cs_systems.model import BasicTransformerLM, RMSNorm
-from cs_systems.profilers.residuals import collect, gradients_of_a_block, region
+from cs_systems.measure.profilers.residuals import collect, gradients_of_a_block, region
+from cs_systems.model.training.checkpointing import apply_checkpointing
+from cs_systems.model.training.losses import cross_entropy
+from cs_systems.model.transformer import BasicTransformerLM, RMSNorm
 from cs_systems.record import RunRecord
-from cs_systems.training.checkpointing import apply_checkpointing
-from cs_systems.training.losses import cross_entropy
 from tests.formulas.memory.test_model import LiveBytes
 from tests.test_record import ENVIRONMENT
 

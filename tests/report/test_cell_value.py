@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cs_systems.analysis.comparison import precision, strategies
+from cs_systems.analysis.comparison.runs import compare, speedups
+from cs_systems.analysis.diagnosis._evidence import of_records
 from cs_systems.cli import main
-from cs_systems.comparison import precision, strategies
-from cs_systems.comparison.runs import compare, speedups
 from cs_systems.config import Precision, RunConfig
 from cs_systems.core import statistics
-from cs_systems.diagnosis._evidence import of_records
 from cs_systems.record import RunRecord, append_record, median_s, read_records
 from cs_systems.report.figures import plot
 from cs_systems.report.pages import records as page

@@ -5,9 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from cs_systems.analysis.attribution.kernel_families import FAMILIES
+from cs_systems.analysis.memory.categories import CATEGORIES
 from cs_systems.report import palette
-from cs_systems.snapshots.categories import CATEGORIES
-from cs_systems.traces.kernel_families import FAMILIES
 from scripts import _colors as colors
 
 LEAST_DISTANCE, LEAST_CONTRAST, TEXT_CONTRAST = 15, 3, 4.5

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
+from cs_systems.analysis.attribution.profile import Profile, profile
+from cs_systems.analysis.attribution.timeline import results, view
 from cs_systems.cli import main
 from cs_systems.core.printable import LONGEST_NAME, within
 from cs_systems.core.rows import as_tables
 from cs_systems.core.units import human
+from cs_systems.readers._read import read
+from cs_systems.readers.forms.modules import checked
 from cs_systems.report.pages._packing import packed
 from cs_systems.report.pages.profile import render
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN, drawn_step
-from cs_systems.traces.modules import checked
-from cs_systems.traces.profile import Profile, profile
-from cs_systems.traces.read import read
-from cs_systems.traces.timeline import results, view
 from tests.report.browser import POINTER, Page, browse, data_of, looks, opened, phone_tooltip, texts_between_tags
 
 DATA = Path(__file__).parents[1] / "data"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from cs_systems.analysis.memory import timeline as memory_view
 from cs_systems.cli import main
 from cs_systems.report.tables.snapshot import CAPTIONS
-from cs_systems.snapshots import timeline as memory_view
 from tests.report.browser import POINTER, Page, browse, data_of, looks, opened, phone_tooltip, texts_between_tags
 
 SNAPSHOT = Path(__file__).parents[1] / "data" / "snapshot_h200_step.pickle.gz"

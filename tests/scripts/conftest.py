@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cs_systems.config import Precision
-from cs_systems.profilers.rank_memory import expected_of
+from cs_systems.measure.profilers.rank_memory import expected_of
 from cs_systems.record import Row, RunRecord, read_records
 
 ROOT = Path(__file__).parent.parent.parent

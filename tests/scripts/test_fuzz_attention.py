@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 # A correct backend, into which a test plants an error before or after the call.
 BACKEND = """
 from dataclasses import replace
-from cs_systems.attention import AttentionBackend
-from cs_systems.attention import flash_torch
+from cs_systems.model.attention import AttentionBackend
+from cs_systems.model.attention import flash_torch
 
 def attend(q, k, v, **options):
     {before}

@@ -92,8 +92,8 @@ def test_impl_pytorch_selects_naive_and_memory_limit_is_applied(script: Any) -> 
 def test_packed_workload_matches_attention_of_unpacked_tensor(script: Any) -> None:
     import torch
 
-    from cs_systems.attention.naive import attention
     from cs_systems.machine.device import resolve
+    from cs_systems.model.attention.naive import attention
 
     shape = AttentionShape(2, 3, 5, 8, causal=True)
     config = RunConfig(workload="attention", shape=shape, mode=Mode.FORWARD_BACKWARD, attention="flash_torch")
@@ -154,8 +154,8 @@ def test_output_of_another_shape_is_an_error_in_the_layout_of_the_call(
 
 def test_predicted_flash2_peak_matches_published_value(script: Any) -> None:
     """Batch 32, length 1024, 32 heads of 64 took 1288.0 MB with FlashAttention-2 on a packed tensor."""
-    from cs_systems.attention import AttentionCall
     from cs_systems.formulas.memory.attention import attention_memory
+    from cs_systems.model.attention import AttentionCall
 
     algorithm = script.FLASH2.algorithm(AttentionCall("cuda", "float16", 64, 1024, 1024, 32, 32))
     prediction = attention_memory(AttentionShape(32, 32, 1024, 64), Mode.FORWARD_BACKWARD, 2, algorithm)

@@ -16,7 +16,7 @@ import cs_systems
 from cs_systems.config import ModelConfig, RunConfig, preset
 from cs_systems.core.checkpoint_plan import segments
 from cs_systems.model import BasicTransformerLM
-from cs_systems.training.checkpointing import checkpoint_forwards
+from cs_systems.model.training.checkpointing import checkpoint_forwards
 
 MODEL = ModelConfig("x", d_model=128, d_ff=352, num_layers=2, num_heads=4, vocab_size=64, context_length=256)
 

@@ -55,11 +55,11 @@ def test_status_is_0_only_if_exactly_planted_errors_are_found(
 
 
 def test_part_of_the_step_is_checked_by_its_tests(tmp_path: Path) -> None:
-    sanitizer = FINDS.format(pattern=f"{PLANTED}|*memcheck*pytest*tests/training/test_feed_forward.py*")
+    sanitizer = FINDS.format(pattern=f"{PLANTED}|*memcheck*pytest*tests/model/training/test_feed_forward.py*")
     done = sanitize(tmp_path, sanitizer, backend="fused_feed_forward")
     assert "== fused_feed_forward_memcheck: status 99" in done.stdout
     assert "== fused_feed_forward_racecheck: status 0" in done.stdout
-    assert (ROOT / "tests/training/test_feed_forward.py").is_file()
+    assert (ROOT / "tests/model/training/test_feed_forward.py").is_file()
 
 
 def test_calls_that_fail_without_a_tool_are_not_checked(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_calls_that_fail_without_a_tool_are_not_checked(tmp_path: Path) -> None:
     assert "flash_triton_memcheck" not in done.stdout
 
 
-GLUON = ROOT / "cs_systems" / "kernels" / "gluon" / "forward.py"
+GLUON = ROOT / "cs_systems" / "model" / "kernels" / "gluon" / "forward.py"
 
 
 def hazards(*lines: int) -> str:

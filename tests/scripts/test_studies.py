@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from cs_systems.config import Precision, RunConfig, grid
+from cs_systems.measure.runtime.sweep import check
 from cs_systems.record import RunRecord, append_record, read_records
-from cs_systems.runtime.sweep import check
 from tests.scripts.study_axes import AXES
 
 ROOT = Path(__file__).parent.parent.parent

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from cs_systems.attention import AttentionCall, flash_triton
 from cs_systems.config import ConfigError
 from cs_systems.core import plugins
+from cs_systems.measure.runtime.sweep import run
+from cs_systems.model.attention import AttentionCall, flash_triton
 from cs_systems.record import read_records
-from cs_systems.runtime.sweep import run
 from tests.scripts.test_studies import explained, invented, study
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def patch_resources(tiles: Any, monkeypatch: pytest.MonkeyPatch, **shared_bytes:
     """Pretend that the compiled kernels need this much shared memory."""
 
     def resources(capability: int, tile: Any, dtype: str, d_head: int, causal: bool, kernel: str) -> Any:
-        return importlib.import_module("cs_systems.kernels.compile").KernelResources(
+        return importlib.import_module("cs_systems.model.kernels.compile").KernelResources(
             255, 0, shared_bytes[kernel], tile.num_warps, {}, ()
         )
 
@@ -104,14 +104,14 @@ def test_tile_backend_matches_flash_triton_on_gpu(tiles: Any) -> None:
 def test_predicted_shared_memory_matches_launch_error(tiles: Any) -> None:
     from triton.runtime.errors import OutOfResources
 
-    from cs_systems.kernels.triton.configs import Tile, Tiles
+    from cs_systems.model.kernels.triton.configs import Tile, Tiles
 
     tile = Tile(128, 128, 8, 5)
     limit = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
     major, minor = torch.cuda.get_device_capability()
     found = tiles.resources(10 * major + minor, tile, "bfloat16", 128, True, "forward")
     assert found.shared_bytes > limit
-    assert limit == importlib.import_module("cs_systems.kernels.compile").SHARED_LIMIT_BYTES[10 * major + minor]
+    assert limit == importlib.import_module("cs_systems.model.kernels.compile").SHARED_LIMIT_BYTES[10 * major + minor]
     q = torch.randn(1, 1, 2048, 128, device="cuda", dtype=torch.bfloat16)
     with pytest.raises(OutOfResources, match=rf"Required: {found.shared_bytes}"):
         flash_triton.attention(q, q, q, causal=True, tiles=Tiles(tile, tile, tile))

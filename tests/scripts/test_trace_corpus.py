@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.traces.test_rocprof import STEPS, as_database, as_json
+from tests.readers.test_rocprof import STEPS, as_database, as_json
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from cs_systems.report.figures.drawing import INK, log_scale, one_panel, with_le
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from cs_systems.comparison.runs import ComparisonRow
+    from cs_systems.analysis.comparison.runs import ComparisonRow
 
 LOOKS = {  # verdict → colour, marker
     "slower": ("vermilion", ">"),

@@ -29,8 +29,8 @@ COLUMNS = {**SHOWN, "ranks": RANKS, **modules.SHOWN}
 HEADINGS = {**CAPTIONS, "ranks": "ranks: median time of each phase", **modules.CAPTIONS}
 
 if TYPE_CHECKING:
-    from cs_systems.diagnosis import Diagnosis
-    from cs_systems.traces.timeline import StepView, View
+    from cs_systems.analysis.attribution.timeline import StepView, View
+    from cs_systems.analysis.diagnosis import Diagnosis
 
 
 def render(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
+from cs_systems.analysis.diagnosis import diagnose
 from cs_systems.config import Mode, describe
 from cs_systems.core import units
-from cs_systems.diagnosis import diagnose
 from cs_systems.record import Environment, Origin, RunRecord
 from cs_systems.report import origins
 from cs_systems.report.diagnoses import sentences

@@ -19,8 +19,8 @@ from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.snapshot import AT_END, SHOWN, caption, moment, shown
 
 if TYPE_CHECKING:
-    from cs_systems.diagnosis import Diagnosis
-    from cs_systems.snapshots.timeline import View
+    from cs_systems.analysis.diagnosis import Diagnosis
+    from cs_systems.analysis.memory.timeline import View
 
 Tables = Mapping[str, tuple[Sequence[Row], Sequence[str]]]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.comparison import loop_time
+from cs_systems.analysis.comparison import loop_time
 from cs_systems.config import PRESETS, ConfigError, one_of
 from cs_systems.core import units
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES

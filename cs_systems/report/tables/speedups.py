@@ -38,7 +38,7 @@ def with_speedups(
     Raises:
         ConfigError: it is malformed, or no record is a baseline.
     """
-    from cs_systems.comparison.runs import speedups
+    from cs_systems.analysis.comparison.runs import speedups
 
     wanted = condition(relative_to, "--relative-to", ("=",))
     known = values_of(whole, wanted.column)

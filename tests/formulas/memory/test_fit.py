@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cs_systems.attention import AttentionCall
 from cs_systems.config import AttentionShape, ConfigError, Mode, ModelConfig, Precision, RunConfig, preset
 from cs_systems.core import plugins
 from cs_systems.formulas.cost import COMPUTE_BYTES, recomputed_flops
@@ -20,6 +19,7 @@ from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES, roundin
 from cs_systems.formulas.memory.attention import attention_memory
 from cs_systems.formulas.memory.fit import algorithm_of, cheapest_plan, fits, needed_bytes, plans
 from cs_systems.formulas.memory.model import phase_memory, step_memory
+from cs_systems.model.attention import AttentionCall
 from cs_systems.record import RunRecord, read_records
 
 MIB, GIB = 2**20, 2**30
@@ -138,7 +138,7 @@ def test_step_workspace_pads_query_gradient_to_whole_tiles() -> None:
 @pytest.mark.parametrize("name", plugins.names("attention"))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_declared_memory_of_backends_matches_their_modules(name: str, device: str, precision: Precision) -> None:
-    from cs_systems.workloads._calls import COMPUTE_DTYPES
+    from cs_systems.measure.workloads._calls import COMPUTE_DTYPES
 
     call = AttentionCall(device, COMPUTE_DTYPES[precision], 64, 512, 512, 8, 8, causal=True)
     declared = plugins.get("attention", name).algorithm(call)

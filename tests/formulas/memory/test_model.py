@@ -13,18 +13,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cs_systems.attention import naive, sdpa_flash
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Precision, RunConfig, preset
 from cs_systems.formulas.cost import FULL_MATRIX, AttentionAlgorithm
 from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES
 from cs_systems.formulas.memory.attention import attention_memory
 from cs_systems.formulas.memory.model import phase_memory, step_memory
 from cs_systems.machine.device import Device
+from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.model import BasicTransformerLM
-from cs_systems.training.checkpointing import apply_checkpointing
-from cs_systems.training.losses import cross_entropy
-from cs_systems.training.optimizers import make_optimizer
-from cs_systems.workloads.train_step import TrainStep
+from cs_systems.model.attention import naive, sdpa_flash
+from cs_systems.model.training.checkpointing import apply_checkpointing
+from cs_systems.model.training.losses import cross_entropy
+from cs_systems.model.training.optimizers import make_optimizer
 
 MIB = 2**20
 TILED = AttentionAlgorithm(block_q=32, block_k=32, backward_matmuls=5)

@@ -1,0 +1,1 @@
+"""Analysis of traces, snapshots and records: what happened, and what would help."""

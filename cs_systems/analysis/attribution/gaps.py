@@ -1,0 +1,176 @@
+"""Time in a step without a kernel on the device, by cause.
+
+A stretch without a kernel is divided among these causes, by how long each lasted:
+
+- copy: a memcpy or memset ran instead;
+- device latency: the next kernel's launch had returned before the stretch began, so that the device, not the host, was
+  late (a dependency, the time between two kernels of a queue); also what passes after the launch returned, where that
+  is over 100 µs;
+- profiler: the profiler's own bookkeeping delayed the host;
+- cudaMalloc: the host was allocating or freeing device memory, with no launch pending;
+- synchronisation: the host waited for the device, with no launch pending;
+- launch-bound: the host did something else, and no launch was pending: Python, the framework, the launch itself;
+- launch not recorded: the next kernel's launch is unknown, so who was late is unknown too;
+- kernels not recorded: the device ran kernels that the trace does not hold, at times that nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from cs_systems.core.rows import GapRow, Results
+from cs_systems.core.statistics import ROUNDING_S
+from cs_systems.readers._stalls import stalls
+from cs_systems.readers.forms.trace import Bools, Floats, Ints, Kernels, Step, Trace
+
+COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH, LOST, UNSEEN = CAUSES = (
+    "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "launch-bound", "launch not recorded",
+    "kernels not recorded",
+)  # fmt: skip
+
+
+LATE_S = 100e-6  # from the end of a launch to its kernel: longer than any launch's own latency
+
+
+class Span(NamedTuple):
+    """Interval in which something could keep the device waiting."""
+
+    cause: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Times when no kernel ran on one device, cut to the steps: a gap that reaches into two steps has a row in each.
+
+    `pending`: the launch of the kernel after the gap had returned when the gap began. `lost`: that launch was not
+    recorded; after the last kernel, no launch was.
+    """
+
+    step: Ints
+    start_s: Floats
+    end_s: Floats
+    pending: Bools
+    lost: Bools
+
+    def idle_s(self, steps: int) -> list[float]:
+        """Return for each step the time without a kernel."""
+        return cast(list[float], np.bincount(self.step, self.end_s - self.start_s, steps).tolist())
+
+
+def gaps_in(kernels: Kernels, steps: Sequence[Step]) -> dict[int, Gaps]:
+    """Return the gaps in the steps by device, for each device that ran a kernel."""
+    return {device: _gaps(kernels, kernels.device == device, steps) for device in np.unique(kernels.device).tolist()}
+
+
+def _gaps(kernels: Kernels, own: Bools, steps: Sequence[Step]) -> Gaps:
+    """Return the gaps between the kernels of one device, also before the first and after the last."""
+    # Latest end of the kernels before each one; a running maximum, as kernels of several streams overlap.
+    start = np.concatenate([[-np.inf], np.maximum.accumulate(kernels.end_s[own])])
+    end = np.append(kernels.start_s[own], np.inf)
+    returned = np.append(kernels.launch_end_s[own], np.nan)
+    pending, lost = returned <= start, np.isnan(returned)
+    lost[-1] = lost.all()
+    real = end > start
+    start, end, pending, returned, lost = start[real], end[real], pending[real], returned[real], lost[real]
+    # The host is not the cause of what passes after the launch, unless it is the launch's own latency.
+    late = ~pending & (end - returned > LATE_S)
+    start, end = np.append(start, returned[late]), np.append(np.where(late, returned, end), end[late])
+    order, pending = np.argsort(start), np.append(pending, np.full(late.sum(), True))
+    lost = np.append(lost, np.full(late.sum(), False))
+    start, end, pending, lost = start[order], end[order], pending[order], lost[order]
+    begins, ends = np.array([step.start_s for step in steps]), np.array([step.end_s for step in steps])
+    # Gaps and steps are sorted and do not overlap: a gap meets the steps first ≤ step < last.
+    first, last = np.searchsorted(ends, start, "right"), np.searchsorted(begins, end, "left")
+    times = np.maximum(last - first, 0)
+    gap = np.repeat(np.arange(len(start)), times)
+    step = np.arange(len(gap)) - np.repeat(np.cumsum(times) - times, times) + first[gap]
+    return Gaps(step, np.maximum(start[gap], begins[step]), np.minimum(end[gap], ends[step]), pending[gap], lost[gap])
+
+
+def gap_rows(trace: Trace, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list[GapRow]:
+    """Return one row for each device and cause."""
+    wall_s = sum(step.end_s - step.start_s for step in steps)
+    count = len(steps)
+    rows: list[GapRow] = []
+    for device, found in gaps.items():
+        times = causes(trace, device, found)
+        rows += [
+            {
+                "device": device,
+                "cause": cause,
+                "gaps_per_step": np.count_nonzero(lasted) / count,
+                "time_s": float(lasted.sum()) / count,
+                "share": float(lasted.sum()) / wall_s,
+                "longest_s": float(lasted.max()),
+            }
+            for cause, lasted in sorted(times.items(), key=lambda item: -float(item[1].sum()))
+            if lasted.any()
+        ]
+    return rows
+
+
+def idle_by_cause(tables: Results, clean_s: float | None = None) -> dict[str, float]:
+    """Return the time of a step without a kernel on the first device, by cause; empty without a table of gaps.
+
+    clean_s: the duration of the step without the profiler, which slows the host down and so lengthens the gaps. The
+        causes then divide what this step has besides kernels, in the proportions of the trace.
+    """
+    rows: Sequence[GapRow] = tables.get("gaps", ())
+    lasted = {row["cause"]: row["time_s"] for row in rows if row["device"] == rows[0]["device"]}
+    steps = [row for row in tables.get("steps", ()) if row["device"] == rows[0]["device"]] if rows else []
+    idle_s = sum(lasted.values())
+    if clean_s is None or not steps or not idle_s:
+        return lasted
+    busy_s = [row["busy_share"] * row["wall_s"] for row in steps if row["busy_share"] is not None]
+    if not busy_s:
+        return lasted
+    clean_idle_s = max(0.0, clean_s - median(busy_s))
+    return {cause: time_s / idle_s * clean_idle_s for cause, time_s in lasted.items()}
+
+
+def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
+    """Return the time that each cause lasted in each gap; the host's calls count only where it was late."""
+    copies = [Span(COPY, copy.start_s, copy.end_s) for copy in trace.copies if copy.device == device]
+    host = [Span(PROFILER, start, end) for start, end in trace.overheads]
+    host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in trace.calls]
+    times = {cause: np.zeros(len(gaps.step)) for cause in CAUSES}
+    if trace.lacks_kernels:
+        return times | {UNSEEN: gaps.end_s - gaps.start_s}
+    late = ~gaps.pending & ~gaps.lost
+    for which, spans, rest in (
+        (gaps.pending, copies, LATENCY),
+        (late, [*copies, *host], LAUNCH),
+        (gaps.lost, copies, LOST),
+    ):
+        for cause, time_s in _split(gaps.start_s[which], gaps.end_s[which], spans, rest).items():
+            times[cause][which] = time_s
+    return times
+
+
+def _split(start: Floats, end: Floats, spans: Sequence[Span], rest: str) -> dict[str, Floats]:
+    """Return the time of each cause in each stretch; `rest` is the cause where no span covers it.
+
+    Of several spans at once, the cause that is first in CAUSES counts.
+    """
+    number = np.array([CAUSES.index(span.cause) for span in spans], np.int64)
+    begins, ends = (np.array([getattr(span, edge) for span in spans]) for edge in ("start_s", "end_s"))
+    edges = np.unique(np.concatenate([begins, ends, start[:1], end[-1:]]))
+    # Between two edges the same spans last: those that have begun, less those that have ended.
+    lasts = np.full(len(edges), CAUSES.index(rest))
+    for cause in np.unique(number)[::-1]:
+        began, ended = (np.searchsorted(edges, times[number == cause]) for times in (begins, ends))
+        lasting = np.cumsum(np.bincount(began, minlength=len(edges)) - np.bincount(ended, minlength=len(edges))) > 0
+        lasts[lasting] = cause
+    found = {}
+    for cause in np.unique(lasts):
+        until = np.concatenate([[0.0], np.cumsum(np.where(lasts == cause, np.diff(edges, append=np.nan), 0.0)[:-1])])
+        lasted = np.interp(end, edges, until) - np.interp(start, edges, until)
+        found[CAUSES[cause]] = np.where(lasted > ROUNDING_S, lasted, 0.0)
+    return found

@@ -1,0 +1,66 @@
+"""Host time by range, which a trace without kernels has too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence, Set
+
+import numpy as np
+
+from cs_systems.analysis.attribution.places import NOTHING_OPEN, main_timeline, place_of
+from cs_systems.core.range_names import UNATTRIBUTED, general
+from cs_systems.core.rows import RangeRow
+from cs_systems.readers.forms.trace import Floats, Ints, Ranges, Step, Timeline, distinct, steps_of
+
+Key = tuple[str | None, str]  # (phase, name of the range)
+
+
+def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[RangeRow]:
+    """Return one row for each range that began in a step, and each phase that it was open in, the longest first."""
+    main, marks = main_timeline(ranges), {general(step.name) for step in steps}
+    ends = np.array([step.end_s for step in steps])
+    calls, total_s, self_s = Counter[Key](), Counter[Key](), Counter[Key]()
+    for thread, line in ranges.timelines.items():
+        outer = NOTHING_OPEN if line is main else main
+        number, inside = steps_of(line.times[1:-2], steps)
+        start_s, end_s = line.times[1:-2][inside], line.times[2:-1][inside]
+        stretches, codes = _open(line, outer, start_s, marks)
+        lasted = np.bincount(codes, np.minimum(end_s, ends[number[inside]]) - start_s)
+        for keys, time_s in zip(stretches, lasted.tolist(), strict=True):
+            self_s.update({keys[-1]: time_s} if keys else {})
+            total_s.update(dict.fromkeys(keys, time_s))
+        own = ranges.take((ranges.thread == thread) & steps_of(ranges.start_s, steps)[1])
+        begins, codes = _open(line, outer, own.start_s, marks)
+        for (code, name), count in Counter(zip(codes.tolist(), map(general, own.name), strict=True)).items():
+            calls.update({key: count for key in begins[code] if key[1] == name})
+    wall_s = sum(step.end_s - step.start_s for step in steps)
+    return [
+        {
+            "phase": phase,
+            "range": name,
+            "calls_per_step": calls[phase, name] / len(steps),
+            "total_s": time_s / len(steps),
+            "self_s": self_s[phase, name] / len(steps),
+            "share": time_s / wall_s,
+        }
+        for (phase, name), time_s in total_s.most_common()
+        if calls[phase, name]
+    ]
+
+
+def _open(line: Timeline[str], outer: Timeline[str], time_s: Floats, marks: Set[str]) -> tuple[list[list[Key]], Ints]:
+    """Return (open ranges, codes): each list of keys open together, outermost first, and the list's index at each time.
+
+    A range's phase may be open on the thread `outer`. A range that marks a step has none: it may begin in a hook of the
+    last optimizer.
+    """
+    here, there = line.index(time_s), outer.index(time_s)
+    first, codes = distinct(here, there)
+    stacks = zip(here[first].tolist(), there[first].tolist(), strict=True)
+    return [_keys(line.stacks[own], outer.stacks[other], marks) for own, other in stacks], codes
+
+
+def _keys(own: tuple[str, ...], outer: tuple[str, ...], marks: Set[str]) -> list[Key]:
+    phases = [place_of(own[: depth + 1], outer).phase for depth in range(len(own))]
+    named = zip(phases, map(general, own), strict=True)
+    return [(None if phase == UNATTRIBUTED or name in marks else phase, name) for phase, name in named]

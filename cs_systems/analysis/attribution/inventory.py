@@ -1,0 +1,104 @@
+"""Contents of each of several files at a glance: its format, what was recorded, and what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cs_systems.analysis.attribution.kernel_families import is_collective
+from cs_systems.analysis.attribution.profile import Profile
+from cs_systems.core.file_types import command_for
+from cs_systems.core.rows import FileRow
+from cs_systems.core.sources import Source
+from cs_systems.readers.proton import is_profile
+
+
+def traces_in(sources: Sequence[Source]) -> list[Source]:
+    """Return the files that are traces; a file that was given by its own name counts as one unless it is another."""
+    return [source for source in sources if _is_trace(source)]
+
+
+def is_readable(source: Source) -> bool:
+    """Return whether the file is a trace, a report of ncu or a profile of Proton."""
+    return _is_trace(source) or _other_format(source.path) is not None
+
+
+def _other_format(path: Path) -> tuple[str, str] | None:
+    """Return (format, contents) of what `analyze` reads but is no trace of a timeline."""
+    if path.suffix == ".ncu-rep":
+        return "ncu", "counters"
+    return ("proton", "scopes") if is_profile(path) else None
+
+
+def _is_trace(source: Source) -> bool:
+    if _other_format(source.path):
+        return False
+    command = command_for(source.path)
+    return command == "analyze" or (command is None and not source.is_inside)
+
+
+def row_of_profile(source: Source, profile: Profile) -> FileRow:
+    trace = profile.trace
+    recorded = [trace.kernels.start_s, trace.kernels.end_s, trace.ranges.start_s, trace.ranges.end_s]
+    times = [float(edge) for column in recorded if len(column) for edge in (column.min(), column.max())]
+    devices = dict.fromkeys(trace.devices.get(device, f"GPU {device}") for device in profile.devices)
+    return {
+        "file": source.label,
+        "format": trace.profiler,
+        "device": ", ".join(devices) or None,
+        "rank": trace.job.rank if trace.job else None,
+        "duration_s": max(times) - min(times) if times else None,
+        "kernels": len(trace.kernels),
+        "steps": len(profile.steps),
+        "cell": None,
+        "holds": ", ".join(_tables(profile)),
+        "command": "analyze",
+    }
+
+
+def _tables(profile: Profile) -> list[str]:
+    """Return the names of the tables for which the trace has data."""
+    trace = profile.trace
+    has = {
+        "kernels": bool(len(trace.kernels)),
+        "phases": bool(len(trace.kernels)) and profile.phase_coverage > 0,
+        "layers": bool(len(trace.kernels)) and profile.layer_coverage > 0,
+        "overlap": bool(len(trace.kernels)) and bool(is_collective(trace.kernels).any()),
+        "ranges": bool(len(trace.ranges)),
+    }
+    return [name for name, there in has.items() if there]
+
+
+def row_of_other(source: Source) -> FileRow | None:
+    """Return the row of a file that is no trace; None where the file belongs to no command."""
+    if other := _other_format(source.path):
+        return _row(source, *other, "analyze")
+    command = command_for(source.path)
+    formats = {"snapshot": ("snapshot", "memory"), "report": ("records", "results of a run")}
+    return _row(source, *formats[command], command) if command in formats else None
+
+
+def row_of_error(source: Source) -> FileRow:
+    """Return the row of a trace that cannot be read."""
+    return _row(source, "unreadable", None, None)
+
+
+def _row(source: Source, format: str, holds: str | None, command: str | None) -> FileRow:
+    return {
+        "file": source.label,
+        "format": format,
+        "device": None,
+        "rank": None,
+        "duration_s": None,
+        "kernels": None,
+        "steps": None,
+        "cell": None,
+        "holds": holds,
+        "command": command,
+    }
+
+
+def labelled(profile: Profile, source: Source) -> Profile:
+    """Return the profile with the file's name to the user as its source."""
+    return replace(profile, trace=replace(profile.trace, source=source.label))

@@ -1,0 +1,159 @@
+"""Dtypes of a step: a table of them, and the reasons why a step did not run in the requested precision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from cs_systems.config import Precision
+from cs_systems.core.rows import AutocastContext, DtypeRow, ModuleDtypes
+
+AUTOCAST = {Precision.BF16: "bfloat16", Precision.FP16: "float16", Precision.FP8: "bfloat16"}
+FP8_LAYER = "Fp8Linear"  # of cs_systems.model.training.fp8
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+COLUMNS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gradients")
+LOW = frozenset(AUTOCAST.values())
+
+
+def table(modules: Sequence[ModuleDtypes], loss: Sequence[str]) -> list[DtypeRow]:
+    """Return a row for each module in the order of the calls, one for the logits, and one for the loss.
+
+    The logits are the output of the first module called.
+    """
+    rows: list[DtypeRow] = [
+        {
+            "what": row["module"],
+            "type": row["type"],
+            "calls": row["calls"],
+            "parameters": _joined(row["parameters"]),
+            "inputs": _joined(row["inputs"]),
+            "outputs": _joined(row["outputs"]),
+            "output_gradients": _joined(row["output_gradients"]),
+            "parameter_gradients": _joined(row["parameter_gradients"]),
+            "autocast": _joined(row["autocast"]),
+            "cast": _cast(row),
+        }
+        for row in modules
+    ]
+    root = next((row for row, module in zip(rows, modules, strict=True) if module["root"]), None)
+    outputs, gradients = (root["outputs"], root["output_gradients"]) if root else (None, None)
+    return [*rows, _of_tensor("logits", outputs, gradients), _of_tensor("loss", _joined(loss), None)]
+
+
+def _of_tensor(what: str, outputs: str | None, gradients: str | None) -> DtypeRow:
+    """Return the row of a tensor that is not a module's: only its own dtype and its gradient's are known."""
+    return {
+        "what": what,
+        "type": None,
+        "calls": None,
+        "parameters": None,
+        "inputs": None,
+        "outputs": outputs,
+        "output_gradients": gradients,
+        "parameter_gradients": None,
+        "autocast": None,
+        "cast": None,
+    }
+
+
+def _joined(names: Iterable[str]) -> str | None:
+    return ", ".join(names) or None
+
+
+def _cast(row: ModuleDtypes) -> str | None:
+    taken, given = ({*names} & {"float32", *LOW} for names in (row["inputs"], row["outputs"]))
+    if not row["leaf"] or len(taken) != 1 or len(given) != 1 or taken == given:
+        return None
+    return "down" if given <= LOW else "up"
+
+
+def collapsed(rows: Sequence[DtypeRow]) -> list[DtypeRow]:
+    """Return the rows with those that differ only in their block's number merged: `layers.0–11.attn`.
+
+    A merged row takes the place of its first row.
+    """
+    groups: dict[tuple[object, ...], list[DtypeRow]] = {}
+    for row in rows:
+        alike = tuple(value for name, value in row.items() if name != "what")
+        groups.setdefault((*_BLOCK.split(row["what"], maxsplit=1)[::2], *alike), []).append(row)
+    made = [shown for same in groups.values() for shown in _as_one(same)]
+    order = {id(row): place for place, row in enumerate(rows)}
+    return [row for _, row in sorted(made, key=lambda pair: order[id(pair[0])])]
+
+
+# The block's number in a module path: `layers.3.attn` → "layers", "3", "attn".
+_BLOCK = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+def _as_one(same: list[DtypeRow]) -> list[tuple[DtypeRow, DtypeRow]]:
+    """Return (the first row, the merged row with the range of numbers), or each row alone if numbers are missing."""
+    found = [_BLOCK.search(row["what"]) for row in same]
+    numbers = [int(match[1]) for match in found if match]
+    if len(numbers) < 2 or numbers != list(range(numbers[0], numbers[0] + len(same))):
+        return [(row, row) for row in same]
+    assert found[0] is not None
+    begin, end = found[0].span(1)
+    path = same[0]["what"]
+    return [(same[0], {**same[0], "what": f"{path[:begin]}{numbers[0]}–{numbers[-1]}{path[end:]}"})]
+
+
+def contradiction(
+    precision: Precision, modules: Sequence[ModuleDtypes], contexts: Sequence[AutocastContext]
+) -> str | None:
+    """Return why a step did not run in the requested precision, with the remedy; None if it did."""
+    in_effect = sorted({name for row in modules for name in row["autocast"] if name != "off"})
+    device = max((device for row in modules for device in row["devices"]), default="cpu")  # a mask may be on the CPU
+    asked, name = AUTOCAST.get(precision), _first_root(modules)
+    if asked is None:
+        if own := [name for name in in_effect if name.split()[0] == device]:
+            dtype = own[0].split()[1]
+            return (
+                f"requested {precision.value}, but the step ran under autocast in {dtype}; use precision "
+                f"{SHORT.get(dtype, dtype)}, or remove autocast from the step"
+            )
+        return _not_pure(modules) if precision is Precision.BF16_PURE else None
+    if f"{device} {asked}" in in_effect:
+        return _not_fp8(modules) if precision is Precision.FP8 else None
+    fix = f'call {name} inside torch.autocast("{device}", torch.{asked})'
+    for other in in_effect:
+        found, dtype = other.split()
+        if found == device:
+            return f"requested {asked}, but autocast runs in {dtype}; {fix}, or use precision {SHORT.get(dtype, dtype)}"
+        return (
+            f"autocast is on for {found}, but {name}'s tensors are on {device}: it only casts operations on its own "
+            f"device; {fix}"
+        )
+    return f"{_without_effect(asked, device, name, contexts)}; {fix}"
+
+
+def _without_effect(asked: str, device: str, name: str, contexts: Sequence[AutocastContext]) -> str:
+    """Return why no module was called under autocast, although some context may have been entered."""
+    own = [context for context in contexts if context["device"] == device]
+    if any(context["enabled"] for context in own):
+        return f"autocast was entered for {device}, but {name} was called outside of it, in its parameters' dtype"
+    if own:
+        return f"autocast was entered for {device} with enabled=False, so that {name} ran in its parameters' dtype"
+    for context in contexts:
+        off = "" if context["enabled"] else " (and switched off by torch, with a warning)"
+        return f"autocast was entered for {context['device']}{off}, but {name}'s tensors are on {device}"
+    return f"requested {asked}, but the step enters no autocast, so that {name} ran in its parameters' dtype"
+
+
+def _first_root(modules: Sequence[ModuleDtypes]) -> str:
+    return str(next((row["module"] for row in modules if row["root"]), "the model"))
+
+
+def _not_fp8(modules: Sequence[ModuleDtypes]) -> str | None:
+    if any(row["type"] == FP8_LAYER for row in modules):
+        return None
+    return (
+        "requested fp8, but no layer computes in it; call cs_systems.model.training.fp8.use_fp8(model), or use another "
+        "precision"
+    )
+
+
+def _not_pure(modules: Sequence[ModuleDtypes]) -> str | None:
+    found = sorted({name for row in modules for name in row["parameters"]} - {"bfloat16"})
+    return (
+        f"requested bf16-pure, but there are parameters in {', '.join(found)}; use model.bfloat16()" if found else None
+    )

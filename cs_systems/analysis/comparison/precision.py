@@ -1,0 +1,252 @@
+"""Comparison of each precision with fp32: speed, numerical error, and learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypedDict
+
+from cs_systems.analysis.comparison.runs import compare
+from cs_systems.config import Precision, RunConfig, describe
+from cs_systems.core.plugins import is_foreign
+from cs_systems.core.rows import TrainingCurveRow, first_row
+from cs_systems.formulas.rank_layout import data_ranks
+from cs_systems.record import RunRecord, median_s
+
+BASELINE = Precision.FP32
+PHASES = ("forward", "loss", "backward", "synchronize", "optimizer")
+
+
+class Speedup(TypedDict):
+    """Speed-up of a step over fp32's, with its interval (`statistics.ratio_interval`).
+
+    None where one of the two was not timed, or has a loss that is NaN or infinite.
+    """
+
+    speedup: float | None
+    speedup_low: float | None  # None, too, where the times are too noisy to detect a doubling
+    speedup_high: float | None
+    verdict: str | None
+    noise: str | None
+
+
+class GainRow(Speedup):
+    """Step of a cell in one precision: medians of the step, whose ratio is the speed-up, and of its phases."""
+
+    precision: str
+    forward_s: float | None
+    loss_s: float | None
+    backward_s: float | None
+    synchronize_s: float | None
+    optimizer_s: float | None
+    step_s: float | None
+    tokens_per_s: float | None  # of all ranks
+    peak_allocated_bytes: int | None
+    mfu: float | None  # relative to the peak of the row's own precision
+    status: str
+    reason: str | None
+
+
+class PrecisionErrors(TypedDict):
+    """Columns of the table `precision_error`, all None without a measurement."""
+
+    reference: str | None
+    loss_scale: float | None
+    logits_error: float | None
+    loss_error: float | None
+    gradient_error: float | None
+    worst_parameter: str | None
+    worst_parameter_error: float | None
+    underflow_share: float | None
+    nonfinite_share: float | None
+
+
+class ErrorRow(PrecisionErrors):
+    """Errors of a step in one precision, with the record's status."""
+
+    precision: str
+    status: str
+    reason: str | None
+
+
+class LearningRow(TypedDict):
+    """Training of a cell in one precision."""
+
+    precision: str
+    steps: int | None
+    first_loss: float | None
+    last_loss: float | None  # the mean over the last tenth of the steps, because each step has its own batch
+    largest_deviation: float | None  # from fp32's loss at the same step; None for fp32, and where fp32 is missing
+    at_step: int | None
+    loss_scale: str | None  # its history, in words
+    skipped: int | None
+    status: str
+    reason: str | None
+
+
+ITSELF: Speedup = {
+    "speedup": None,
+    "speedup_low": None,
+    "speedup_high": None,
+    "verdict": None,
+    "noise": None,
+}  # fp32 is no faster than fp32
+NO_ERRORS: PrecisionErrors = {
+    "reference": None,
+    "loss_scale": None,
+    "logits_error": None,
+    "loss_error": None,
+    "gradient_error": None,
+    "worst_parameter": None,
+    "worst_parameter_error": None,
+    "underflow_share": None,
+    "nonfinite_share": None,
+}
+HOPELESS = 1.0  # an interval is useless if even a doubling is below the resolution
+TIMED, ERRORS, CURVES = "train_step", "precision_error", "training_curve"
+
+
+def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict[Precision, list[RunRecord]]]:
+    """Return cell (in fp32) → precision, in the order of `Precision` → its records (repeats), without a profiler."""
+    mine = [record for record in records if _role(record) == workload]
+    cells: dict[RunConfig, dict[Precision, list[RunRecord]]] = {}
+    for record in sorted(mine, key=lambda r: list(Precision).index(r.run_config.precision)):
+        cell = replace(record.run_config, precision=BASELINE, warmup=0, warmup_s=0.0, steps=1, rounds=1)
+        cells.setdefault(cell, {}).setdefault(record.run_config.precision, []).append(record)
+    return cells
+
+
+def _role(record: RunRecord) -> str | None:
+    """Return TIMED, ERRORS or CURVES; a user's own model is timed, or under the profiler of the name ERRORS."""
+    workload, profiler = record.config["workload"], record.config.get("profiler", "none")
+    if not is_foreign(workload):
+        return str(workload) if profiler == "none" else None
+    return {"none": TIMED, ERRORS: ERRORS}.get(profiler)
+
+
+def name_of(cell: RunConfig) -> str:
+    """Return a description of the cell for any workload, without the precision."""
+    silent = {"precision", "profiler"} if cell.workload == TIMED else {"precision", "profiler", "mode"}
+    return describe(cell if is_foreign(cell.workload) else replace(cell, workload=TIMED), silent)
+
+
+def gains(found: dict[Precision, list[RunRecord]]) -> list[GainRow]:
+    """Return a row for each precision of one cell."""
+    return [_gain(precision, records, found.get(BASELINE, [])) for precision, records in found.items()]
+
+
+def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence[RunRecord]) -> GainRow:
+    timed = [r for r in records if r.is_timing]
+    times = {phase: median_s(timed, phase) for phase in PHASES}
+    step_s = median_s(timed)
+    last = (timed or records)[-1]
+    caveats = "; ".join(w.message for w in last.warnings) if not timed and last.measurement else None
+    peaks = [r.measurement.peak_allocated_bytes for r in timed if r.measurement]
+    peak = first_row(last.results, "ceiling")
+    tokens = first_row(last.results, "ran").get("tokens")  # tokens of one rank
+    return {
+        "precision": precision.value,
+        "forward_s": times["forward"],
+        "loss_s": times["loss"],
+        "backward_s": times["backward"],
+        "synchronize_s": times["synchronize"],
+        "optimizer_s": times["optimizer"],
+        "step_s": step_s,
+        **(speedup([r for r in baseline if r.is_timing], timed) if precision is not BASELINE else ITSELF),
+        "tokens_per_s": _over(tokens and tokens * data_ranks(last.config), step_s),
+        "peak_allocated_bytes": max((p for p in peaks if p is not None), default=None),
+        "mfu": _over(_over(_step_flops(last), step_s), peak.get("peak_flops_per_s")),
+        "status": last.status,
+        "reason": last.reason or caveats,
+    }
+
+
+def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Speedup:
+    """Return the speed-up of a step, from clean records of one cell."""
+    if not timed or not baseline:
+        return ITSELF
+    (found,) = compare(baseline, timed).rows
+    noisy = found["resolution"] is not None and found["resolution"] > HOPELESS
+    low, high = (None, None) if noisy else (found["ratio_low"], found["ratio_high"])
+    return {
+        "speedup": 1 / found["ratio"],
+        "speedup_low": high and 1 / high,
+        "speedup_high": low and 1 / low,
+        "verdict": "too noisy" if noisy else found["verdict"],
+        "noise": found["noise"],
+    }
+
+
+def interval(row: Speedup) -> str | None:
+    """Return the interval of the speed-up in words; None without a comparison with fp32."""
+    low, high = row["speedup_low"], row["speedup_high"]
+    return f"{low:.2f}–{high:.2f}" if low and high else row["verdict"]
+
+
+def _step_flops(record: RunRecord) -> float | None:
+    return next((row["model_flops"] for row in record.results.get("cost", ()) if row["phase"] == "step"), None)
+
+
+def _over(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def errors(found: dict[Precision, list[RunRecord]]) -> list[ErrorRow]:
+    """Return the rows of the table `precision_error` for one cell, with the precision and its status.
+
+    The first row of fp16 is without a loss scale.
+    """
+    rows: list[ErrorRow] = []
+    for precision, records in found.items():
+        last = records[-1]
+        for row in last.results.get("precision_error", ()):
+            rows.append({"precision": precision.value, **row, "status": last.status, "reason": last.reason})
+        if not last.results.get("precision_error"):
+            rows.append({"precision": precision.value, **NO_ERRORS, "status": last.status, "reason": last.reason})
+    return rows
+
+
+def learning(found: dict[Precision, list[RunRecord]]) -> list[LearningRow]:
+    """Return a row for each precision of one cell."""
+    baseline = _losses(found.get(BASELINE, []))
+    rows: list[LearningRow] = []
+    for precision, records in found.items():
+        losses, last = _losses(records), records[-1]
+        apart = [abs(a - b) for a, b in zip(losses, baseline, strict=False)] if precision is not BASELINE else []
+        broken = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        most = max(apart, default=None) if broken is None else None
+        tail = losses[-max(1, len(losses) // 10) :]
+        curve = last.results.get("training_curve", [])
+        rows.append(
+            {
+                "precision": precision.value,
+                "steps": len(losses) or None,
+                "first_loss": losses[0] if losses else None,
+                "last_loss": sum(tail) / len(tail) if tail and broken is None else None,
+                "largest_deviation": most,
+                "at_step": None if most is None else apart.index(most),
+                "loss_scale": scale_history(curve),
+                "skipped": sum(row["skipped"] for row in curve) if scale_history(curve) else None,
+                "status": last.status,
+                "reason": last.reason if broken is None else f"the loss is NaN or infinite from step {broken} on",
+            }
+        )
+    return rows
+
+
+def _losses(records: Sequence[RunRecord]) -> list[float]:
+    return [row["loss"] for record in records[-1:] for row in record.results.get("training_curve", ())]
+
+
+def scale_history(curve: Sequence[TrainingCurveRow]) -> str | None:
+    """Format the history of the loss scale, as in `65,536; 32,768 from step 3`; None without a loss scale."""
+    return "; ".join(_scales(curve)) or None
+
+
+def _scales(curve: Sequence[TrainingCurveRow]) -> Iterator[str]:
+    before = None
+    for row in curve:
+        if (scale := row["loss_scale"]) is not None and scale != before:
+            yield f"{scale:,.0f}" if before is None else f"{scale:,.0f} from step {row['step']}"
+        before = row["loss_scale"]

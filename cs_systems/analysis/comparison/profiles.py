@@ -1,0 +1,100 @@
+"""Comparison of two traces: the difference of their kernel times, by phase, family or layer."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+
+from cs_systems.analysis.attribution.kernel_families import family
+from cs_systems.analysis.attribution.profile import Profile
+from cs_systems.analysis.attribution.tables import ALL
+from cs_systems.analysis.comparison.runs import different
+from cs_systems.config import ConfigError, Phase
+from cs_systems.core.range_names import SPLITS, UNATTRIBUTED
+from cs_systems.core.rows import SIDES, Row, as_tables
+from cs_systems.core.statistics import excess_s
+from cs_systems.record import RunRecord
+
+UNEQUAL = 0.05  # share of kernel time; with a larger difference, the sides' layers are not equally well known
+
+
+def difference(a: Profile, b: Profile, by: str) -> Sequence[Row]:
+    """Return the difference of the kernel time per step, by `phase`, `family` or `layer`.
+
+    A row has a column that `by` names, and a_s, b_s, difference_s, change_share and share. The largest difference comes
+    first, and `all` last.
+
+    `change_share` is the difference over a_s, the row's own time in the baseline, and None where that is 0. The share
+    is the difference over all kernel time of the baseline, so that shares add up to the whole change. A family without
+    a kernel on one side took 0 s there. A layer without a range on one side is unknown there: None.
+
+    Raises:
+        ConfigError: a side has no kernel.
+    """
+    for profile in (a, b):
+        if not profile.trace.kernels:
+            raise ConfigError(f"{profile.trace.source} contains no kernels; compare traces of a GPU")
+    return _rows(_times(a, by), _times(b, by), by)
+
+
+def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> Sequence[Row]:
+    """Return the `difference` from the tables of two profiled cells' records; empty if a table is missing."""
+    name = next(table for table, of in SPLITS.items() if of == by)
+    left, right = (as_tables(record.results).get(name, ()) for record in (a, b))
+    return _rows(_recorded(left, by), _recorded(right, by), by) if left and right else []
+
+
+def _recorded(rows: Iterable[Row], by: str) -> Counter[str]:
+    return Counter({row[by]: row["time_s"] for row in rows if by != "phase" or row["family"] == ALL})
+
+
+def _rows(times_a: Counter[str], times_b: Counter[str], by: str) -> Sequence[Row]:
+    whole_a, whole_b = times_a.total(), times_b.total()
+    names = sorted({*times_a, *times_b}, key=lambda name: -abs(times_b[name] - times_a[name]))
+    rows = []
+    for name in names:
+        left, right = (
+            None if by == "layer" and name not in t and not _marked(t) else t[name] for t in (times_a, times_b)
+        )
+        rows.append({by: name, **_change(left, right, whole_a)})
+    return [*rows, {by: ALL, **_change(whole_a, whole_b, whole_a)}]
+
+
+def _change(left: float | None, right: float | None, whole_s: float) -> dict[str, float | None]:
+    change = None if left is None or right is None else excess_s(right, left)
+    change_share, share = (change / of_s if change is not None and of_s else None for of_s in (left, whole_s))
+    return {"a_s": left, "b_s": right, "difference_s": change, "change_share": change_share, "share": share}
+
+
+def _marked(layers: Collection[str]) -> bool:
+    """Return True if ranges name layers; optimizer and loss are known from their phase."""
+    return bool({*layers} - {Phase.LOSS, Phase.OPTIMIZER, UNATTRIBUTED})
+
+
+def doubts(a: Profile, b: Profile) -> list[str]:
+    """Return the reasons to be careful with the comparison, besides that a side is incomplete."""
+    sentences = []
+    for name, profile in zip(SIDES, (a, b), strict=True):
+        sentences.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")
+        sentences += [f"{name}: {note}" for note in profile.notes if note != profile.incomplete]
+    shares = [p.layer_coverage for p in (a, b)]
+    if abs(shares[0] - shares[1]) > UNEQUAL:
+        sentences.append(
+            f"the layer is known for {shares[0]:.0%} of the baseline's kernel time and {shares[1]:.0%} of the "
+            "candidate's: part of the difference by layer is a difference in ranges"
+        )
+    devices = [sorted(set(p.trace.devices.values())) for p in (a, b)]
+    if devices[0] != devices[1]:
+        sentences.append(different("device", ", ".join(devices[0]), ", ".join(devices[1])))
+    if a.trace.profiler != b.trace.profiler:
+        sentences.append(f"{different('profiler', a.trace.profiler, b.trace.profiler)}, with different overheads")
+    return sentences
+
+
+def _times(profile: Profile, by: str) -> Counter[str]:
+    """Return the kernel time of one step in s; a missing name counts as 0."""
+    times: dict[str, float] = defaultdict(float)
+    for (function, place), total in profile.groups.items():
+        name = family(function.name) if by == "family" else getattr(place, by)
+        times[name] += total.time_s / len(profile.steps)
+    return Counter(times)

@@ -1,0 +1,443 @@
+"""Ranks of one job, from the trace of each: what each rank did, and how its collectives fit those of the others.
+
+A collective is matched across ranks by its process group and sequence number where the traces have them, else by its
+order among the collectives of its kind in the same step. The clocks of the ranks are aligned by the ends of matched
+collectives, which all ranks of a group reach together. Then, of one collective:
+
+- waiting is the time by which a rank was early: from its own arrival to that of the last rank;
+- transfer lasts from the arrival of the last rank to the end on the last rank.
+
+No collective ends on a rank before all ranks have arrived; a match that contradicts this is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from cs_systems.analysis.attribution.kernel_families import family, is_collective
+from cs_systems.analysis.attribution.overlap import GLOO, Intervals, host_work, of_kernels, streams, union
+from cs_systems.analysis.attribution.profile import Profile
+from cs_systems.config import ConfigError
+from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
+from cs_systems.core.range_names import UNATTRIBUTED
+from cs_systems.core.rows import CollectiveRow, JobRankRow
+from cs_systems.core.statistics import ROUNDING_S
+from cs_systems.core.units import counted, human
+from cs_systems.readers.forms.jobs import PAIRWISE, Job, kind
+from cs_systems.readers.forms.trace import Floats, Trace, steps_of
+
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # end on all ranks at once
+TOLERANCE_S = 100e-6  # by which aligned clocks may still differ
+APART_S = 60.0  # between recordings; ranks of one job are recorded together
+FEW = 0.01  # share of a step; a smaller delay is not worth a name
+MOST_BESIDE = 2  # kinds of computation named beside a collective
+
+
+class Collective(NamedTuple):
+    """One collective call on one rank; times are by the rank's own clock."""
+
+    step: str | int
+    name: str
+    group: str
+    ranks: int | None
+    sequence: int | None
+    size_bytes: int | None
+    start_s: float
+    end_s: float
+    hidden_s: float
+    beside_s: Mapping[str, float]  # phase and family of kernels → their time during the call
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Summary of one rank's trace; times are of one step, the mean over its steps."""
+
+    rank: int
+    source: str
+    profiler: str
+    job: Job
+    length_s: float
+    steps: int
+    step_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    idle_s: float
+    collectives: tuple[Collective, ...]
+    incomplete: str | None = None  # which kernels are missing by a fault
+
+
+@dataclass(frozen=True)
+class Match:
+    """One collective on all ranks of its group, by aligned clocks; `start_s` and `end_s` map ranks to times."""
+
+    calls: Mapping[int, Collective]
+    start_s: Mapping[int, float]
+    end_s: Mapping[int, float]
+
+    @property
+    def any(self) -> Collective:
+        return next(iter(self.calls.values()))
+
+    @property
+    def arrived_s(self) -> float:
+        return max(self.start_s.values())
+
+    @property
+    def transfer_s(self) -> float:
+        return max(self.end_s.values()) - self.arrived_s
+
+    def waiting_s(self, rank: int) -> float:
+        return self.arrived_s - self.start_s[rank]
+
+    def late_s(self, rank: int) -> float:
+        return self.start_s[rank] - min(self.start_s.values())
+
+
+@dataclass(frozen=True)
+class Merged:
+    """All ranks of a job with their matched collectives."""
+
+    ranks: tuple[Rank, ...]
+    matches: tuple[Match, ...]
+    notes: tuple[str, ...]
+
+
+def summary(profile: Profile, rank: int) -> Rank:
+    """Return the summary of one rank's trace."""
+    trace, count = profile.trace, len(profile.steps)
+    found = of_kernels(trace, profile.steps) if len(trace.kernels) else streams(trace)
+    total = Counter[str]()
+    for one in found:
+        total.update(one.row())
+    return Rank(
+        rank,
+        trace.source,
+        trace.profiler,
+        trace.job or Job(),
+        _length_s(trace),
+        count,
+        step_s=total["step_s"] / count,
+        compute_s=total["compute_s"] / count,
+        communication_s=total["communication_s"] / count,
+        exposed_s=total["exposed_s"] / count,
+        idle_s=total["idle_s"] / count,
+        collectives=tuple(_collectives(profile)),
+        incomplete=profile.incomplete,
+    )
+
+
+def _length_s(trace: Trace) -> float:
+    return float(
+        max((column.max() for column in (trace.kernels.end_s, trace.ranges.end_s) if len(column)), default=0.0)
+    )
+
+
+def _collectives(profile: Profile) -> Iterable[Collective]:
+    """Yield the collectives of the steps, in order of their start."""
+    trace, steps = profile.trace, profile.steps
+    if len(trace.kernels):
+        launched, kernels = trace.kernels.launched_s, trace.kernels
+        which = np.flatnonzero(is_collective(kernels) & steps_of(launched, steps)[1])
+        names = [function.name for function in kernels.function.take(which)]
+        starts, ends, launched = kernels.start_s[which], kernels.end_s[which], launched[which]
+    else:
+        gloo = trace.ranges.take(trace.ranges.name.codes_where(lambda name: name.startswith(GLOO)))
+        gloo = gloo.take(np.flatnonzero(steps_of(gloo.start_s, steps)[1]))
+        gloo = gloo.take(np.argsort(gloo.start_s, kind="stable"))
+        which, names = np.arange(len(gloo)), list(gloo.name)
+        starts, ends, launched = gloo.start_s, gloo.end_s, gloo.start_s
+    number, _ = steps_of(launched, steps)
+    called = [step.name for step in steps]
+    stated = len({*called}) == len(called)
+    beside = {label: _during(intervals, starts, ends) for label, intervals in _computing(profile).items()}
+    hidden = beside.pop("")
+    rows = zip(which.tolist(), names, number.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    for n, (index, name, step, start, end) in enumerate(rows):
+        message = trace.messages.get(index)
+        what = kind(message.name) if message else kind(name)
+        during = {label: float(times[n]) for label, times in beside.items() if times[n] > 0}
+        yield Collective(
+            called[step] if stated else steps[step].number,
+            what,
+            message.group if message else "",
+            message.ranks if message else None,
+            message.sequence if message else None,
+            message.size_bytes if message else None,
+            start,
+            end,
+            float(hidden[n]),
+            during,
+        )
+
+
+def _computing(profile: Profile) -> dict[str, Intervals]:
+    """Return when the rank computed, by phase and family of kernels; "" is the union, with copies."""
+    trace, kernels = profile.trace, profile.trace.kernels
+    if not len(kernels):
+        work = host_work(trace)
+        edges = {"": np.ones(len(work.phase), bool)}
+        edges |= {phase: work.phase.codes_where(phase.__eq__) for phase in {*work.phase.values} - {UNATTRIBUTED}}
+        return {label: union(work.start_s[own], work.end_s[own]) for label, own in edges.items()}
+    computes = ~is_collective(kernels)
+    starts = np.append(kernels.start_s[computes], [copy.start_s for copy in trace.copies])
+    ends = np.append(kernels.end_s[computes], [copy.end_s for copy in trace.copies])
+    found = {"": union(starts, ends)}
+    families = [family(function.name) for function in kernels.function.values]
+    phases = [place.phase for place in profile.places.values]
+    pairs = np.array(kernels.function.codes) * len(phases) + np.array(profile.places.codes)
+    labels: dict[str, list[int]] = defaultdict(list)
+    for pair in np.unique(pairs[computes]).tolist():
+        function, place = divmod(pair, len(phases))
+        phase = "" if phases[place] == UNATTRIBUTED else f"{phases[place]} "
+        labels[f"{phase}{families[function]}"].append(pair)
+    for label, own in labels.items():
+        mine = computes & np.isin(pairs, own)
+        found[label] = union(kernels.start_s[mine], kernels.end_s[mine])
+    return found
+
+
+def _during(intervals: Intervals, start_s: Floats, end_s: Floats) -> Floats:
+    """Return for each stretch the time of it that the intervals cover."""
+    if not len(intervals.start_s):
+        return np.zeros(len(start_s))
+    edges = np.stack([intervals.start_s, intervals.end_s], axis=1).ravel()
+    until = np.concatenate([[0.0], np.cumsum(intervals.end_s - intervals.start_s)])
+    covered = np.stack([until[:-1], until[1:]], axis=1).ravel()
+    found = np.interp(end_s, edges, covered) - np.interp(start_s, edges, covered)
+    return np.where(found > ROUNDING_S, np.minimum(found, end_s - start_s), 0.0)
+
+
+def merged(ranks: Sequence[Rank]) -> Merged:
+    """Return the ranks with their collectives matched.
+
+    Raises:
+        ConfigError: The traces cannot be of one job.
+    """
+    ranks = tuple(sorted(ranks, key=lambda one: one.rank))
+    check(ranks)
+    pairs, lost = _matched(ranks)
+    offset_s = _offsets([one.rank for one in ranks], pairs)
+    matches, impossible = [], 0
+    for calls in pairs:
+        start = {rank: call.start_s - offset_s[rank] for rank, call in calls.items()}
+        end = {rank: call.end_s - offset_s[rank] for rank, call in calls.items()}
+        together = next(iter(calls.values())).name in TOGETHER
+        if together and max(start.values()) > min(end.values()) + TOLERANCE_S:
+            impossible += 1
+        else:
+            matches.append(Match(calls, start, end))
+    notes = tuple(_notes(ranks, matches, lost, impossible, offset_s))
+    if impossible > len(matches):
+        matches = []
+    return Merged(ranks, tuple(sorted(matches, key=lambda match: match.arrived_s)), notes)
+
+
+def check(ranks: Sequence[Rank]) -> None:
+    """Raise ConfigError if the traces cannot be of one job."""
+    reasons = []
+    by_rank = defaultdict(list)
+    for one in ranks:
+        by_rank[one.rank].append(one.source)
+    if twice := next((pair for pair in by_rank.items() if len(pair[1]) > 1), None):
+        reasons.append(f"{' and '.join(twice[1][:2])} are both of rank {twice[0]}")
+    sizes = {one.job.world_size: one.source for one in ranks if one.job.world_size}
+    if len(sizes) > 1:
+        reasons.append(" and ".join(f"{source} is of a job of {size} ranks" for size, source in sizes.items()))
+    profilers = {one.profiler: one.source for one in ranks}
+    if len(profilers) > 1:
+        reasons.append(" and ".join(f"{source} is a trace of {name}" for name, source in profilers.items()))
+    known = sorted((one for one in ranks if one.job.began_s is not None), key=lambda one: one.job.began_s or 0.0)
+    for first, second in pairwise(known):
+        gap_s = (second.job.began_s or 0.0) - (first.job.began_s or 0.0) - first.length_s
+        if gap_s > APART_S:
+            reasons.append(f"{second.source} begins {human(gap_s, 's')} after {first.source} ends")
+            break
+    if reasons:
+        raise ConfigError(
+            f"the traces cannot be merged as the ranks of one job: {reasons[0]}; give one trace of each rank, all of "
+            "one job and one profiler"
+        )
+
+
+def _matched(ranks: Sequence[Rank]) -> tuple[list[dict[int, Collective]], int]:
+    """Return (matches, lost): each match maps the ranks of a group to their call; lost calls have no match."""
+    calls = {one.rank: [call for call in one.collectives if call.name not in PAIRWISE] for one in ranks}
+    numbered = all(call.sequence is not None for own in calls.values() for call in own)
+    tables: dict[int, dict[tuple[object, ...], list[Collective]]] = {}
+    members: dict[str, set[int]] = defaultdict(set)
+    for rank, own in calls.items():
+        tables[rank] = defaultdict(list)
+        for call in own:
+            members[call.group].add(rank)
+            tables[rank][call.group, call.name, call.sequence if numbered else call.step].append(call)
+    found: list[dict[int, Collective]] = []
+    for key in dict.fromkeys(key for table in tables.values() for key in table):
+        of = sorted(members[str(key[0])])
+        listed = [tables[rank].get(key, []) for rank in of]
+        if len(of) > 1 and len({*map(len, listed)}) == 1:
+            found += [dict(zip(of, same, strict=True)) for same in zip(*listed, strict=True)]
+    return found, sum(map(len, calls.values())) - sum(map(len, found))
+
+
+def _offsets(ranks: Sequence[int], pairs: Sequence[Mapping[int, Collective]]) -> dict[int, float]:
+    """Return how far each rank's clock is ahead of the first rank's; NaN for a rank that no collective connects."""
+    ahead: dict[tuple[int, int], list[float]] = defaultdict(list)
+    usual = [calls for calls in pairs if next(iter(calls.values())).name in TOGETHER] or pairs
+    for calls in usual:
+        first = next(iter(calls))
+        for other in calls:
+            if other != first:
+                ahead[first, other].append(calls[other].end_s - calls[first].end_s)
+    steps: dict[int, dict[int, float]] = defaultdict(dict)
+    for (a, b), found in ahead.items():
+        steps[a][b] = median(found)
+        steps[b][a] = -steps[a][b]
+    offset_s: dict[int, float] = {}
+    for origin in ranks:  # ranks of another component have an origin of their own
+        reached = [origin] if origin not in offset_s else []
+        offset_s.update(dict.fromkeys(reached, 0.0))
+        for rank in reached:
+            for other, step in steps[rank].items():
+                if other not in offset_s:
+                    offset_s[other] = offset_s[rank] + step
+                    reached.append(other)
+    return offset_s
+
+
+def _notes(
+    ranks: Sequence[Rank], matches: Sequence[Match], lost: int, impossible: int, offset_s: Mapping[int, float]
+) -> list[str]:
+    notes = [f"rank {one.rank}: {one.incomplete}" for one in ranks if one.incomplete]
+    world = next((one.job.world_size for one in ranks if one.job.world_size), None)
+    if world and world > len(ranks):
+        given = ", ".join(str(one.rank) for one in ranks[:8]) + (" …" if len(ranks) > 8 else "")
+        notes.append(f"{len(ranks)} of {world} ranks are given ({given}): a rank may wait for one that is not")
+    if len({one.steps for one in ranks}) > 1:
+        notes.append(f"the ranks recorded different numbers of steps: {', '.join(str(one.steps) for one in ranks)}")
+    if pairwise := sum(call.name in PAIRWISE for one in ranks for call in one.collectives):
+        notes.append(f"{pairwise} sends and receives are not matched: their kernels do not name the other rank")
+    if impossible > len(matches):
+        notes.append(
+            f"the collectives do not fit together: in {impossible} of {impossible + len(matches)} a rank ends before "
+            "another begins, so waiting and the straggler are unknown; the traces lack events, or are of different "
+            "steps or jobs"
+        )
+        return notes
+    if not matches:
+        notes.append("no collective could be matched across the ranks, so waiting and the straggler are unknown")
+        return notes
+    by = "sequence number" if matches[0].any.sequence is not None else "order within the step"
+    ends = [max(m.end_s.values()) - min(m.end_s.values()) for m in matches if m.any.name in TOGETHER]
+    spread = f"; their ends agree within {human(max(median(ends), 1e-9), 's')}" if ends else ""
+    notes.append(f"{len(matches)} collectives are matched across the ranks, by {by}{spread}")
+    began_s = {one.rank: one.job.began_s for one in ranks}
+    if None not in began_s.values() and len({one.job.host for one in ranks}) > 1:
+        ahead = [offset_s[rank] + (began or 0.0) for rank, began in began_s.items()]
+        notes.append(f"the hosts' clocks differ by up to {human(max(ahead) - min(ahead), 's')}; this is corrected")
+    if lost:
+        notes.append(f"{lost} calls of collectives have no counterpart on another rank and are left out")
+    if impossible:
+        notes.append(f"left out: {counted(impossible, 'match', 'matches')} in which a rank ends before another begins")
+    return notes
+
+
+def rank_rows(job: Merged) -> list[JobRankRow]:
+    """Return one row for each rank, per step; waiting and lateness are None where nothing was matched."""
+    rows: list[JobRankRow] = []
+    for one in job.ranks:
+        mine = [match for match in job.matches if one.rank in match.calls]
+        rows.append(
+            {
+                "rank": one.rank,
+                "steps": one.steps,
+                "step_s": one.step_s,
+                "busy_share": (one.compute_s + one.exposed_s) / one.step_s if one.step_s else None,
+                "compute_s": one.compute_s,
+                "communication_s": one.communication_s,
+                "exposed_s": one.exposed_s,
+                "idle_s": one.idle_s,
+                "waiting_s": sum(match.waiting_s(one.rank) for match in mine) / one.steps if mine else None,
+                "transfer_s": sum(match.transfer_s for match in mine) / one.steps if mine else None,
+                "late_s": sum(match.late_s(one.rank) for match in mine) / len(mine) if mine else None,
+                "last_share": sum(not match.waiting_s(one.rank) for match in mine) / len(mine) if mine else None,
+                "host": one.job.host,
+                "file": one.source,
+            }
+        )
+    return rows
+
+
+def collective_rows(job: Merged) -> list[CollectiveRow]:
+    """Return one row for each kind, group and size of collective, the longest first; times are means of one call.
+
+    Bandwidths are those of the transfer: from the arrival of the last rank.
+    """
+    groups: dict[tuple[str, str, int | None], list[Match]] = defaultdict(list)
+    for match in job.matches:
+        groups[match.any.name, match.any.group, match.any.size_bytes].append(match)
+    steps = max(one.steps for one in job.ranks)
+    rows: list[CollectiveRow] = []
+    for (name, group, size), found in groups.items():
+        world = found[0].any.ranks or len(found[0].calls)
+        calls = [call for match in found for call in match.calls.values()]
+        transfer_s = sum(match.transfer_s for match in found) / len(found)
+        total_s = sum(call.end_s - call.start_s for call in calls)
+        has_rate = size is not None and transfer_s > 0 and name in BUS_FACTORS
+        beside = Counter[str]()
+        for call in calls:
+            beside.update(call.beside_s)
+        rows.append(
+            {
+                "collective": name,
+                "group": group or None,
+                "ranks": world,
+                "size_bytes": size,
+                "calls_per_step": len(found) / steps,
+                "time_s": total_s / len(calls),
+                "waiting_s": sum(m.waiting_s(r) for m in found for r in m.calls) / len(calls),
+                "transfer_s": transfer_s,
+                "algbw_bytes_per_s": algbw(size, transfer_s) if has_rate and size else None,
+                "busbw_bytes_per_s": busbw(name, size, world, transfer_s) if has_rate and size else None,
+                "hidden_share": sum(call.hidden_s for call in calls) / total_s if total_s else None,
+                "beside": ", ".join(label for label, _ in beside.most_common(MOST_BESIDE)) or None,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["time_s"] * row["calls_per_step"])
+
+
+def straggler(job: Merged) -> str | None:
+    """Return the sentence that names the rank for which the others wait, with the likely cause; None if unknown.
+
+    A rank's delay is the time from the arrival of the last rank but one to its own, where it is the last.
+    """
+    if not job.matches:
+        return None
+    delay_s, last = defaultdict[int, float](float), Counter[int]()
+    for match in job.matches:
+        *_, (before_s, _), (arrived_s, rank) = sorted((start_s, rank) for rank, start_s in match.start_s.items())
+        delay_s[rank] += arrived_s - before_s
+        last[rank] += 1
+    rank = max(delay_s, key=lambda rank: delay_s[rank])
+    own = next(one for one in job.ranks if one.rank == rank)
+    per_step_s = delay_s[rank] / own.steps
+    if per_step_s < FEW * own.step_s:
+        return f"no straggler: no rank alone delays the others by more than {per_step_s / own.step_s:.2%} of a step"
+    text = (
+        f"straggler: rank {rank}, the last to arrive in {last[rank]} of {len(job.matches)} collectives; it alone "
+        f"delays each step by {human(per_step_s, 's')}"
+    )
+    others = [one for one in job.ranks if one is not own]
+    for name, what in (("compute_s", "computes"), ("idle_s", "is idle")):
+        longer_s = getattr(own, name) - median(getattr(one, name) for one in others)
+        if longer_s > per_step_s / 2 and math.isfinite(longer_s):
+            return f"{text}, and {what} {human(longer_s, 's')} longer than the median of the others"
+    return text

@@ -1,0 +1,284 @@
+"""Cost of parallel strategies, from records: each cell on ranks beside the same cell on one rank.
+
+Cells belong to one group if they differ only in strategy, its options, and number of ranks. A group's baseline is
+`single` on one rank with the batch of a rank. Each row is about one repeat of a cell timed without a profiler. The row
+is joined with profiled records of the same cell and repeat, and with the baseline of that repeat.
+
+Each row identifies its cell by `CellColumns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict
+
+from cs_systems.analysis.attribution.overlap import Reconciled, reconcile
+from cs_systems.config import RunConfig
+from cs_systems.core import plugins, statistics
+from cs_systems.core.rows import OverlapRow, Row, first_row
+from cs_systems.formulas.rank_layout import data_ranks
+from cs_systems.record import RunRecord
+
+DEFAULT_OPTIONS: Any = {"bucket_size_mb": None, "tp_degree": None, "strategy_args": ()}
+STAGES = ("built", "forward", "backward", "optimizer")
+
+
+class CellColumns(TypedDict):
+    """Columns that identify the cell of a row in its group."""
+
+    strategy: str
+    ranks: int
+    repeat: int | None  # None where nothing was repeated
+
+
+class StepRow(CellColumns):
+    """Step of a cell, all ranks together."""
+
+    step_s: float | None
+    p10_s: float | None
+    p90_s: float | None
+    tokens_per_s: float | None  # of all ranks
+    efficiency: float | None  # that over the throughput of as many baselines; None without a baseline
+    note: str | None
+
+
+class CommunicationRow(CellColumns):
+    """Communication time of a cell on ranks, by two methods.
+
+    The first is the step's time beyond the baseline's step. The other is the straggler's trace.
+    """
+
+    by_difference_s: float | None
+    of_step: float | None  # by_difference_s over the step
+    in_trace_s: float | None  # exposed communication
+    hidden_s: float | None
+    hidden: float | None  # hidden_s over all communication
+    transfer_s: float | None  # of all collectives, mean over the recorded steps
+    waiting_s: float | None  # the longest of any rank, mean over the recorded steps
+
+
+class DifferenceRow(CellColumns, Reconciled):
+    """Reasons why a cell's step is longer than the baseline's."""
+
+
+class VolumeRow(CellColumns):
+    """Bytes of a cell per step and per rank; memory is that of the rank that holds most."""
+
+    collectives: int | None
+    sent_bytes: float | None
+    formula_sent_bytes: float | None
+    peak_allocated_bytes: int | None
+    predicted_peak_bytes: int | None
+
+
+class StageRow(CellColumns):
+    """Bytes of a component at the end of each stage of the first step, on the rank that holds most."""
+
+    component: str
+    built_bytes: int | None
+    forward_bytes: int | None
+    backward_bytes: int | None
+    optimizer_bytes: int | None
+    off: float | None  # the largest deviation from the formula, over the formula's maximum
+
+
+def group_of(config: RunConfig) -> RunConfig:
+    """Return the config that all cells of a group share."""
+    alone = replace(config, strategy="single", world_size=1, **DEFAULT_OPTIONS)
+    return replace(alone, profiler="none", warmup=0, steps=1, rounds=1)
+
+
+def groups(records: Sequence[RunRecord]) -> dict[RunConfig, list[RunRecord]]:
+    """Return the records by group, in their order, with each repeat of a cell.
+
+    Of several attempts at a repeat, only the last is kept.
+    """
+    found: dict[RunConfig, dict[tuple[RunConfig, int], RunRecord]] = {}
+    for record in records:
+        config = record.run_config
+        found.setdefault(group_of(config), {})[config, record.repeat] = record
+    return {group: list(of.values()) for group, of in found.items()}
+
+
+def name(config: RunConfig) -> str:
+    """Return the name of a cell in its group, without the number of ranks: `ddp_bucketed 25 MB`."""
+    size = "" if config.bucket_size_mb is None else f" {config.bucket_size_mb:g} MB"
+    degree = "" if config.tp_degree is None else f" of {config.tp_degree}"
+    return ":".join([config.strategy, *config.strategy_args]) + degree + size
+
+
+def clean(group: Iterable[RunRecord]) -> list[RunRecord]:
+    return [record for record in group if record.run_config.profiler == "none"]
+
+
+def seen_by(profiler: str, record: RunRecord, group: Iterable[RunRecord]) -> RunRecord | None:
+    """Return the record of the same cell and repeat under that profiler, if it succeeded."""
+    like = _cell(record)
+    profiled = (r for r in group if r.run_config.profiler == profiler and r.status == "ok")
+    return next((r for r in profiled if _cell(r) == like), None)
+
+
+def _cell(record: RunRecord) -> tuple[Any, ...]:
+    config = record.run_config
+    return name(config), config.world_size, record.repeat
+
+
+def _identity(record: RunRecord, group: Iterable[RunRecord]) -> CellColumns:
+    several = len({r.repeat for r in group}) > 1
+    strategy, ranks, repeat = _cell(record)
+    return {"strategy": strategy, "ranks": ranks, "repeat": repeat if several else None}
+
+
+def baseline(group: Iterable[RunRecord], repeat: int = 0) -> RunRecord | None:
+    """Return the record of `single` on one rank in that repeat, timed without a profiler."""
+    alone = (r for r in clean(group) if r.run_config.world_size == 1 and not r.run_config.is_distributed)
+    return next((r for r in alone if r.repeat == repeat), None)
+
+
+def steps(group: Sequence[RunRecord]) -> list[StepRow]:
+    """Return the step of each cell."""
+    rows: list[StepRow] = []
+    for record in clean(group):
+        step_s = _step_s(record)
+        alone_s = _step_s(baseline(group, record.repeat))
+        times = record.measurement.durations_s("step") if record.measurement else []
+        tokens = _tokens(record)
+        rows.append(
+            {
+                **_identity(record, group),
+                "step_s": step_s,
+                "p10_s": statistics.quantile(times, 0.1) if times else None,
+                "p90_s": statistics.quantile(times, 0.9) if times else None,
+                "tokens_per_s": tokens / step_s if tokens and step_s else None,
+                "efficiency": _efficiency(record, alone_s, step_s),
+                "note": record.reason if record.status != "ok" else ", ".join(w.code for w in record.warnings),
+            }
+        )
+    return rows
+
+
+def _tokens(record: RunRecord) -> int | None:
+    """Return the tokens of a step of all ranks; a foreign model's are those that it reported."""
+    config = record.run_config
+    own = config.batch_size * config.tokens_per_sequence
+    tokens = first_row(record.results, "ran").get("tokens") if plugins.is_foreign(config.workload) else own
+    return None if tokens is None else int(tokens) * data_ranks(record.config)
+
+
+def _efficiency(record: RunRecord, alone_s: float | None, step_s: float | None) -> float | None:
+    share = data_ranks(record.config) / record.run_config.world_size
+    return share * alone_s / step_s if alone_s and step_s else None
+
+
+def _step_s(record: RunRecord | None) -> float | None:
+    """Return the median duration of the timed steps; None without valid times."""
+    if record is None or record.measurement is None or record.status != "ok" or not record.is_timing:
+        return None
+    return record.measurement.median_s()
+
+
+def communication(group: Sequence[RunRecord]) -> list[CommunicationRow]:
+    """Return the communication time of each cell on ranks."""
+    rows: list[CommunicationRow] = []
+    for record in on_ranks(group):
+        step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
+        seen = straggler(seen_by("overlap", record, group))
+        exposed_s = step_s - alone_s if step_s and alone_s else None
+        rows.append(
+            {
+                **_identity(record, group),
+                "by_difference_s": exposed_s,
+                "of_step": exposed_s / step_s if exposed_s is not None and step_s else None,
+                "in_trace_s": seen.get("exposed_s"),
+                "hidden_s": seen.get("hidden_s"),
+                "hidden": seen["hidden_s"] / seen["communication_s"] if seen.get("communication_s") else None,
+                "transfer_s": seen.get("transfer_s"),
+                "waiting_s": seen.get("waiting_s"),
+            }
+        )
+    return rows
+
+
+def straggler(record: RunRecord | None) -> OverlapRow:
+    """Return the row of the rank with the longest step, with the longest waiting of any; empty without a record."""
+    rows = record.results.get("overlap", []) if record else []
+    if not rows:
+        return {}
+    waits = [row["waiting_s"] for row in rows if row["waiting_s"] is not None]
+    return {**max(rows, key=lambda row: float(row["step_s"])), "waiting_s": max(waits, default=None)}
+
+
+def differences(group: Sequence[RunRecord]) -> list[DifferenceRow]:
+    """Return the reasons why a step on ranks is longer than the baseline's, of cells with traces of both."""
+    rows: list[DifferenceRow] = []
+    for record in on_ranks(group):
+        alone = baseline(group, record.repeat)
+        step_s, alone_s = _step_s(record), _step_s(alone)
+        seen, alone_seen = (straggler(r and seen_by("overlap", r, group)) for r in (record, alone))
+        if step_s and alone_s and seen and alone_seen:
+            rows.append({**_identity(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
+    return rows
+
+
+def volumes(group: Sequence[RunRecord]) -> list[VolumeRow]:
+    """Return the bytes sent and held by each cell."""
+    rows: list[VolumeRow] = []
+    for record in clean(group):
+        sent, memory = first_row(record.results, "sent"), first_row(record.results, "memory")
+        peaks = [_peak_bytes(r) for r in (record, seen_by("rank_memory", record, group))]
+        rows.append(
+            {
+                **_identity(record, group),
+                "collectives": sent.get("collectives"),
+                "sent_bytes": sent.get("sent_bytes"),
+                "formula_sent_bytes": sent.get("formula_sent_bytes"),
+                "peak_allocated_bytes": next((peak for peak in peaks if peak is not None), None),
+                "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
+            }
+        )
+    return rows
+
+
+def _peak_bytes(record: RunRecord | None) -> int | None:
+    return record.measurement.peak_allocated_bytes if record and record.measurement else None
+
+
+def stages(group: Sequence[RunRecord]) -> list[StageRow]:
+    """Return each component's bytes by stage, of each cell."""
+    rows: list[StageRow] = []
+    for record in group:
+        found = [row for row in record.results.get("rank_memory", ()) if row["step"] <= 1]
+        for component in dict.fromkeys(row["component"] for row in found):
+            measured, formula = (
+                [_most(found, component, stage, key) for stage in STAGES] for key in ("bytes", "expected_bytes")
+            )
+            if any(size is not None for size in measured):
+                built, forward, backward, optimizer = measured  # in the order of STAGES
+                rows.append(
+                    {
+                        **_identity(record, group),
+                        "component": component.replace("_", " "),
+                        "built_bytes": built,
+                        "forward_bytes": forward,
+                        "backward_bytes": backward,
+                        "optimizer_bytes": optimizer,
+                        "off": _off(measured, formula),
+                    }
+                )
+    return rows
+
+
+def _most(rows: Iterable[Row], component: str, stage: str, key: str) -> int | None:
+    of_ranks = [row[key] for row in rows if (row["component"], row["stage"]) == (component, stage)]
+    return max((size for size in of_ranks if size is not None), default=None)
+
+
+def _off(measured: Sequence[int | None], formula: Sequence[int | None]) -> float | None:
+    pairs = [(m, f) for m, f in zip(measured, formula, strict=True) if m is not None and f is not None]
+    most = max((f for _, f in pairs), default=0)
+    return max(abs(m - f) for m, f in pairs) / most if most else None
+
+
+def on_ranks(group: Sequence[RunRecord]) -> list[RunRecord]:
+    return [record for record in clean(group) if record.run_config.world_size > 1]

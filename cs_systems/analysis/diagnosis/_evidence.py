@@ -1,0 +1,335 @@
+"""Evidence: the numbers of one step that rules read, from records of one cell, from a trace, or from a snapshot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import mean
+from typing import TYPE_CHECKING, Any, cast
+
+from cs_systems.analysis.attribution.gaps import PROFILER, idle_by_cause
+from cs_systems.config import CONFIGURED, Mode, Phase, RunConfig
+from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
+from cs_systems.core.rows import CeilingRow, CostRow, KernelRow, PhaseRow, Results, Row, as_tables, first_row
+from cs_systems.formulas.memory.fit import known_by_formula
+from cs_systems.formulas.memory.model import step_memory
+from cs_systems.formulas.peaks import peak_flops
+from cs_systems.record import LOOP, UNTIMED_WORKLOADS, Measurement, RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.analysis.memory.categories import Attribution
+    from cs_systems.analysis.memory.tensor_names import TensorNames
+
+# Profilers whose step is the step that a user wants to be fast; those of memory and dtypes change it.
+OF_TIME = ("nsys", "kineto", "overlap")
+EACH_BLOCK = "every:1"  # plan of checkpoints
+LOGITS, SCORES = "logits", "attention scores"
+ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"
+# Components of the formulas and of fake tensors → their category.
+_CATEGORIES = {"logits_and_loss": LOGITS, "attention_scores": SCORES, "optimizer_state": OPTIMIZER_STATE}
+# Tables of a profile that rules read.
+TABLES = ("steps", "gaps", "phases", "families", "kernels", "attention", "overlap", "ranges")
+# The columns that rules read of each table. A record may come from any program: other rows are left out.
+_TEXTS = {
+    "gaps": ("cause",),
+    "phases": ("phase", "family"),
+    "families": ("family",),
+    "kernels": ("kernel", "family"),
+    "attention": ("part", "family"),
+    "ranges": ("range",),
+    "graph_breaks": ("reason",),
+    "cost": ("phase",),
+    "memory_phases": ("phase",),
+    "memory_forecast": ("phase", "component"),
+}
+_NUMBERS = {
+    "steps": ("device", "wall_s"),
+    "gaps": ("device", "time_s"),
+    "phases": ("time_s", "calls_per_step"),
+    "families": ("time_s",),
+    "kernels": ("time_s",),
+    "attention": ("time_s",),
+    "overlap": ("exposed_s",),
+    "ranges": ("total_s",),
+    "ranks": ("rank",),
+    "graph_breaks": ("count",),
+    "ceiling": ("peak_flops_per_s",),
+    "memory_forecast": ("step", "peak_bytes"),
+}
+_MAY_BE_UNKNOWN = {
+    "steps": ("busy_share",),
+    "gaps": ("longest_s",),
+    "phases": ("ceiling_share",),
+    "overlap": ("share", "step_s"),
+    "cost": ("hardware_flops", "bytes"),
+    "ranks": ("wait_s",),
+    "ceiling": ("peak_bytes_per_s",),
+    "overhead": ("not_recorded_s",),
+    "memory_phases": ("reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes"),
+}
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Device memory at the peak of a step, or of a snapshot.
+
+    Attributes:
+        peak_bytes: allocated at the peak.
+        reserved_bytes: reserved by the allocator at that moment; None if unknown.
+        phase: the phase in which the peak is.
+        categories: bytes at the peak, by category; `logits` may be part of others.
+        blocks: bytes of the activations at the peak, by layer.
+        rows: the rows that these numbers come from.
+        checkpointed_bytes: the peak with each block checkpointed, by formula; None where no formula holds.
+    """
+
+    peak_bytes: int
+    reserved_bytes: int | None
+    phase: str | None
+    categories: Mapping[str, int]
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    checkpointed_bytes: int | None = None
+
+    def of(self, *categories: str) -> int:
+        return sum(self.categories.get(category, 0) for category in categories)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Numbers of one step; a table that nothing recorded is missing, and an unknown value is None.
+
+    Attributes:
+        tables: the tables of the records or of the trace.
+        measurement: the samples without a profiler.
+        config: the configuration; None for a trace of any program.
+        device_name: the GPU; None without one.
+        device_bytes: the memory that the step may fill.
+        clock_max_hz: the highest SM clock of the GPU.
+        throttle_reasons: why the GPU lowered its clock.
+        memory: the memory at the peak.
+        has_mixed_steps: the steps are of several kinds or sizes, so that their spread is no noise.
+    """
+
+    tables: Results = field(default_factory=Results)
+    measurement: Measurement | None = None
+    config: RunConfig | None = None
+    device_name: str | None = None
+    device_bytes: int | None = None
+    clock_max_hz: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    memory: MemoryUse | None = None
+    has_mixed_steps: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Flag of evidence without a timed step, a trace with kernels, or a peak of memory."""
+        has_times = self.measurement is not None or "steps" in self.tables or "overlap" in self.tables
+        return self.memory is None and not (has_times and self.step_s)
+
+    @property
+    def is_loop(self) -> bool:
+        """Flag of a user's own loop, which has no options of `cs-systems time`."""
+        return self.config is not None and self.config.workload.startswith(LOOP)
+
+    def remedy(self, caveat: str) -> str:
+        """Return the remedy of a caveat, by its code."""
+        return (LOOP_REMEDIES if self.is_loop else REMEDIES)[caveat]
+
+    @cached_property
+    def clean_s(self) -> float | None:
+        """Duration of a step without a profiler: as measured, else before the profiler began."""
+        if self.measurement is not None and self.measurement.timed:
+            return self.measurement.median_s()
+        before: float | None = first_row(self.tables, "overhead").get("not_recorded_s")
+        return before
+
+    @cached_property
+    def step_s(self) -> float | None:
+        """Duration of a step, above 0: without a profiler if known, else under it."""
+        if self.clean_s is not None:
+            return self.clean_s or None
+        steps, streams = self.tables.get("steps", ()), self.tables.get("overlap", ())
+        if steps:
+            return mean(row["wall_s"] for row in steps if row["device"] == steps[0]["device"]) or None  # as in tables
+        return max((row["step_s"] for row in streams if row.get("step_s")), default=None)
+
+    @cached_property
+    def idle_s(self) -> dict[str, float]:
+        """Time of a step without a kernel, by cause; the profiler's own is left out."""
+        lasted = idle_by_cause(self.tables, self.clean_s)
+        return {cause: time_s for cause, time_s in lasted.items() if cause != PROFILER}
+
+    @cached_property
+    def input_s(self) -> float:
+        """Time that the step waits for its batch: of the host, but no longer than the GPU is idle, where that is known.
+
+        A data loader's range counts where no phase `input` is marked.
+        """
+        if self.measurement is not None and self.measurement.timed:
+            return self.phase_s(Phase.INPUT) or 0.0
+        ranges = self.tables.get("ranges", ())
+        marked = [row["total_s"] for row in ranges if row["range"] == Phase.INPUT.value]
+        loaded = [row["total_s"] for row in ranges if row["range"].startswith("enumerate(DataLoader)")]
+        waited = sum(marked or loaded)
+        return min(waited, sum(self.idle_s.values())) if self.idle_s else waited
+
+    def phase_s(self, phase: str) -> float | None:
+        """Return the median duration of a phase without a profiler, or None if it was not measured."""
+        return self.measurement.median_s(phase) if self.measurement else None
+
+    def rows_of(self, *families: str, phases: Iterable[str] | None = None, without: Iterable[str] = ()) -> list[Row]:
+        """Return the rows of `phases` of these kernel families, in these phases or in all but those of `without`."""
+        of: Sequence[PhaseRow] = self.tables.get("phases", ())
+        wanted = None if phases is None else {*phases}
+        return [
+            cast(Row, row)
+            for row in of
+            if row["family"] in families
+            and (wanted is None or row["phase"] in wanted)
+            and row["phase"] not in {*without}
+        ]
+
+    def kernels(self) -> Sequence[KernelRow]:
+        return self.tables.get("kernels", ())
+
+    @property
+    def has_compiled_kernels(self) -> bool:
+        """Flag of a step that a compiler fused, by its kernels or its configuration."""
+        compiled = self.setting("compile") not in (None, "none")
+        return compiled or any(row["kernel"].startswith("triton_") for row in self.kernels())
+
+    def setting(self, name: str) -> Any:
+        """Return a field of the configuration if it describes what ran, else what the record says of it, or None."""
+        ran = first_row(self.tables, "ran")
+        if ran.get(name) is not None:
+            return ran[name]
+        if self.config is None:
+            return None
+        used = self.config.workload in CONFIGURED or name in str(ran.get("uses") or "").split()
+        return getattr(self.config, name) if used else None
+
+    def peak_flops_per_s(self, precision: str) -> float | None:
+        """Return the peak of this device in a precision by its data sheet, or None."""
+        peak = peak_flops(self.device_name, precision) if self.device_name else None
+        return peak.per_s if peak else None
+
+    def floor_s(self, phase: str) -> float | None:
+        """Return the least time of a phase by its cost and the device's ceilings, or None where one is unknown."""
+        costs: Sequence[CostRow] = self.tables.get("cost", ())
+        ceilings: Sequence[CeilingRow] = self.tables.get("ceiling", ())
+        cost = next((row for row in costs if row["phase"] == phase), None)
+        flops = cost.get("hardware_flops") if cost else None
+        if cost is None or flops is None or not ceilings or not ceilings[0]["peak_flops_per_s"]:
+            return None
+        rate, moved = ceilings[0].get("peak_bytes_per_s"), cost.get("bytes")
+        return max(flops / ceilings[0]["peak_flops_per_s"], moved / rate if moved is not None and rate else 0.0)
+
+
+def _sound(tables: Results) -> Results:
+    """Return the tables that rules read, with the rows that have every column that rules read of them."""
+    names = {*_TEXTS, *_NUMBERS, *_MAY_BE_UNKNOWN}
+    kept = {
+        name: [row for row in rows if _is_sound(name, row)] if name in names else rows
+        for name, rows in as_tables(tables).items()
+        if name in names or name == "ran"
+    }
+    return cast(Results, {name: rows for name, rows in kept.items() if rows})
+
+
+def _is_sound(table: str, row: Row) -> bool:
+    texts = (row.get(name) for name in _TEXTS.get(table, ()))
+    numbers = [row.get(name) for name in _NUMBERS.get(table, ())]
+    numbers += [v for name in _MAY_BE_UNKNOWN.get(table, ()) if (v := row.get(name)) is not None]
+    return all(isinstance(text, str) for text in texts) and all(
+        isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in numbers
+    )
+
+
+def of_records(records: Sequence[RunRecord]) -> Evidence:
+    """Return the evidence of the records of one cell: timed, profiled and with its memory recorded.
+
+    Of several records under one profiler the last counts, and of a table of several, that without a profiler. The
+    tables of profilers that change the step, such as the waits of its ranks, are left out.
+    """
+    has_times = records[0].config["workload"] not in UNTIMED_WORKLOADS
+    timed = [r for r in records if has_times and r.is_timing and r.config.get("profiler", "none") == "none"]
+    profiled = [r for r in records if has_times and r.config.get("profiler") in OF_TIME]
+    tables: Results = {}
+    for record in (*profiled, *timed):
+        tables = cast(Results, {**as_tables(tables), **as_tables(record.results)})
+    last = records[-1]
+    environment = next((r.environment for r in reversed(records) if r.environment), None)
+    on_gpu = environment is not None and environment.device != "cpu"
+    memory = next((found for r in reversed(records) if (found := _memory_of(r))), None)
+    config = last.run_config
+    return Evidence(
+        tables=_sound(tables),
+        measurement=timed[-1].measurement if timed else None,
+        config=config,
+        device_name=environment.device_name if environment and on_gpu else None,
+        device_bytes=config.memory_limit_bytes or (environment.device_memory_bytes if environment else None),
+        clock_max_hz=environment.sm_clock_max_hz if environment else None,
+        throttle_reasons=(environment.throttle_reasons or ()) if environment else (),
+        memory=memory,
+        has_mixed_steps=any(caveat.code in UNEVEN for r in timed for caveat in r.warnings),
+    )
+
+
+def of_trace(tables: Results, device_name: str | None) -> Evidence:
+    """Return the evidence of a trace: its tables and its GPU."""
+    return Evidence(tables=tables, device_name=device_name)
+
+
+def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
+    """Return the evidence of a memory snapshot: its peak by category, and what its allocator reserved."""
+    from cs_systems.analysis.memory.allocations import BEFORE
+    from cs_systems.analysis.memory.tables import composition, layers
+
+    rows, replay = composition(found, names), found.replay
+    by_category: dict[str, int] = {}
+    for row in rows:
+        by_category[row["category"]] = by_category.get(row["category"], 0) + row["bytes"]
+        if row["phase"] == Phase.LOSS:
+            by_category[LOGITS] = by_category.get(LOGITS, 0) + row["bytes"]
+    blocks = {row["layer"]: row["bytes"] for row in layers(found, names)}
+    by_category[LOGITS] = by_category.get(LOGITS, 0) + blocks.get("lm_head", 0)
+    peak = replay.peak_event
+    if not replay.has_peak or not replay.peak_bytes:
+        return Evidence()
+    phase = found.places[peak].phase if peak > BEFORE else None
+    kept = tuple(cast(Row, row) for row in rows)
+    return Evidence(memory=MemoryUse(replay.peak_bytes, replay.reserved_at(peak), phase, by_category, blocks, kept))
+
+
+def _memory_of(record: RunRecord) -> MemoryUse | None:
+    """Return the memory that a record of profiler `memory` measured, divided by the prediction; None for others."""
+    phases = _sound(record.results).get("memory_phases")
+    if not phases:
+        return None
+    number, reached = max(enumerate(phases), key=lambda row: (row[1].get("peak_allocated_bytes") or 0, row[0]))
+    peak = reached.get("peak_allocated_bytes")
+    if not peak:
+        return None
+    known = known_by_formula(record)
+    components = _components(record) if known is None else step_memory(*known).components
+    categories = {_CATEGORIES.get(name, name): size for name, size in components.items()}
+    checkpointed = None
+    if known is not None and known[0].mode is not Mode.FORWARD:
+        config, algorithm = known
+        checkpointed = step_memory(replace(config, checkpoint=EACH_BLOCK), algorithm).peak_bytes
+    # Where reserved memory changed during the phase, only its highest is known, which may be at another time.
+    around = {row.get("reserved_bytes") for row in phases[max(number - 1, 0) : number + 1]}
+    reserved = reached.get("peak_reserved_bytes") if around == {reached.get("peak_reserved_bytes")} else None
+    rows: tuple[Row, ...] = (cast(Row, reached), cast(Row, categories))
+    return MemoryUse(peak, reserved, reached["phase"], categories, rows=rows, checkpointed_bytes=checkpointed)
+
+
+def _components(record: RunRecord) -> Mapping[str, int]:
+    """Return the bytes by component at the peak of the step on fake tensors; empty where there was none."""
+    moments: dict[tuple[int, str], dict[str, int]] = {}
+    for row in _sound(record.results).get("memory_forecast", ()):
+        moments.setdefault((row["step"], row["phase"]), {})[row["component"]] = row["peak_bytes"]
+    return max(moments.values(), key=lambda sizes: sum(sizes.values()), default={})

@@ -1,0 +1,23 @@
+"""Blocking copies: memory is copied while no kernel runs."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.attribution.gaps import COPY
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.core.rows import Row
+
+REMEDY = "pin the host's memory (pin_memory=True), copy with non_blocking=True, and copy the next batch ahead"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the gaps between kernels in which a copy ran."""
+    step_s, idle_s = evidence.step_s, evidence.idle_s.get(COPY)
+    if step_s is None or not idle_s:
+        return None
+    cause = f"{idle_s / step_s:.0%} of the step the GPU copies memory and computes nothing"
+    rows: tuple[Row, ...] = tuple(row for row in evidence.tables["gaps"] if row["cause"] == COPY)
+    return Diagnosis(cause, REMEDY, step_s, step_s - idle_s, evidence=rows)
+
+
+RULE = Rule(find)

@@ -1,0 +1,22 @@
+"""Waiting for data: the step cannot begin before its batch has been loaded."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import Phase
+
+REMEDY = "raise the data loader's num_workers and prefetch_factor, or prepare the data in advance"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the time that the phase `input` or the data loader takes."""
+    step_s, waited_s = evidence.step_s, evidence.input_s
+    if step_s is None or not waited_s:
+        return None
+    cause = f"{waited_s / step_s:.0%} of the step waits for the next batch"
+    row = {"phase": Phase.INPUT.value, "time_s": waited_s}
+    return Diagnosis(cause, REMEDY, step_s, step_s - waited_s, evidence=(row,))
+
+
+RULE = Rule(find)

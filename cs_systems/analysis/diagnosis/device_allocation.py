@@ -1,0 +1,26 @@
+"""Device allocation: the GPU is idle while the host calls cudaMalloc or cudaFree in the step."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.attribution.gaps import MALLOC
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.core.rows import Row
+
+REMEDY = (
+    "do not call torch.cuda.empty_cache() in the loop, keep shapes constant, and set "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+)
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the gaps in which the host was allocating device memory."""
+    step_s, idle_s = evidence.step_s, evidence.idle_s.get(MALLOC)
+    if step_s is None or not idle_s:
+        return None
+    cause = f"{idle_s / step_s:.0%} of the step the GPU is idle while the host allocates device memory"
+    rows: tuple[Row, ...] = tuple(row for row in evidence.tables["gaps"] if row["cause"] == MALLOC)
+    return Diagnosis(cause, REMEDY, step_s, step_s - idle_s, evidence=rows)
+
+
+RULE = Rule(find)

@@ -1,0 +1,69 @@
+"""Exposed communication: collectives run while nothing is computed beside them."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import Phase
+from cs_systems.core.rows import Row
+from cs_systems.core.units import human
+
+OVERLAP = "overlap it with backward (DistributedDataParallel, FSDP; --strategy ddp_bucketed, or fsdp)"
+BUCKETS = "send the gradients in buckets (--strategy ddp_bucketed)"
+# Strategies that send while backward computes → what can make them overlap more.
+OVERLAPPING = {
+    "ddp_overlap": BUCKETS,
+    **dict.fromkeys(("ddp_bucketed", "torch_ddp", "zero1_flat"), "try other bucket sizes (--bucket-size-mb)"),
+    **dict.fromkeys(("fsdp", "torch_fsdp2"), ""),
+}
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the exposed time of the worst rank or device; without a trace, what is left after backward.
+
+    A profiler lengthens the exposed time with the step, so that its share of the traced step is applied to the step
+    without a profiler; the sentence has both.
+    """
+    step_s = evidence.step_s
+    if step_s is None or evidence.setting("world_size") == 1:
+        return None
+    rows: list[Row] = list(evidence.tables.get("overlap", ()))
+    if rows:
+        worst = max(rows, key=_share)
+        share, of = _share(worst), _traced(worst)
+    else:
+        left_s = evidence.phase_s(Phase.SYNCHRONIZE) or 0.0
+        worst, share = {"phase": Phase.SYNCHRONIZE.value, "median_s": left_s}, min(1.0, left_s / step_s)
+        of = "step"
+    if not share:
+        return None
+    cause = f"{share:.0%} of the {of} is communication without computation beside it"
+    return Diagnosis(cause, _remedy(evidence), step_s, step_s * (1 - share), evidence=(worst,))
+
+
+def _remedy(evidence: Evidence) -> str:
+    """Return what the strategy of the cell, if it is known, does not do yet."""
+    names = str(evidence.setting("strategy") or "").split("+")
+    first = next((OVERLAPPING[name] for name in names if name in OVERLAPPING), OVERLAP)
+    options = evidence.config.strategy_options if evidence.config is not None else {}
+    sends_bf16 = "bf16" in (options.get("comm_dtype"), options.get("compute_dtype"))
+    ways = [first, "" if sends_bf16 else "send bf16", "use a larger batch for each rank"]
+    *others, last = filter(None, ways)
+    return f"{', '.join(others)}, or {last}" if others else last
+
+
+def _share(row: Row) -> float:
+    """Return the exposed communication as a share of the traced step, of one rank or one device."""
+    if row.get("share") is not None:
+        return float(row["share"])
+    return float(row["exposed_s"] / row["step_s"]) if row.get("step_s") else 0.0
+
+
+def _traced(row: Row) -> str:
+    """Return the name of the step that `_share` is of, with the times where the row has both."""
+    if not row.get("step_s"):
+        return "traced step"
+    return f"traced step ({human(row['exposed_s'], 's')} of {human(row['step_s'], 's')})"
+
+
+RULE = Rule(find)

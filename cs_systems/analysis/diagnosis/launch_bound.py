@@ -1,0 +1,65 @@
+"""Launch-bound: the GPU has no kernel to run because the host has not launched the next one yet."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.attribution.gaps import LAUNCH
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.core.caveats import REMOVE_BREAKS, broken_graph, launch_bound_phases
+from cs_systems.core.plugins import is_foreign
+from cs_systems.core.rows import Row
+
+COMPILE = "compile (torch.compile; --compile), or capture the step in a CUDA graph (torch.cuda.graph; --graph step)"
+GRAPH = "capture the step in a CUDA graph (torch.cuda.graph; --graph step), or use a larger batch"
+LARGER = "use a larger batch, because the step is a CUDA graph already"
+# The collectives of several ranks are not captured.
+RANKS, COMPILED_RANKS = (
+    "compile (torch.compile; --compile), or use a larger batch for each rank",
+    "use a larger batch for each rank",
+)
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the gaps between launches in a trace; without one, the phases that ended as soon as they were submitted."""
+    step_s = evidence.step_s
+    if step_s is None:
+        return None
+    remedy = _remedy(evidence)
+    if "gaps" in evidence.tables:
+        # While the host waits for its batch it launches nothing; `data_input` has that time.
+        waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - evidence.input_s)
+        cause = f"{waited_s / step_s:.0%} of the step the GPU waits for kernel launches"
+        rows: tuple[Row, ...] = tuple(evidence.tables["gaps"])
+        return Diagnosis(cause, remedy, step_s, step_s - waited_s, evidence=rows)
+    if evidence.measurement is None:
+        return None
+    floors = {
+        name: floor for name in evidence.measurement.phase_names() if (floor := evidence.floor_s(name)) is not None
+    }
+    bound = {name: evidence.phase_s(name) or 0.0 for name in launch_bound_phases(evidence.measurement, floors)}
+    if not bound:
+        return None
+    lasted_s, least_s = (
+        min(step_s, sum(bound.values())),
+        sum(min(floors[name], time_s) for name, time_s in bound.items()),
+    )
+    cause = f"for {lasted_s / step_s:.0%} of the step ({', '.join(bound)}) the GPU keeps waiting for kernel launches"
+    rows = tuple({"phase": phase, "median_s": time_s, "ceiling_s": floors[phase]} for phase, time_s in bound.items())
+    return Diagnosis(cause, remedy, step_s, step_s - lasted_s + least_s, evidence=rows)
+
+
+def _remedy(evidence: Evidence) -> str:
+    """Return what the cell does not do yet, and can do."""
+    if evidence.setting("graph") == "step":
+        return LARGER
+    if breaks := evidence.tables.get("graph_breaks"):
+        return f"{REMOVE_BREAKS}, because torch.compile {broken_graph(breaks)}"
+    config, is_compiled = evidence.config, evidence.has_compiled_kernels
+    if config is not None and config.is_distributed:
+        return COMPILED_RANKS if is_compiled else RANKS
+    remedy = GRAPH if is_compiled else COMPILE
+    is_own = config is not None and is_foreign(config.workload)  # which --graph refuses
+    return remedy.replace("; --graph step", "") if is_own else remedy
+
+
+RULE = Rule(find)

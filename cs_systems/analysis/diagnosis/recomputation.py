@@ -1,0 +1,43 @@
+"""Recomputation: checkpoints compute blocks again in backward although their activations would fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import ConfigError, Phase
+from cs_systems.core.rows import Row
+from cs_systems.formulas.cost import recomputed_flops
+from cs_systems.formulas.memory.fit import algorithm_of, needed_bytes
+
+REMEDY = "leave out --checkpoint, or checkpoint fewer blocks: by prediction, all activations fit the device"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the recomputed share of backward, if the step without checkpoints fits the device by prediction."""
+    config, step_s = evidence.config, evidence.step_s
+    if config is None or step_s is None or config.workload != "train_step" or config.checkpoint == "none":
+        return None
+    on_gpu = replace(config, device="cuda")
+    try:
+        algorithm, needed = algorithm_of(on_gpu), needed_bytes(replace(on_gpu, checkpoint="none"))
+    except ConfigError:
+        return None
+    costs = {row["phase"]: row for row in evidence.tables.get("cost", ())}
+    executed = costs[Phase.BACKWARD].get("hardware_flops") if Phase.BACKWARD in costs else None
+    backward_s = evidence.phase_s(Phase.BACKWARD) or _kernels_s(evidence)
+    if evidence.device_bytes is None or needed > evidence.device_bytes or not executed or not backward_s:
+        return None
+    again = recomputed_flops(config.model, config.batch_size, config.tokens_per_sequence, algorithm, config.checkpoint)
+    gain_s = backward_s * min(1.0, again / executed)
+    cause = f"--checkpoint {config.checkpoint} computes {again / executed:.0%} of backward a second time"
+    row: Row = {"phase": Phase.BACKWARD.value, "time_s": backward_s, "flops": executed, "recomputed_flops": again}
+    return Diagnosis(cause, REMEDY, step_s, step_s - gain_s, evidence=(row,))
+
+
+def _kernels_s(evidence: Evidence) -> float:
+    return float(sum(row["time_s"] for row in evidence.rows_of("all", phases=(Phase.BACKWARD,))))
+
+
+RULE = Rule(find)

@@ -1,0 +1,39 @@
+"""Unfused attention: the matrix of scores is written to memory, and read again for mask, softmax and value."""
+
+from __future__ import annotations
+
+import re
+
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.core.rows import Row
+
+# Parts of attention that a fused kernel computes at once; projections and rotation stay.
+OVER_SCORES = ("attention.scores", "attention.softmax", "attention.value")
+PRODUCTS = ("matmul", "attention")
+OF_LOSS = re.compile(r"log_?softmax", re.IGNORECASE)
+REMEDY = "use a fused kernel (scaled_dot_product_attention; --attention sdpa_flash or flash_triton)"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the kernels over the score matrix that are no products; a fused kernel leaves the products alone.
+
+    A trace without ranges inside attention shows the softmax alone, that of the loss excepted.
+    """
+    step_s = evidence.step_s
+    if step_s is None or any(row["family"] == "attention" for row in evidence.tables.get("families", ())):
+        return None
+    rows: list[Row] = [row for row in evidence.tables.get("attention", ()) if row["part"] in OVER_SCORES]
+    lost = [row for row in rows if row["family"] not in PRODUCTS]
+    if not rows:
+        softmax = (row for row in evidence.kernels() if row["family"] == "softmax")
+        lost = [row for row in softmax if not OF_LOSS.search(row["kernel"])]
+    lost_s = sum(row["time_s"] for row in lost)
+    if not lost_s:
+        return None
+    what = "mask, softmax and copies of the score matrix take" if rows else "the softmax of unfused attention takes"
+    cause = f"{what} {lost_s / step_s:.0%} of the step"
+    return Diagnosis(cause, REMEDY, step_s, step_s - lost_s, evidence=tuple(lost))
+
+
+RULE = Rule(find)

@@ -1,0 +1,27 @@
+"""Unfused elementwise kernels: each reads and writes memory for a few operations that a compiler would fuse."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import Phase
+
+FAMILIES = ("elementwise", "copy", "norm")  # bound by memory, and fused into their neighbours
+REMEDY = "compile (torch.compile; --compile), which fuses them"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the time of elementwise kernels, casts and norms outside the optimizer, if nothing was compiled."""
+    step_s = evidence.step_s
+    if step_s is None or evidence.has_compiled_kernels:
+        return None
+    rows = evidence.rows_of(*FAMILIES, without=(Phase.OPTIMIZER,))
+    lost_s = sum(row["time_s"] for row in rows)
+    if not lost_s:
+        return None
+    calls = sum(row["calls_per_step"] for row in rows)
+    cause = f"{calls:,.0f} elementwise kernels, casts and norms take {lost_s / step_s:.0%} of the step"
+    return Diagnosis(cause, REMEDY, step_s, step_s - lost_s, evidence=tuple(rows))
+
+
+RULE = Rule(find)

@@ -1,0 +1,53 @@
+"""Unused tensor cores: matrix products in fp32 with TF32 off, on a GPU whose tensor cores take lower precisions."""
+
+from __future__ import annotations
+
+import re
+
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import Phase, Precision
+from cs_systems.core.rows import Row
+
+# Names of cuBLAS's and CUTLASS's products on the CUDA cores: fp32 in and out, without TF32.
+FP32_KERNEL = re.compile(r"sgemm|simt|ffma|f32f32_f32f32", re.IGNORECASE)
+# A phase counts if its products take this share of it, even at the peak; if less, they do not limit it.
+PRODUCTS_SHARE = 0.25
+FASTER = (Precision.BF16, Precision.FP16)
+REMEDY = "compute in bf16 (torch.autocast; --precision bf16), or at least allow TF32 (--precision tf32)"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the time of products in fp32: of its kernels, or, without a trace, of the phases that hold them."""
+    step_s, now = evidence.step_s, evidence.peak_flops_per_s(Precision.FP32)
+    then = next(filter(None, map(evidence.peak_flops_per_s, FASTER)), None)
+    if step_s is None or now is None or then is None:
+        return None
+    rows = _products(evidence, now)
+    products_s = min(step_s, sum(row["time_s"] for row in rows))
+    if not products_s:
+        return None
+    gain_s = products_s * (1 - now / then)
+    what = "matrix products" if "family" in rows[0] else " and ".join(row["phase"] for row in rows)
+    cause = f"{products_s / step_s:.0%} of the step is {what} in fp32, which leaves the tensor cores idle"
+    return Diagnosis(cause, REMEDY, step_s, step_s - gain_s, evidence=tuple(rows))
+
+
+def _products(evidence: Evidence, peak_flops_per_s: float) -> list[Row]:
+    """Return the kernels, their family, or the phases that may consist of products in fp32, the most exact known."""
+    if kernels := [row for row in evidence.kernels() if row["family"] == "matmul"]:
+        return [row for row in kernels if FP32_KERNEL.search(row["kernel"])]
+    if evidence.setting("precision") != Precision.FP32:
+        return []
+    if "families" in evidence.tables:
+        return [row for row in evidence.tables["families"] if row["family"] == "matmul"]
+    phases = [(phase, evidence.phase_s(phase)) for phase in (Phase.FORWARD, Phase.BACKWARD)]
+    flops = {row["phase"]: row.get("hardware_flops") or 0 for row in evidence.tables.get("cost", ())}
+    return [
+        {"phase": phase.value, "time_s": time_s}
+        for phase, time_s in phases
+        if time_s and flops.get(phase, 0) / peak_flops_per_s > PRODUCTS_SHARE * time_s
+    ]
+
+
+RULE = Rule(find)

@@ -1,0 +1,148 @@
+"""Memory by the program's own names: ranges of `record_function`, and texts of `_set_memory_metadata`.
+
+A range counts for all threads, by time. A text belongs to the allocations made while it was set.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TypedDict
+
+from cs_systems.analysis.memory.allocations import BEFORE
+from cs_systems.analysis.memory.categories import Attribution
+from cs_systems.analysis.memory.tensor_names import TensorNames
+from cs_systems.core.range_names import general
+from cs_systems.readers.snapshot import Snapshot
+
+METADATA = "metadata"
+BLOCK = 1024  # values whose highest is kept
+
+
+class AnnotationRow(TypedDict):
+    """Name of the program's own, with all its occurrences."""
+
+    annotation: str
+    kind: str | None  # METADATA, or None for a range
+    occurrences: int | None  # of a range
+    allocations: int  # made under it
+    requested_bytes: int  # by them
+    at_peak_bytes: int  # of them, alive at the peak of the snapshot
+    highest_bytes: int | None  # allocated in all, the highest during a range
+    change_bytes: int | None  # allocated at the end of a range, less that at its begin; sum of all
+
+
+def by_annotation(found: Attribution, names: TensorNames) -> list[AnnotationRow]:
+    """Return one row for each name, that with the most memory at the peak first."""
+    rows = [*_of_ranges(found), *_of_metadata(found)]
+    return sorted(rows, key=lambda row: (-row["at_peak_bytes"], -(row["highest_bytes"] or 0)))
+
+
+def _of_ranges(found: Attribution) -> Iterator[AnnotationRow]:
+    replay = found.replay
+    allocations, peak = replay.allocations, replay.peak_event
+    starts = [a.start for a in allocations]
+    # Sums over the allocations before each: ranges are many and may span all events.
+    requested = list(accumulate((a.requested_bytes for a in allocations), initial=0))
+    at_peak = list(accumulate((a.bytes if a.start <= peak < a.end else 0 for a in allocations), initial=0))
+    after = _allocated_after(found)
+    highest = _Highest(after)
+    for name, spans in _spans(replay.snapshot).items():
+        made = [(bisect_left(starts, first), bisect_left(starts, end)) for first, end in _joined(spans)]
+        yield {
+            "annotation": name,
+            "kind": None,
+            "occurrences": len(spans),
+            "allocations": sum(end - first for first, end in made),
+            "requested_bytes": sum(requested[end] - requested[first] for first, end in made),
+            "at_peak_bytes": sum(at_peak[end] - at_peak[first] for first, end in made),
+            "highest_bytes": max(highest.between(first, end + 1) for first, end in spans),
+            "change_bytes": sum(after[end] - after[first] for first, end in spans),
+        }
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the spans in order, overlapping ones as one: ranges of one name may nest."""
+    joined: list[tuple[int, int]] = []
+    for first, end in sorted(spans):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((first, end))
+    return joined
+
+
+class _Highest:
+    """Highest value between two places of a list, without a pass over all values between."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self._values = values
+        self._of_block = [max(values[at : at + BLOCK]) for at in range(0, len(values), BLOCK)]
+
+    def between(self, first: int, end: int) -> int:
+        left, right = -(-first // BLOCK), end // BLOCK
+        if left >= right:
+            return max(self._values[first:end])
+        parts = (
+            self._values[first : left * BLOCK], self._of_block[left:right], self._values[right * BLOCK : end],
+        )  # fmt: skip
+        return max(max(part) for part in parts if part)
+
+
+def _of_metadata(found: Attribution) -> Iterator[AnnotationRow]:
+    replay = found.replay
+    snapshot = replay.snapshot
+    groups = defaultdict(list)
+    for a in replay.allocations:
+        if a.start > BEFORE and (number := snapshot.events.metadata[a.start]):
+            groups[number].append(a)
+    for number, of in groups.items():
+        yield {
+            "annotation": snapshot.metadata[number],
+            "kind": METADATA,
+            "occurrences": None,
+            "allocations": len(of),
+            "requested_bytes": sum(a.requested_bytes for a in of),
+            "at_peak_bytes": sum(a.bytes for a in of if a.start <= replay.peak_event < a.end),
+            "highest_bytes": None,
+            "change_bytes": None,
+        }
+
+
+def _spans(snapshot: Snapshot) -> dict[str, list[tuple[int, int]]]:
+    """Return for each name the (first event, event behind the last) of its ranges.
+
+    Events in the µs in which a range begins or ends are inside. A range without an end lasts to the last event.
+    """
+    times: Sequence[int] = snapshot.events.time_us
+    opened: dict[str, list[int]] = defaultdict(list)
+    spans: dict[str, list[tuple[int, int]]] = {}
+    if not times:
+        return spans
+    for time_us, begins, name in snapshot.annotations:
+        name = general(name)
+        if begins:
+            opened[name].append(bisect_left(times, time_us))
+            spans.setdefault(name, [])
+        elif opened.get(name):
+            spans[name].append((opened[name].pop(), bisect_right(times, time_us)))
+    for name, first in opened.items():
+        spans[name] += [(at, len(times)) for at in first]
+    return {name: of for name, of in spans.items() if of}
+
+
+def _allocated_after(found: Attribution) -> list[int]:
+    """Return the bytes allocated before the first event, and after each."""
+    end = len(found.replay.snapshot.events)
+    change = [0] * (end + 1)
+    for a in found.replay.allocations:
+        change[a.start + 1] += a.bytes
+        if a.end < end:
+            change[a.end + 1] -= a.bytes
+    now, after = 0, []
+    for one in change:
+        now += one
+        after.append(now)
+    return after

@@ -1,0 +1,172 @@
+"""Requests that failed: what was requested, what was free then, and in how large pieces.
+
+The pieces are the parts of the segments that no allocation used at that moment: the segments at the end, with those
+allocated later removed and those freed later added, less the allocations alive then. A block whose free is requested
+but not completed is not free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import TypedDict
+
+from cs_systems.analysis.memory.allocations import (
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    OutOfMemory,
+)
+from cs_systems.analysis.memory.categories import Attribution
+from cs_systems.analysis.memory.tensor_names import TensorNames
+from cs_systems.core.units import human
+from cs_systems.readers.snapshot import Snapshot
+
+Interval = tuple[int, int]  # addresses: from, up to
+MOST_EXAMINED = 10  # requests whose free pieces are found: the last, since each takes a pass over all events
+EXPAND = "record with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+class OutOfMemoryRow(TypedDict):
+    """Request that failed; None is unknown."""
+
+    event: int
+    time_s: float | None  # from the first event of the snapshot
+    phase: str | None
+    requested_bytes: int
+    device_free_bytes: int | None
+    reserved_bytes: int | None  # by the allocator
+    allocated_bytes: int
+    cached_bytes: int | None  # reserved and not in use
+    largest_free_bytes: int | None  # largest piece of the cached memory
+    free_pieces: int | None
+    cause: str
+    where: str | None  # line of code
+
+
+def out_of_memory(found: Attribution, names: TensorNames) -> list[OutOfMemoryRow]:
+    """Return one row for each request that failed, in order."""
+    snapshot = found.replay.snapshot
+    events = snapshot.events
+    rows: list[OutOfMemoryRow] = []
+    examined = {oom.event for oom in found.replay.out_of_memory[-MOST_EXAMINED:]} if snapshot.segments else set()
+    for oom in found.replay.out_of_memory:
+        segments = _segments_at(snapshot, oom.event) if oom.event in examined else None
+        pieces = None if segments is None else _free_pieces(found, segments, oom.event)
+        rows.append(
+            {
+                "event": oom.event,
+                "time_s": (events.time_us[oom.event] - events.time_us[0]) / 1e6 if events.time_us else None,
+                "phase": found.places[oom.event].phase,
+                "requested_bytes": oom.requested_bytes,
+                "device_free_bytes": oom.device_free_bytes,
+                "reserved_bytes": None if segments is None else _length(segments),
+                "allocated_bytes": oom.allocated_bytes,
+                "cached_bytes": None if pieces is None else _length(pieces),
+                "largest_free_bytes": None
+                if pieces is None
+                else max((end - start for start, end in pieces), default=0),
+                "free_pieces": None if pieces is None else len(pieces),
+                "cause": _cause(oom, pieces, snapshot.settings.expandable_segments),
+                "where": found.sites[oom.stack],
+            }
+        )
+    return rows
+
+
+def _cause(oom: OutOfMemory, pieces: Sequence[Interval] | None, expandable: bool) -> str:
+    asked, free = oom.requested_bytes, oom.device_free_bytes
+    cached = None if pieces is None else _length(pieces)
+    if pieces and max(end - start for start, end in pieces) >= asked:
+        return "a free piece is large enough, but belongs to another stream or pool"
+    if free is not None and free >= asked:
+        return "the device had enough free memory: a limit of the process (set_per_process_memory_fraction) was reached"
+    if free is None or cached is None:
+        return f"unknown: the snapshot lacks what was free, or the request is not among the last {MOST_EXAMINED}"
+    if cached + free >= asked:
+        remedy = "" if expandable else f"; {EXPAND}"
+        return f"fragmentation: enough memory was free, but in pieces{remedy}"
+    return f"too little memory: {human(asked - cached - free, 'bytes')} more than was free"
+
+
+def _segments_at(snapshot: Snapshot, event: int) -> list[Interval]:
+    """Return the memory reserved after an event, as disjoint intervals in order.
+
+    An address was reserved then if it is freed before it is reserved again, or never touched and reserved at the end.
+    """
+    events, end = snapshot.events, len(snapshot.events)
+    changes = [(s.address, s.address + s.bytes, end, True) for s in snapshot.segments]
+    for later in range(event + 1, end):
+        if (action := events.action[later]) in (SEGMENT_ALLOC, SEGMENT_FREE):
+            start = events.address[later]
+            changes.append((start, start + events.bytes[later], later, action == SEGMENT_FREE))
+    changes.sort()
+    edges = sorted({edge for start, stop, *_ in changes for edge in (start, stop)})
+    reserved: list[Interval] = []
+    covering: list[tuple[int, int, bool]] = []  # heap of (event, end, reserved before): the first event decides
+    next_change = 0
+    for start, stop in pairwise(edges):
+        while next_change < len(changes) and changes[next_change][0] <= start:
+            _, until, when, before = changes[next_change]
+            heappush(covering, (when, until, before))
+            next_change += 1
+        while covering and covering[0][1] <= start:
+            heappop(covering)
+        if covering and covering[0][2]:
+            reserved.append((start, stop))
+    return _joined(reserved)
+
+
+def _free_pieces(found: Attribution, segments: Sequence[Interval], event: int) -> list[Interval]:
+    """Return the parts of the segments that nothing uses after an event."""
+    replay, events = found.replay, found.replay.snapshot.events
+    pending = set[int]()
+    for action, address in zip(events.action[: event + 1], events.address, strict=False):
+        if action == FREE_REQUESTED:
+            pending.add(address)
+        elif action == FREE_COMPLETED:
+            pending.discard(address)
+    used = [(a.address, a.address + a.bytes) for a in replay.alive_at(event)]
+    used += [(a.address, a.address + a.bytes) for a in replay.allocations if a.end <= event and a.address in pending]
+    used += [
+        (b.address, b.address + b.bytes)
+        for s in replay.snapshot.segments
+        for b in s.blocks
+        if b.state == "active_pending_free" and b.address in pending
+    ]
+    return _without(segments, _joined(used))
+
+
+def _joined(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the intervals in order, adjacent and overlapping ones as one."""
+    joined: list[Interval] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _without(intervals: Iterable[Interval], holes: Sequence[Interval]) -> list[Interval]:
+    """Return what is left of the intervals outside of the holes; both are disjoint and in order."""
+    left: list[Interval] = []
+    first = 0
+    for start, end in intervals:
+        while first < len(holes) and holes[first][1] <= start:
+            first += 1
+        at, n = start, first
+        while n < len(holes) and holes[n][0] < end:
+            if holes[n][0] > at:
+                left.append((at, holes[n][0]))
+            at = max(at, holes[n][1])
+            n += 1
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def _length(intervals: Iterable[Interval]) -> int:
+    return sum(end - start for start, end in intervals)

@@ -1,0 +1,18 @@
+"""Phases of a step."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Named phase of a step in the tables; `zero_grad` belongs to none, because it is untimed preparation."""
+
+    INPUT = "input"  # waiting for the next batch, and its copy to the device
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    SYNCHRONIZE = "synchronize"  # the rest of the gradient averaging, after backward
+    CLIP = "clip"  # of the gradients' norm
+    OPTIMIZER = "optimizer"
+    GRAPH = "graph"  # all phases, replayed as one CUDA graph

@@ -1,0 +1,116 @@
+"""Meaning of range names as data: phases, layers and the parts of a block.
+
+A name must match as a whole, in any case: `forward` is the phase, and `forward hook` matches nothing. A module's path
+is matched word by word: `model.layers.3.self_attn.q_proj` is in block 3, and is a projection of attention there.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import NamedTuple
+
+from cs_systems.core.phases import Phase
+
+UNATTRIBUTED = "unattributed"
+# Layer of every collective, in whichever module's range it was launched, and phase of those outside of every phase.
+COMMUNICATION = "communication"
+SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
+FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
+# Suffixes of the files that profilers write.
+TRACE_SUFFIXES = (".sqlite", ".db", ".nsys-rep", ".qdrep", ".json", ".json.gz")
+MEANS = " → "  # between a range's name and the meaning that `known_ranges` gives it
+STEP = "step"  # a range's name, or its meaning by `known_ranges`
+STEPS = (STEP, "ProfilerStep#*", f"*{MEANS}{STEP}")  # globs: default names of a step's range
+
+# Phases that only a recorded loop has; a step of `time` holds none of them.
+LOOP_PHASES = ("copy", "zero_grad", "host_sync")
+PHASES = {
+    Phase.INPUT: r"input|enumerate\(DataLoader\)#.*",
+    Phase.FORWARD: r"forward([ _]pass)?",
+    Phase.LOSS: r"loss",
+    Phase.BACKWARD: r"backward([ _]pass)?",
+    Phase.SYNCHRONIZE: r"synchronize",
+    Phase.CLIP: r"clip",
+    Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
+    COMMUNICATION: COMMUNICATION,
+    **{name: name for name in LOOP_PHASES},
+}
+BLOCK = r"(?:.*\.)?(?:(?:transformer[ _])?(?:blocks?|layers?)[ _.#]?|h\.)(\d+)"
+LAYERS = {
+    "block {}": BLOCK,
+    "embedding": r"(?:.*\.)?(?:token[ _])?embeddings?|(?:.*\.)?embed_tokens|(?:.*\.)?wte",
+    "final norm": r"(?:.*\.)?(?:final[ _]norm|ln_final|ln_f|norm_f)|model\.norm",
+    "lm_head": r"(?:.*\.)?lm[ _]head",
+    "loss": r"loss",
+    "optimizer": PHASES[Phase.OPTIMIZER],
+}
+PARTS = {
+    "attention": r"attention|attn|self_attn",
+    "attention.projections": r"projections?|w?qkv(?:[ _]proj)?|(?:[qkv]|in)_proj|c_attn",
+    "attention.rope": r"rope|rotary(?:_emb)?",
+    "attention.scores": r"scores",
+    "attention.softmax": r"softmax",
+    "attention.value": r"value",
+    "attention.output": r"output|output_proj|out_proj|o_proj",
+    "ffn": r"ffn|mlp|feed[ _-]?forward",
+    "norm": r"(?:.*[ _])?(?:layer|rms)?norm|ln[ _]?\d|norm[ _]?\d",
+}
+
+
+# Numbers that distinguish the occurrences of one range; the last three are those of emit_nvtx.
+_OCCURRENCE = re.compile(
+    r"(?<=ProfilerStep#)\d+|, (?:op_id|seq) = \d+|, sizes = \[.*?\](?=, input_op_ids|$)|, input_op_ids = \[.*\]$"
+)
+_OPERATOR = re.compile(r"\w+::\w+|\w+Backward\d*|autograd::engine::.*|detach_?")
+
+
+def general(name: str) -> str:
+    """Return the name that all occurrences of a range share: `ProfilerStep#551` → `ProfilerStep#*`."""
+    return _OCCURRENCE.sub(lambda found: "*" if found[0].isdigit() else "", name)
+
+
+def is_operator(name: str) -> bool:
+    """Return whether a range is named like an operator of PyTorch."""
+    return _OPERATOR.fullmatch(general(name)) is not None
+
+
+class Meaning(NamedTuple):
+    """Phase, layer and part that a range's name means, each None where it means none."""
+
+    phase: str | None
+    layer: str | None
+    part: str | None
+
+
+@functools.lru_cache(maxsize=65536)
+def meaning(name: str) -> Meaning:
+    """Return the meaning of one range's name, also as `## forward ##`; a `loss` is both a phase and a layer."""
+    name = name.rpartition(MEANS)[2].strip("# ")
+    phase = next((str(phase) for phase, pattern in PHASES.items() if _is(pattern, name)), None)
+    layer = next((form.format(*found.groups()) for form, p in LAYERS.items() if (found := _is(p, name))), None)
+    if layer:
+        return Meaning(phase, layer, None)
+    if inside := _is(rf"(?P<block>{BLOCK})\.(?P<part>.+)", name):
+        return Meaning(phase, meaning(inside["block"]).layer, _part(inside["part"]))
+    return Meaning(phase, None, _part(name))
+
+
+def _part(path: str) -> str | None:
+    """Return the part that the words of a path mean together."""
+    part = None
+    for word in path.split("."):
+        part = refined(part, next((known for known, pattern in PARTS.items() if _is(pattern, word)), None))
+    return part
+
+
+def refined(part: str | None, inside: str | None) -> str | None:
+    """Return the part in effect where `inside` is open in `part`.
+
+    `attention.scores` is more specific than `attention`, and a `norm` inside attention still belongs to attention.
+    """
+    return inside if inside and (part is None or inside.startswith(part)) else part
+
+
+def _is(pattern: str, name: str) -> re.Match[str] | None:
+    return re.fullmatch(pattern, name, re.IGNORECASE)

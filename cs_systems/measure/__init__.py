@@ -1,0 +1,1 @@
+"""Measurement of cells, loops and scripts: workloads, profilers, worker processes, the recorder."""

@@ -1,0 +1,159 @@
+"""Tables made from a trace, for the record of the run that was traced: the same for every profiler."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from dataclasses import fields, replace
+from pathlib import Path
+from statistics import median
+from typing import cast
+
+from cs_systems.analysis.attribution.kernel_families import family
+from cs_systems.analysis.attribution.profile import Profile, profile
+from cs_systems.analysis.attribution.tables import ALL, Ceilings, Costs
+from cs_systems.analysis.attribution.timeline import results as analysis_results
+from cs_systems.analysis.attribution.timeline import view
+from cs_systems.analysis.diagnosis import diagnose
+from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, describe
+from cs_systems.core.caveats import RECORD_AGAIN, Caveat
+from cs_systems.core.rows import OverheadRow, Results, Row, as_tables
+from cs_systems.formulas.cost import PhaseCost
+from cs_systems.measure.profilers import Collected
+from cs_systems.readers._read import read
+from cs_systems.readers.forms.modules import checked
+from cs_systems.readers.forms.trace import Trace
+from cs_systems.record import RunRecord
+
+STEADY = 3  # the last steps of the warm-up that count as steady; the ones before them compile and allocate
+UNMARKED = (
+    "in this compile mode the model runs as one function without ranges: its kernels have a phase, but no layer or "
+    "part; use the compile mode default, or none, to see layers"
+)
+FUSED = (
+    "{:.1%} of the kernel time is in kernels that are fused over several layers: each belongs to the layer with most "
+    "of its operators"
+)
+
+
+def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
+    """Return every table of `traces.tables`, and `coverage`, `overhead`, `notes`, and the artifact `page`.
+
+    The page shows one step and all tables.
+
+    A trace without kernels (a CPU's) gives `overhead`, `ranges`, `operators` and the page of the host's ranges alone,
+    and a caveat that states this.
+    """
+    cost: Results = {"overhead": overhead(record)}
+    remedy = f"open {trace.name} in the profiler's own viewer"
+    try:
+        seen = profile(_with_modules(read(trace), record))
+    except ConfigError as error:
+        return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
+    results: Results = {**analysis_results(seen, costs_of(record, families_by_phase(seen))), **cost}
+    if not seen.trace.kernels:
+        lacks = f"{trace.name} holds no kernel: it has times of the ranges on the host, but none of the device"
+        few: Results = {"overhead": results["overhead"], "ranges": results["ranges"]}
+        if "operators" in results:
+            few["operators"] = results["operators"]
+        remedy = f"or see its operators: cs-systems analyze {trace}" if "operators" in results else ""
+        caveat = Caveat("no-tables", lacks, ", ".join(filter(None, ("profile on a GPU", remedy))))
+        return Collected(_page(page, seen, results, record), few, (caveat,))
+    results["coverage"] = [
+        {
+            "profiler": seen.trace.profiler,
+            "steps": len(seen.steps),
+            "kernels": sum(kernels.calls for kernels in seen.by_step.values()),
+            "kernel_s": seen.time_s,
+            "phase_coverage": seen.phase_coverage,
+            "layer_coverage": seen.layer_coverage,
+            "fused_share": seen.fused_share,
+        }
+    ]
+    if record.run_config.compile != "none":
+        meant = FUSED.format(seen.fused_share) if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
+        results["notes"].append({"table": "layers", "note": meant})
+    doubts = (Caveat("incomplete-trace", seen.incomplete, RECORD_AGAIN),) if seen.incomplete else ()
+    return Collected(_page(page, seen, results, record), results, doubts)
+
+
+def _with_modules(trace: Trace, record: RunRecord) -> Trace:
+    """Return the trace with the modules of the record where it has none of its own."""
+    known = trace.modules or checked(as_tables(record.results).get("modules"))
+    return replace(trace, modules=known)
+
+
+def _page(file: Path, seen: Profile, results: Results, record: RunRecord) -> dict[str, Path]:
+    from cs_systems.report import origins
+    from cs_systems.report.pages.profile import render  # it imports jinja2, which only a page needs
+
+    of_record, of_trace = as_tables(record.results), as_tables(results)
+    found = diagnose([replace(record, results=cast(Results, {**of_record, **of_trace}))])
+    shown = {**of_trace, **{name: of_record[name] for name in ("ranks",) if name in of_record}}
+    page = render(view(seen), shown, describe(record.run_config), found, origins.lines([record]))
+    file.write_text(page, encoding="utf-8")
+    return {"page": file}
+
+
+def overhead(record: RunRecord) -> list[OverheadRow]:
+    """Return the cost of profiling: recorded steps against the last steps of the same process before recording.
+
+    Empty where nothing was measured.
+    """
+    if record.measurement is None:
+        return []
+    recorded_s = median(sample.wall_s for sample in record.measurement.timed)
+    before = [sample.wall_s for sample in record.measurement.samples if sample.warmup][-STEADY:]
+    before_s = median(before) if len(before) == STEADY else None
+    return [
+        {
+            "recorded_s": recorded_s,
+            "not_recorded_s": before_s,
+            "recorded_to_not_recorded": None if before_s is None else recorded_s / before_s,
+        }
+    ]
+
+
+def families_by_phase(seen: Profile) -> dict[str, set[str]]:
+    """Return phase → the families of its kernels."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for function, place in seen.groups:
+        found[place.phase].add(family(function.name))
+    return found
+
+
+def costs_of(record: RunRecord, families: Mapping[str, Set[str]]) -> Costs:
+    """Return each phase's cost from the record, the device's ceilings, and the step's time by the device's events."""
+    by_phase: dict[tuple[str, str], PhaseCost] = {}
+    for row in record.results.get("cost", ()):
+        known: Row = row
+        phase, cost = row["phase"], PhaseCost(**{f.name: known.get(f.name) for f in fields(PhaseCost)})
+        by_phase[phase, ALL] = cost
+        by_phase |= {(phase, name): share for name, share in _by_family(cost, families.get(phase, set())).items()}
+    ceilings = None
+    for peak in record.results.get("ceiling", ()):
+        if peak["peak_bytes_per_s"] is not None:
+            ceilings = Ceilings(peak["peak_flops_per_s"], peak["peak_bytes_per_s"])
+    timed = record.measurement.timed if record.measurement else ()
+    on_device = record.measurement is not None and record.measurement.clock == "cuda_event"
+    event_s = median(sum(s.phases_s.values()) for s in timed) if timed and on_device else None
+    return Costs(
+        by_phase, ceilings, event_s, {row["path"]: row for row in as_tables(record.results).get("modules", ())}
+    )
+
+
+def _by_family(cost: PhaseCost, families: Set[str]) -> dict[str, PhaseCost]:
+    """Return family → its share of a phase's cost, where the formulas attribute it to kernels that ran.
+
+    All FLOPs are matrix products', and so are the bytes where there are FLOPs. The products over the score matrix
+    belong to the attention kernels where some ran, else to matrix products like the others. The bytes that AdamW moves
+    belong to its kernels.
+    """
+    if not cost.hardware_flops:
+        return {"optimizer": cost} if cost.hardware_flops == 0 and "optimizer" in families else {}
+    if None in (cost.score_flops, cost.score_bytes, cost.bytes):
+        return {}
+    scores = PhaseCost(None, cost.score_flops, cost.score_bytes)
+    rest = PhaseCost(None, cost.hardware_flops - (cost.score_flops or 0), (cost.bytes or 0) - (cost.score_bytes or 0))
+    shares = {"attention": scores, "matmul": rest} if "attention" in families else {"matmul": cost}
+    return {name: share for name, share in shares.items() if share.hardware_flops}

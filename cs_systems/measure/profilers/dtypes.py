@@ -1,0 +1,53 @@
+"""Dtypes of parameters, of each module's inputs and outputs, of logits, loss and gradients.
+
+Also checks that the step ran in the precision that was requested. Works for every step that calls modules, a user's
+own too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from cs_systems.analysis.comparison.dtypes import contradiction, table
+from cs_systems.core.rows import AutocastContext, ModuleDtypes, Results
+from cs_systems.measure.profilers import Collected, ProfileLost, Profiler
+from cs_systems.measure.profilers._readings import leave, take
+from cs_systems.record import RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.machine.device import Device
+
+
+class Readings(TypedDict):
+    """Readings of the recorded steps."""
+
+    modules: list[ModuleDtypes]
+    loss: list[str]
+    contexts: list[AutocastContext]
+
+
+@contextmanager
+def region(out: Path, device: Device, model: Any) -> Iterator[None]:
+    from cs_systems.instrument.dtype_readings import DtypeReadings, reading
+
+    readings = DtypeReadings()
+    with reading(readings):
+        yield
+    leave(out, Readings(modules=readings.rows, loss=readings.loss, contexts=readings.contexts))
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    found: Readings = take(out, "the dtypes were not written")
+    if not found["modules"]:
+        raise ProfileLost(
+            "no dtype was read, because the step called no nn.Module; call the model as a module, and do not compile it"
+        )
+    results: Results = {"dtypes": table(found["modules"], found["loss"]), "autocast_contexts": found["contexts"]}
+    cause = contradiction(record.run_config.precision, found["modules"], found["contexts"])
+    return Collected({}, results, contradiction=cause)
+
+
+PROFILER = Profiler(region=region, collect=collect)

@@ -1,0 +1,70 @@
+"""Device memory by NVTX range from Nsight Systems: calls of cudaMalloc and cudaFree in the recorded steps.
+
+PyTorch's caching allocator makes few of them: none, once its cache holds what a step needs. With `UNCACHED` among the
+options it calls CUDA for each tensor, so that ranges show what they allocate; such steps are slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.analysis.attribution.memory_ranges import MEMORY_USAGE, memory_ranges
+from cs_systems.config import ConfigError, Phase
+from cs_systems.core.rows import MemoryRange, MemoryRangeRow
+from cs_systems.measure.profilers import Collected, ProfileLost, nsys
+from cs_systems.measure.profilers.residuals import gradients_of_a_block, kept_by_eager_block
+from cs_systems.readers._read import read
+from cs_systems.record import RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.machine.device import Device
+
+UNCACHED = "--env-var=PYTORCH_NO_CUDA_MEMORY_CACHING=1"
+
+
+def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:
+    return nsys.launch(argv, out, [MEMORY_USAGE, *options] if on_cuda else [], on_cuda)
+
+
+@contextmanager
+def region(out: Path, device: Device, model: Any) -> Iterator[None]:
+    from cs_systems.measure.workloads import Unavailable
+
+    if not device.is_cuda:
+        raise Unavailable("the profiler nsys_memory requires a CUDA device; run on a GPU, or do without this profiler")
+    with nsys.region(out, device, model):
+        yield
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    report, database = nsys.export(out)
+    try:
+        rows = memory_ranges(read(database))
+    except ConfigError as error:
+        raise ProfileLost(str(error)) from None
+    sees = "tensors" if UNCACHED in record.run_config.profiler_args else "the caching allocator's requests"
+    files = {"nsys": report, "sqlite": database}
+    return Collected(files, {"memory_ranges": with_prediction(rows, record), "memory_ranges_of": [{"sees": sees}]})
+
+
+def with_prediction(rows: Sequence[MemoryRange], record: RunRecord) -> list[MemoryRangeRow]:
+    """Return the rows with predicted_bytes."""
+    kept = kept_by_eager_block(record)
+    if kept is None or UNCACHED not in record.run_config.profiler_args:
+        return [{**row, "predicted_bytes": None} for row in rows]
+    change = {Phase.FORWARD.value: kept, Phase.BACKWARD.value: gradients_of_a_block(record.run_config) - kept}
+    blocks = [row["layer"].startswith("block") for row in rows]
+    return [
+        {**row, "predicted_bytes": change.get(row["phase"]) if block else None}
+        for row, block in zip(rows, blocks, strict=True)
+    ]
+
+
+PROFILER = replace(
+    nsys.PROFILER, launch=launch, region=region, collect=collect,
+    instead=("leave out --nsys", "use another profiler"),
+)  # fmt: skip

@@ -1,0 +1,61 @@
+"""Communication against computation: torch.profiler on every rank around the timed steps, with ranges of phases alone.
+
+Without ranges around modules, so that it disturbs a step less than `kineto` does. The record gets `overlap`, and
+`streams`, the picture of one step of rank 0: see `traces.overlap`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from cs_systems.analysis.attribution.overlap import median_row, median_step, picture, skew_rows, streams
+from cs_systems.config import ConfigError
+from cs_systems.core.caveats import Caveat
+from cs_systems.core.rows import OverlapRow, RankOverlapRow, Results, SkewRow, StreamRow
+from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, rank_file
+from cs_systems.measure.profilers._readings import CHECK_SHARED
+from cs_systems.measure.profilers._tables import overhead
+from cs_systems.measure.profilers.kineto import record_trace, trace_path
+from cs_systems.readers._read import read
+from cs_systems.record import RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.machine.device import Device
+
+
+def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:
+    """Record as kineto does, with ranges of phases alone, and all threads: one of them may start collectives."""
+    from cs_systems.instrument.annotate import RecordFunctionRanges, listening
+
+    return record_trace(out, device, listening(RecordFunctionRanges()), all_threads=True)
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    """Return `overlap`, a row for each rank's median step, `streams` and `overhead`.
+
+    Waiting and transfer are None where the ranks' traces do not fit together; a caveat then gives the reason.
+    """
+    paths = [trace_path(rank_file(out, rank)) for rank in range(record.run_config.world_size)]
+    if missing := [number for number, path in enumerate(paths) if not path.is_file()]:
+        raise ProfileLost(f"the trace of rank {missing[0]} is not in the output folder; {CHECK_SHARED}")
+    traces = [read(path) for path in paths]
+    ranks = [streams(trace) for trace in traces]
+    caveats: tuple[Caveat, ...] = ()
+    try:
+        skew = skew_rows(ranks)
+    except ConfigError as error:
+        skew = [SkewRow(rank=rank, transfer_s=None, waiting_s=None) for rank in range(len(ranks))]
+        what, _, remedy = str(error).partition("; ")
+        caveats = (Caveat("no-skew", what, remedy),)
+    rows: list[RankOverlapRow] = [
+        {"rank": row["rank"], **median_row(own), **row} for row, own in zip(skew, ranks, strict=True)
+    ]
+    shown: list[StreamRow] = [{"rank": 0, **row} for row in picture(traces[0], ranks[0][median_step(ranks[0])])]
+    results: Results = {"overlap": cast(list[OverlapRow], rows), "streams": shown, "overhead": overhead(record)}
+    names = ["trace", *(f"trace_rank{number}" for number in range(1, len(paths)))]
+    return Collected(dict(zip(names, paths, strict=True)), results, caveats)
+
+
+PROFILER = Profiler(region=region, collect=collect)

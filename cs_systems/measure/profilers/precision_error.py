@@ -1,0 +1,20 @@
+"""Error of a user's own model in low precision: the cell's workload becomes `workloads._foreign_errors`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cs_systems.measure.profilers import Collected, ProfileLost, Profiler
+from cs_systems.record import RunRecord
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    if not record.results.get("precision_error"):
+        raise ProfileLost(
+            "the profiler precision_error measures only a model of your own; set workload to path.py:name, or, for "
+            "the built-in model, set workload to precision_error and leave out profiler"
+        )
+    return Collected()
+
+
+PROFILER = Profiler(collect=collect)

@@ -1,0 +1,251 @@
+"""Records of a loop: the same `RunRecord` as a sweep's, of a workload `loop NAME`.
+
+A loop reads no RunConfig. Its record holds one all the same, because records are joined by it; only the device, the
+steps, the ranks and the profiler are set, and reports leave the other fields out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from cs_systems.config import RunConfig
+from cs_systems.core import caveats
+from cs_systems.core.caveats import LOOP_REMEDIES, Caveat
+from cs_systems.core.rows import Ran, Results
+from cs_systems.core.statistics import total
+from cs_systems.core.units import counted
+from cs_systems.instrument.probes import graph_break_rows, graph_breaks
+from cs_systems.machine import device as devices
+from cs_systems.machine.device import Device
+from cs_systems.machine.environment import environment
+from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, WAITING, Call, in_order
+from cs_systems.record import LOOP, Environment, Measurement, Row, RunRecord, Sample, make_key
+
+_Batch = Counter[tuple[tuple[int, ...], ...]]  # calls of the models in a step by the shapes of their tensors
+
+
+class StepInputs(NamedTuple):
+    """Calls of the models in one step, and its tokens where the loop gave them."""
+
+    calls: Counter[Call]
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Loop under measurement: what the record says about it."""
+
+    name: str
+    device: Device
+    models: Sequence[nn.Module]
+    optimizers: Sequence[Optimizer]
+    tokens: int | None
+    world_size: int
+
+    def config(self, *, warmup: int, steps: int, profiler: str = "none") -> RunConfig:
+        return RunConfig(
+            workload=f"{LOOP}{self.name}",
+            device=self.device.torch.type,
+            warmup=warmup,
+            steps=steps,
+            world_size=self.world_size,
+            profiler=profiler,
+        )
+
+    def ran(self) -> Row:
+        """Return what is known of the loop: its classes, parameters, precision, and tokens of a step."""
+        parameters = {p for model in self.models for p in model.parameters()}
+        optimizers = [type(o).__name__ for o in self.optimizers]
+        return {
+            "models": " + ".join(type(model).__name__ for model in self.models) or None,
+            "parameters": sum(p.numel() for p in parameters) if parameters else None,
+            **({"optimizer": " + ".join(optimizers)} if optimizers else {}),
+            "tokens": self.tokens,
+        }
+
+
+def aligned(samples: Sequence[Sample], phases: Iterable[str] | None = None) -> tuple[Sample, ...]:
+    """Return samples that all have the same phases, with 0 s where one did not occur in a step."""
+    names = in_order([*(phases or ()), *(name for sample in samples for name in sample.phases_s)])
+    empty = dict.fromkeys(names, 0.0)
+
+    def filled(times: dict[str, float]) -> dict[str, float]:
+        return empty | times
+
+    return tuple(
+        replace(s, phases_s=filled(s.phases_s), submit_s=filled(s.submit_s), lag_s=s.lag_s and filled(s.lag_s))
+        for s in samples
+    )
+
+
+def success(
+    subject: Subject,
+    config: RunConfig,
+    samples: Sequence[Sample],
+    inputs: Sequence[StepInputs],
+    before: Environment,
+    *,
+    repeat: int,
+    setup_s: float,
+    seen: Iterable[str],
+    recomputed_s: float,
+    precision: str | None,
+    ended: str | None,
+    missing: Sequence[str],
+    mallocs: int | None,
+    outcome: Iterable[Caveat],
+) -> RunRecord:
+    """Return the record of a stage with at least one timed step.
+
+    inputs: of the timed steps.
+    recomputed_s: seconds of the timed steps in which backward repeated forward.
+    ended: how the loop ended before all steps were timed. missing: the profilers that then saw no step. mallocs:
+    cudaMalloc calls during the timed steps. outcome: caveats of what the steps computed.
+    """
+    device, after = subject.device, environment(subject.device)
+    samples = aligned(samples)
+    measurement = Measurement(
+        device.clock, samples, setup_s, device.peak_allocated_bytes(), device.peak_reserved_bytes()
+    )
+    noted = graph_breaks()
+    breaks = graph_break_rows(noted)
+    found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks)
+    found = (*found, *outcome, *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs))
+    if recomputed_s > 0:
+        found = (*found, caveats.recomputed(recomputed_s / sum(measurement.durations_s(BACKWARD))))
+    counts, differ = _counts(subject.tokens, inputs)
+    if differ:
+        found = (*found, caveats.mixed_batches(differ))
+    found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
+    known = {"precision": precision, "graph_breaks": len(noted) or None}
+    ran = cast(Ran, {**subject.ran(), **counts, **{name: value for name, value in known.items() if value}})
+    broken: Results = {"graph_breaks": breaks} if breaks else {}
+    return RunRecord(
+        key=make_key(config, repeat, after),
+        config=config.to_dict(),
+        status="ok",
+        repeat=repeat,
+        environment=after,
+        measurement=measurement,
+        warnings=tuple({caveat.code: caveat for caveat in found}.values()),
+        results={"ran": [ran], **broken},
+    )
+
+
+def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]:
+    """Return the tokens of the timed steps, and if their batches differ in shape, what follows from that; else "".
+
+    tokens: of each step, as the user has said. Where the inputs differ in shape that is believed only if it is their
+    number of rows: each step then has as many samples.
+    """
+    given = [each.tokens for each in inputs]
+    batches = _batches(inputs)
+    differ = _differ(batches) if any(map(_size, batches)) else len({*given}) > 1
+    if tokens is not None and differ:
+        if {_size(batch)[0] for batch in batches} != {tokens}:
+            return {"tokens": None}, f"tokens={tokens} is not of each of them, and tokens/s is not known"
+        given = [tokens] * len(inputs)
+    if len({*given}) == 1 and not differ:
+        return {"tokens": given[0] if tokens is None else tokens}, ""
+    together = total(given)
+    of_each = given[0] if len({*given}) == 1 else None
+    what = "their median is of no one size" if together is None else "tokens/s is of all of them together"
+    return {"tokens": of_each, "timed_tokens": together}, what if differ else ""
+
+
+def _batches(inputs: Sequence[StepInputs]) -> list[_Batch]:
+    """Return the shapes that the models were called with in each step; where a loop trains, only those for training."""
+    trains = any(with_gradients for each in inputs for with_gradients, _ in each.calls)
+    found = []
+    for each in inputs:
+        batch = _Batch()
+        for (with_gradients, shapes), count in each.calls.items():
+            if shapes and with_gradients == trains:
+                batch[shapes] += count
+        found.append(batch)
+    return found
+
+
+def _differ(batches: Sequence[_Batch]) -> bool:
+    """Return whether batches differ in shape; a model that is called more often makes no difference."""
+    ordered = sorted(batches, key=_Batch.total)
+    return any(not few <= many and _size(few) != _size(many) for few, many in pairwise(ordered))
+
+
+def _size(batch: _Batch) -> tuple[int, int]:
+    """Return the first dimensions of the first tensors, and the elements of all tensors, added up over the calls."""
+    rows = sum(shapes[0][0] * count for shapes, count in batch.items())
+    return rows, sum(sum(map(math.prod, shapes)) * count for shapes, count in batch.items())
+
+
+def failure(config: RunConfig, environment: Environment, *, repeat: int, status: str, reason: str) -> RunRecord:
+    """Return the record of a stage without a timed step."""
+    return RunRecord(
+        key=make_key(config, repeat, environment),
+        config=config.to_dict(),
+        status=status,
+        repeat=repeat,
+        reason=reason,
+        environment=environment,
+    )
+
+
+def status_of(error: BaseException) -> str:
+    return "oom" if devices.is_out_of_memory(error) else "error"
+
+
+def precision_of(device: Device, models: Sequence[nn.Module]) -> str | None:
+    """Return the precision in effect now, in the words of `Precision`; None where it is another."""
+    if torch.is_autocast_enabled(device.torch.type):
+        return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype(device.torch.type))
+    dtypes = {p.dtype for model in models for p in model.parameters() if p.is_floating_point()}
+    if dtypes == {torch.float32}:
+        return "tf32" if device.is_cuda and devices.float32_matmul() == "tf32" else "fp32"
+    return "bf16-pure" if dtypes == {torch.bfloat16} else None
+
+
+def _of_computing(measurement: Measurement) -> Measurement:
+    """Return the measurement without phases in which the device has to wait: that is no lack of launches."""
+    samples = tuple(
+        replace(
+            s,
+            phases_s={n: t for n, t in s.phases_s.items() if n not in WAITING},
+            lag_s=s.lag_s and {n: t for n, t in s.lag_s.items() if n not in WAITING},
+        )
+        for s in measurement.samples
+    )
+    return replace(measurement, samples=samples)
+
+
+def _own_caveats(
+    config: RunConfig,
+    measurement: Measurement,
+    subject: Subject,
+    seen: set[str],
+    ended: str | None,
+    missing: Sequence[str],
+    mallocs: int | None,
+) -> Iterable[Caveat]:
+    timed = len(measurement.timed)
+    if ended is not None:
+        done = len(measurement.samples) if config.profiler == "none" else None
+        yield caveats.cut_short(timed, config.steps, done, ended, missing)
+    if mallocs:
+        calls = counted(mallocs, "cudaMalloc call")
+        yield Caveat("cudaMalloc", f"{calls} during timed steps", LOOP_REMEDIES["cudaMalloc"])
+    if FORWARD not in seen and BACKWARD in seen:
+        if subject.models:
+            names = ", ".join(type(model).__name__ for model in subject.models)
+            yield Caveat("no-forward", f"the call of {names} was not seen", LOOP_REMEDIES["no-forward"])
+        else:
+            remedy = "call the module itself, not its forward(); what a compiled function calls cannot be seen"
+            yield Caveat("no-forward", "no call of a module with parameters was seen", remedy)

@@ -1,0 +1,379 @@
+"""Hooks that find the phases of a loop, all of them removable.
+
+- input: `__next__` of a DataLoader's iterator
+- copy: `Tensor.to`, `Tensor.cuda` and `copy_` from one device to another
+- forward: the call of the models
+- backward: autograd's engine, also below `Tensor.backward` and `autograd.grad`
+- clip, optimizer, zero_grad: the functions of torch of that name; `optimizer` also covers a GradScaler
+- host_sync: `item`, `tolist`, `cpu`, `float()`, `int()`, `bool()` of a tensor on an accelerator, and
+  `torch.cuda.synchronize`
+- cuda_graph: the replay of a CUDA graph of the loop's own, in which no phase can be told
+
+One recorder is active in a process, and the hooks are functions of this module that look for it. A model can be copied
+and pickled while they are on it: see `ModuleHook`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import checkpoint
+from torch.utils.data import dataloader
+from torch.utils.hooks import RemovableHandle
+
+from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced, untraced
+from cs_systems.instrument.hooks import ModuleHook
+from cs_systems.measure.recorder.phases import (
+    BACKWARD,
+    CLIP,
+    COPY,
+    FORWARD,
+    HOST_SYNC,
+    INPUT,
+    OPTIMIZER,
+    REPLAY,
+    ZERO_GRAD,
+    Tracker,
+)
+
+_tracker: Tracker | None = None
+Tells = Callable[[tuple[Any, ...], dict[str, Any]], str | None]
+
+
+def observe(observation: Observation, tracker: Tracker, models: Sequence[nn.Module]) -> None:
+    """Report the phases of this process's loop to `tracker`, until the observation is closed."""
+    for model in models:
+        for install in _on_model(model):
+            observation.add(install)
+    for register, hook in (
+        (register_optimizer_step_pre_hook, _optimizer_begins),
+        (register_optimizer_step_post_hook, _optimizer_ends),
+    ):
+        observation.add(functools.partial(_registered, register, hook), is_guarded=True)
+    for owner, name, tells in (*_PATCHES, *(_OF_ACCELERATORS if _runs_on_accelerator(tracker) else ())):
+        observation.add(functools.partial(patch, owner, name, tells), is_guarded=(owner, name) in _GUARDED)
+    for install in (_begins_recomputation, _ends_recomputation, _times_reentrant_recomputation):
+        observation.add(install)
+    observation.add(functools.partial(_reports_to, tracker))
+
+
+def _runs_on_accelerator(tracker: Tracker) -> bool:
+    return tracker.is_cuda
+
+
+def is_active() -> bool:
+    return _tracker is not None
+
+
+def _reports_to(tracker: Tracker) -> Undo:
+    global _tracker
+    _tracker = tracker
+
+    def forget() -> None:
+        global _tracker
+        _tracker = None
+
+    return forget
+
+
+def _registered(register: Callable[[Any], RemovableHandle], hook: Callable[..., object]) -> Undo:
+    return register(hook).remove
+
+
+def as_guest(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, to be called by a program that runs on where it fails; the recording then ends."""
+
+    @untraced
+    @functools.wraps(function)
+    def guest(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if _tracker is None:
+                raise
+            _tracker.fail(error)
+            return None
+
+    return guest
+
+
+@as_guest
+def _begins(name: str, arguments: Any = ()) -> None:
+    if _tracker is not None and _tracker.observes():
+        _tracker.enter(name, arguments)
+
+
+@as_guest
+def _ends(name: str) -> None:
+    if _tracker is not None and _tracker.observes():
+        _tracker.exit(name)
+
+
+@untraced
+def _forward_begins(_: nn.Module, *arguments: Any) -> None:
+    _begins(FORWARD, arguments)
+
+
+@untraced
+def _forward_ends(*_: Any) -> None:
+    _ends(FORWARD)
+
+
+@untraced
+def _optimizer_begins(*_: Any) -> None:
+    _begins(OPTIMIZER)
+
+
+@untraced
+def _optimizer_ends(*_: Any) -> None:
+    _ends(OPTIMIZER)
+
+
+def _on_model(model: nn.Module) -> Iterator[Callable[[], Undo]]:
+    """Yield what hooks the call of a model.
+
+    Hooks on a module that compiled itself (`model.compile()`) would be compiled with it, so that its compiled call is
+    wrapped instead.
+    """
+    if "_compiled_call_impl" in model.__dict__ and model._compiled_call_impl is not None:
+        yield functools.partial(patch, model, "_compiled_call_impl", lambda *_: FORWARD)
+        return
+    yield lambda: model.register_forward_pre_hook(ModuleHook(_forward_begins), with_kwargs=True).remove
+    yield lambda: model.register_forward_hook(ModuleHook(_forward_ends), always_call=True).remove
+
+
+def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
+    """Return the function, in a phase if `tells` names one for its arguments."""
+
+    @passed_through
+    @functools.wraps(function)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        begun = _begun(tells, args, kwargs)
+        if begun is None:
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _exit(*begun, args)
+
+    return observed
+
+
+@as_guest
+def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tracker, str] | None:
+    """Begin the phase of a call, if it has one; return what `_exit` needs to end it."""
+    tracker = _tracker
+    if tracker is None or not tracker.observes():
+        return None
+    with torch._C.DisableTorchFunction():  # a mode of the script sees its own calls alone
+        if (name := tells(args, kwargs)) is None:
+            return None
+        tracker.enter(name, (args, kwargs))
+    return tracker, name
+
+
+@as_guest
+def _exit(tracker: Tracker, name: str, args: tuple[Any, ...]) -> None:
+    """End the phase of a call with these arguments; the fourth of autograd's engine asks for a graph of gradients."""
+    tracker.exit(name, is_differentiable=name == BACKWARD and len(args) > 3 and bool(args[3]))
+
+
+def patch(owner: Any, name: str, tells: Tells) -> Undo:
+    """Replace an attribute of a class or module by the observed one; return what restores it."""
+    return replaced(owner, name, _wrapped(getattr(owner, name), tells))
+
+
+def patch_call(tells: Tells) -> Undo:
+    """Replace the call of every module by the observed one; return what restores it."""
+    return replaced(nn.Module, "__call__", _ModuleCall(nn.Module.__call__, tells))
+
+
+class _ModuleCall:
+    """Observed call of modules with the code of the one that it replaces.
+
+    torch.profiler with stacks keeps the code of `nn.Module.__call__` for good, and reads `self` of each frame with it.
+    """
+
+    def __init__(self, function: Callable[..., Any], tells: Tells) -> None:
+        functools.update_wrapper(self, function)
+        self._observed = _wrapped(function, tells)
+        if hasattr(function, "__code__"):
+            self.__code__ = function.__code__
+
+    @untraced
+    def __get__(self, module: nn.Module | None, _: type | None = None) -> Callable[..., Any]:
+        return self if module is None else types.MethodType(self._observed, module)
+
+    @passed_through
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._observed(*args, **kwargs)
+
+
+def after(owner: Any, name: str, then: Callable[..., object]) -> Undo:
+    """Call `then` with the arguments after each call of a function of a class or module; return what restores it."""
+    function = getattr(owner, name)
+
+    @passed_through
+    @functools.wraps(function)
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        _call(then, args, kwargs)
+        return result
+
+    return replaced(owner, name, followed)
+
+
+@as_guest
+def _call(then: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    then(*args, **kwargs)
+
+
+class _OfThread(threading.local):
+    recomputes = False
+
+
+_of_thread = _OfThread()
+
+
+class _Recomputation:
+    """Context in which backward repeats forward; inside another one it does nothing."""
+
+    @untraced
+    def __enter__(self) -> None:
+        is_counted = _tracker is not None and _tracker.is_open(BACKWARD) and not _of_thread.recomputes
+        self._timeline = _tracker.timeline if is_counted and _tracker is not None else None
+        if self._timeline is not None:
+            _of_thread.recomputes = True
+            self._begin = self._timeline.now()
+
+    @untraced
+    def __exit__(self, *_: object) -> None:
+        if self._timeline is not None:
+            _of_thread.recomputes = False
+            self._timeline.recomputed(self._begin, self._timeline.now())
+
+
+def _begins_recomputation() -> Undo:
+    """Begin to time what a checkpoint repeats with `use_reentrant=False`; return what removes that."""
+    begin = checkpoint._recomputation_hook.__enter__
+
+    @passed_through
+    @functools.wraps(begin)
+    def begins(self: Any) -> Any:
+        self._cs_systems_recomputation = _Recomputation()
+        self._cs_systems_recomputation.__enter__()
+        return begin(self)
+
+    return replaced(checkpoint._recomputation_hook, "__enter__", begins)
+
+
+def _ends_recomputation() -> Undo:
+    """End what `_begins_recomputation` began; return what removes that."""
+    end = checkpoint._recomputation_hook.__exit__
+
+    @passed_through
+    @functools.wraps(end)
+    def ends(self: Any, *error: Any) -> Any:
+        result = end(self, *error)
+        begun = vars(self).pop("_cs_systems_recomputation", None)  # none while hooks were away, as in a compilation
+        if begun is not None:
+            begun.__exit__()
+        return result
+
+    return replaced(checkpoint._recomputation_hook, "__exit__", ends)
+
+
+def _times_reentrant_recomputation() -> Undo:
+    """Time what a checkpoint repeats with `use_reentrant=True`; return what ends that."""
+    function = checkpoint.CheckpointFunction
+    backward = function.backward
+
+    @passed_through
+    @functools.wraps(backward)
+    def observed(ctx: Any, *gradients: Any) -> Any:
+        run = ctx.run_function
+
+        @passed_through
+        def timed(*args: Any) -> Any:
+            with _Recomputation():
+                return run(*args)
+
+        ctx.run_function = timed
+        try:
+            return backward(ctx, *gradients)
+        finally:
+            ctx.run_function = run
+
+    return replaced(function, "backward", staticmethod(observed))
+
+
+def _always(name: str) -> Tells:
+    return lambda *_: name
+
+
+def _moves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return the phase of `tensor.to(…)`: a copy to a device, or to the host, which waits for the device."""
+    target = kwargs.get("device", kwargs.get("other", args[1] if len(args) > 1 else None))
+    if isinstance(target, Tensor):
+        target = target.device
+    elif not isinstance(target, (str, int, torch.device)):
+        return None
+    kind = target.type if isinstance(target, torch.device) else str(target).partition(":")[0]
+    here = args[0].device.type
+    if kind == here:
+        return None
+    return HOST_SYNC if kind == "cpu" else COPY
+
+
+def _to_cuda(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    return COPY if args[0].device.type == "cpu" else None
+
+
+def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    source = args[1] if len(args) > 1 else kwargs.get("src")
+    here = args[0].device.type
+    if not isinstance(source, Tensor) or source.device.type == here:
+        return None
+    return HOST_SYNC if here == "cpu" else COPY
+
+
+def _reads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return the phase of reading a value: the host waits for an accelerator, and for nothing on a CPU."""
+    return None if args[0].device.type == "cpu" else HOST_SYNC
+
+
+_GradScaler = torch.amp.grad_scaler.GradScaler
+# Everything that is replaced while a loop is recorded: (owner, attribute, phase by its arguments). Functions that
+# callers may have imported by name are replaced one level lower, where torch itself looks them up at each call.
+_PATCHES: tuple[tuple[Any, str, Tells], ...] = (
+    (dataloader._BaseDataLoaderIter, "__next__", _always(INPUT)),
+    (torch.autograd, "_engine_run_backward", _always(BACKWARD)),
+    *((clip_grad, name, _always(CLIP)) for name in ("_get_total_norm", "_clip_grads_with_norm_")),
+    *((owner, "clip_grad_value_", _always(CLIP)) for owner in (clip_grad, nn.utils)),
+    *((owner, "zero_grad", _always(ZERO_GRAD)) for owner in (Optimizer, nn.Module)),
+    *((_GradScaler, name, _always(OPTIMIZER)) for name in ("unscale_", "step", "update")),
+)
+# A copy between devices and a value that is read make the host wait for an accelerator alone.
+_OF_ACCELERATORS: tuple[tuple[Any, str, Tells], ...] = (
+    (Tensor, "to", _moves),
+    (Tensor, "cuda", _to_cuda),
+    (Tensor, "copy_", _copies),
+    *((Tensor, name, _reads) for name in ("item", "tolist", "cpu", "__float__", "__int__", "__bool__")),
+    (torch.cuda, "synchronize", _always(HOST_SYNC)),
+    (torch.cuda.CUDAGraph, "replay", _always(REPLAY)),
+)
+# Those that a guard of torch.compile looks at, where a function that calls them is compiled.
+_GUARDED = {
+    (nn.Module, "zero_grad"),
+    *((clip_grad, name) for name in ("_get_total_norm", "_clip_grads_with_norm_", "clip_grad_value_")),
+    (nn.utils, "clip_grad_value_"),
+}

@@ -1,0 +1,372 @@
+"""Phases of a training loop: their names, and the boundaries between them in one step.
+
+The time of a step is cut at boundaries, and each piece belongs to one phase: the innermost open one. A phase inside
+another interrupts it, so the phases of a step add up to the step. A phase that the user named is not interrupted by
+those that are found.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from cs_systems.config import Phase
+from cs_systems.instrument.annotate import STEP, Label, OpenLabel, annotate
+from cs_systems.instrument.compiler import is_tracing, untraced
+from cs_systems.machine.device import Device
+from cs_systems.measure.workloads._batches import tensors_in
+from cs_systems.record import Sample
+
+FORWARD, LOSS, BACKWARD, OPTIMIZER = (p.value for p in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER))
+INPUT, COPY, CLIP, ZERO_GRAD, HOST_SYNC, REPLAY = "input", "copy", "clip", "zero_grad", "host_sync", "cuda_graph"
+OTHER, BETWEEN = "other", "between"  # time in no phase: inside a step, and between two steps
+WAITING = frozenset({INPUT, COPY, HOST_SYNC, OTHER, BETWEEN})  # phases that launch little work, or none
+Call = tuple[bool, tuple[tuple[int, ...], ...]]
+_NO_THREAD = -1
+_ORDER = (INPUT, COPY, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, REPLAY, HOST_SYNC)
+
+
+def in_order(names: list[str]) -> list[str]:
+    """Return the names as tables show them: those that are found, then the user's own, then the rest of the time."""
+    known = [name for name in _ORDER if name in names]
+    rest = [name for name in (OTHER, BETWEEN) if name in names]
+    return [*known, *(name for name in dict.fromkeys(names) if name not in (*_ORDER, *rest)), *rest]
+
+
+def call_of(arguments: Any) -> Call:
+    """Return whether autograd records the call of a model now, and the shapes of its tensors, scalars left out."""
+    tensors = [tensor for tensor in tensors_in(arguments) if tensor.dim()]
+    shapes = tuple((t.size(0), t.numel()) if t.is_nested else tuple(t.shape) for t in tensors)  # a nested one has none
+    return torch.is_grad_enabled(), shapes
+
+
+class Clocks:
+    """Clocks of the host and of the device during a stage, in which the device runs behind the host.
+
+    They are compared at its begin and at its end, when the device has nothing to do, because they run at slightly
+    different rates.
+    """
+
+    def __init__(self, device: Device, host: Callable[[], float]) -> None:
+        self.device, self.host = device, host
+        self._begin = self._end = self._compared()
+
+    def end(self) -> None:
+        """End the stage, and wait for the device; its marks can be read from then on."""
+        self._end = self._compared()
+        self.device.synchronize()
+
+    def _compared(self) -> tuple[Any, float]:
+        self.device.synchronize()
+        return self.device.mark(), self.host()
+
+    def lag_s(self, mark: Any, host_s: float) -> float:
+        """Return how long after `host_s`, at which the host recorded the mark, the device reached it."""
+        (begin, begun_s), (end, ended_s) = self._begin, self._end
+        stage_s = self.device.between_s(begin, end)
+        rate = (ended_s - begun_s) / stage_s if stage_s > 0 else 1.0
+        return begun_s + rate * self.device.between_s(begin, mark) - host_s
+
+
+class Cut(NamedTuple):
+    """Place in a timeline: the boundaries and the recomputations before it."""
+
+    boundary: int
+    recomputed: int
+
+
+class Timeline:
+    """Boundaries of one step in order: the phase that begins there, the device's mark and the host's time.
+
+    The loop pays for the boundaries alone; the times are computed from them when the stage has ended.
+    """
+
+    def __init__(self, clocks: Clocks, name: str) -> None:
+        self._clocks = clocks
+        self._names: list[str] = []
+        self._marks: list[Any] = []
+        self._host: list[float] = []
+        self._recomputed: list[tuple[Any, Any]] = []
+        self.begin(name)
+
+    def begin(self, name: str) -> None:
+        """Begin a phase, and thereby end the one before it; do nothing if it is the same one."""
+        if self._names and self._names[-1] == name:
+            return
+        self._names.append(name)
+        self._mark()
+
+    def end(self) -> None:
+        """End the step; the device may be behind."""
+        self._mark()
+
+    def cut(self) -> Cut:
+        """Make a boundary inside the present phase, and return it for `pieces`."""
+        self._names.append(self._names[-1])
+        self._mark()
+        return Cut(len(self._names) - 1, len(self._recomputed))
+
+    def pieces(self, cuts: Sequence[Cut]) -> Iterator[Timeline]:
+        """Yield the times up to each of these boundaries, as steps of their own."""
+        for begin, end in itertools.pairwise((Cut(0, 0), *cuts)):
+            piece = copy.copy(self)
+            piece._names = self._names[begin.boundary : end.boundary]
+            piece._marks = self._marks[begin.boundary : end.boundary + 1]
+            piece._host = self._host[begin.boundary : end.boundary + 1]
+            piece._recomputed = self._recomputed[begin.recomputed : end.recomputed]
+            yield piece
+
+    def now(self) -> Any:
+        """Return a mark of this moment, of the device if it has a clock; from any thread."""
+        device = self._clocks.device
+        return device.mark() if device.is_cuda else self._clocks.host()
+
+    def recomputed(self, begin: Any, end: Any) -> None:
+        """Add the marks between which backward repeated forward."""
+        self._recomputed.append((begin, end))
+
+    def recomputed_s(self) -> float:
+        """Return for how long backward repeated forward in this step, after the end of its stage."""
+        return sum(self._clocks.device.between_s(begin, end) for begin, end in self._recomputed)
+
+    def _mark(self) -> None:
+        device, now = self._clocks.device, self._clocks.host()
+        self._host.append(now)
+        self._marks.append(device.mark() if device.is_cuda else now)
+
+    def sample(self, *, warmup: bool) -> Sample:
+        """Return the times of a step, after the end of its stage."""
+        host, marks, device = self._host, self._marks, self._clocks.device
+        names = self._resolved()
+        phases, submit = dict.fromkeys(in_order(names), 0.0), dict.fromkeys(in_order(names), 0.0)
+        lag: dict[str, float] | None = dict.fromkeys(phases, 0.0) if device.is_cuda else None
+        for i, name in enumerate(names):
+            phases[name] += device.between_s(marks[i], marks[i + 1])
+            submit[name] += host[i + 1] - host[i]
+            if lag is not None:
+                lag[name] = round(self._clocks.lag_s(marks[i + 1], host[i + 1]), 9)
+        return Sample(
+            0, warmup, round(device.between_s(marks[0], marks[-1]), 9), {n: round(s, 9) for n, s in phases.items()},
+            {n: round(s, 9) for n, s in submit.items()}, lag,
+        )  # fmt: skip
+
+    def _resolved(self) -> list[str]:
+        """Return the names with those decided that depend on what followed.
+
+        Time after forward is loss only if backward is what follows: before another forward, a loop of reinforcement
+        learning runs its environment. Time between steps is input if no DataLoader was seen.
+        """
+        gap = BETWEEN if INPUT in self._names else INPUT
+        decided, follows = list[str](), OTHER
+        for name in reversed(self._names):
+            if name in (FORWARD, BACKWARD):
+                follows = LOSS if name == BACKWARD else OTHER
+            decided.append({BETWEEN: gap, LOSS: follows}.get(name, name))
+        return decided[::-1]
+
+
+class _Annotations:
+    """Ranges that go to the profiler of the moment."""
+
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+
+    def push(self, name: str) -> None:
+        context = annotate(name)
+        context.__enter__()
+        self._open.append(context)
+
+    def pop(self) -> None:
+        self._open.pop().__exit__(None, None, None)
+
+
+class Tracker:
+    """State of the loop at this moment: the open phases, and the timeline of the step.
+
+    Only the thread that made it is observed.
+
+    Attributes:
+        is_cuda: the loop runs on a GPU.
+        timeline: boundaries of this step.
+        idle: the phase in which a step begins.
+        stepped: the optimizer was entered in this step.
+        seen: all phases that were entered.
+        calls: the calls of the models in this step, counted by what `call_of` returns.
+        has_ranges: each phase is also a range of the active profiler.
+        before_next: called once, before the next phase begins.
+        failure: an error of the observation itself, after which nothing is observed.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        clock: Callable[[], float],
+        at_forward: Callable[[], object],
+        at_backward: Callable[[Any], object],
+    ) -> None:
+        self._device, self._clock = device, clock
+        self._at_forward, self._at_backward = at_forward, at_backward  # in the first one; with the roots of each
+        self.is_cuda = device.is_cuda
+        self._thread = threading.get_ident()
+        self.idle = BETWEEN
+        self._named: list[str] = []
+        # Open phases: (found, shown, whether the loss was being computed before).
+        self._found: list[tuple[str, str, bool]] = []
+        self._in_loss = False
+        self._rest = BETWEEN
+        self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
+        self.seen: set[str] = set()
+        self.calls: Counter[Call] = Counter()
+        self.before_next: Callable[[], object] | None = None
+        self.failure: Exception | None = None
+        self.begin_stage()
+
+    def begin_stage(self) -> None:
+        """Begin a stage, and its first step, when the device has nothing left to do."""
+        with self._unobserved():
+            self._clocks = Clocks(self._device, self._clock)
+        self.start()
+
+    def end_stage(self) -> None:
+        """Wait for the device; the times of the steps can be read from then on."""
+        with self._unobserved():
+            self._clocks.end()
+
+    @contextmanager
+    def _unobserved(self) -> Iterator[None]:
+        """Synchronise the device inside of this: it is no synchronisation of the loop."""
+        thread, self._thread = self._thread, _NO_THREAD
+        try:
+            yield
+        finally:
+            self._thread = thread
+
+    def start(self) -> None:
+        """Begin a new step at this moment, which ends what an exception has left open."""
+        self._named.clear()
+        self._found.clear()
+        self._in_loss, self._rest, self.stepped = False, self.idle, False
+        self.calls = Counter()
+        self.timeline = Timeline(self._clocks, self.idle)
+        self._label.switch((), self._ranges)
+        self._show()
+
+    def end(self, *, synchronize: bool) -> Timeline:
+        """End the step, on request when the device has done its work, and return its boundaries."""
+        self.timeline.end()
+        if synchronize:
+            with self._unobserved():
+                self._device.synchronize()
+        return self.timeline
+
+    def rest(self, name: str) -> None:
+        """Name the time from here on in which no phase is open: OTHER or BETWEEN."""
+        self._rest, self._in_loss = name, False
+        self._switch()
+
+    def observes(self) -> bool:
+        """Return whether calls of this thread are observed now.
+
+        What is captured into a CUDA graph does not run yet, and an event inside it has no time.
+        """
+        return threading.get_ident() == self._thread and not self.captures()
+
+    def captures(self) -> bool:
+        """Return whether work is being captured into a CUDA graph now."""
+        return self.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def fail(self, error: Exception) -> None:
+        """Observe nothing from here on: the program goes on as if it were alone."""
+        self.failure, self._thread = error, _NO_THREAD
+
+    def is_open(self, *names: str) -> bool:
+        """Return whether one of these phases was entered and has not ended."""
+        return any(found in names for found, *_ in self._found)
+
+    def depth(self, name: str) -> int:
+        """Return how many phases of this name are open inside each other."""
+        return sum(found == name for found, *_ in self._found)
+
+    def enter(self, name: str, arguments: Any = ()) -> None:
+        """Begin a phase that was found; the caller asks `observes` before.
+
+        A forward pass inside of a backward pass repeats one for torch.utils.checkpoint, and belongs to backward.
+
+        arguments: of the call that begins it, positional and by name. Of a model's, the shapes are counted; nothing
+            waits for the device.
+        """
+        self.call_before_next()
+        repeats = name == FORWARD and self.is_open(BACKWARD)
+        if name == FORWARD and not (repeats or self.is_open(FORWARD) or is_tracing()):
+            self.calls[call_of(arguments)] += 1
+        if name == FORWARD and FORWARD not in self.seen:
+            self._at_forward()
+        shown = BACKWARD if repeats else name
+        if name == BACKWARD and not self.is_open(BACKWARD):
+            self._at_backward(arguments[0][0])
+        self.seen.add(shown)
+        self.stepped |= name == OPTIMIZER
+        self._found.append((name, shown, self._in_loss))
+        self._in_loss = False
+        self._switch()
+
+    def call_before_next(self) -> None:
+        """Call `before_next`, if it is set; once, also where it begins a phase itself by waiting for the device."""
+        call, self.before_next = self.before_next, None
+        if call is not None:
+            call()
+
+    def exit(self, name: str, *, is_differentiable: bool = False) -> None:
+        """End the phase that `enter` began, if an exception has not ended it before.
+
+        is_differentiable: backward made a graph of the gradients, as for a penalty: they are part of the loss.
+        """
+        if not (self._found and self._found[-1][0] == name) and not self.is_open(name):
+            return
+        while self._found:  # an exception may have left phases inside it open
+            found, shown, was_in_loss = self._found.pop()
+            if found == name:
+                break
+        ends_loss = shown == OPTIMIZER or (shown == BACKWARD and not is_differentiable)
+        self._in_loss = (shown == FORWARD and not self.is_open(FORWARD)) or (was_in_loss and not ends_loss)
+        self._switch()
+
+    @untraced
+    def enter_named(self, name: str) -> None:
+        if self.observes():
+            self._named.append(name)
+            self._switch()
+
+    @untraced
+    def exit_named(self, name: str) -> None:
+        if self.observes() and name in self._named:
+            while self._named.pop() != name:
+                pass
+            self._switch()
+
+    def _switch(self) -> None:
+        self.timeline.begin(self._named[-1] if self._named else self._innermost())
+        self._show()
+
+    def _innermost(self) -> str:
+        if self._in_loss:
+            return LOSS
+        return self._found[-1][1] if self._found else self._rest
+
+    def _show(self) -> None:
+        """Open the ranges of this moment, if a profiler is active."""
+        if self.has_ranges:
+            found = self._innermost()
+            label: Label = (STEP, *self._named[-1:], *(() if found in (OTHER, BETWEEN) else (found,)))
+            self._label.switch(label, self._ranges)
+
+    def close_ranges(self) -> None:
+        self.has_ranges = False
+        self._label.switch((), self._ranges)

@@ -1,0 +1,375 @@
+"""Recorder of a script that was not edited: it finds the models and the optimizers, whose steps are those of the loop.
+
+Nothing happens before the first backward pass, which shows that there is a loop, and on which device. A step ends where
+the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. Where
+that one steps several times for a step of another, as a GAN's critic may, a caveat says that the steps differ. An
+optimizer that steps on and on without the first one has a training of its own, which is recorded in place of the first.
+In a script without an optimizer, which updates its parameters itself, or whose optimizer runs inside a compiled
+function, a step ends with a backward pass; where it was captured into a CUDA graph, with the replay. A model is a
+module with parameters that no other module calls.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from cs_systems.core.caveats import REMEDIES, Caveat
+from cs_systems.instrument.compiler import Observation, is_tracing, passed_through, replaced, untraced
+from cs_systems.measure.recorder import _result, hooks
+from cs_systems.measure.recorder.own_tools import OwnTools
+from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, OTHER, Call, Cut, Tracker
+from cs_systems.measure.recorder.recorder import Recorder, Stage, Taken, with_caveat
+from cs_systems.record import RunRecord
+
+# More steps of another optimizer since the first one's last step, if they are also more than the first one ever took,
+# are a training of their own: a GAN's critic takes five or so for a step of the generator.
+OTHER_TRAINING_STEPS = 8
+
+
+class _Since(NamedTuple):
+    """Step of another optimizer after the last step of the first one."""
+
+    optimizer: weakref.ref[Optimizer]
+    cut: Cut
+    compilations: tuple[int, float]
+    calls: Counter[Call]
+
+
+class ScriptRecorder(Recorder):
+    """Recorder that begins by itself and finds the steps; other options are those of `Recorder`.
+
+    Args:
+        name: the name of the loop in tables.
+        stop: raise SystemExit(0) in the script after its last recorded step, at the same step on every rank.
+        waits_for_nsys: keep the record of a profile of nsys in `records` alone, because its report is still to come.
+    """
+
+    _is_in_code = False
+
+    def __init__(self, name: str, *, stop: bool = False, waits_for_nsys: bool = False, **options: Any) -> None:
+        self._name, self._stop, self._waits_for_nsys, self._options = name, stop, waits_for_nsys, options
+        self._first: weakref.ref[Optimizer] | None = None
+        self._latest: weakref.ref[Optimizer] | None = None  # the one that stepped last, until a GradScaler returns
+        # optimizer → steps found before its latest one
+        self._stepped_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._most_between = 1  # steps found between two of another optimizer's
+        self._since: list[_Since] = []
+        self._captures_step = False  # an optimizer stepped while a CUDA graph was being captured
+        self._step_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._step_ends_s: list[float] = []  # of all steps of the loop, without the time that the recording took
+        self._own_s = 0.0
+        self._later, self._counting = Counter[str](), Observation()
+        self._recorded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._found, self._finding = 0, Observation()
+        self.records = []
+        self.failure: str | None = None
+        self._state = "new"
+        self._early_tools = OwnTools()
+        self._early_tools.watch()  # before the first backward pass, too
+        autograd: Any = torch.autograd
+        engine = autograd._engine_run_backward
+        self._process = os.getpid()
+
+        @passed_through
+        def first_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            if os.getpid() != self._process or not _computes(roots[0]):  # a fork of the process is not recorded
+                return engine(roots, *args, **kwargs)
+            end_waiting()
+            self._begin(roots[0])
+            return autograd._engine_run_backward(roots, *args, **kwargs)  # observed now
+
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        wait_no_more = replaced(autograd, "_engine_run_backward", first_backward)
+        know_no_more = hooks.after(
+            Optimizer, "__init__", lambda new, *_, **__: self._optimizers.append(weakref.ref(new))
+        )
+
+        @untraced
+        def end_waiting() -> None:
+            wait_no_more()
+            know_no_more()
+
+    @untraced
+    def _begin(self, root: Any) -> None:
+        """Begin to record, in place of entering a `with` block; the script runs on where that fails."""
+        device = root.device if isinstance(root, torch.Tensor) else None
+        try:
+            super().__init__(name=self._name, device=device, **self._options)
+            self._last = self._all_steps if self._stop else None
+            self.__enter__()
+        except Exception as error:
+            self._state, self.failure = "closed", str(error)
+
+    def _install(self, tracker: Tracker) -> None:
+        self._find_steps(self._finding if self._stop else self._installed)  # one that stops counts its steps until then
+        super()._install(tracker)
+        tracker.idle = OTHER  # nothing tells where an iteration begins
+        tracker.start()
+        self._installed.add(partial(hooks.patch_call, self._calls))
+
+    def _watched_tools(self) -> OwnTools:
+        return self._early_tools
+
+    def _find_steps(self, finding: Observation) -> None:
+        """Observe what ends a step."""
+        self._optimizers += [weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), Optimizer)]
+        self._ends_with_backward = not self._optimizers
+        finding.add(lambda: register_optimizer_step_post_hook(hooks.as_guest(self._stepped)).remove, is_guarded=True)
+        finding.add(partial(hooks.after, GradScaler, "step", self._scaler_stepped))
+        finding.add(partial(hooks.after, torch.autograd, "_engine_run_backward", self._backward_ended))
+        if torch.cuda.is_available():
+            finding.add(partial(hooks.after, torch.cuda.CUDAGraph, "capture_end", self._captured))
+            finding.add(partial(hooks.after, torch.cuda.CUDAGraph, "replay", self._replayed))
+
+    def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return FORWARD for the call of a module with parameters outside of any other, and of a backward pass."""
+        tracker, module = self._tracker, args[0]
+        if tracker is None or tracker.is_open(FORWARD, BACKWARD) or next(module.parameters(), None) is None:
+            return None
+        models = self._subject.models
+        if all(module is not known for known in models):
+            models.append(module)  # type: ignore[attr-defined]
+        return FORWARD
+
+    @untraced
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        tracker = self._tracker
+        if tracker is not None:
+            if not tracker.observes():
+                self._captures_step |= tracker.captures()
+                return
+            if self._ends_with_backward and self._optimizers:  # it steps in a compiled function, too
+                return
+            if self._ends_with_backward:  # it was made after the first backward pass: the loop only begins here
+                self._ends_with_backward = False
+                self._begin_again()
+            if self._first is None:
+                self._first = weakref.ref(optimizer)
+            self._know(optimizer)
+            before, self._stepped_at[optimizer] = self._stepped_at.get(optimizer, self._found), self._found
+            self._most_between = max(self._most_between, self._found - before)
+        self._latest = weakref.ref(optimizer)
+        if self._first is not None and self._first() is optimizer:
+            self._iterated()
+        elif tracker is not None:
+            self._other_stepped(tracker, optimizer)
+
+    def _begin_again(self) -> None:
+        """Forget the steps that were taken, which were none of the training."""
+        self._warm, self._timed, self._mallocs = [], [], None
+        self._found = self._count = 0
+        self._step_ends_s.clear()
+
+    def _know(self, optimizer: Optimizer) -> None:
+        known = self._subject.optimizers
+        if all(optimizer is not each for each in known):
+            known.append(optimizer)  # type: ignore[attr-defined]
+
+    def _other_stepped(self, tracker: Tracker, optimizer: Optimizer) -> None:
+        """Note the step of an optimizer that is not the first; follow it if it has a training of its own."""
+        cut = tracker.timeline.cut()
+        self._since.append(_Since(weakref.ref(optimizer), cut, self._probes.compilations(), tracker.calls))
+        tracker.calls = Counter()
+        steps = sum(each.optimizer() is optimizer for each in self._since)
+        if steps <= max(OTHER_TRAINING_STEPS, self._found):
+            return
+        if self._stages[0].is_timed:
+            self._follow(tracker, optimizer)
+        else:
+            self._soon(tracker, self._give_up)
+
+    def _give_up(self) -> None:
+        """End the profile of a training that is over."""
+        self._end_stage("the first training ended", None)
+        self._begin_stage()
+
+    def _follow(self, tracker: Tracker, optimizer: Optimizer) -> None:
+        """Record the training of another optimizer, from its first step on, in place of the one before."""
+        optimizers = [known for each in self._since if (known := each.optimizer()) is not None]
+        trained = {p for each in optimizers for group in each.param_groups for p in group["params"]}
+        models = [model for model in self._subject.models if not trained.isdisjoint(model.parameters())]
+        self._subject = replace(self._subject, models=models, optimizers=list(dict.fromkeys(optimizers)))
+        self._first, self._most_between = weakref.ref(optimizer), 1
+        self._stepped_at.clear()
+        self._begin_again()
+        calls, steps = Counter[Call](), list[tuple[_Since, Counter[Call]]]()
+        for each in self._since:
+            calls += each.calls
+            if each.optimizer() is optimizer:
+                steps.append((each, calls))
+                calls = Counter()
+        self._since.clear()
+        timelines = tracker.timeline.pieces([each.cut for each, _ in steps])
+        for timeline, (each, called) in zip(timelines, steps, strict=True):
+            taken = Taken(timeline, *each.compilations, _result.StepInputs(called, None))
+            (self._warm if len(self._warm) < self._warmup else self._timed).append(taken)
+            self._found = self._count = self._count + 1
+            if len(self._timed) == self._stages[0].steps:
+                self._complete(tracker)
+                self._stop_after_last()
+                return
+        tracker.start()
+
+    def _scaler_stepped(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        """Count a step that a GradScaler left out because a gradient was not finite."""
+        if self._latest is None or self._latest() is not optimizer:
+            self._stepped(optimizer)
+        self._latest = None
+
+    def _backward_ended(self, *args: Any, **_: Any) -> None:
+        """Take a step where no optimizer is seen to end one: it may run inside a compiled function."""
+        tracker = self._tracker
+        if tracker is not None and not tracker.observes():
+            return
+        is_differentiated = len(args) > 3 and args[3]  # by a second backward pass of the same step
+        if is_differentiated or (tracker is not None and tracker.depth(BACKWARD) > 1):
+            return
+        if not self._ends_with_backward and self._first is None:
+            known = {each for reference in self._optimizers if (each := reference()) is not None}
+            self._ends_with_backward = self._updates.are_new(known) and not _in_optimizer_step()
+        if self._ends_with_backward:
+            self._iterated()
+
+    def _captured(self, graph: Any, *_: Any, **__: Any) -> None:
+        if self._captures_step:
+            self._step_graphs.add(graph)
+            self._captures_step = False
+
+    def _replayed(self, graph: Any, *_: Any, **__: Any) -> None:
+        if graph in self._step_graphs:
+            self._iterated()
+
+    def _iterated(self) -> None:
+        """Take the step that ends here. Raises SystemExit after the last one, if the script is to end."""
+        self._step_ends_s.append(self._clock() - self._own_s)
+        if self._tracker is not None:
+            self._count += 1
+            if self._since:
+                self._tracker.calls = sum((each.calls for each in self._since), self._tracker.calls)
+                self._since.clear()
+            self._take(self._tracker)
+        self._found += 1
+        self._stop_after_last()
+
+    def _stop_after_last(self) -> None:
+        if self._found == self._last:
+            self._finding.close()  # the exception ends the loop over the hooks, so they can be removed
+            raise SystemExit(0)
+
+    def _soon(self, tracker: Tracker, call: Callable[[], object]) -> None:
+        """Call at the next phase, or at the end: hooks cannot be removed from inside of one."""
+
+        def timed() -> None:
+            begin_s = self._clock()
+            call()
+            self._own_s += self._clock() - begin_s
+
+        tracker.before_next = timed
+
+    def _off(self) -> None:
+        self._recorded = weakref.WeakSet(self._subject.optimizers)
+        super()._off()
+        if not self._stop:
+            self._counting.add(lambda: register_optimizer_step_post_hook(self._stepped_later).remove, is_guarded=True)
+
+    @untraced
+    def _stepped_later(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._first is not None and self._first() is optimizer:
+            self._step_ends_s.append(self._clock() - self._own_s)
+        elif optimizer not in self._recorded:
+            self._later[type(optimizer).__name__] += 1
+
+    def durations_s(self) -> list[float]:
+        """Return the times from the end of each step to that of the next, on the host's clock, in the whole loop."""
+        return [end - begin for begin, end in pairwise(self._step_ends_s)]
+
+    def later_training(self) -> str | None:
+        """Return what trained after the recorded steps, with the remedy, if it was another optimizer; None if none."""
+        if not self._later or max(self._later.values()) <= OTHER_TRAINING_STEPS:
+            return None
+        name, steps = self._later.most_common(1)[0]
+        remedy = (
+            "to record that training, write `with cs_systems.Recorder(out='runs/mine') as recorder:` around its loop"
+        )
+        return f"another optimizer, {name}, stepped {steps} times after the recorded steps; {remedy}"
+
+    def close(self, error: BaseException | None = None) -> None:
+        if self._state != "new" and self._tracker is not None:
+            self._tracker.call_before_next()
+        super().close(error)
+        self._counting.close()
+
+    def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
+        record = super()._record(stage, ended, error)
+        if record.status == "ok" and not self._subject.optimizers:
+            seen = "was seen to step, because it runs inside a compiled function" if self._optimizers else "stepped"
+            what = f"no optimizer {seen}: a step is one backward pass"
+            return with_caveat(record, Caveat("no-optimizer", what, REMEDIES["no-optimizer"]))
+        if record.status != "ok" or self._most_between == 1:
+            return record
+        what = f"one optimizer steps up to {self._most_between} times for a step of another, and each is a step here"
+        kept = (caveat for caveat in record.warnings if caveat.code != "unstable")  # the kinds of steps differ
+        return replace(record, warnings=(*kept, Caveat("mixed-steps", what, REMEDIES["mixed-steps"])))
+
+    def _before_which(self, stage: Stage) -> str:
+        return super()._before_which(stage) if self._found else "before an optimizer stepped"
+
+    def _remedy(self, stage: Stage, error: BaseException | None) -> str:
+        if self._found or isinstance(error, Exception):
+            return super()._remedy(stage, error)
+        return f"let it run longer, or, if it updates its parameters itself, {REMEDIES['no-optimizer']}"
+
+    def leave_to_parent(self) -> None:
+        super().leave_to_parent()
+        self._finding.close()
+        self._counting.close()
+
+    def _shorter(self, done: int) -> str:
+        return f"--steps 1:{done}"
+
+    def _without(self, stage: Stage) -> str:
+        return (
+            "leave out --snapshot and memory in --with" if stage.profiler == "memory_snapshot" else "leave out --with"
+        )
+
+    def _without_report(self, record: RunRecord) -> RunRecord:
+        return record if self._waits_for_nsys else super()._without_report(record)
+
+    def _append(self, record: RunRecord) -> None:
+        if self._waits_for_nsys and (record.status, record.config["profiler"]) == ("ok", "nsys"):
+            self.records.append(record)
+        else:
+            super()._append(record)
+
+
+def _in_optimizer_step() -> bool:
+    """Return whether an optimizer's step is running, such as one that began before it could be observed."""
+    frame, file = inspect.currentframe(), inspect.getfile(Optimizer)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@untraced
+def _computes(root: Any) -> bool:
+    """Return whether a backward pass of this root has numbers: none has on the meta device, or while code is traced."""
+    if not isinstance(root, torch.Tensor):
+        return not is_tracing()
+    return root.device.type in ("cpu", "cuda") and not isinstance(root, FakeTensor) and not is_tracing()

@@ -1,0 +1,561 @@
+"""Execution of cells in this process, for the worker and for `run(config, in_process=True)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
+from cs_systems.core import caveats, plugins
+from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
+from cs_systems.core.shapes import AttentionCall
+from cs_systems.core.units import counted, human
+from cs_systems.formulas import peaks
+from cs_systems.formulas.cost import AttentionAlgorithm, PhaseCost, total
+from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
+from cs_systems.instrument.probes import Probes, graph_break_rows, graph_breaks
+from cs_systems.machine import device as devices
+from cs_systems.machine import process_group
+from cs_systems.machine.device import Device, DeviceUnavailable
+from cs_systems.machine.environment import environment
+from cs_systems.measure.runtime.channel import CellRecord, Message, Visit
+from cs_systems.measure.runtime.plain_rows import DESCRIPTION, check_phases, plain_row, plain_tables
+from cs_systems.measure.runtime.process_state import ProcessState, seed_all
+from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.runtime.warming import WarmupProgress
+from cs_systems.measure.workloads import Unavailable, Workload, _foreign
+from cs_systems.measure.workloads._batches import StepSize, differ, sizes_row
+from cs_systems.measure.workloads._foreign_errors import ForeignErrors
+from cs_systems.measure.workloads._module import ModuleStep
+from cs_systems.measure.workloads._training import Training
+from cs_systems.record import Environment, Measurement, RunRecord, Sample, make_key
+
+Emit = Callable[[Message], object]
+# A resident workload that is visited again is compiled and allocated; one warm-up step restores caches and clocks.
+REVISIT_WARMUP = 1
+# Share of the device that residents may fill by prediction; the rest is for allocations that no formula predicts.
+RESIDENT_SHARE = 0.8
+# Prediction over memory from which a cell cannot fit. No record of profiles/ has less than 1/1.16 of its prediction.
+CERTAIN = 1.2
+_COUNTED_STEPS = 3  # tries to get a step of the usual size, of which FLOPs are counted
+
+
+def build(config: RunConfig, device: Device) -> Workload:
+    """Build the workload that a config names. Raises Unavailable, ConfigError, or whatever the build raises."""
+    made = _factory(config)
+    if plugins.is_foreign(config.workload):
+        seed_all(config.seed)
+        if config.profiler == "precision_error":
+            return ForeignErrors(config, device)
+        return _foreign.build(made, config, device)
+    workload: Workload = made(config, device)
+    return workload
+
+
+def preflight(config: RunConfig, device: Device) -> int | None:
+    """Return the predicted peak bytes of a cell, or None if nothing predicts it.
+
+    Raises Unavailable if it cannot run here, and ConfigError if its predictor returns no number of bytes.
+    """
+    predict = getattr(_factory(config), "preflight", None)
+    predicted = predict(config, device) if predict else None
+    if predicted is None or (type(predicted) is int and 0 <= predicted < _MOST_BYTES):
+        return predicted
+    returned = f"preflight() of {config.workload} returned {_shown(predicted)}"
+    raise ConfigError(f"{returned}; return the bytes as an int of at least 0, or None")
+
+
+class TooLarge(MemoryError):
+    """Cell whose predicted peak the host cannot hold, so that it is not run."""
+
+
+def _refuse_too_large(predicted_bytes: int | None, device: Device) -> None:
+    """Raise TooLarge for a cell that would fill the host's memory.
+
+    A GPU refuses the allocation that is too large. A host gives it, and slows down until the kernel kills a process.
+    """
+    host_bytes = devices.host_memory_bytes()
+    if device.is_cuda or predicted_bytes is None or host_bytes is None or predicted_bytes <= CERTAIN * host_bytes:
+        return
+    predicted, host = human(predicted_bytes, "bytes"), human(host_bytes, "bytes")
+    raise TooLarge(
+        f"predicted peak {predicted} exceeds the host's {host}, so the cell was not run; use a smaller batch, context "
+        "or model"
+    )
+
+
+_MOST_BYTES = 1 << 200  # more than any formula gives, less than a float can hold
+
+
+def _shown(value: Any) -> str:
+    """Format a value for a message: short numbers and texts as they are, anything else as its type."""
+    if isinstance(value, str | float) or (isinstance(value, int) and abs(value) < _MOST_BYTES):
+        return f"{value!r:.60}"
+    return f"an object of type {type(value).__name__}" if not isinstance(value, int) else "a number that is too large"
+
+
+def _factory(config: RunConfig) -> Any:
+    return plugins.get("workloads", config.workload)
+
+
+@dataclass
+class _Cell:
+    """State of one config between its start and its record."""
+
+    index: int
+    config: RunConfig
+    workload: Workload | None = None
+    predicted_peak_bytes: int | None = None
+    samples: list[Sample] = field(default_factory=list)
+    setup_s: float = 0.0
+    peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
+    graph_breaks: list[Any] = field(default_factory=list)  # as torch.compile noted them
+    sizes: list[StepSize] = field(default_factory=list)  # one for each sample, if each step has batches of its own
+    held_bytes: int = 0  # of device memory, between its visits
+    others_bytes: int = 0  # device memory that other cells hold while this one is visited
+    before: Environment | None = None
+    state: ProcessState | None = None  # state of the process when the cell's last visit ended
+
+
+def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None = None, emit: Emit) -> bool:
+    """Measure the cells, in rounds if there are several. Returns False if the process must be replaced.
+
+    out: the path prefix of a profiler's files; a cell with a profiler comes alone.
+
+    Each cell ends in one `CellRecord`. A failed cell leaves the others untouched, and each starts in the process state
+    from before the first. If that state cannot be restored, the process must be replaced.
+    """
+    cells = [_Cell(i, c) for i, c in enumerate(configs)]
+    _load_sources(cells, emit)
+    seed_all()
+    clean = ProcessState()
+    resident = _all_fit(cells, emit)
+    alive = list(cells)
+    for round in range(max(c.rounds for c in configs)):
+        for cell in list(alive):
+            if round >= cell.config.rounds:
+                continue
+            emit(Visit(cell.index, round))
+            if cell.state is not None:
+                cell.state.restore()
+            reply, usable = _turn(cell, round, repeat, out, resident, len(cells) > 1, emit)
+            if usable and (reply is not None or not resident):
+                _drop(cell)  # deleted before the check, which then covers what its deletion changes
+            if reply is None and len(cells) > 1:
+                cell.state = ProcessState()
+            disturbed = _disturbances(cell, clean) if usable and (reply or len(cells) > 1) else []
+            if disturbed and reply is None:
+                reply = CellRecord(cell.index, dataclasses.asdict(_disturber(cell, repeat, disturbed)))
+            if reply is not None:
+                alive.remove(cell)
+                emit(reply)
+            if disturbed:
+                with suppress(OSError, ValueError, AttributeError):  # standard error may be what was changed
+                    print(f"replacing the worker: a cell left {', '.join(disturbed)}", file=sys.stderr)  # noqa: T201
+            if disturbed or not usable:
+                return False  # without a working CUDA context even memory cannot be freed
+    return True
+
+
+def _turn(
+    cell: _Cell, round: int, repeat: int, out: Path | None, resident: bool, shared: bool, emit: Emit
+) -> tuple[CellRecord | None, bool]:
+    """Visit a cell. Returns its record, if it failed or this was its last round, and whether CUDA is usable."""
+    try:
+        _visit(cell, round, out, emit, shared=resident and shared)
+        if round + 1 < cell.config.rounds:
+            return None, True
+        return CellRecord(cell.index, dataclasses.asdict(_success(cell, repeat, resident and shared))), True
+    except Exception as raised:  # the error boundary of a cell: any exception becomes its record
+        error = _readable(raised)
+        record = dataclasses.asdict(_failure(cell, repeat, error))
+        return CellRecord(cell.index, record, process_group.is_of_peers(error)), not devices.is_poisoned(error)
+
+
+_PACKAGES = {
+    "workload": "workloads",
+    "inputs": "workloads",
+    "attention": "attention",
+    "parts": "training.parts",
+}
+"""Field of a config that may name a user's code → package of its plug-ins, in the order in which they are imported."""
+
+
+def _load_sources(cells: list[_Cell], emit: Emit) -> None:
+    """Import the code from outside the package, so that its changes to the process apply to all of its cells."""
+    for cell in cells:
+        if not cell.config.sources:
+            continue
+        emit(Visit(cell.index))  # names the cell to blame if the import kills or hangs the process
+        for role, package in _PACKAGES.items():
+            for name in cell.config.own_code.get(role, ()):
+                with suppress(Exception):  # raised again, and recorded, when the cell is built
+                    plugins.get(package, name)
+
+
+def _disturbances(cell: _Cell, clean: ProcessState) -> list[str]:
+    """Undo what the cell changed in the process; return what cannot be undone."""
+    left = [f"{name} changed" for name in clean.restore()]
+    return left + (clean.left_running() if cell.config.sources else [])
+
+
+def _disturber(cell: _Cell, repeat: int, disturbed: list[str]) -> RunRecord:
+    error = ConfigError(
+        f"the cell left {', '.join(disturbed)}, which would disturb the cells that are interleaved with it; "
+        "measure it without interleave"
+    )
+    return _failure(cell, repeat, error)
+
+
+def _all_fit(cells: list[_Cell], emit: Emit) -> bool:
+    """Return whether all workloads may stay in memory between their visits, by prediction."""
+    if len(cells) == 1:
+        return True
+    total = 0
+    try:
+        for cell in cells:
+            emit(Visit(cell.index))  # names the cell to blame if the prediction kills or hangs the process
+            device = devices.resolve(cell.config.device)
+            limit = cell.config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
+            try:
+                predicted = preflight(cell.config, device)
+            except Unavailable:  # it takes no memory, as its first visit is its last
+                continue
+            if predicted is None or limit is None:
+                return False
+            total += predicted
+            if total > RESIDENT_SHARE * limit:
+                return False
+    except Exception:  # the visit to such a cell records the reason
+        return False
+    return True
+
+
+def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: bool) -> None:
+    """Visit a cell once: build its workload if needed, and measure the steps of one round.
+
+    shared: other cells' workloads stay in memory meanwhile. Their memory is excluded from this cell's peak; the
+    allocator's cache cannot be attributed to a cell. cuBLAS's workspaces count for the cell that made cuBLAS allocate
+    them.
+    """
+    config = cell.config
+    device = devices.resolve(config.device)
+    cell.others_bytes = device.allocated_bytes() - cell.held_bytes if shared else 0
+    device.reset_peaks()  # discards the previous cell's peak, in case building this one fails
+    devices.set_float32_matmul(config.precision)
+    device.limit_memory(config.memory_limit_bytes)
+    device.set_allocator(config.allocator)
+    warmup, warmup_s = config.warmup, config.warmup_s
+    if cell.workload is None:
+        started = time.perf_counter()
+        cell.predicted_peak_bytes = preflight(config, device)
+        if not plugins.is_foreign(config.workload):
+            _refuse_too_large(cell.predicted_peak_bytes, device)
+        cell.workload = build(config, device)
+        device.synchronize()
+        cell.setup_s += time.perf_counter() - started
+    else:
+        warmup, warmup_s = min(warmup, REVISIT_WARMUP), 0.0
+    if cell.before is None:
+        cell.before = environment(device)
+    steps = config.steps // config.rounds + (round < config.steps % config.rounds)
+    probes = Probes(device)
+    device.reset_peaks()
+    region = _region(cell.workload, config, device, out)
+    with _compiling(config):
+        known = len(graph_breaks())
+        samples = partial(
+            measure, device=device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes
+        )
+        if not config.is_distributed:  # ranks send nothing that their supervisor would have to join
+            samples = partial(samples, on_warmup=WarmupProgress(emit, cell.index, warmup, warmup_s))
+        try:
+            cell.samples += samples(cell.workload, region=region)
+        except _foreign.FactoryFound as found:
+            cell.workload = _foreign.from_result(found.result, config, device, set())
+            cell.samples += samples(cell.workload, region=_region(cell.workload, config, device, out))
+        cell.sizes += _sizes(cell.workload)
+        cell.graph_breaks += graph_breaks()[known:]
+    cell.peaks.append((_own_peak_bytes(cell, device), None if shared else device.peak_reserved_bytes()))
+    if shared:
+        cell.held_bytes = device.allocated_bytes() - cell.others_bytes
+
+
+def _sizes(workload: Workload | None) -> list[StepSize]:
+    """Return the sizes of the steps of a user's own model since the last call, if each step has batches of its own."""
+    inner = getattr(workload, "inner", None)
+    return inner.take_sizes() if isinstance(inner, ModuleStep) else []
+
+
+def _own_peak_bytes(cell: _Cell, device: Device) -> int | None:
+    """Return the cell's own peak since the peaks were reset in its last visit."""
+    peak_bytes = device.peak_allocated_bytes()
+    return None if peak_bytes is None else peak_bytes - cell.others_bytes
+
+
+def _region(
+    workload: Workload, config: RunConfig, device: Device, out: Path | None
+) -> Callable[[], AbstractContextManager[object]]:
+    """Return the factory of the profiler's context for the timed steps.
+
+    Hooks go on an uncompiled model, and on a user's own compiled one, whose code then names its modules.
+    """
+    if config.profiler == "none":
+        return nullcontext
+    assert out is not None
+    model = getattr(workload, "model", None) if config.compile == "none" else getattr(workload, "compiled_model", None)
+    return partial(plugins.get("profilers", config.profiler).region, out, device, model)
+
+
+def _compiling(config: RunConfig) -> AbstractContextManager[None]:
+    """Return a context for the steps, the first of which compiles; a profiler gets the layers in the compiled code."""
+    if config.profiler == "none" or config.compile not in MARKED_COMPILE_MODES:
+        return nullcontext()
+    from cs_systems.instrument.compiled_ranges import marked_code  # loads the compiler
+
+    return marked_code()
+
+
+def _drop(cell: _Cell) -> None:
+    cell.workload = None
+    devices.resolve_or_cpu(cell.config.device).release_memory()
+
+
+def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
+    assert cell.workload is not None
+    assert cell.before is not None
+    device = devices.resolve(cell.config.device)
+    peaks = [max((p for p in column if p is not None), default=None) for column in zip(*cell.peaks, strict=True)]
+    measurement = Measurement(device.clock, tuple(cell.samples), cell.setup_s, *peaks)
+    check_phases(measurement.phase_names())
+    after = environment(device)
+    is_foreign = plugins.is_foreign(cell.config.workload)
+    description = plain_row(DESCRIPTION, cell.workload.describe(), is_foreign)
+    if isinstance(cell.workload, _foreign.ForeignWorkload):
+        description |= {"uses": cell.workload.uses}
+    sizes = [size for size, sample in zip(cell.sizes, cell.samples, strict=False) if not sample.warmup]
+    if sizes:
+        description |= sizes_row(sizes)
+    breaks = graph_break_rows(cell.graph_breaks)
+    warnings = caveats.caveats(
+        measurement,
+        cell.before,
+        after,
+        profiler=cell.config.profiler,
+        loss=description.get("loss"),
+        phase=getattr(cell.workload, "judged_phase", None),
+        graph_breaks=breaks,
+    )
+    if differ(sizes):
+        what = "rates are of all of them together, and FLOPs were not counted"
+        warnings = (*warnings, caveats.mixed_batches(what))
+    if cell.graph_breaks or (cell.config.compile != "none" and any(s.compiles for s in cell.samples)):
+        description |= {"graph_breaks": len(cell.graph_breaks)}
+    measured = None if differ(sizes) else _measured_cost(cell.workload, sizes[:1])
+    if measured and measured.unknown_masks:
+        calls = counted(measured.unknown_masks, "call")
+        warnings = (*warnings, caveats.full_attention(f"the masks of {calls} cannot be read"))
+    rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}
+    broken: Results = {"graph_breaks": breaks} if breaks else {}
+    ran = cast(Ran, description | rounds | _provenance(cell.config))
+    return RunRecord(
+        key=make_key(cell.config, repeat, after),
+        config=cell.config.to_dict(),
+        status="ok",
+        repeat=repeat,
+        environment=after,
+        measurement=measurement,
+        warnings=warnings,
+        results={"ran": [ran], **broken, **_tables(cell, device, measured)},
+    )
+
+
+def _provenance(config: RunConfig) -> dict[str, str]:
+    """Return the origin of foreign code, without which a measurement cannot be repeated."""
+    row: dict[str, str] = {}
+    for role, names in config.own_code.items():
+        sources = [source for name in names if (source := plugins.provenance(name))]
+        if sources:
+            row |= {f"{role}_{what}": " ".join(source[what] for source in sources) for what in ("path", "sha256")}
+    return row
+
+
+def _tables(cell: _Cell, device: Device, measured: MeasuredCost | None) -> Results:
+    """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
+    made: Any = getattr(cell.workload, "tables", dict)()
+    is_ours = isinstance(getattr(cell.workload, "inner", cell.workload), (Training, ForeignErrors))
+    own = cast(Results, made if is_ours or not plugins.is_foreign(cell.config.workload) else plain_tables(made))
+    own |= _forecast(cell, device)
+    tables = {**own, **_cost_tables(cell, device, measured.phases if measured else None)}
+    return cast(Results, {**tables, "modules": measured.modules} if measured else tables)
+
+
+def _forecast(cell: _Cell, device: Device) -> Results:
+    """Return the prediction of a user's own model by fake tensors, for a cell that measures memory."""
+    if cell.config.profiler != "memory" or not isinstance(cell.workload, _foreign.ForeignWorkload):
+        return {}
+    from cs_systems.measure.runtime.forecast import forecast
+
+    row = forecast(replace(cell.config, device="cuda" if device.is_cuda else "cpu"))
+    cell.predicted_peak_bytes = row["peak_bytes"]
+    if row["reason"] is not None:
+        return {"memory_unpredicted": [{"reason": row["reason"]}]}
+    return {
+        "memory_forecast": [
+            {
+                "step": phase["step"],
+                "phase": phase["phase"],
+                "component": name,
+                "bytes": phase["components"].get(name, 0),
+                "peak_bytes": phase["peak_components"].get(name, 0),
+            }
+            for phase in row["phases"]
+            for name in dict.fromkeys([*phase["components"], *phase["peak_components"]])
+        ]
+    }
+
+
+def _measured_cost(workload: Workload | None, sizes: Sequence[StepSize]) -> MeasuredCost | None:
+    """Run one more step of a user's own model and count its FLOPs; None where that is not possible.
+
+    sizes: of one step, if each has batches of its own; a step of another size, such as the last of an epoch, is left
+    out.
+    """
+    inner = getattr(workload, "inner", None)
+    if not isinstance(inner, ModuleStep) or inner.config.is_distributed:
+        return None
+    try:
+        for _ in range(_COUNTED_STEPS):
+            inner.prepare()
+            cost = measured_cost(inner.model, inner.step(), algorithm=_algorithm)
+            if inner.take_sizes() == [*sizes]:
+                return cost
+        print("no FLOPs were counted: the batches after the timed steps have other sizes", file=sys.stderr)  # noqa: T201
+    except Exception as error:  # the measurement itself has succeeded
+        print(f"no FLOPs were counted: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+    return None
+
+
+def _algorithm(backend: str, call: AttentionCall) -> AttentionAlgorithm:
+    algorithm: AttentionAlgorithm = plugins.get("attention", backend).algorithm(call)
+    return algorithm
+
+
+def _cost_tables(cell: _Cell, device: Device, measured: Mapping[str, PhaseCost] | None = None) -> Results:
+    assert cell.workload is not None
+    memory: MemoryRow = {
+        "predicted_peak_bytes": cell.predicted_peak_bytes,
+        "peak_allocated_bytes": max((p for p, _ in cell.peaks if p is not None), default=None),
+        "memory_limit_bytes": cell.config.memory_limit_bytes,
+    }
+    tables: Results = {"memory": [memory]}
+    if costs := cell.workload.cost() or measured:
+        tables["cost"] = [_cost_row(phase, c) for phase, c in {**costs, "step": total(costs.values())}.items()]
+    computes_in = getattr(getattr(cell.workload, "inner", cell.workload), "computes_in", cell.config.computes_in)
+    if peak := peaks.peak_flops(device.name, computes_in):
+        bandwidth = peaks.peak_bandwidth(device.name)
+        tables["ceiling"] = [
+            {
+                "precision": str(computes_in),
+                "peak_flops_per_s": peak.per_s,
+                "peak_bytes_per_s": bandwidth.per_s if bandwidth else None,
+                "source": peak.source,
+            }
+        ]
+    return tables
+
+
+def _cost_row(phase: str, cost: PhaseCost) -> CostRow:
+    return {
+        "phase": phase,
+        "model_flops": cost.model_flops,
+        "hardware_flops": cost.hardware_flops,
+        "bytes": cost.bytes,
+        "score_flops": cost.score_flops,
+        "score_bytes": cost.score_bytes,
+    }
+
+
+def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
+    status, reason = _classify(error)
+    if status == "error":
+        reason += _place(error, cell.config)
+        with suppress(OSError, ValueError, AttributeError):  # standard error may be closed
+            _print(error)
+    lost = status == "error" and devices.is_poisoned(error)  # the device may answer nothing after that
+    device = devices.resolve_or_cpu("cpu" if lost else cell.config.device)
+    surroundings = cell.before or environment(device)
+    memory: MemoryRow = {
+        "predicted_peak_bytes": cell.predicted_peak_bytes,
+        "peak_allocated_bytes": _own_peak_bytes(cell, device),
+        "memory_limit_bytes": cell.config.memory_limit_bytes,
+        "failed_allocation_bytes": devices.failed_allocation_bytes(error),
+    }
+    return RunRecord(
+        key=make_key(cell.config, repeat, surroundings),
+        config=cell.config.to_dict(),
+        status=status,
+        repeat=repeat,
+        reason=reason,
+        environment=surroundings,
+        results={"memory": [memory]} if status == "oom" else {},
+        predicted=isinstance(error, TooLarge),
+    )
+
+
+def _print(error: Exception) -> None:
+    """Print an error to standard error: a user's mistake as one line, and others from the user's first frame on."""
+    if isinstance(error, ConfigError):
+        sys.stderr.write(f"{error}\n")
+        return
+    trace = error.__traceback__
+    while trace is not None and _is_ours(Path(trace.tb_frame.f_code.co_filename)):
+        trace = trace.tb_next
+    shown = error.__traceback__ if trace is None else trace
+    traceback.print_exception(type(error), error, shown, file=sys.stderr)
+
+
+def _is_ours(file: Path) -> bool:
+    """Return whether a file is of cs_systems or of torch, which calls a user's model."""
+    return any(folder in file.parents for folder in _OWN_FOLDERS)
+
+
+def _place(error: Exception, config: RunConfig) -> str:
+    """Return the innermost line of the user's own code in the traceback, as " (mine.py:21)"; empty if there is none."""
+    files = {path.resolve() for source in config.sources if (path := plugins.source_file(source))}
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).resolve() in files]
+    return f" ({Path(found[-1].filename).name}:{found[-1].lineno})" if found else ""
+
+
+def _classify(error: Exception) -> tuple[str, str]:
+    """Return the record's status and reason for an exception of a cell."""
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, (Unavailable, DeviceUnavailable)):
+        return "unavailable", text
+    if devices.is_out_of_memory(error):
+        return "oom", text.split(". GPU ")[0].splitlines()[0]
+    named = text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
+    return "error", named[:_LONGEST_REASON]
+
+
+_LONGEST_REASON = 4000
+_OWN_FOLDERS = (Path(__file__).parents[2], Path(torch.__file__).parent)
+
+
+def _readable(error: Exception) -> Exception:
+    """Return the error, or a stand-in that names its type if its text cannot be formatted."""
+    try:
+        str(error).encode()
+        return error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}, whose message cannot be read")

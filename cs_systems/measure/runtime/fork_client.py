@@ -1,0 +1,212 @@
+"""Client of the fork server of this process, from which workers start in a few milliseconds instead of two seconds.
+
+The first worker starts the server, which imports torch once for all later workers of this process. It is replaced when
+something changed that a new process would have inherited or imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SERVER = [sys.executable, "-m", "cs_systems.measure.runtime.fork_server"]
+READY = b"R"
+HEADER = struct.Struct("!I")  # of a request: its size in bytes; of an answer: the guardian's PID
+NOT_FORKED = 0  # answer in place of a PID: a module that the server imported has opened a GPU
+MOST_DESCRIPTORS = 200  # the kernel passes at most 253 in one message
+_PACKAGE = Path(__file__).parents[2]
+# Variables that nothing reads while it is imported: a worker gets its own after the fork.
+_READ_LATER = re.compile(
+    "PYTEST_CURRENT_TEST|COLUMNS|LINES|NO_COLOR|PWD|OLDPWD|SHLVL|_|(LOCAL_)?(RANK|WORLD_SIZE)|(PET_)?MASTER_(ADDR|PORT)"
+    "|(GLOO|NCCL)_SOCKET_IFNAME|TORCH_NCCL_DUMP_ON_TIMEOUT|CUDA_VISIBLE_DEVICES"
+    "|TORCHINDUCTOR_CACHE_DIR|_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
+)
+_lock = threading.Lock()
+_server: _Server | None = None
+_retired: list[subprocess.Popen[bytes]] = []
+_modules: set[str] = set()  # those to import before the next fork
+_refusal: str | None = None  # why the server of this process cannot fork
+
+
+class NoServer(RuntimeError):
+    """Fork server that cannot be used: workers are started as programs instead, which also shows the reason."""
+
+
+class ForkedGuardian:
+    """Guardian that the server forked, with the methods of `subprocess.Popen` that its owner needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._ended: int | None = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._ended = None
+
+    def poll(self) -> int | None:
+        """Return 0 if it has ended, else None."""
+        if self._ended is not None and select.select([self._ended], [], [], 0)[0]:
+            os.close(self._ended)
+            self._ended = None
+        return 0 if self._ended is None else None
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait until it has ended. Raises subprocess.TimeoutExpired."""
+        if self._ended is not None:
+            select.select([self._ended], [], [], timeout_s)
+        if self.poll() is None:
+            raise subprocess.TimeoutExpired("guardian", timeout_s)
+        return 0
+
+
+class _Server:
+    """Running fork server. inherited: what `_inherited` gave when it was started."""
+
+    def __init__(self, inherited: Mapping[str, object], environment: Mapping[str, str], timeout_s: float) -> None:
+        self.inherited, self._owner = inherited, os.getpid()
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [*SERVER, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # only the supervisor handles Ctrl-C
+            )
+        self._control.settimeout(timeout_s)
+        self._is_ready = False
+
+    @property
+    def is_mine(self) -> bool:
+        """False in a child that this process forked."""
+        return self._owner == os.getpid()
+
+    def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """Have a guardian forked and return its PID. Raises OSError or NoServer if the server has ended."""
+        if not self._is_ready and self._control.recv(1) != READY:
+            raise NoServer("the fork server did not start")
+        self._is_ready = True
+        text = json.dumps(request).encode()
+        socket.send_fds(self._control, [HEADER.pack(len(text))], descriptors)
+        self._control.sendall(text)
+        if len(answer := self._control.recv(HEADER.size, socket.MSG_WAITALL)) < HEADER.size:
+            raise NoServer("the fork server ended")
+        pid: int = HEADER.unpack(answer)[0]
+        if pid == NOT_FORKED:
+            global _refusal
+            _refusal = "a module has opened a GPU while it was imported, and a fork cannot use it"
+            raise NoServer(_refusal)
+        return pid
+
+    def retire(self) -> None:
+        """Send no more requests; the server ends when its guardians have."""
+        self._control.close()
+        if self.is_mine:
+            _retired.append(self.process)
+
+
+def fork_guardian(
+    plan: Mapping[str, Any],
+    descriptors: Sequence[int],
+    environment: Mapping[str, str],
+    timeout_s: float,
+) -> ForkedGuardian:
+    """Have a guardian of workers forked.
+
+    Args:
+        plan: the guardian's plan; each command's `argv` are a worker's arguments, its descriptors first.
+        descriptors: the log, the ends of the control and status pipes, then those of each command in order.
+        environment: the variables of the guardian; a command's `env` is added to them.
+        timeout_s: the time that the server may take to start.
+
+    Raises NoServer where processes cannot be forked so.
+    """
+    global _server
+    if reason := unavailable():
+        raise NoServer(reason)
+    if len(descriptors) > MOST_DESCRIPTORS:
+        raise NoServer("the fork server starts at most 98 workers")
+    imports = {
+        name: value
+        for name, value in {**environment, **plan["commands"][0]["env"]}.items()
+        if not _READ_LATER.fullmatch(name)
+    }
+    inherited = _inherited(imports)
+    with _lock:
+        _retired[:] = [process for process in _retired if process.poll() is None]
+        if _server is not None and (not _server.is_mine or _server.inherited != inherited):
+            _retire()
+        request = {"plan": plan, "env": {**environment}, "cwd": str(Path.cwd()), "modules": sorted(_modules)}
+        _modules.clear()  # one that cannot be imported ends this server, but not the next one
+        try:
+            _server = _server or _Server(inherited, imports, timeout_s)
+            return ForkedGuardian(_server.fork(request, descriptors))
+        except BaseException as error:
+            _retire()  # an answer may still come
+            if isinstance(error, (OSError, NoServer)):
+                raise NoServer(str(error)) from error
+            raise
+
+
+def unavailable() -> str | None:
+    """Return the reason that workers start as programs on this machine, or None."""
+    if not hasattr(os, "pidfd_open"):
+        return "the fork server needs Linux"
+    return _refusal
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Have the server import modules before it forks its next worker."""
+    _modules.update(modules)
+
+
+def server_pids() -> set[int]:
+    """Return the PIDs of this process's fork server, and of earlier ones that may still end."""
+    servers = [_server.process] if _server is not None and _server.is_mine else []
+    return {process.pid for process in servers + _retired}
+
+
+def _retire() -> None:
+    global _server
+    if _server is not None:
+        _server.retire()
+        _server = None
+
+
+@atexit.register
+def _end() -> None:
+    """End all servers, and with them the guardians and workers of this process."""
+    _retire()
+    for process in _retired:
+        process.kill()
+        process.returncode = 0  # not waited for: a second Ctrl-C would interrupt that with a traceback
+
+
+def _inherited(environment: Mapping[str, str]) -> dict[str, object]:
+    """Return what a new process would inherit from this one or read from the package."""
+    limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+    umask = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return {
+        "environment": environment,
+        "affinity": os.sched_getaffinity(0),
+        "priority": os.getpriority(os.PRIO_PROCESS, 0),
+        "limits": [resource.getrlimit(limit) for limit in limits],
+        "umask": umask and umask[1],
+        "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        "ignored signals": [n for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN],
+        "sources": max(path.stat().st_mtime_ns for path in _PACKAGE.rglob("*.py")),
+    }

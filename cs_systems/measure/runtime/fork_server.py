@@ -1,0 +1,193 @@
+"""Fork server: a process that has imported what workers need, and forks guardians whose workers start at once.
+
+`python -m cs_systems.measure.runtime.fork_server SOCKET PARENT` imports the worker's code and nothing more: it asks no
+device, starts no thread and computes nothing, so that a fork equals a new process. It answers `R` when it is ready.
+Each request on the socket (`fork_client`) carries a guardian's plan and descriptors, and is answered by the
+guardian's PID. It ends when the socket closes or its parent ends, and its guardians end with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+
+from cs_systems.measure.runtime.guardian import HANDLED, PR_SET_PDEATHSIG, Guardian, prctl
+
+if __name__ == "__main__":
+    gc.disable()  # importing torch makes no garbage; a worker turns collection on
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # `serve` watches the parent, but importing takes seconds
+    if os.getppid() != int(sys.argv[2]):
+        sys.exit(1)
+
+import atexit
+import importlib
+import json
+import re
+import select
+import socket
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from cs_systems.measure.runtime import worker
+from cs_systems.measure.runtime.fork_client import HEADER, MOST_DESCRIPTORS, NOT_FORKED, READY
+
+GPUS = re.compile(r"nvidia\w*|kfd|renderD\d+|dxg")  # names in /dev: of NVIDIA, of AMD, and in WSL
+
+
+class ForkingGuardian(Guardian):
+    """Guardian that forks its workers. kept: the server's own descriptors, which a new process would have too."""
+
+    def __init__(self, plan: dict[str, Any], kept: Iterable[int]) -> None:
+        super().__init__(plan)
+        self._kept = {*kept}
+        self._handlers = {number: signal.getsignal(number) for number in HANDLED} | {signal.SIGCHLD: signal.SIG_DFL}
+
+    def _spawn(self, argv: list[str], env: dict[str, str], fds: list[int], output: IO[bytes] | None) -> int:
+        if (pid := os.fork()) == 0:
+            self._become_worker(argv, env, fds, output)
+        return pid
+
+    def _become_worker(
+        self, argv: list[str], env: dict[str, str], fds: list[int], output: IO[bytes] | None
+    ) -> NoReturn:
+        """Undo in this fork what belongs to the guardian, and run the worker."""
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            if output is not None:
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+            for descriptor in _open_descriptors() - self._kept - {*fds}:
+                os.close(descriptor)
+            os.environ.update(env)
+            sys.argv = [worker.__file__, *argv]
+        except BaseException:
+            os._exit(1)
+        _run_and_exit()
+
+
+def _run_and_exit() -> NoReturn:
+    """Run the worker, then end as an interpreter does. The guardian's frames above must not go on in this process."""
+    status = 0
+    try:
+        try:
+            worker.main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            status = 1
+            sys.excepthook(*sys.exc_info())
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(status)
+
+
+def _open_descriptors() -> set[int]:
+    with os.scandir("/proc/self/fd") as entries:
+        listed = {int(entry.name) for entry in entries}
+    return {number for number in listed if _is_open(number)}  # the listing's own descriptor is closed again
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _has_opened_a_gpu() -> bool:
+    """Return True if something that was imported has initialised a GPU's driver, which no fork can use."""
+    opened = (Path(f"/proc/self/fd/{number}").readlink() for number in _open_descriptors())
+    return any(GPUS.fullmatch(file.name) for file in opened)
+
+
+def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return the next request and its descriptors; None at the end."""
+    head, descriptors, _, _ = socket.recv_fds(control, HEADER.size, MOST_DESCRIPTORS)
+    if len(head) < HEADER.size:
+        return None
+    (size,) = HEADER.unpack(head)
+    text = b""
+    while len(text) < size:
+        if not (chunk := control.recv(size - len(text))):
+            return None
+        text += chunk
+    return json.loads(text), descriptors
+
+
+def _guard(request: dict[str, Any], descriptors: list[int], server: int, kept: set[int]) -> None:
+    """Become the guardian of a request's workers, with the environment and the working directory of its sender."""
+    log, control, status, *rest = descriptors
+    for descriptor in _open_descriptors() - kept - {*descriptors}:
+        os.close(descriptor)
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    if not sys.flags.safe_path:
+        sys.path[0] = request["cwd"]
+    plan = {**request["plan"], "control": control, "status": status, "parent": server}
+    for command in plan["commands"]:
+        count = len(command["fds"])
+        command["fds"], rest = rest[:count], rest[count:]
+        command["argv"][:count] = map(str, command["fds"])
+    ForkingGuardian(plan, kept).run()
+
+
+def serve(control: socket.socket, parent: int) -> None:
+    """Fork a guardian for each request. After the last, wait for the guardians or for the parent's end."""
+    kept = _open_descriptors() - {control.fileno(), parent}
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes guardians that have ended
+    server = os.getpid()
+    prctl(PR_SET_PDEATHSIG, 0)  # the thread that started this process may end before its process
+    control.sendall(READY)
+    listened, alive = [control.fileno()], set[int]()  # alive: for each guardian a pipe that closes with it
+    while listened or alive:
+        ready, _, _ = select.select([parent, *listened, *alive], [], [])
+        if parent in ready:
+            return
+        for pipe in alive.intersection(ready):
+            os.close(pipe)
+            alive.remove(pipe)
+        if control.fileno() not in ready:
+            continue
+        if (received := _receive(control)) is None:
+            listened = []
+            continue
+        request, descriptors = received
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        for module in request["modules"]:
+            importlib.import_module(module)
+        prctl(PR_SET_PDEATHSIG, 0)
+        if _has_opened_a_gpu():
+            for descriptor in descriptors:
+                os.close(descriptor)
+            control.sendall(HEADER.pack(NOT_FORKED))
+            continue
+        gc.freeze()  # a collection in a worker would copy the pages of all that was imported
+        pipe, theirs = os.pipe()
+        if (pid := os.fork()) == 0:
+            try:
+                _guard(request, [*descriptors, theirs], server, kept)
+            finally:
+                os._exit(0)
+        for descriptor in (*descriptors, theirs):
+            os.close(descriptor)
+        alive.add(pipe)
+        control.sendall(HEADER.pack(pid))
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])), os.pidfd_open(int(sys.argv[2])))

@@ -1,0 +1,86 @@
+"""One cell under a profiler: the command around its worker, and its tables in the record. Without torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from cs_systems.config import RunConfig
+from cs_systems.core import plugins
+from cs_systems.core.caveats import Caveat
+from cs_systems.measure.profilers import ProfileLost, Profiler
+from cs_systems.measure.runtime.channel import run_request, to_json
+from cs_systems.measure.runtime.processes import worker_command
+from cs_systems.record import RunRecord
+
+
+def prefix(folder: Path, config: RunConfig, repeat: int) -> Path:
+    """Return the path prefix of the cell's files."""
+    return folder / f"{config.key()}-{repeat}"
+
+
+def launcher(config: RunConfig, out: Path, *, on_cuda: bool) -> Callable[[list[str]], list[str]] | None:
+    """Return a function that wraps the worker's command in the profiler's; None for one inside the worker."""
+    profiler: Profiler = plugins.get("profilers", config.profiler)
+    if profiler.launch is Profiler.launch:
+        return None
+    return lambda argv: profiler.launch(argv, out, config.profiler_args, on_cuda)
+
+
+def command(config: RunConfig, out: Path, *, on_cuda: bool) -> list[str]:
+    """Return a shell command that runs the cell under its profiler; the request is an argument instead of a message."""
+    request = to_json(run_request([config], 0, out))
+    launch = launcher(config, out, on_cuda=on_cuda) or list
+    return launch(worker_command(request))
+
+
+def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
+    """Return the record with the profiler's tables and, if `keep`, its files.
+
+    The status becomes `error` if the profiler left no tables, and `unavailable` if the profiler was refused.
+    """
+    profiler: Profiler = plugins.get("profilers", record.run_config.profiler)
+    if reason := profiler.refused(out):
+        return replace(record, status="unavailable", reason=reason, measurement=None)
+    if record.status != "ok" and not (record.status == "oom" and profiler.sees_oom):
+        return record
+    try:
+        found = profiler.collect(out, record)
+    except ProfileLost as error:
+        if record.status != "ok":  # it ran out of memory before the profiler began
+            return record
+        return replace(record, status="error", reason=str(error) if keep else _reason_without_files(str(error), out))
+    if found.contradiction:
+        record = replace(record, status="error", reason=found.contradiction, measurement=None)
+    return replace(
+        record,
+        results=record.results | found.results,
+        artifacts={what: file.name for what, file in found.artifacts.items()} if keep else {},
+        warnings=record.warnings + (found.warnings if keep else tuple(_without_file(w, out) for w in found.warnings)),
+    )
+
+
+def _reason_without_files(reason: str, out: Path) -> str:
+    """Return the reason without files that are deleted, because the call has no folder for them."""
+    file = re.compile(rf"{_own_file(out)}|worker\.log")
+    problem, _, remedy = reason.rpartition("; ")
+    if file.search(remedy):
+        remedy = "measure again with out=FOLDER, which keeps the files and messages"
+    return "; ".join(filter(None, (file.sub("its report", problem), remedy)))
+
+
+def _without_file(caveat: Caveat, out: Path) -> Caveat:
+    """Return the caveat without the name of a file that is deleted, because the call has no folder for it."""
+    file = re.compile(_own_file(out))
+    return replace(
+        caveat,
+        message=file.sub("the trace", caveat.message),
+        remedy=file.sub("TRACE (give out= to keep it)", caveat.remedy),
+    )
+
+
+def _own_file(out: Path) -> str:
+    """Return a pattern of the names of the cell's files."""
+    return rf"\S*{re.escape(out.name)}[\w.-]*"

@@ -1,0 +1,44 @@
+"""Progress of a warm-up, sent to the supervisor before warm-up steps only: nothing may disturb the timed ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cs_systems.measure.runtime.channel import Message, Warming
+
+EVERY_S = 0.5  # time between two messages, at least
+# Time in which the supervisor has shown a message, with a wide margin; nothing is sent this close to the timed steps.
+SHOWN_S = 0.1
+
+
+class WarmupProgress:
+    """Callback of `measure`, which calls it before each warm-up step.
+
+    Args:
+        send: the function that sends a message.
+        cell: the number of the cell in the request.
+        warmup: the number of warm-up steps.
+        warmup_s: the least duration of the warm-up.
+        clock: the clock, in s.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Message], object],
+        cell: int,
+        warmup: int,
+        warmup_s: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._send, self._cell, self._warmup, self._clock = send, cell, warmup, clock
+        self._last_sent = self._step_began = clock()
+        self._ends = self._step_began + warmup_s
+
+    def __call__(self, done: int) -> None:
+        now = self._clock()
+        step_s, self._step_began = now - self._step_began, now
+        left_s = max((self._warmup - done) * step_s, self._ends - now)
+        if done and now - self._last_sent >= EVERY_S and left_s >= SHOWN_S:
+            self._last_sent = now
+            self._send(Warming(self._cell, done, max(self._warmup, done + 1)))

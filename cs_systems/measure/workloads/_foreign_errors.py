@@ -1,0 +1,75 @@
+"""Error of a user's own model in low precision against fp32, over one step; not a timing.
+
+The columns are those of `precision_error`. The reference is in fp32, because code that converts tensors to a dtype of
+its own does not run in float64. The two steps have the same parameters, batch and seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from cs_systems.config import ConfigError, Mode, Precision, RunConfig
+from cs_systems.core.rows import PrecisionErrorRow, Ran
+from cs_systems.core.validation import shown
+from cs_systems.machine.device import Device
+from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads._batches import tensors_in
+from cs_systems.measure.workloads._foreign import built
+from cs_systems.measure.workloads._module import ModuleStep
+from cs_systems.measure.workloads.precision_error import PrecisionError
+
+
+class ForeignErrors(PrecisionError):
+    """Workload that compares one step of a user's own model with the same step in fp32."""
+
+    def __init__(self, config: RunConfig, device: Device) -> None:
+        if config.precision is Precision.FP32:
+            raise Unavailable(
+                "fp32 is the reference of the numerical errors, and is not compared with "
+                "itself; choose another precision"
+            )
+        if config.is_distributed:
+            raise Unavailable(
+                "the numerical error of a precision is measured on one process only; use strategy single and "
+                "world_size 1"
+            )
+        self.config = replace(config, mode=Mode.FORWARD_BACKWARD)
+        self.device, self.tokens = device, None
+        self._begin(torch.float32)
+
+    def _make(self, config: RunConfig) -> ModuleStep:
+        torch.manual_seed(config.seed)
+        made = built(config, self.device)
+        if not isinstance(made.inner, ModuleStep):
+            raise Unavailable(
+                f"{config.workload} runs the step itself, so its outputs and gradients cannot be compared; name a "
+                "function (config, device) that returns (model, batch, loss)"
+            )
+        made.check()
+        torch.manual_seed(config.seed)  # the dropout of the first step is that of the reference
+        return made.inner
+
+    def _errors(self, low: Any, scale: float | None) -> PrecisionErrorRow:
+        if low.loss is not None:  # a further step would have the next batch
+            low = self._make(self.config)
+        return super()._errors(low, scale)
+
+    def _outputs(self, step: Any) -> Tensor:
+        leaves = tree_leaves(dict(step.output) if hasattr(step.output, "keys") else step.output)
+        found = [x for leaf in leaves for x in tensors_in(leaf) if x.is_floating_point() and x.dim()]  # of dataclasses
+        if not found:
+            what = f"{shown(step.output)} without a floating-point tensor of one or more dimensions"
+            what = "only a scalar" if isinstance(step.output, Tensor) else what
+            raise ConfigError(
+                f"the model returned {what}, so there are no outputs to compare; return a dict such as {{'loss': loss, "
+                "'logits': logits}, whose loss is found without a loss function"
+            )
+        return torch.cat([leaf.detach().flatten().to(self.reference_dtype) for leaf in found])
+
+    def describe(self) -> Ran:
+        return {"loss": self.low_loss}

@@ -1,0 +1,191 @@
+"""Base of the training steps of a language model and of any other module: phases, loss scaler, optimizer."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cs_systems.config import ConfigError, Mode, Phase, Precision, RunConfig
+from cs_systems.core.rows import Results, SentRow
+from cs_systems.formulas.communication import NARROW_BYTES, Payload
+from cs_systems.machine.device import Device
+from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads._graph import StepGraph
+from cs_systems.model.parallel import ParallelStrategy, compose
+from cs_systems.model.parallel._collectives import Call, counting
+from cs_systems.model.training.optimizers import optimizer_class
+
+
+def strategy_of(config: RunConfig) -> ParallelStrategy:
+    return compose(config.strategy, **_options(config))
+
+
+class Training:
+    """Training step whose `config.mode` selects the phases; the subclass defines forward and loss.
+
+    Attributes:
+        model: the model without a wrapper.
+        wrapped: the model as `config.strategy` wraps it; a step calls this one.
+        trained_bytes: Ψ, the bytes of the trained parameters before the strategy divides them.
+        trained_elements: their number of elements.
+        calls: the collectives that our own strategies started in the last step.
+        optimizer: the optimizer; it and `optimizer_name` are None in modes without an update.
+        loss: the loss of the last step, a scalar.
+    """
+
+    def __init__(self, config: RunConfig, device: Device, model: nn.Module) -> None:
+        self.config, self.device, self.model = config, device, model
+        self.calls: list[Call] = []
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.trained_bytes, self.trained_elements = sum(p.nbytes for p in trained), sum(p.numel() for p in trained)
+        self.strategy = strategy_of(config)
+        try:
+            self.wrapped = self.strategy.wrap(model)
+        except ConfigError as error:  # the strategy cannot take this model
+            raise Unavailable(str(error)) from error
+        self.scaler = self.strategy.grad_scaler(device.torch.type, enabled=config.precision is Precision.FP16)
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizer_name: str | None = None
+        if config.mode is Mode.TRAIN_STEP:
+            self._make_optimizer()
+        self.loss: Tensor | None = None
+        self.graph = None if config.graph == "none" else StepGraph(self._phases)
+
+    def _make_optimizer(self) -> None:
+        self.optimizer_name = "adamw_fused" if self.config.optimizer == "default" else self.config.optimizer
+        cls, options = optimizer_class(self.optimizer_name)
+        if self.config.graph != "none" and self.optimizer_name == "adamw_fused":
+            options["capturable"] = True
+        try:
+            self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), cls, **options)
+        except ConfigError as error:  # the optimizer cannot take these parameters
+            raise Unavailable(str(error)) from error
+
+    def prepare(self) -> None:
+        if self.graph is not None and self.graph.captured:
+            return  # the graph writes to the loss and the gradients that it was captured with
+        self.loss = None
+        self.wrapped.zero_grad(set_to_none=True)
+        if self.config.compile in ("reduce-overhead", "max-autotune"):
+            torch.compiler.cudagraph_mark_step_begin()
+
+    @property
+    def _keeps_graph(self) -> bool:
+        return self.config.keep_graph or self.config.mode is not Mode.FORWARD
+
+    def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        with counting() as self.calls:
+            if self.graph is None:
+                yield from self._phases()
+            else:
+                yield Phase.GRAPH, self.graph
+
+    def _phases(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        yield Phase.FORWARD, self._forward
+        if self.config.mode is not Mode.FORWARD:
+            yield Phase.LOSS, self._compute_loss
+            yield Phase.BACKWARD, self._backward
+            if self.strategy.splits:
+                yield Phase.SYNCHRONIZE, self._synchronize
+        if self.config.mode is Mode.TRAIN_STEP:
+            yield Phase.OPTIMIZER, self._update
+
+    def tables(self) -> Results:
+        """Return the table `sent` of a step on ranks."""
+        if not self.config.is_distributed:
+            return {}
+        own = not any(part.startswith("torch_") for part in self.config.strategy.split("+"))
+        row: SentRow = {
+            "collectives": len(self.calls) if own else None,
+            "sent_bytes": sum(call.sent_bytes for call in self.calls) if own else None,
+            "formula_sent_bytes": self._formula_sent_bytes(),
+        }
+        return {"sent": [row]}
+
+    def _formula_sent_bytes(self) -> float | None:
+        """Return the bytes that a rank sends in a whole training step, by formula.
+
+        None for a part of a step, and where activation checkpoints repeat the collectives of tensor parallelism.
+        """
+        formula, config = self.strategy.sent_bytes, self.config
+        again = config.checkpoint != "none" and "features" in self.strategy.splits
+        if formula is None or config.mode is not Mode.TRAIN_STEP or again:
+            return None
+        return formula(self.payload(), config.world_size)
+
+    def payload(self) -> Payload:
+        """Return the sizes that the strategies' formulas need.
+
+        What tensor parallelism divides is left out, because a module alone does not show it.
+        """
+        narrowed_bytes = NARROW_BYTES * self.trained_elements
+        share = narrowed_bytes / self.trained_bytes if self.trained_bytes else 1.0
+        return Payload(self.trained_bytes, narrow_share=share)
+
+    @abstractmethod
+    def _forward(self) -> None: ...
+
+    @abstractmethod
+    def _compute_loss(self) -> None: ...
+
+    def _backward(self) -> None:
+        assert self.loss is not None
+        self.scaler.scale(self.loss).backward()
+
+    def _synchronize(self) -> None:
+        self.strategy.finish_gradients(self.wrapped)
+
+    def _update(self) -> None:
+        assert self.optimizer is not None
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+def compiled(function: Callable[..., Any], mode: str, *, keeps_buffers: bool = False) -> Callable[..., Any]:
+    """Return a model or function compiled in this mode of `config.COMPILE_MODES`, or itself for "none".
+
+    keeps_buffers: whether a tensor that an operator received stays as it is until the operator lets it go, rather than
+    until its last use in the function.
+    """
+    return function if mode == "none" else torch.compile(function, **_compile_options(mode, keeps_buffers))
+
+
+def compile_blocks(
+    blocks: Iterable[nn.Module], mode: str, *, with_hooks: bool = True, keeps_buffers: bool = False
+) -> None:
+    """Compile each block in place; blocks of one class and shape share one compilation.
+
+    Args:
+        blocks: to be compiled.
+        mode: as in `compiled`.
+        with_hooks: whether the blocks' hooks are compiled too. Those that wait for other ranks must stay outside.
+        keeps_buffers: as in `compiled`.
+    """
+    for block in blocks:
+        if with_hooks:
+            block.compile(**_compile_options(mode, keeps_buffers))
+        else:
+            block.forward = compiled(block.forward, mode, keeps_buffers=keeps_buffers)
+
+
+def _compile_options(mode: str, keeps_buffers: bool) -> dict[str, Any]:
+    if mode == "aot_eager":
+        return {"backend": "aot_eager"}
+    if not keeps_buffers:
+        return {"mode": mode}
+    from torch._inductor import list_mode_options
+
+    return {"options": {**list_mode_options(mode), "allow_buffer_reuse": False, "inplace_buffers": False}}
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    """Return the strategy's options: the user's, and under autocast the compute dtype if the strategy accepts one."""
+    options: dict[str, Any] = dict(config.strategy_options)
+    if config.precision.is_autocast and "compute_dtype" in compose(config.strategy).options:
+        low = Precision.BF16 if config.precision is Precision.FP8 else config.precision  # fp8 is made from bf16
+        options.setdefault("compute_dtype", low.value)
+    return options

@@ -1,0 +1,239 @@
+"""Training step of BasicTransformerLM, or its first phases: forward, loss, backward, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cs_systems.config import Mode, Phase, Precision, RunConfig
+from cs_systems.core import plugins, recipes
+from cs_systems.core.checkpoint_plan import segments
+from cs_systems.core.rows import Ran
+from cs_systems.formulas import cost
+from cs_systems.formulas.communication import Payload, payload, tensor_rank_cost
+from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES
+from cs_systems.formulas.memory import model as memory_model
+from cs_systems.formulas.memory.ranks import step_memory_of_a_rank
+from cs_systems.machine import process_group
+from cs_systems.machine.device import Device
+from cs_systems.measure.workloads import Unavailable, _graph
+from cs_systems.measure.workloads._calls import COMPUTE_DTYPES, check_backend, check_output
+from cs_systems.measure.workloads._training import Training, compile_blocks, compiled, strategy_of
+from cs_systems.model.attention import AttentionBackend, AttentionCall
+from cs_systems.model.parallel import ParallelStrategy
+from cs_systems.model.training import checkpointing, fp8, parts, triton_operators
+from cs_systems.model.training.losses import cross_entropy
+from cs_systems.model.training.master_adamw import MOMENTS, MasterAdamW
+from cs_systems.model.training.parts import Update
+from cs_systems.model.transformer import BasicTransformerLM
+
+
+class TrainStep(Training):
+    """Training step on parameters, tokens and targets that come from `config.seed`.
+
+    Each rank has tokens of its own, except that ranks that divide the blocks of one model among themselves share
+    theirs.
+    """
+
+    def __init__(self, config: RunConfig, device: Device) -> None:
+        self.preflight(config, device)
+        self.backend = plugins.get("attention", config.attention)
+        torch.manual_seed(config.seed)
+        with device.torch:
+            model = BasicTransformerLM(config.model, self.backend)
+            shape = (config.batch_size, config.tokens_per_sequence)
+            rank, divided = strategy_of(config).part_of_batch(process_group.rank(), process_group.size())
+            if rank:
+                torch.manual_seed(config.seed + rank)
+            self.tokens = torch.randint(config.model.vocab_size, shape)
+            self.targets = torch.randint(config.model.vocab_size, shape)
+        chosen = parts.chosen(config.parts).values()
+        parts.apply(chosen, model)
+        self.head_loss = next((part.head_loss for part in chosen if part.head_loss), None)
+        self.update: Update | None = None
+        if config.precision is Precision.BF16_PURE:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.bfloat16()
+        if config.precision is Precision.FP8:  # not lm_head, as is common: it would round the logits
+            fp8.use_fp8(model.layers)
+        # The compiler must see the operators that a selective checkpoint keeps.
+        in_block = config.compile_scope == "block" and config.checkpoint.startswith("selective")
+        if not in_block:
+            checkpointing.apply_checkpointing(model, config.checkpoint)
+        self.world_tokens = divided * self.tokens.numel()
+        self.parameters = sum(p.numel() for p in model.parameters())
+        super().__init__(config, device, model)
+        if begin := next((part.during_backward for part in chosen if part.during_backward), None):
+            assert isinstance(self.optimizer, MasterAdamW)
+            self.update = begin(model, self.optimizer)
+        if in_block:
+            plan = segments(config.checkpoint, config.model.num_layers)
+            checkpointing.checkpoint_forwards(model.layers, plan)
+        keeps = any(part.keeps_buffers for part in chosen)
+        if config.compile_scope == "block":
+            with_hooks = not config.is_distributed
+            compile_blocks(model.layers.children(), config.compile, with_hooks=with_hooks, keeps_buffers=keeps)
+            self.run_model: Any = self.wrapped
+        else:
+            self.run_model = compiled(self.wrapped, config.compile, keeps_buffers=keeps)
+        self.output: Tensor | None = None  # of run_model: the logits, or what head_loss takes
+        if not isinstance(self.backend, AttentionBackend):
+            self._check_attention()
+
+    @staticmethod
+    def preflight(config: RunConfig, device: Device) -> int | None:
+        recipe = recipes.of_hopper(config)
+        if recipe and device.capability() != (9, 0):
+            instead = ", ".join(f"{name} {value}" for name, value in recipes.RECIPES["compiled"].options.items())
+            raise Unavailable(
+                f"the options of recipe {recipe} require a Hopper GPU; use those of recipe compiled instead: {instead}"
+            )
+        call = _attention_call(config, device)
+        backend = check_backend(config, device, call)
+        if reason := checkpointing.unavailable(config):
+            raise Unavailable(reason)
+        for reason in (parts.unavailable(config), _graph.unavailable(config, device), _options_unavailable(config)):
+            if reason:
+                raise Unavailable(reason)
+        if config.precision is Precision.FP8:
+            sizes = {"d_model": config.model.d_model, "d_ff": config.model.d_ff}
+            if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
+                raise Unavailable(reason)
+        strategy = strategy_of(config)
+        # No formula covers tensor-parallel blocks, other parts than the plain ones, and a graph's own memory.
+        if backend is None or "features" in strategy.splits or config.parts or config.graph != "none":
+            return None
+        known = replace(config, device=device.torch.type, precision=config.computes_in)
+        return _predicted_bytes(known, backend.algorithm(call), strategy)
+
+    def _check_attention(self) -> None:
+        """Raise ConfigError if the user's own attention function returns no tensor of the shape of q."""
+        c, call = self.config, _attention_call(self.config, self.device)
+        shape = (c.batch_size, c.model.num_heads, c.tokens_per_sequence, c.model.d_head)
+        dtype = getattr(torch, call.dtype)
+        leaves = [torch.zeros(shape, dtype=dtype, device=self.device.torch, requires_grad=call.needs_backward)] * 3
+        check_output(c.attention, partial(self.backend, causal=True), leaves, shape)
+
+    def prepare(self) -> None:
+        self.output = None
+        super().prepare()
+
+    def _forward(self) -> None:
+        with torch.set_grad_enabled(self._keeps_graph), self.device.autocast(self.config.precision):
+            options = {} if self.head_loss is None else {"with_head": False}
+            self.output = self.run_model(self.tokens, **options)
+
+    def _compute_loss(self) -> None:
+        assert self.output is not None
+        with self.device.autocast(self.config.precision):
+            if self.head_loss is None:
+                self.loss = cross_entropy(self.output, self.targets)
+            else:
+                head: Any = self.model.lm_head
+                weight = head.weight  # the whole: where a strategy shards the parameter, it sets this attribute
+                self.loss = self.head_loss(self.output.flatten(0, -2), weight, self.targets.flatten())
+
+    def _backward(self) -> None:
+        if self.update:
+            self.update.begin()
+        super()._backward()
+
+    def _update(self) -> None:
+        if self.update:
+            self.update.finish()
+        else:
+            super()._update()
+
+    def payload(self) -> Payload:
+        c = self.config
+        return payload(c.model, self.tokens.numel(), PARAMETER_BYTES[c.precision], COMPUTE_BYTES[c.computes_in])
+
+    def cost(self) -> Mapping[str, cost.PhaseCost] | None:
+        if not isinstance(self.backend, AttentionBackend):
+            return None
+        c = self.config
+        algorithm = self.backend.algorithm(_attention_call(c, self.device))
+        tokens = c.tokens_per_sequence
+        whole = cost.step_cost(
+            c.model,
+            c.batch_size,
+            tokens,
+            c.mode,
+            algorithm,
+            c.computes_in,
+            c.checkpoint,
+            head_in_loss=self.head_loss is not None,
+            update_bytes=cost.UPDATE_BYTES.get(c.optimizer, cost.plain_update_bytes(c.precision)),
+        )
+        if self.update:
+            updates = whole[Phase.OPTIMIZER]
+            whole[Phase.BACKWARD] = cost.total([whole[Phase.BACKWARD], updates])
+            whole[Phase.OPTIMIZER] = replace(updates, bytes=0)
+        if c.graph != "none":
+            return {Phase.GRAPH: cost.total(whole.values())}
+        if (degree := self.strategy.tp_degree or c.world_size) == 1:
+            return whole
+        return tensor_rank_cost(whole, c.model, c.batch_size * tokens, degree)
+
+    def describe(self) -> Ran:
+        version = self.backend.describe() if isinstance(self.backend, AttentionBackend) else None
+        return {
+            "attention": self.config.attention,
+            "attention_version": version,
+            "checkpoint": self.config.checkpoint,
+            "optimizer": self.optimizer_name,
+            "tokens": self.tokens.numel(),
+            "world_tokens": self.world_tokens,
+            "parameters": self.parameters,
+            "loss": None if self.loss is None else float(self.loss.detach()),
+        }
+
+
+def _options_unavailable(config: RunConfig) -> str | None:
+    if config.optimizer in MOMENTS and config.precision is not Precision.BF16_PURE:
+        return (
+            f"optimizer {config.optimizer} keeps master weights of bf16 parameters; use precision bf16-pure, or "
+            "optimizer adamw_fused"
+        )
+    if config.optimizer in MOMENTS and (reason := triton_operators.unavailable_on_gpu(config, "use adamw_fused")):
+        return f"optimizer {config.optimizer}: {reason}"
+    if config.compile_scope == "block" and config.is_distributed and "features" in strategy_of(config).splits:
+        return (
+            f"strategy {config.strategy} divides each block over ranks, which compile_scope block does not support; "
+            "use compile_scope model"
+        )
+    return None
+
+
+def _attention_call(config: RunConfig, device: Device) -> AttentionCall:
+    length, heads = config.tokens_per_sequence, config.model.num_heads
+    return AttentionCall(
+        device.torch.type,
+        COMPUTE_DTYPES[config.computes_in],
+        config.model.d_head,
+        length,
+        length,
+        heads,
+        heads,
+        causal=True,
+        needs_backward=config.keep_graph or config.mode is not Mode.FORWARD,
+    )
+
+
+def _predicted_bytes(config: RunConfig, algorithm: cost.AttentionAlgorithm, strategy: ParallelStrategy) -> int:
+    """Return the predicted peak of device memory of one rank of `config`, in bytes."""
+    return step_memory_of_a_rank(
+        memory_model.step_memory(config, algorithm),
+        strategy.splits,
+        config.world_size,
+        strategy.buckets,
+        gradients_in_buckets=strategy.bucket_view is not None,
+    ).peak_bytes
+
+
+WORKLOAD = TrainStep

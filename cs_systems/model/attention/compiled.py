@@ -1,0 +1,25 @@
+"""Naive attention through torch.compile: the effect of fusion alone. The score matrix is still in memory.
+
+Compiled at the first call with each shape, which belongs in warm-up.
+"""
+
+from __future__ import annotations
+
+from cs_systems.formulas.cost import AttentionAlgorithm
+from cs_systems.model.attention import AttentionBackend, AttentionCall
+from cs_systems.model.attention._compile import compile_each_shape
+from cs_systems.model.attention._refusals import cannot_compile, cannot_run
+from cs_systems.model.attention.naive import attention
+
+
+def _unavailable(call: AttentionCall) -> str | None:
+    return cannot_run(call) or cannot_compile(call.device)
+
+
+# Forward and its kept tensors are naive's; in backward the gradient of the scores overwrites that of the weights.
+BACKEND = AttentionBackend(
+    compile_each_shape(attention),
+    unavailable=_unavailable,
+    algorithm=lambda call: AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True),
+    rounds_scores=True,
+)

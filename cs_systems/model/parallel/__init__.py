@@ -1,0 +1,278 @@
+"""Parallel strategies, one file each. A new one is one new file that exports `STRATEGY = ParallelStrategy(...)`.
+
+A strategy trains one model on N ranks, each on its share of the batch, and reaches the parameters that one process
+reaches on the whole batch. Each rank calls
+
+    strategy = compose("ddp_bucketed+zero1", bucket_size_mb=25)
+    part, parts = strategy.part_of_batch(rank, world_size)
+    model = strategy.wrap(model)
+    optimizer = strategy.make_optimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    loss(model(batch.chunk(parts)[part])).backward()
+    strategy.finish_gradients(model)
+    optimizer.step()
+
+after `torch.distributed.init_process_group` (NCCL on GPUs, gloo on CPUs). `fsdp+tp` arranges the ranks in two
+dimensions: `tp_degree` neighbours take the same rows and divide the blocks, the others take other rows. Ψ below is the
+bytes of all trainable parameters. Volumes, in `formulas/communication`, are the bytes that a rank sends in a step, with
+ring collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.config import ConfigError, RunConfig, one_of
+from cs_systems.core import plugins
+from cs_systems.core.validation import did_you_mean, shown
+from cs_systems.formulas.communication import Payload
+from cs_systems.formulas.rank_layout import (
+    Takes,
+    check_division,
+    check_layout,
+    options_of,
+    require_tp_degree,
+    splits_of,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def _unchanged(model: nn.Module, **options: Any) -> nn.Module:
+    return model
+
+
+def _nothing(model: nn.Module) -> None:
+    pass
+
+
+def _plain_optimizer(
+    params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
+) -> torch.optim.Optimizer:
+    return cls(params, **options)
+
+
+_NARROW = {"compute_dtype", "comm_dtype"}  # options that are bf16 or fp16
+
+
+@dataclass(frozen=True)
+class ParallelStrategy:
+    """One way to divide the work of a step. Each hook is the identity unless given, so that strategies compose.
+
+    splits: what each rank has only a share of: "batch", "optimizer", "gradients", "parameters", "features" (of each
+        block heads and d_ff: tensor parallelism). Written as literals, like `options`: a process without torch reads
+        both from the file.
+    wrap: `(model, **options) -> model`, before the optimizer is made.
+    after_wrap: `(wrapped model)`, once every strategy of a composition has wrapped it.
+    finish_gradients: `(wrapped model)`, after backward and before the optimizer's step.
+    make_optimizer: `(params, cls, **kw)` returns an optimizer that steps like `cls(params, **kw)`.
+    sent_bytes: `(payload of a rank's rows, world size)` → bytes that a rank sends in a step by formula; None where it
+        is not known.
+    options: the options of `wrap` by name, with their allowed values: a "flag", a "count" (a whole number of at least
+        1), a "size" (a number above 0), or one of these names. "… for NCCL": omit it on a CPU.
+    one_dtype: whether it takes only models whose parameters share one dtype.
+    for_unused: the options that it needs where a batch may leave a parameter without a gradient.
+    buckets: bytes that it holds in addition to parameters from first to last, in Ψ. bucket_view: the option that makes
+        gradients views of the buckets; None where there is none, or, of a composition, where it is off.
+    tp_degree: the number of neighbouring ranks that take the same rows; None: all.
+    """
+
+    splits: frozenset[str] = frozenset({"batch"})
+    wrap: Callable[..., nn.Module] = _unchanged
+    after_wrap: Callable[[nn.Module], None] = _nothing
+    finish_gradients: Callable[[nn.Module], None] = _nothing
+    make_optimizer: Callable[..., torch.optim.Optimizer] = _plain_optimizer
+    sent_bytes: Callable[[Payload, int], float] | None = None
+    options: Mapping[str, Takes] = field(default_factory=dict)
+    one_dtype: bool = False
+    for_unused: Mapping[str, Any] = field(default_factory=dict)
+    buckets: float = 0.0
+    bucket_view: str | None = None
+    tp_degree: int | None = 1
+
+    def part_of_batch(self, rank: int, world_size: int) -> tuple[int, int]:
+        """Return (index, count) of the equal parts of the batch's rows, for the part that this rank takes."""
+        degree = check_layout(world_size, self.tp_degree, self.splits)
+        return rank // degree, world_size // degree
+
+    def grad_scaler(self, device: str, *, enabled: bool = True) -> torch.amp.GradScaler:
+        """Return fp16's gradient scaler for a type of device; unless enabled it does nothing.
+
+        Where each rank has only a share of the gradients, all ranks skip a step that overflows on one.
+        """
+        if not enabled or not {"gradients", "parameters", "features"} & self.splits:
+            from torch.amp import GradScaler
+
+            return GradScaler(device, enabled=enabled)
+        from cs_systems.model.parallel._scaler import PartsScaler
+
+        return PartsScaler(device)
+
+
+def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the strategies that `"ddp_bucketed+zero1"` names. Reads their files, but imports neither them nor torch.
+
+    Raises ConfigError for an unknown strategy or option, for an invalid value of an option, and for an invalid
+    composition.
+    """
+    options = options or {}
+    parts = [plugins.check("parallel", part) for part in name.split("+")]
+    declared = {part: plugins.declared("parallel", part) for part in parts}
+    splits = {part: frozenset(found.get("splits", {"batch"})) for part, found in declared.items()}
+    known: dict[str, Mapping[str, Takes]] = {part: found.get("options", {}) for part, found in declared.items()}
+    any_of = {option: takes for of_part in known.values() for option, takes in of_part.items()}
+    for option, value in options.items():
+        if option not in any_of:
+            others = f", or choose among {', '.join(any_of)}" if any_of else ""
+            remedy = did_you_mean(option, any_of) or f"leave out {option}{others}"
+            raise ConfigError(f"strategy {name} has no option {option!r}; {remedy}")
+        _check_value(option, value, any_of[option])
+    _check_mesh(name, splits, known, has_degree="tp_degree" in options)
+    _check_composition(name, splits)
+    return parts
+
+
+def check_config(config: RunConfig) -> None:
+    """Raise ConfigError unless a cell's strategy, ranks, model and device suit each other. Imports no torch.
+
+    Makes the checks of `check` too.
+    """
+    options = config.strategy_options
+    check(config.strategy, options)
+    if options and config.device == "cpu":
+        known = options_of(config.strategy)
+        for option in (name for name, value in options.items() if value and "for NCCL" in known[name]):
+            raise ConfigError(f"{option} requires NCCL, which needs GPUs; leave it out on a CPU")
+    if "features" in (splits := splits_of(config.strategy)):
+        check_layout(config.world_size, config.tp_degree, splits)
+        if not plugins.is_foreign(config.workload):  # the layers of other models are known once they are built
+            degree = config.tp_degree if "batch" in splits else None
+            check_division(config.model.num_heads, config.model.d_ff, config.world_size, degree)
+
+
+def compose(name: str, **options: Any) -> ParallelStrategy:
+    """Return the strategy of that name, or several joined by `+`; `options` go to the wrap of each that declares them.
+
+    Raises ConfigError as `check` does.
+    """
+    parts: dict[str, ParallelStrategy] = {part: plugins.get("parallel", part) for part in check(name, options)}
+    # Tensor parallelism wraps first: the others shard, average and step the parameters that it leaves on a rank.
+    inside_out = sorted(parts.values(), key=lambda part: "features" not in part.splits)
+    splits = frozenset[str]().union(*(part.splits for part in parts.values()))
+    tp_degree = options.get("tp_degree") if "features" in splits else 1
+    given = {key for key, value in options.items() if value is not None}
+
+    def wrap(model: nn.Module) -> nn.Module:
+        require_tp_degree(tp_degree, splits)
+        for part in inside_out:
+            model = part.wrap(model, **{key: value for key, value in options.items() if key in part.options})
+        for part in inside_out:
+            part.after_wrap(model)
+        return model
+
+    def finish_gradients(model: nn.Module) -> None:
+        for part in parts.values():
+            part.finish_gradients(model)
+
+    def make_optimizer(
+        params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
+    ) -> torch.optim.Optimizer:
+        for part in reversed(inside_out):
+            if part.make_optimizer is not _plain_optimizer:
+                cls = _making(part.make_optimizer, cls)
+        return cls(params, **options)
+
+    def sent_bytes(payload: Payload, world_size: int) -> float:
+        degree = check_layout(world_size, tp_degree, splits)
+        volume = 0.0
+        for part in parts.values():
+            assert part.sent_bytes is not None
+            own = payload.narrowed() if _NARROW & given & {*part.options} else payload
+            if "features" in part.splits:
+                volume += part.sent_bytes(own, degree)
+            else:
+                volume += part.sent_bytes(own.on_tensor_rank(degree), world_size // degree)
+        return volume
+
+    return ParallelStrategy(
+        splits=splits,
+        wrap=wrap,
+        finish_gradients=finish_gradients,
+        make_optimizer=make_optimizer,
+        sent_bytes=None if any(part.sent_bytes is None for part in parts.values()) else sent_bytes,
+        options={option: takes for part in parts.values() for option, takes in part.options.items()},
+        one_dtype=any(part.one_dtype for part in parts.values()),
+        buckets=sum(part.buckets for part in parts.values()),
+        bucket_view=next((part.bucket_view for part in parts.values() if options.get(part.bucket_view or "")), None),
+        for_unused={key: value for part in parts.values() for key, value in part.for_unused.items()},
+        tp_degree=tp_degree,
+    )
+
+
+def _making(make: Callable[..., Any], cls: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda params, **options: make(params, cls, **options)
+
+
+def _check_value(option: str, value: Any, takes: Takes) -> None:
+    """Raise ConfigError unless an option's value is allowed. Dtypes and None, from programs only, are not checked."""
+    if not isinstance(value, str | bool | int | float):
+        return
+    if not isinstance(takes, str):
+        one_of(option, str(value), takes)
+        return
+    kind, is_number = takes.removesuffix(" for NCCL"), not isinstance(value, str | bool)
+    suits, remedy = {
+        "flag": (isinstance(value, bool), "it must be true or false in small letters, or in Python True or False"),
+        "count": (is_number and isinstance(value, int) and value >= 1, "it must be a whole number of at least 1"),
+        "size": (is_number and float(value) > 0, "it must be a number above 0"),
+    }[kind]
+    if not suits:
+        raise ConfigError(f"{option} is {shown(value)}; {remedy}")
+
+
+def _check_composition(name: str, parts: Mapping[str, frozenset[str]]) -> None:
+    """Raise ConfigError unless a composition splits each quantity at most once, and gives all ranks the same gradients.
+
+    They are the same where the batch is split, or each block; or where nothing is.
+    """
+    if len(parts) < name.count("+") + 1:
+        raise ConfigError(f"strategy {name} names a part twice; name each once")
+    owners: dict[str, str] = {}
+    for part, splits in parts.items():
+        if not splits and len(parts) > 1:
+            raise ConfigError(f"{name} cannot be combined, because {part} runs alone; leave out {part}")
+        for thing in sorted(splits):
+            if thing in owners:
+                both = f"{owners[thing]} and {part} both divide the {thing}"
+                raise ConfigError(f"{name} cannot be combined, because {both}; choose one")
+            owners[thing] = part
+    if owners and "batch" not in owners and set(owners) != {"features"}:
+        raise ConfigError(f"strategy {name} alone does not average gradients over the ranks; use ddp_bucketed+{name}")
+
+
+def _check_mesh(
+    name: str, splits: Mapping[str, frozenset[str]], known: Mapping[str, Mapping[str, Takes]], has_degree: bool
+) -> None:
+    """Raise ConfigError if a strategy that shares the ranks with tensor parallelism has no option `tp_degree`.
+
+    Such a strategy does not support ranks in two dimensions. Also raised for a `tp_degree` without tensor parallelism.
+    """
+    divider = next((part for part, things in splits.items() if "features" in things), None)
+    if divider is None:
+        if has_degree:
+            fits = all("tp_degree" in options for options in known.values())
+            remedy = f"use {name}+tp, or leave out tp_degree" if fits else "leave out tp_degree, or use fsdp+tp"
+            raise ConfigError(
+                f"tp_degree requires tensor parallelism, which {name} does not include; {remedy}", "tp_degree"
+            )
+        return
+    for part, options in known.items():
+        if "tp_degree" not in options:
+            raise ConfigError(
+                f"{name} cannot be combined, because {part} does not support {divider}; leave out {part} or {divider}, "
+                f"or use fsdp+{divider} with tp_degree",
+                "tp_degree",
+            )

@@ -1,0 +1,31 @@
+"""Gradient scaler for fp16 where each rank has a share of the gradients: the ranks agree on which steps overflowed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cs_systems.model.parallel._collectives import maximum
+
+
+class PartsScaler(torch.amp.GradScaler):
+    """Gradient scaler that skips a step on all ranks if one overflowed. Takes every optimizer that a strategy makes.
+
+    torch's ShardedGradScaler asks the other ranks only where it unscales by itself. An optimizer that unscales in its
+    own kernel, as torch's fused ones do, would skip on one rank alone. ShardedGradScaler also sums the ranks' flags,
+    and that kernel accepts only 1 as yes.
+    """
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        """Unscale the gradients of this rank's parts, where the model's parameters have none.
+
+        A rank may have no part at all.
+        """
+        of_parts = getattr(optimizer, "of_parts", optimizer)
+        found = super()._unscale_grads_(of_parts, inv_scale, found_inf, allow_fp16=True)
+        found = found or {found_inf.device: found_inf}
+        for overflowed in found.values():
+            maximum(overflowed).wait()
+        return found

@@ -1,0 +1,70 @@
+"""Products whose backward computes no gradient of the weight, and keeps what it is made of for an update instead."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cs_systems.model.training.triton_operators import operator
+
+_kept: dict[int, tuple[Tensor, Tensor]] = {}
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place in which the backward of one layer keeps the gradient of its output, and its input.
+
+    Attributes:
+        token: a tensor of the layer alone, of one element. It gets a gradient, which no one reads, when the layer's
+            backward is done, so that a hook of it runs then.
+        number: of the layer, on the CPU.
+    """
+
+    token: Tensor
+    number: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Place:
+        token = torch.zeros(1, device=weight.device, dtype=weight.dtype, requires_grad=True)
+        return cls(token, torch.tensor(next(_numbers)))
+
+    def taken(self) -> tuple[Tensor, Tensor]:
+        """Take what was kept: the gradient of the output (tokens, out), and the input (tokens, in)."""
+        self.token.grad = None
+        d_out, x = _kept.pop(int(self.number))
+        return d_out.flatten(0, -2), x.flatten(0, -2)
+
+
+@operator("keep_for_update", "(Tensor d_out, Tensor x, Tensor number) -> Tensor", lambda d_out, *_: d_out.new_empty(1))
+def keep(d_out: Tensor, x: Tensor, number: Tensor) -> Tensor:
+    """Keep what the gradient of a weight is made of, and return the gradient of the token of its place.
+
+    A compiled block may not write to these tensors any more: see `Part.keeps_buffers`.
+    """
+    _kept[int(number)] = d_out, x
+    return d_out.new_empty(1)  # Inductor would leave out an operator whose result has no elements
+
+
+class Deferred(torch.autograd.Function):
+    """Autograd function `apply(x, weight, token, number)`: x weightᵀ, with the gradient of x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, token: Tensor, number: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, number)
+        return nn.functional.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, number = ctx.saved_tensors
+        (d_out,) = gradients
+        return d_out @ weight, None, keep(d_out, x, number), None
+
+
+def linear(x: Tensor, weight: Tensor, *, place: Place) -> Any:
+    """Return x weightᵀ: (..., in) → (..., out)."""
+    return Deferred.apply(x, weight, place.token, place.number)

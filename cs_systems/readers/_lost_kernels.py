@@ -1,0 +1,117 @@
+"""Faults of a GPU's profiling interface: launches whose kernels a trace lacks, and kernels that last 0 s.
+
+A launch without a kernel is no fault where it records a CUDA graph, fails, or comes so late that nothing shows that it
+ran before the recording ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+
+from cs_systems.readers.forms.trace import Bools, Call, Floats, Ints, Kernels
+
+_LAUNCH = re.compile(r"(cuda|cu|hip)\w*Launch\w*Kernel|cudaLaunch(_v\d+)?$")
+_CAPTURE = re.compile(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate")
+_WAIT = re.compile(r"(Device|Stream|Ctx|Context)Synchronize")
+US = 1e-6
+COARSE_S = 3 * US  # a kernel that lasts longer elsewhere was not rounded from less than 1 µs
+MANY = 2  # a kernel without a launch stands for this many launches without a kernel
+IMPLAUSIBLE = 0.5  # share of the kernels; few programs have so many of less than 1 µs (7% in a step of ResNet-50)
+
+
+@functools.lru_cache(maxsize=4096)
+def launches_kernel(name: str) -> bool:
+    """Return whether a call of this name launches one kernel, and neither a CUDA graph nor a function of the host."""
+    return _LAUNCH.match(name) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def explains(name: str) -> bool:
+    """Return whether a call of this name tells if a launch without a kernel is a fault."""
+    return (_CAPTURE.search(name) or _WAIT.search(name)) is not None
+
+
+def lost_launches(
+    kernels: Kernels, start_s: Floats, end_s: Floats, thread: Ints, ran: Bools, others: Sequence[Call]
+) -> Floats:
+    """Return the starts of the launches whose kernels are missing by a fault, in order.
+
+    None where many kernels have no launch: then the numbers that join both are missing, not the kernels.
+
+    Args:
+        kernels: All kernels of the trace.
+        start_s: Start of each launch of one kernel.
+        end_s: Its end.
+        thread: Its thread.
+        ran: Whether the trace holds what it launched.
+        others: Calls, among them all that `explains` names.
+    """
+    if ran.all() or not ran.any():
+        return np.empty(0)
+    waits = [call.start_s for call in others if _WAIT.search(call.name)]
+    known_until = max([*waits, float(start_s[ran].max(initial=-math.inf))])
+    lost = ~ran & (start_s <= known_until)
+    for begin, end in _captures([call for call in others if _CAPTURE.search(call.name)]):
+        lost &= (start_s < begin) | (start_s > end)
+    for number in np.unique(thread[lost]).tolist():
+        of_thread = np.flatnonzero(thread == number)
+        lost[of_thread] &= ~_repeated(start_s[of_thread], end_s[of_thread], lost[of_thread])
+    alone = np.isnan(kernels.launch_start_s) & np.isfinite(kernels.launched_s)
+    return np.asarray(np.sort(start_s[lost])) if MANY * alone.sum() < lost.sum() else np.empty(0)
+
+
+def _repeated(start_s: Floats, end_s: Floats, lost: Bools) -> Bools:
+    """Return for each launch of one thread whether it is one launch with another, which encloses it or is inside.
+
+    The driver's call inside a call of the runtime is recorded too, and only one of the two has the kernel's number.
+    """
+    order = np.lexsort((-end_s, start_s))
+    reached = np.concatenate([[-math.inf], np.maximum.accumulate(end_s[order])[:-1]])
+    repeated = np.zeros(len(order), bool)
+    repeated[order] = end_s[order] <= reached
+    kept = order[~lost[order]]
+    following = np.append(kept, -1)[np.searchsorted(start_s[kept], start_s)]
+    return np.asarray(repeated | ((following >= 0) & (end_s[following] <= end_s) & lost))
+
+
+def _captures(calls: Sequence[Call]) -> list[tuple[float, float]]:
+    """Return when CUDA graphs were recorded, on any thread; without the calls that begin it, all before the last."""
+    if not any("Begin" in call.name for call in calls):
+        return [(-math.inf, call.end_s) for call in calls]
+    found: list[tuple[float, float]] = []
+    for _, of_thread in groupby(sorted(calls, key=itemgetter(3, 1)), key=itemgetter(3)):
+        begin: float | None = -math.inf
+        for call in of_thread:
+            if "Begin" in call.name:
+                begin = call.start_s
+            elif "End" in call.name and begin is not None:
+                found.append((begin, call.end_s))
+                begin = None
+        if begin is not None and begin > -math.inf:
+            found.append((begin, math.inf))
+    return found
+
+
+def zero_kernels(kernels: Kernels) -> Bools:
+    """Return for each kernel whether it lasts 0 s by a fault.
+
+    Old files of Kineto hold whole µs, to which a short kernel may have been rounded.
+    """
+    lasted = kernels.end_s - kernels.start_s
+    zero = lasted == 0
+    if not zero.any() or zero.mean() >= IMPLAUSIBLE or not _are_whole_us(kernels.start_s - kernels.start_s[0]):
+        return np.asarray(zero)
+    functions = kernels.function.codes
+    total, count = np.bincount(functions, lasted), np.bincount(functions, ~zero)
+    return np.asarray(zero & (total > count * COARSE_S)[functions])
+
+
+def _are_whole_us(time_s: Floats) -> bool:
+    return bool((np.abs(time_s / US - np.rint(time_s / US)) < 1e-3).all())

@@ -1,0 +1,1 @@
+"""Common forms that readers return: plain columns, the same for every format."""

@@ -1,0 +1,220 @@
+"""Operators of a trace, `aten::mm` and the like, as columns, with the tree in which their times nest.
+
+A long trace has millions of operators with few distinct names and shapes, so each is stored in some 40 bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cs_systems.formulas.operator_flops import takes_arguments
+from cs_systems.readers.forms.trace import UNKNOWN, Bools, Categorical, Floats, Ints, Ranges
+
+MOST_TENSORS = 2  # tensors of a list that a text shows
+# The range of an operator under emit_nvtx: `aten::mm, op_id = 3, sizes = [[2, 4], [4, 8]]`.
+_NVTX = re.compile(
+    r"(?P<name>[^,]+)(?:, (?:seq|op_id) = \d+)+(?:, sizes = (?P<sizes>\[.*?\]))?(?:, input_op_ids = .*)?"
+)
+
+
+class Signature(NamedTuple):
+    """Operator with the shape of each input: () for one that is no tensor, shapes in a tuple for a list of tensors.
+
+    `shapes` is None where it was not recorded. `arguments` are the values of the other inputs as texts, for the
+    operators whose FLOPs depend on them.
+    """
+
+    name: str
+    shapes: tuple[Any, ...] | None = None
+    arguments: tuple[str, ...] = ()
+
+
+def shapes_text(shapes: Sequence[Any]) -> str:
+    """Return the shapes of the tensors as `64×64, 64×192`."""
+    return ", ".join(filter(None, map(_text, shapes)))
+
+
+def _text(shape: Sequence[Any]) -> str:
+    if all(isinstance(size, int) for size in shape):
+        return "×".join(map(str, shape))
+    shown = ", ".join(map(_text, shape[:MOST_TENSORS]))
+    return f"[{shown}]" if len(shape) <= MOST_TENSORS else f"[{shown}, … {len(shape)} tensors]"
+
+
+class Operators:
+    """All operators of a process by thread and start, an operator before those inside it.
+
+    `parent` is the index of the operator around each, UNKNOWN for none; `depth` is the number of those around it.
+    """
+
+    def __init__(self, signature: Categorical[Signature], start_s: Floats, end_s: Floats, thread: Ints) -> None:
+        order = np.lexsort((-end_s, start_s, thread))
+        self.signature = signature.take(order)
+        self.start_s, self.end_s, self.thread = start_s[order], end_s[order], thread[order]
+        self.parent, self.depth = nested(self.start_s, self.end_s, self.thread)
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    @property
+    def innermost(self) -> Bools:
+        """Mask of the operators that hold no other one."""
+        found = np.ones(len(self), bool)
+        found[self.parent[self.parent != UNKNOWN]] = False
+        return found
+
+    def ranges(self) -> Ranges:
+        """Return the operators as ranges, which a timeline draws."""
+        numbers: dict[str, int] = {}
+        of_signature = [numbers.setdefault(one.name, len(numbers)) for one in self.signature.values]
+        codes = np.array(of_signature, np.int64)[self.signature.codes]
+        return Ranges(Categorical(list(numbers), codes), self.start_s, self.end_s, self.thread)
+
+    def at(self, thread: Ints, time_s: Floats) -> Ints:
+        """Return the innermost operator that was open on each thread at each time, UNKNOWN for none."""
+        found = np.full(len(thread), UNKNOWN)
+        for number in np.unique(thread).tolist():
+            first, last = np.searchsorted(self.thread, [number, number + 1])
+            mine = np.flatnonzero(thread == number)
+            at = first + np.searchsorted(self.start_s[first:last], time_s[mine], "right") - 1
+            found[mine] = np.where(at < first, UNKNOWN, at)
+        while (ended := (found != UNKNOWN) & (self.end_s[found] < time_s)).any():
+            found[ended] = self.parent[found[ended]]
+        return found
+
+    def inclusive(self, own: Floats) -> Floats:
+        """Return for each operator the sum of a quantity over it and all operators inside it."""
+        total, order = own.copy(), np.argsort(self.depth, kind="stable")
+        starts = np.searchsorted(self.depth[order], np.arange(1, self.depth.max(initial=0) + 2))
+        for first, last in reversed([*itertools.pairwise(starts)]):
+            children = order[first:last]
+            np.add.at(total, self.parent[children], total[children])
+        return total
+
+    def exclusive(self, total: Floats) -> Floats:
+        """Return for each operator a quantity less that of the operators inside it; never below 0."""
+        inside = self.parent != UNKNOWN
+        return np.maximum(total - np.bincount(self.parent[inside], total[inside], len(self)), 0.0)
+
+    def within(self, marked: Bools) -> Bools:
+        """Return for each operator whether a marked one is around it."""
+        found, above = np.zeros(len(self), bool), self.parent.copy()
+        while (left := np.flatnonzero(above != UNKNOWN)).size:
+            found[left] |= marked[above[left]]
+            above[left] = np.where(found[left], UNKNOWN, self.parent[above[left]])
+        return found
+
+    def within_equal(self, code: Ints) -> Bools:
+        """Return for each operator whether one with the same code is around it."""
+        found, above = np.zeros(len(self), bool), self.parent.copy()
+        while (left := np.flatnonzero(above != UNKNOWN)).size:
+            found[left] |= code[above[left]] == code[left]
+            above[left] = np.where(found[left], UNKNOWN, self.parent[above[left]])
+        return found
+
+
+def nested(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
+    """Return (parent, depth) of each operator; they are in the order of their starts on each thread."""
+    parent, depth, around = array("q"), array("q"), array("q")
+    before = None
+    ends = end_s.tolist()
+    for number, (start, own) in enumerate(zip(start_s.tolist(), thread.tolist(), strict=True)):
+        if own != before:
+            around, before = array("q"), own
+        while around and ends[around[-1]] <= start:
+            around.pop()
+        parent.append(around[-1] if around else UNKNOWN)
+        depth.append(len(around))
+        around.append(number)
+    return np.array(parent, np.int64), np.array(depth, np.int64)
+
+
+class OperatorReader:
+    """Collector of the operators of one process while a trace is read."""
+
+    def __init__(self) -> None:
+        self.signatures: list[Signature] = []
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._code, self._thread, self._start_s, self._end_s = array("q"), array("q"), array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self._code)
+
+    def add(self, name: str, start_s: float, end_s: float, thread: int, args: Mapping[str, Any]) -> None:
+        """Keep one operator.
+
+        Args:
+            name: Its name.
+            start_s: When it began.
+            end_s: When it ended.
+            thread: The thread that ran it.
+            args: The arguments of its event in Kineto's file.
+        """
+        shapes = args.get("Input Dims", args.get("Input dims"))  # the second before PyTorch 1.11
+        values = args.get("Concrete Inputs") if takes_arguments(name) else None
+        key = name, repr((shapes, values))
+        number = self._numbers.setdefault(key, len(self.signatures))
+        if number == len(self.signatures):
+            known = tuple(map(str, values)) if isinstance(values, list) else ()
+            self.signatures.append(Signature(name, _shapes(shapes), known))
+        self._code.append(number)
+        self._thread.append(thread)
+        self._start_s.append(start_s)
+        self._end_s.append(end_s)
+
+    def read(self) -> Operators | None:
+        """Return what was kept; None if nothing was."""
+        if not self._code:
+            return None
+        signature = Categorical(self.signatures, np.array(self._code, np.int64))
+        times = np.array(self._start_s), np.array(self._end_s)
+        return Operators(signature, *times, np.array(self._thread, np.int64))
+
+
+def _shapes(value: object) -> tuple[Any, ...] | None:
+    """Return recorded shapes as tuples; None if they have not the profiler's form."""
+    if not isinstance(value, list):
+        return None
+    shapes = [_shape(one) for one in value]
+    return None if None in shapes else tuple(shapes)
+
+
+def _shape(value: object) -> tuple[Any, ...] | None:
+    """Return the shape of a tensor, or the shapes of a list of tensors."""
+    if not isinstance(value, list):
+        return None
+    if all(type(size) is int for size in value):
+        return tuple(value)
+    return _shapes(value) if all(isinstance(one, list) and all(type(n) is int for n in one) for one in value) else None
+
+
+def of_ranges(ranges: Ranges) -> Operators | None:
+    """Return the operators that `torch.autograd.profiler.emit_nvtx` wrote as ranges; None if there are none."""
+    found = [_of_range(name) for name in ranges.name.values]
+    if not any(found):
+        return None
+    known = np.array([one is not None for one in found])[ranges.name.codes]
+    codes, signatures = np.zeros(len(found), np.int64), dict[Signature, int]()
+    for number, one in enumerate(found):
+        if one:
+            codes[number] = signatures.setdefault(one, len(signatures))
+    mine = ranges.take(known)
+    return Operators(Categorical(list(signatures), codes[mine.name.codes]), mine.start_s, mine.end_s, mine.thread)
+
+
+@functools.lru_cache(maxsize=65536)
+def _of_range(name: str) -> Signature | None:
+    if not (found := _NVTX.fullmatch(name)):
+        return None
+    sizes = found["sizes"]
+    if sizes is None:
+        return Signature(found["name"])
+    each = re.findall(r"\[([\d, ]*)\]", sizes[1:-1])
+    return Signature(found["name"], tuple(tuple(map(int, re.findall(r"\d+", one))) for one in each))

@@ -1,0 +1,510 @@
+"""Reader of Kineto's traces, which `torch.profiler` exports as Chrome traces (.json, .json.gz): events to a `Trace`.
+
+The reader keeps only the events that the tables need, so that a trace of many hundred megabytes need not fit into
+memory. Kineto writes complete ("X") events with times in µs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cs_systems.analysis.attribution.kernel_families import is_collective
+from cs_systems.config import ConfigError
+from cs_systems.core.file_types import Unpacked
+from cs_systems.core.units import counted
+from cs_systems.core.validation import shown
+from cs_systems.readers._called_modules import PREFIX, called_modules
+from cs_systems.readers._chrome_trace import Event, Text, events, header
+from cs_systems.readers._lost_kernels import explains, launches_kernel, lost_launches
+from cs_systems.readers._processes import chosen_process, listed, ranges_elsewhere
+from cs_systems.readers._stalls import stalls
+from cs_systems.readers.forms import jobs
+from cs_systems.readers.forms.modules import HEADER, Modules, unpacked
+from cs_systems.readers.forms.operators import OperatorReader
+from cs_systems.readers.forms.trace import (
+    UNKNOWN,
+    Call,
+    Copy,
+    Floats,
+    Function,
+    KernelRow,
+    Kernels,
+    Launch,
+    Op,
+    Range,
+    Ranges,
+    Trace,
+    without_collector,
+)
+
+LONGEST_S = 1e9  # from the first event: a time further off is damaged
+LATEST_US = 1e17  # in the profiler's clock: 3,000 years
+MOST_KEPT = 10_000_000  # events kept for the tables: about 3.5 GB of memory with the tables
+FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file is read
+FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
+_OPERATOR = re.compile(r"^\w+::|Backward\d*$|^detach_?$")  # name of an operator, not of a range
+RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
+NOT_RECORDED = (
+    "holds no kernel, although some were launched, so the GPU's profiling interface recorded none; stop other "
+    "profilers (nsys, ncu, DCGM), look for CUPTI errors in the program's output, and record again"
+)
+# Categories of calls that launch work: CUDA's, ROCm's, Intel's, and those of devices that PyTorch does not know.
+_CALLS = tuple(
+    f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
+)
+# Category that is counted and not read → its meaning, and the remedy.
+_UNREAD = {
+    "mtia_ccp_events": "events of an MTIA accelerator, which are not read",
+    "hpu_op": "events of a Gaudi accelerator, which are not read",
+    "cuda_profiler_range": "counters of kernels in place of their times; record without profiler_metrics in "
+    "_ExperimentalConfig",
+}
+
+
+@without_collector()
+def read(path: Path, process: int | None = None) -> Trace:
+    """Return the contents of a trace.
+
+    Args:
+        path: The trace, gzipped or not.
+        process: The pid of the process to read; required where the trace holds several.
+
+    Raises:
+        ConfigError: The trace is damaged, too large, or has too little in it for any table.
+    """
+    with closing(Unpacked(path)) as file:
+        try:
+            text = Text(file, path)
+            before = header(text)
+            devices, modules = _devices(before), unpacked(before.get(HEADER))
+            reader = _Reader(path)
+            for some in events(text):
+                for event in some:
+                    reader.take(event)
+                reader.refuse_too_many(file)
+            job = jobs.job(before, reader.origin_us)
+            return replace(reader.trace(devices, process, modules), job=job)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ConfigError(f"{path} is truncated or damaged ({error}); copy it again, or record it again") from None
+        except OverflowError:
+            raise ConfigError(
+                f"{path} is damaged: the number of a thread, device or stream is out of range; record again"
+            ) from None
+        except RecursionError:
+            raise ConfigError(f"{path} is damaged: values are nested hundreds of levels deep; record again") from None
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"{path} has bytes that are not text in UTF-8; record again without with_stack, or if it is a gzipped "
+                "file of nsys or rocprofv3, gunzip it"
+            ) from None
+
+
+def _devices(before: Event) -> dict[int, str]:
+    """Return the device names by device number; empty where `deviceProperties` has not the profiler's form."""
+    properties = before.get("deviceProperties")
+    known = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
+    return {one["id"]: str(one["name"]) for one in known if type(one.get("id")) is int and one.get("name")}
+
+
+@dataclass
+class _Process:
+    """Host events of one process."""
+
+    launches: dict[int, Launch] = field(default_factory=dict)  # by correlation
+    reused: dict[int, list[Launch]] = field(default_factory=dict)  # further calls with a correlation, after the first
+    graphs: set[int] = field(default_factory=set)  # correlations of launches of whole CUDA graphs
+    launching: set[int] = field(default_factory=set)  # correlations of launches of one kernel
+    captures: list[Call] = field(default_factory=list)  # calls that record CUDA graphs
+    shapes: dict[int, Function] = field(default_factory=dict)  # correlation → sizes, where the call has them
+    ranges: list[Range] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    operators: OperatorReader = field(default_factory=OperatorReader)
+    modules: list[Range] = field(default_factory=list)  # calls of modules, from Python's stacks
+    # Calls of collectives by thread: (start, end, what the range says)
+    collectives: dict[int, list[tuple[float, float, jobs.Message]]] = field(default_factory=lambda: defaultdict(list))
+
+
+class _Reader:
+    """Collector of the fields needed of each event; it matches kernels with their launches after the last event."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.origin_us: float | None = None
+        self.processes: dict[int, _Process] = defaultdict(_Process)
+        self.kernels: list[KernelRow] = []
+        self.messages: dict[tuple[float, int, int], jobs.Message] = {}  # by (start, device, stream) of the kernel
+        self.copies: list[tuple[Copy, int]] = []  # with the correlation
+        self.functions: dict[Function, Function] = {}
+        # Equal names and threads share one object: a third of the memory of millions of events.
+        self.names: dict[str, str] = {}
+        self.threads: dict[int, int] = {}
+        self.overheads: list[tuple[float, float]] = []
+        self.launched = False
+        self.endless: list[str] = []
+        self.damaged: Counter[str] = Counter()  # by category
+        self.first_damaged: dict[str, str] = {}  # by category
+        self.unread: Counter[str] = Counter()  # by category
+        self.limitations: list[str] = []
+        self.keep: dict[object, Callable[[Event, float, float], None]] = {
+            "kernel": self._kernel,
+            "gpu_memcpy": self._copy,
+            "gpu_memset": self._copy,
+            **dict.fromkeys(_CALLS, self._call),
+            **dict.fromkeys(_UNREAD, lambda event, start, end: self.unread.update([event["cat"]])),
+            "cpu_op": self._cpu_op,
+            "user_annotation": self._range,
+            "python_function": self._module,
+            # The categories of PyTorch before 1.12.
+            "Kernel": self._kernel,
+            "Memcpy": self._copy,
+            "Memset": self._copy,
+            "Runtime": self._call,
+            "Operator": self._operator,
+            "overhead": lambda event, start, end: self.overheads.append((start, end)),
+        }
+
+    def take(self, event: Any) -> None:
+        category = event.get("cat") if type(event) is dict else None
+        keep = self.keep.get(category) if type(category) is str else None
+        if keep is None:
+            return
+        phase = event.get("ph")
+        if phase != "X" and phase != "B":
+            return
+        if phase == "B" or "dur" not in event:  # Kineto writes a range as one event, when the range ends
+            self.endless.append(str(event.get("name")))
+            return
+        try:
+            if self.origin_us is None:
+                self.origin_us = _clock(event["ts"])
+            start = (event["ts"] - self.origin_us) * 1e-6
+            end = start + event["dur"] * 1e-6
+            if not -LONGEST_S < start <= end < LONGEST_S:
+                raise ValueError
+            keep(event, start, end)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            if not self.damaged[str(category)]:
+                self.first_damaged[str(category)] = _described(event)
+            self.damaged[str(category)] += 1
+
+    def refuse_too_many(self, file: Unpacked) -> None:
+        """Raise ConfigError if the events to keep exceed, or clearly will exceed, the most that are read."""
+        # An operator takes a quarter of the memory of the others.
+        owned = (
+            len(p.launches) + len(p.ranges) + len(p.modules) + len(p.calls) + len(p.ops) + len(p.operators) // 4 + 4
+            for p in self.processes.values()
+        )
+        kept = sum(owned) + len(self.kernels) + len(self.copies) + len(self.overheads) + len(self.endless)
+        expected = kept / file.share if file.count > FORECAST_FROM else kept
+        if kept > MOST_KEPT or expected > FORECAST * MOST_KEPT:
+            how_many = f"over {MOST_KEPT:,}" if kept > MOST_KEPT else f"about {expected:,.0f}"
+            raise ConfigError(
+                f"{self.path} holds {how_many} kernels, calls, operators and ranges, but at most {MOST_KEPT:,} are "
+                "read; record fewer steps, with torch.profiler.schedule(wait=1, warmup=1, active=3)"
+            )
+
+    def _kernel(self, event: Event, start: float, end: float) -> None:
+        args = event["args"]
+        function = _function(str(event["name"]), args)
+        one = self.functions.setdefault(function, function)
+        in_graph = bool(args.get("graph node id"))
+        # Kineto writes device and stream as process and thread, too; some programs that cut traces keep only these.
+        where = int(args.get("device", event.get("pid"))), int(args.get("stream", event.get("tid")))
+        if "Collective name" in args and (message := jobs.message(args)):
+            self.messages[start, *where] = message
+        self.kernels.append((one, start, end, *where, in_graph, int(args.get("correlation", UNKNOWN))))
+
+    def _name(self, event: Event) -> str:
+        name = str(event["name"])
+        return self.names.setdefault(name, name)
+
+    def _thread(self, event: Event) -> int:
+        thread = int(event["tid"])
+        return self.threads.setdefault(thread, thread)
+
+    def _copy(self, event: Event, start: float, end: float) -> None:
+        args = event["args"]
+        kind = event["cat"].lower().removeprefix("gpu_")
+        copy = Copy(kind, start, end, int(args["device"]), int(args["stream"]), _whole(args.get("bytes")))
+        self.copies.append((copy, int(args.get("correlation", UNKNOWN))))
+
+    def _call(self, event: Event, start: float, end: float) -> None:
+        name, thread, process = self._name(event), self._thread(event), self.processes[int(event["pid"])]
+        self.launched = self.launched or "Launch" in name
+        args = event.get("args", {})
+        if correlation := args.get("correlation"):
+            # Keep the outer call, which comes first. Triton and cuBLAS launch through the driver alone.
+            call = (start, end, thread)
+            first = process.launches.setdefault(int(correlation), call)
+            if first is not call and (start >= first[1] or end <= first[0]):
+                process.reused.setdefault(int(correlation), []).append(call)
+            if launches_kernel(name):
+                process.launching.add(int(correlation))
+            if "GraphLaunch" in name:
+                process.graphs.add(int(correlation))
+            elif "grid" in args:
+                function = _function("", args)
+                process.shapes[int(correlation)] = self.functions.setdefault(function, function)
+        if stalls(name):
+            process.calls.append(Call(name, start, end, thread))
+        elif explains(name):
+            process.captures.append(Call(name, start, end, thread))
+
+    def _range(self, event: Event, start: float, end: float) -> None:
+        name, thread, process = self._name(event), self._thread(event), self.processes[int(event["pid"])]
+        process.ranges.append(Range(name, start, end, thread))
+        if message := jobs.called(name, _args(event)):
+            process.collectives[thread].append((start, end, message))
+
+    def _module(self, event: Event, start: float, end: float) -> None:
+        if (name := str(event["name"])).startswith(PREFIX):
+            self._process_of(event).modules.append(Range(name, start, end, int(event["tid"])))
+
+    def _cpu_op(self, event: Event, start: float, end: float) -> None:
+        # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
+        is_range = "#" in str(event["name"]) and "Sequence number" not in _args(event)
+        (self._range if is_range else self._op)(event, start, end)
+
+    def _operator(self, event: Event, start: float, end: float) -> None:
+        """Keep an event of an old file, whose category is that of operators and of the user's ranges."""
+        is_op = "Sequence number" in _args(event) or _OPERATOR.search(str(event["name"]))
+        (self._op if is_op else self._range)(event, start, end)
+
+    def _op(self, event: Event, start: float, end: float) -> None:
+        name, thread, args, process = self._name(event), self._thread(event), _args(event), self._process_of(event)
+        if "Sequence number" in args:
+            numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
+            process.ops.append(Op(name, start, end, thread, *numbers))
+        process.operators.add(name, start, end, thread, args)
+
+    def _process_of(self, event: Event) -> _Process:
+        return self.processes[int(event["pid"])]
+
+    def trace(self, devices: dict[int, str], wanted: int | None, modules: Modules | None) -> Trace:
+        self._refuse()
+        pid = self._process(wanted)
+        process = self.processes[pid]
+        limitations = self.limitations
+        if not process.ranges and self.kernels:
+            others = {n: len(one.ranges) for n, one in self.processes.items() if one.ranges and not one.launches}
+            limitations += [ranges_elsewhere(others, pid)] if others else []
+            if len(others) == 1:
+                (marks,) = (self.processes[n] for n in others)
+                process = replace(process, ranges=marks.ranges, ops=process.ops or marks.ops)
+                process.operators = process.operators or marks.operators
+                process.modules = process.modules or marks.modules
+        ranges = process.ranges
+        if modules is None and (called := called_modules(process.modules)):
+            ranges, modules = [*ranges, *called[0]], called[1]
+        limitations += [f"it holds {count:,} {_UNREAD[category]}" for category, count in self.unread.items()]
+        if self.endless:
+            limitations.append(
+                f"left out: {counted(len(self.endless), 'event')} without an end ({self.endless[0]!r} …); "
+                "keep the profiler running until they end"
+            )
+        if self.damaged:
+            limitations.append(
+                f"left out: {counted(self.damaged.total(), 'event')} without a valid time or number; "
+                f"the first is {next(iter(self.first_damaged.values()))}"
+            )
+        if not self.kernels and self.launched:
+            limitations.append(f"it {NOT_RECORDED}")
+        kernels, copies = self.kernels, self.copies
+        if sum(bool(one.launches) for one in self.processes.values()) > 1:
+            kernels = [row for row in kernels if row[-1] in process.launches]
+            copies = [row for row in copies if row[-1] in process.launches]
+            if left_out := len(self.kernels) - len(kernels):
+                limitations.append(f"{left_out} kernels are left out: another or an unknown process launched them")
+        empty = 0  # launches of CUDA graphs
+        if process.graphs or process.shapes:
+            kernels = [_completed(row, process) for row in kernels]
+            if empty := len(process.graphs - {row[-1] for row in kernels}):
+                limitations.append(
+                    f"{empty} of {len(process.graphs)} launches of CUDA graphs have no recorded kernel; record with a "
+                    "newer PyTorch, whose profiler records the kernels of graphs"
+                )
+        if process.reused:
+            kernels = _of_latest_calls(kernels, process)
+        columns = Kernels.of(kernels, process.launches)
+        return Trace(
+            source=str(self.path),
+            profiler="kineto",
+            devices=devices,
+            kernels=columns,
+            copies=[copy for copy, _ in copies],
+            calls=process.calls,
+            ranges=Ranges.of(ranges),
+            overheads=self.overheads,
+            ops=process.ops or None,
+            limitations=tuple(limitations),
+            modules=modules,
+            operators=process.operators.read(),
+            messages=_messages_around(columns, process) | self._messages_of(columns),
+            lacks_kernels=empty > 0,
+            lost_launches=self._lost_launches(process, columns),
+        )
+
+    def _lost_launches(self, process: _Process, kernels: Kernels) -> Floats:
+        ran = {row[-1] for row in (*self.kernels, *self.copies)}
+        if process.launching <= ran:
+            return np.empty(0)
+        start, end, thread = zip(*(process.launches[number] for number in process.launching), strict=True)
+        has_run = np.array([number in ran for number in process.launching])
+        others = [*process.calls, *process.captures]
+        return lost_launches(kernels, np.array(start), np.array(end), np.array(thread), has_run, others)
+
+    def _messages_of(self, kernels: Kernels) -> dict[int, jobs.Message]:
+        """Return the messages by the index of their kernel."""
+        if not self.messages:
+            return {}
+        keys = zip(kernels.start_s.tolist(), kernels.device.tolist(), kernels.stream.tolist(), strict=True)
+        return {i: self.messages[key] for i, key in enumerate(keys) if key in self.messages}
+
+    def _refuse(self) -> None:
+        """Raise ConfigError if no table can be made of the events.
+
+        Ranges or operators without kernels are a valid trace of the host.
+        """
+        ranges = any(process.ranges for process in self.processes.values())
+        operators = any(process.operators for process in self.processes.values())
+        for what, category, found in (
+            ("kernel", "kernel", self.kernels),
+            ("range", "user_annotation", self.kernels or ranges),
+        ):
+            if not found and (count := self.damaged[category]):
+                raise ConfigError(
+                    f"{self.path} is damaged: no {what} has a valid time and valid numbers of its thread or device "
+                    f"({counted(count, what)}, the first {self.first_damaged[category]}); record again"
+                )
+        if operators:
+            return
+        if not self.kernels and (count := self.unread["cuda_profiler_range"]):
+            raise ConfigError(f"{self.path} holds no kernel, but {count:,} {_UNREAD['cuda_profiler_range']}")
+        if not self.kernels and self.launched:
+            raise ConfigError(f"{self.path} {NOT_RECORDED}")
+        if not self.kernels and not ranges and not self.endless:
+            raise ConfigError(
+                f"{self.path} holds no kernel and no range; {RECORD}, and mark step, forward, backward … with "
+                "torch.profiler.record_function"
+            )
+        if not self.kernels and not ranges:
+            raise ConfigError(
+                f"{self.path} holds no kernel and no range that ends ({self.endless[0]!r} never ends); record "
+                "again, and stop the profiler only after the ranges have ended"
+            )
+
+    def _process(self, wanted: int | None) -> int:
+        """Return the pid of the process to read: `wanted`, or the one with the most kernels, with a limitation.
+
+        Processes qualify that launched kernels, or that have ranges if none launched any. Raises ConfigError where the
+        wanted one does not qualify, or where the process of a kernel is unknown.
+        """
+        found = Counter({pid: len(self.kernels) for pid, process in self.processes.items() if process.launches})
+        what = "kernel"
+        if not self.kernels or not found:
+            what, counts = "range", {pid: len(process.ranges) for pid, process in self.processes.items()}
+            if not any(counts.values()):
+                what, counts = "operator", {pid: len(process.operators) for pid, process in self.processes.items()}
+            found = Counter({pid: count for pid, count in counts.items() if count})
+        elif len(found) > 1:
+            owner: dict[int, int] = {}
+            alike = set[int]()
+            for pid in found:
+                launches = self.processes[pid].launches
+                alike |= owner.keys() & launches.keys()
+                owner.update(dict.fromkeys(launches, pid))
+            if any(kernel[-1] in alike for kernel in self.kernels):
+                raise ConfigError(
+                    f"{self.path} holds the processes {listed(map(str, sorted(found)))} with the same correlation ids, "
+                    "so the process of a kernel is unknown; analyze a separate trace of each process"
+                )
+            found = Counter(owner[kernel[-1]] for kernel in self.kernels if kernel[-1] in owner)
+        pid, note = chosen_process(self.path, found, what, wanted)
+        self.limitations += [note] if note else []
+        return pid
+
+
+def _messages_around(kernels: Kernels, process: _Process) -> dict[int, jobs.Message]:
+    """Return the messages that ranges around the launches of collectives state, by the index of the kernel."""
+    found: dict[int, jobs.Message] = {}
+    if not process.collectives:
+        return found
+    which = np.flatnonzero(is_collective(kernels))
+    calls = {thread: sorted(rows, key=itemgetter(0)) for thread, rows in process.collectives.items()}
+    launches = zip(which.tolist(), kernels.thread[which].tolist(), kernels.launch_start_s[which].tolist(), strict=True)
+    for index, thread, launched in launches:
+        rows = calls.get(thread, [])
+        if (begun := bisect_right(rows, launched, key=itemgetter(0))) and launched <= rows[begun - 1][1]:
+            found[index] = rows[begun - 1][2]
+    return found
+
+
+def _args(event: Event) -> Event:
+    args = event.get("args")
+    return args if type(args) is dict else {}
+
+
+def _clock(time_us: Any) -> float:
+    """Return the time of the first event, the origin of all others; raise ValueError if it is not a valid time."""
+    if not -LATEST_US < time_us < LATEST_US:
+        raise ValueError
+    return float(time_us)
+
+
+def _function(name: str, sizes: Event) -> Function:
+    """Return a kernel's name with the sizes of its launch, which CUDA's profiler writes at the kernel."""
+    grid, block = (tuple(map(int, sizes[side])) if sizes.get(side) else None for side in ("grid", "block"))
+    registers, shared = _whole(sizes.get("registers per thread")), _whole(sizes.get("shared memory"))
+    return Function(name, grid, block, registers, shared)  # type: ignore[arg-type]
+
+
+def _completed(row: KernelRow, process: _Process) -> KernelRow:
+    """Return a kernel with what its launch tells: its sizes on ROCm, and in old files that a graph ran it."""
+    function, *times_and_place, in_graph, correlation = row
+    if function.grid is None and correlation in process.shapes:
+        function = process.shapes[correlation]._replace(name=function.name)
+    return (function, *times_and_place, in_graph or correlation in process.graphs, correlation)  # type: ignore[return-value]
+
+
+def _of_latest_calls(rows: Iterable[KernelRow], process: _Process) -> list[KernelRow]:
+    """Return the kernels with a correlation of their own where several calls have theirs: ROCm uses numbers again.
+
+    The latest call before a kernel launched it; of calls inside one another the outermost.
+    """
+    calls: dict[int, list[Launch]] = {}
+    for correlation, others in process.reused.items():
+        outermost = calls[correlation] = []
+        for call in sorted([process.launches[correlation], *others], key=lambda call: (call[0], -call[1])):
+            if not outermost or call[1] > outermost[-1][1]:
+                outermost.append(call)
+    apart = []
+    for number, row in enumerate(rows):
+        if of := calls.get(row[-1]):
+            key = -2 - number
+            process.launches[key] = of[max(0, bisect_right(of, row[1], key=itemgetter(0)) - 1)]
+            row = (*row[:-1], key)
+        apart.append(row)
+    return apart
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and abs(value) < 1 << 63 else None
+
+
+def _described(event: Event) -> str:
+    """Return a description of an unusable event, for a message."""
+    fields = ", ".join(f"{name} {shown(event[name])}" for name in ("name", "ts", "dur", "args") if name in event)
+    return f"a {event['cat']} with {fields or 'no field'}"

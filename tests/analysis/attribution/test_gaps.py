@@ -1,0 +1,105 @@
+"""Time without a kernel, compared with a count of it nanosecond by nanosecond."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cs_systems.analysis.attribution.gaps import CAUSES, LATENCY, LAUNCH, LOST, causes, gap_rows, gaps_in
+from cs_systems.readers._stalls import stalls
+from cs_systems.readers.forms.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Ranges, Step, Trace
+
+END = 40
+Spans = list[tuple[int, int]]
+Runs = list[tuple[int, int, float]]
+Calls = list[tuple[str, int, int]]
+SPAN = st.tuples(st.integers(0, END), st.integers(0, END)).map(lambda s: (min(s), max(s)))
+SPANS = st.lists(SPAN, max_size=6)
+NAMES = ("cudaFree", "cudaDeviceSynchronize")
+
+
+def kernels(runs: Runs) -> Kernels:
+    """Return kernels made from (start, end, time at which the launch had returned, NaN if it was not recorded)."""
+    start, end, returned = np.array(sorted(runs), float).reshape(-1, 3).T
+    zeros = np.zeros(len(runs), np.int64)
+    function = Categorical([Function("gemm", None, None, None, None)], zeros)
+    return Kernels(function, start, end, zeros, zeros, zeros, returned - 1, returned, zeros > 0)
+
+
+def trace(runs: Runs, copies: Spans, calls: Calls, own: Spans) -> Trace:
+    return Trace(
+        source="made",
+        profiler="nsys",
+        devices={},
+        kernels=kernels(runs),
+        copies=[Copy("memcpy", start, end, 0, 0, None) for start, end in copies],
+        calls=[Call(*call, 1) for call in calls],
+        ranges=Ranges(Categorical([], np.zeros(0, np.int64)), np.zeros(0), np.zeros(0), np.zeros(0, np.int64)),
+        overheads=[(float(start), float(end)) for start, end in own],
+        ops=None,
+        limitations=(),
+    )
+
+
+def count(made: Trace, steps: list[Step]) -> Counter[str]:
+    """Return by cause how many of the times 0, 1, 2, … within the steps it explains."""
+    found: Counter[str] = Counter()
+    rows = list(made.kernels)
+    for time in range(END):
+        if not any(s.start_s <= time < s.end_s for s in steps) or any(k.start_s <= time < k.end_s for k in rows):
+            continue
+        following = next((k for k in rows if k.start_s > time), None)
+        pending = following is not None and following.launch_end_s is not None and following.launch_end_s <= time
+        lost = all(k.launch_end_s is None for k in ([following] if following else rows))
+        spans = [("copy", c.start_s, c.end_s) for c in made.copies]
+        if not pending and not lost:
+            spans += [("profiler", *span) for span in made.overheads]
+            spans += [(str(stalls(c.name)), c.start_s, c.end_s) for c in made.calls]
+        on = [cause for cause, start, end in spans if start <= time < end]
+        found[min(on, key=CAUSES.index, default=LATENCY if pending else LOST if lost else LAUNCH)] += 1
+    return found
+
+
+@given(
+    st.lists(
+        st.tuples(SPAN, st.integers(0, END) | st.just(np.nan)).map(lambda k: (*k[0], k[1])), min_size=1, max_size=6
+    ),
+    SPANS,
+    st.lists(st.tuples(st.sampled_from(NAMES), SPAN).map(lambda c: (c[0], *c[1])), max_size=4),
+    SPANS,
+    st.lists(st.integers(0, END), min_size=2, max_size=6, unique=True).map(sorted),
+)
+def test_idle_time_is_divided_among_causes(
+    runs: Runs, copies: Spans, calls: Calls, own: Spans, edges: list[int]
+) -> None:
+    made = trace(runs, copies, calls, own)
+    steps = [Step("step", *span) for span in zip(edges[::2], edges[1::2], strict=False)]
+    gaps = gaps_in(made.kernels, steps)
+    expected = count(made, steps)
+    times = {cause: lasted.sum() for cause, lasted in causes(made, 0, gaps[0]).items()}
+    assert {cause: time for cause, time in times.items() if time} == expected
+    assert sum(gaps[0].idle_s(len(steps))) == sum(expected.values())
+    rows = gap_rows(made, gaps, steps)
+    assert {row["cause"]: round(row["time_s"] * len(steps), 9) for row in rows} == expected
+
+
+def test_latency_of_a_launch_is_the_host_s_and_a_longer_wait_the_device_s() -> None:
+    made = trace([(50, 60, 40)], [], [], [])
+    short = replace(made.kernels, start_s=np.array([40 + 50e-6]))
+    steps = [Step("step", 0, 60)]
+    late, soon = (causes(replace(made, kernels=k), 0, gaps_in(k, steps)[0]) for k in (made.kernels, short))
+    assert (late[LAUNCH].sum(), late[LATENCY].sum()) == (40, 10)
+    assert (soon[LAUNCH].sum(), soon[LATENCY].sum()) == (40 + 50e-6, 0)
+
+
+def test_gaps_are_separate_by_device_and_empty_without_kernels() -> None:
+    made = kernels([(0, 10, 0), (20, 30, 0), (0, 30, 0)])
+    steps = [Step("step", 0, 30)]
+    of_two = gaps_in(replace(made, device=np.array([3, 1, 3])), steps)
+    assert {device: gaps.idle_s(1) for device, gaps in of_two.items()} == {1: [pytest.approx(0)], 3: [10]}
+    assert gaps_in(NO_KERNELS, steps) == {}

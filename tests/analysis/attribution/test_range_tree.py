@@ -1,0 +1,64 @@
+"""Idle time and FLOP/s in the tree of ranges, beside a count of every microsecond."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.analysis.attribution.profile import profile
+from cs_systems.analysis.attribution.range_tree import range_tree
+from cs_systems.readers._read import read
+from tests.analysis.attribution.test_foreign import AUTOGRAD, event, kernel, marked
+
+WriteTrace = Callable[[Sequence[dict[str, Any]]], Path]
+RANGES = [("step", 0, 100), ("outer", 10, 60), ("inner", 20, 30), ("inner", 40, 55), ("backward", 60, 95)]
+HOOK = ("hook", 70, 80)  # in autograd's thread
+KERNELS = [(11, 15, 10), (25, 28, 22), (45, 65, 41), (72, 90, 71)]  # start, end, launch
+
+
+def program() -> list[dict[str, Any]]:
+    events = [marked(*one) for one in RANGES] + [marked(*HOOK, AUTOGRAD)]
+    for start, end, launch in KERNELS:
+        events += kernel("gemm", start, end, launch, thread=AUTOGRAD if launch > 60 else 1)
+    return events
+
+
+def idle_us(name: str) -> int:
+    """Return the microseconds in which a range was open and no kernel ran."""
+    opened = [one for one in (*RANGES, HOOK) if one[0] == name]
+    busy = {time for start, end, _ in KERNELS for time in range(start, end)}
+    return sum(time not in busy for _, start, end in opened for time in range(start, end))
+
+
+def test_idle_time_is_that_of_the_open_range(write_trace: WriteTrace) -> None:
+    rows = {row["path"].split(" / ")[-1]: row for row in range_tree(profile(read(write_trace(program()))))}
+    assert {*rows} == {"step", "outer", "inner", "backward", "hook"}
+    assert {name: row["idle_s"] for name, row in rows.items()} == {
+        name: pytest.approx(idle_us(name) * 1e-6) for name in rows
+    }
+    assert rows["hook"]["path"] == "step / backward / hook"
+
+
+def test_rate_is_that_of_the_operators_in_the_range(write_trace: WriteTrace) -> None:
+    """The outer operator counts, not the one that it calls."""
+    shapes = {"Input Dims": [[8, 16], [32, 16]]}, {"Input Dims": [[8, 16], [16, 32]]}
+    events = [
+        *program(),
+        event("cpu_op", "aten::linear", 21, 27, **shapes[0]),
+        event("cpu_op", "aten::mm", 21.5, 26, **shapes[1]),
+        event("cpu_op", "aten::mm", 42, 43, **shapes[1]),
+    ]
+    rows = {row["path"]: row for row in range_tree(profile(read(write_trace(events))))}
+    inner, flops = rows["step / outer / inner"], 2 * 2 * 8 * 16 * 32
+    assert (inner["flops"], inner["achieved_flops_per_s"]) == (flops, pytest.approx(flops / 23e-6))
+    assert rows["step"]["flops"] == flops
+    assert rows["step / backward"]["flops"] is None
+
+
+def test_idle_time_of_several_devices_is_unknown(write_trace: WriteTrace) -> None:
+    other = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 1, "tid": 7, "ts": 30, "dur": 4}
+    events = [*program(), {**other, "args": {"device": 1, "stream": 7, "correlation": 5}}]
+    assert {row["idle_s"] for row in range_tree(profile(read(write_trace(events))))} == {None}

@@ -1,0 +1,384 @@
+"""A program's own profilers, tracers and later trainings: they keep their results, and the record mentions them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import random
+import subprocess
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cs_systems.measure.recorder import Recorder, phases
+from cs_systems.measure.recorder.unedited import ScriptRecorder
+from cs_systems.record import RunRecord, read_records
+from tests import forks
+
+
+@contextmanager
+def recorded(out: Path, **options: Any) -> Iterator[ScriptRecorder]:
+    wanted: dict[str, Any] = {"warmup": 1, "steps": 4, "profile": "kineto", "profile_steps": 2} | options
+    recorder = ScriptRecorder("loop", out=out, **wanted)
+    try:
+        yield recorder
+    finally:
+        recorder.close()
+
+
+def train(steps: int, each: Callable[[int], object] = lambda step: None, optimizer: str = "Adam") -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    of_model = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01)
+    for step in range(steps):
+        model(torch.randn(3, 4)).square().mean().backward()
+        of_model.step()
+        of_model.zero_grad()
+        each(step)
+
+
+def profiled_loop(active: int, wait: int) -> int:
+    """Return how many products the program's own profiler saw."""
+    found: list[int] = []
+
+    def count(done: profile) -> None:
+        found.append(sum(event.count for event in done.key_averages() if event.key == "aten::addmm"))
+
+    plan = schedule(wait=wait, warmup=1, active=active, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=count) as own:
+        train(20, lambda step: own.step())
+    (seen,) = found
+    return seen
+
+
+def codes(record: RunRecord) -> set[str]:
+    return {caveat.code for caveat in record.warnings}
+
+
+@pytest.mark.parametrize("wait", [1, 4, 5, 6], ids="program's profiler begins after step {}".format)
+def test_profiler_of_the_program_keeps_its_result(wait: int, tmp_path: Path) -> None:
+    """Ours is to begin after step 5: it waits until the program's has ended, and gives way where that begins later."""
+    with recorded(tmp_path) as recorder:
+        assert profiled_loop(active=6, wait=wait) == 12
+    timed, profiled = recorder.records
+    assert profiled.status == "ok"
+    assert profiled.measurement is not None
+    assert len(profiled.measurement.timed) == 2
+    assert ("own-tools" in codes(timed)) == (wait == 1)
+
+
+def test_profiler_of_the_program_that_never_ends_leaves_no_profile_of_ours(tmp_path: Path) -> None:
+    with recorded(tmp_path) as recorder:
+        assert profiled_loop(active=19, wait=0) == 38
+    timed, profiled = recorder.records
+    (caveat,) = (each for each in timed.warnings if each.code == "own-tools")
+    assert caveat.message == "timed under the program's own torch.profiler, which cost time"
+    assert profiled.status == "unavailable"
+    assert profiled.reason == (
+        "the loop ended while its own torch.profiler was active, which excludes a profile by kineto of ours; end it "
+        "3 steps before the loop ends, or leave out --with"
+    )
+    assert not list(tmp_path.glob("*.trace.json.gz"))
+
+
+def test_profiler_of_the_program_with_stacks_finds_the_calls_of_modules(tmp_path: Path) -> None:
+    """It takes the code of nn.Module.__call__ for that of each call, and another code ends the process."""
+    call = nn.Module.__call__
+
+    def modules() -> set[str]:
+        found = set[str]()
+        own = profile(activities=[ProfilerActivity.CPU], with_stack=True)
+
+        def profiled(step: int) -> None:
+            assert nn.Module.__call__.__code__ is call.__code__
+            if step == 1:
+                own.start()
+            elif step == 2:
+                own.stop()
+                found.update(event.key for event in own.key_averages() if event.key.startswith("nn.Module"))
+
+        train(9, profiled)
+        return found
+
+    alone = modules()
+    with recorded(tmp_path):
+        assert modules() == alone
+    assert nn.Module.__call__ is call
+
+
+class CountedOperators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class CountedFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = Counter[str]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [CountedOperators, CountedFunctions])
+def test_modes_of_the_program_see_its_own_calls_alone(mode: type, tmp_path: Path) -> None:
+    def counted() -> Counter[str]:
+        with mode() as counts:
+            train(9)
+        names: Counter[str] = counts.names
+        return names
+
+    alone = counted()
+    with recorded(tmp_path) as recorder:
+        assert counted() == alone
+    assert [record.status for record in recorder.records] == ["ok", "ok"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_graph_of_torch_jit_is_as_alone(tmp_path: Path) -> None:
+    model, graphs = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), set[str]()
+
+    def traced(_: int) -> None:
+        for compiled in (torch.jit.trace(model, torch.ones(3, 4)), torch.jit.script(model)):
+            graphs.add(str([node.kind() for node in compiled.inlined_graph.nodes()]))
+
+    traced(0)
+    alone = {*graphs}
+    with recorded(tmp_path):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(9):
+            model(torch.ones(3, 4)).sum().backward()
+            traced(step)
+            optimizer.step()
+    assert graphs == alone
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_copies_of_a_recorded_model_keep_nothing_of_the_recording(is_script: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan: dict[str, Any] = {"out": tmp_path, "warmup": 1, "steps": 2, "profile_steps": 3}
+    recorder = ScriptRecorder("loop", **plan) if is_script else Recorder(model, optimizer, **plan).__enter__()
+    for _ in range(8):
+        with nullcontext() if is_script else recorder.step():
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            file = pickle.dumps(model)
+            assert b"cs_systems" not in file
+            for other in (pickle.loads(file), copy.deepcopy(model)):
+                assert torch.equal(other(torch.ones(1, 4)), model(torch.ones(1, 4)))
+    recorder.close()
+    assert [record.status for record in recorder.records] == ["ok", "ok"]
+
+
+def test_tracer_of_the_program_stays_and_is_mentioned(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def own(frame: Any, event: str, argument: Any) -> None:
+        lines.append(frame.f_code.co_name)
+
+    before = sys.gettrace()
+    with recorded(tmp_path, profile="none") as recorder:
+        sys.settrace(own)
+        try:
+            train(8)
+            assert sys.gettrace() is own
+        finally:
+            sys.settrace(before)
+    (caveat,) = (each for each in recorder.records[0].warnings if each.code == "own-tools")
+    assert caveat.message == "timed under the program's own sys.settrace, which cost time"
+    assert "step" in lines
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 20), (4, 12)])
+def test_second_training_is_recorded_in_place_of_an_unfinished_one(first: int, second: int, tmp_path: Path) -> None:
+    with recorded(tmp_path, profile="none", steps=6) as recorder:
+        train(first, optimizer="SGD")
+        train(second, optimizer="AdamW")
+    (record,) = recorder.records
+    assert record.results["ran"][0]["optimizer"] == "AdamW"
+    assert record.results["ran"][0]["models"] == "Sequential"
+    assert record.measurement is not None
+    assert len(record.measurement.timed) == 6
+    assert recorder.later_training() is None
+    for sample in record.measurement.timed:
+        assert sum(sample.phases_s.values()) == pytest.approx(sample.wall_s, abs=1e-6)
+        assert min(sample.phases_s[name] for name in ("forward", "backward", "optimizer")) > 0
+
+
+def test_stop_ends_the_script_in_its_second_training(tmp_path: Path) -> None:
+    with recorded(tmp_path, profile="none", steps=6, stop=True) as recorder:
+        train(3, optimizer="SGD")
+        with pytest.raises(SystemExit):
+            train(20, optimizer="AdamW")
+    (record,) = recorder.records
+    assert record.results["ran"][0]["optimizer"] == "AdamW"
+    assert record.measurement is not None
+    assert len(record.measurement.timed) == 6
+
+
+def test_optimizer_that_is_made_after_a_backward_pass_gives_the_steps(tmp_path: Path) -> None:
+    script = "import torch\ntorch.nn.Linear(4, 2)(torch.randn(3, 4)).sum().backward()\n"
+    done = run(script + TRAINING.format(before="", call="model(torch.randn(3, 4))"), tmp_path, "--steps", "2:6")
+    (record,) = read_records(tmp_path / "out")[0]
+    assert record.results["ran"][0]["optimizer"] == "SGD", done.stderr
+    assert record.measurement is not None
+    assert len(record.measurement.samples) == 6
+    assert "no-optimizer" not in codes(record)
+
+
+def test_recording_that_is_over_keeps_no_model_alive(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = weakref.ref(model), weakref.ref(optimizer)
+    with recorded(tmp_path) as recorder:
+        for _ in range(9):
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+        assert recorder.done
+        del model, optimizer
+        gc.collect()
+        assert [part() for part in parts] == [None, None]
+
+
+def test_second_training_after_the_recorded_steps_is_mentioned(tmp_path: Path) -> None:
+    with recorded(tmp_path, profile="none") as recorder:
+        train(12, optimizer="SGD")
+        train(30, optimizer="AdamW")
+    (record,) = recorder.records
+    assert record.results["ran"][0]["optimizer"] == "SGD"
+    assert str(recorder.later_training()).startswith(
+        "another optimizer, AdamW, stepped 30 times after the recorded steps; to record that training, write `with"
+    )
+
+
+def test_functions_of_torch_that_the_program_replaces_stay(tmp_path: Path) -> None:
+    """A function that the program puts over ours stays, and one that it had put there before is put back."""
+    original, calls = torch.optim.Optimizer.zero_grad, list[str]()
+
+    def own(optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        calls.append("own")
+        original(optimizer, *args)
+
+    def replace(step: int) -> None:
+        if step == 2:
+            torch.optim.Optimizer.zero_grad = own  # type: ignore[method-assign,assignment]
+
+    try:
+        with recorded(tmp_path, profile="none"):
+            train(8, replace)
+        assert vars(torch.optim.Optimizer)["zero_grad"] is own
+        assert len(calls) == 5
+    finally:
+        torch.optim.Optimizer.zero_grad = original  # type: ignore[method-assign]
+
+
+def run(script: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a script below `cs-systems run`."""
+    file = folder / "script.py"
+    file.write_text(script)
+    return forks.python("-m", "cs_systems", "run", *options, "--out", str(folder / "out"), "--", str(file))
+
+
+TRAINING = """
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{before}
+for step in range(12):
+    for part in range(2):
+        {call}.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_script_that_looks_for_torch_before_it_imports_it_is_recorded(tmp_path: Path) -> None:
+    looks = "import importlib.util; importlib.util.find_spec('torch')\nimport torch\n"
+    script = looks + TRAINING.format(before="", call="model(torch.randn(3, 4))")
+    done = run(script, tmp_path, "--steps", "2:6")
+    assert done.returncode == 0, done.stderr
+    assert read_records(tmp_path / "out")[0][0].status == "ok"
+
+
+def test_backward_without_data_does_not_begin_the_recording(tmp_path: Path) -> None:
+    """A script that counts operations on the meta device, and on fake tensors, before it trains."""
+    counts = """
+with torch.device("meta"):
+    torch.nn.Linear(4, 2)(torch.randn(3, 4)).sum().backward()
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    torch.nn.Linear(4, 2)(torch.randn(3, 4)).sum().backward()
+"""
+    done = run("import torch\n" + TRAINING.format(before=counts, call="model(torch.randn(3, 4))"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    (record,) = read_records(tmp_path / "out")[0]
+    assert record.status == "ok"
+    assert record.results["ran"][0]["optimizer"] == "SGD"
+
+
+def test_optimizer_that_the_garbage_collector_does_not_list_is_found(tmp_path: Path) -> None:
+    script = "import gc, torch\n" + TRAINING.format(before="gc.freeze()", call="model(torch.randn(3, 4))")
+    done = run(script, tmp_path, "--steps", "2:6")
+    (record,) = read_records(tmp_path / "out")[0]
+    assert record.results["ran"][0]["optimizer"] == "SGD", done.stderr
+    assert "no-optimizer" not in codes(record)
+
+
+def test_forward_that_is_not_called_through_the_module_is_mentioned(tmp_path: Path) -> None:
+    script = "import torch\n" + TRAINING.format(before="", call="model.forward(torch.randn(3, 4))")
+    run(script, tmp_path, "--steps", "2:6")
+    (caveat,) = (each for each in read_records(tmp_path / "out")[0][0].warnings if each.code == "no-forward")
+    assert caveat.message == "no call of a module with parameters was seen"
+
+
+def test_random_numbers_after_the_script_are_as_alone(tmp_path: Path) -> None:
+    seeds = "import atexit, random, torch\nrandom.seed(3)\natexit.register(lambda: print(random.random()))\n"
+    script = seeds + TRAINING.format(before="", call="model(torch.randn(3, 4))")
+    done = run(script, tmp_path, "--steps", "2:6", "--with", "kineto")
+    random.seed(3)
+    assert done.stdout == f"{random.random()}\n", done.stderr
+
+
+def test_error_of_the_observation_does_not_reach_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phases.Tracker, "exit", lambda *_, **__: 1 / 0)
+    with recorded(tmp_path) as recorder:
+        train(12)
+    (record,) = recorder.records
+    assert record.status == "error"
+    assert "the recording ended with ZeroDivisionError" in str(record.reason)
+
+
+def test_recording_that_cannot_begin_does_not_end_the_program(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with recorded(tmp_path / "file" / "below") as recorder:
+        train(12)
+    assert recorder.records == []
+    assert recorder.failure is not None
+
+
+def test_steps_outside_the_recorded_ones_count_in_the_time_of_the_whole_loop(tmp_path: Path) -> None:
+    waits = TRAINING.format(before="import time", call="model(torch.randn(3, 4))").replace("range(12)", "range(24)")
+    done = run(
+        "import torch\n" + waits + "    time.sleep(0.2 if step % 6 == 5 else 0.01)\n", tmp_path, "--steps", "2:6"
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("whole loop: "))
+    assert line.startswith("whole loop: 23 steps took ")
+    assert ", every 6 (" in line

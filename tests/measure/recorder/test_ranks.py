@@ -1,0 +1,101 @@
+"""Recorders of the ranks of one job: one record, of the stragglers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from cs_systems.core.caveats import Caveat
+from cs_systems.measure.recorder._ranks import merged_loop
+from cs_systems.readers._read import read
+from cs_systems.record import read_records
+from cs_systems.report.tables.records import render
+from tests.forks import torchrun
+from tests.measure.recorder.loops import train
+
+
+@pytest.mark.timeout(120)
+def test_ranks_of_torchrun_write_one_record_of_the_straggler_and_one_profile(tmp_path: Path) -> None:
+    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(tmp_path), "together", timeout_s=110)
+    assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 2", "rank 1 wrote 0"], done.stderr
+    record, profiled = read_records(tmp_path)[0]
+    assert (record.status, record.config["world_size"]) == ("ok", 2)
+    assert record.measurement is not None
+    assert len(record.measurement.timed) == 4
+    assert min(record.measurement.durations_s("step")) >= 0.05  # for which rank 0 waits in backward
+    for sample in record.measurement.samples:
+        assert sum(sample.phases_s.values()) == pytest.approx(sample.wall_s, rel=0.01)
+    ranks = {(row["rank"], row["phase"]): row for row in record.results["ranks"]}
+    assert ranks[0, "slow"]["median_s"] < 0.05 <= ranks[1, "slow"]["median_s"]
+    assert {row["wait_s"] for row in ranks.values()} == {None}
+    assert "loop ranks on" in render([record])
+    assert "missing-ranks" not in [c.code for c in record.warnings]
+    assert profiled.status == "ok"
+    slow = [total_s(tmp_path / profiled.artifacts[trace], "slow") for trace in ("trace", "trace_rank1")]
+    assert slow[0] < 3 * 0.05 <= slow[1]
+
+
+def total_s(trace: Path, name: str) -> float:
+    """Return the time of all ranges of that name in a trace."""
+    return sum(found.end_s - found.start_s for found in read(trace).ranges.named(name.__eq__))
+
+
+@pytest.mark.timeout(120)
+def test_rank_that_left_its_loop_early_keeps_nobody_waiting(tmp_path: Path) -> None:
+    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(tmp_path), "apart", timeout_s=110)
+    assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 1", "rank 1 wrote 0"], done.stderr
+    (record,) = read_records(tmp_path)[0]
+    assert record.measurement is not None
+    assert len(record.measurement.timed) == 1
+    assert "few-samples" in [c.code for c in record.warnings]
+
+
+def test_merged_record_is_of_the_slowest_and_names_missing_ranks(tmp_path: Path) -> None:
+    one, _ = train(tmp_path / "one")
+    (record,) = one.records
+    measurement = record.measurement
+    assert measurement is not None
+    slower = [
+        replace(s, wall_s=s.wall_s + 1, phases_s={**s.phases_s, "forward": 1.0, "own": 2.0}, submit_s=s.submit_s)
+        for s in measurement.samples
+    ]
+    other = replace(record, measurement=replace(measurement, samples=tuple(slower[:3])))
+    whole = merged_loop({0: record, 2: other}, [1])
+    assert whole.measurement is not None
+    assert [s.wall_s for s in whole.measurement.timed] == [s.wall_s for s in slower[1:3]]
+    assert whole.measurement.durations_s("own") == [2.0, 2.0]
+    assert median(whole.measurement.durations_s("forward")) == 1.0
+    assert {row["rank"] for row in whole.results["ranks"]} == {0, 2}
+    caveat = next(c for c in whole.warnings if c.code == "missing-ranks")
+    assert caveat.message == "no times of rank 1"
+
+
+@pytest.mark.parametrize(("walls", "spread"), [((1.0, 1.0, 2.0), "80"), ((1.0, 1.0, 1.0), None)])
+def test_spread_is_that_of_the_stragglers(walls: tuple[float, ...], spread: str | None, tmp_path: Path) -> None:
+    (record,) = train(tmp_path)[0].records
+    assert record.measurement is not None
+    own = Caveat("unstable", "of one rank", "")
+    ranks = {}
+    for rank, factor in enumerate((1, 10)):  # the second is the straggler
+        warm, *_ = record.measurement.samples
+        timed = [replace(warm, warmup=False, wall_s=wall * factor) for wall in walls]
+        ranks[rank] = replace(
+            record,
+            measurement=replace(record.measurement, samples=(warm, *timed)),
+            warnings=(own,) if rank == 0 else (),
+        )
+    messages = [caveat.message for caveat in merged_loop(ranks, []).warnings]
+    assert messages == ([f"the middle 80% of the steps span {spread}% of the median"] if spread else [])
+
+
+def test_missing_rank_gives_the_reason_that_it_left(tmp_path: Path) -> None:
+    (good,) = train(tmp_path / "good")[0].records
+    with pytest.warns(RuntimeWarning, match="no step was timed"):
+        (failed,) = train(tmp_path / "bad", 1)[0].records
+    caveat = next(c for c in merged_loop({0: good, 1: failed}, []).warnings if c.code == "missing-ranks")
+    assert caveat.message == (
+        "no times of rank 1: the loop ended after 1 of 1 warm-up steps; let it run for at least 4 steps"
+    )

@@ -1,0 +1,118 @@
+"""Exports of nsys of several versions of its schema: their names of tables, columns and GPUs, graphs, and row limits.
+
+The numbers are checked by plain SQL on the same file.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cs_systems.analysis.attribution.profile import profile
+from cs_systems.config import ConfigError
+from cs_systems.readers import nsys
+from cs_systems.readers._read import read
+
+Change = Callable[..., Path]
+K, R, N, G = nsys.KERNELS, nsys.RUNTIME, nsys.NVTX, nsys.GRAPHS
+# Version of the schema → statements that turn the real export, of schema 3.11, into one like it.
+VERSIONS = {
+    "2021, without graphs": (
+        f"ALTER TABLE {K} DROP COLUMN graphNodeId",
+        f"ALTER TABLE {K} DROP COLUMN greenContextId",
+        f"ALTER TABLE {K} DROP COLUMN sharedMemoryLimitConfig",
+        f"ALTER TABLE {N} DROP COLUMN jsonText",
+        f"ALTER TABLE {N} DROP COLUMN jsonTextId",
+        "ALTER TABLE TARGET_INFO_GPU DROP COLUMN cuDevice",
+        "DROP TABLE META_DATA_EXPORT",
+    ),
+    "2022, EXPORT_META_DATA": (
+        "ALTER TABLE META_DATA_EXPORT RENAME TO EXPORT_META_DATA",
+        f"ALTER TABLE {K} DROP COLUMN greenContextId",
+    ),
+    "2024": (),
+    "registered strings": (
+        f"INSERT INTO StringIds SELECT 900000 + min(rowid), text FROM {N} GROUP BY text",
+        f"UPDATE {N} SET textId = (SELECT id FROM StringIds WHERE value = text AND id >= 900000), text = NULL",
+    ),
+    "payloads and newer columns": (
+        f"ALTER TABLE {N} ADD COLUMN binaryData TEXT",
+        f"UPDATE {N} SET uint64Value = 7, jsonText = '[1]'",
+        f"ALTER TABLE {K} ADD COLUMN launchPriority INTEGER",
+        "CREATE TABLE NVTX_PAYLOAD_SCHEMAS (domainId INTEGER, schemaId INTEGER)",
+    ),
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_gives_the_same_numbers(change: Change, version: str) -> None:
+    path = change(*VERSIONS[version])
+    with closing(sqlite3.connect(path)) as database:
+        query = f"SELECT value, count(*), sum(end - start) FROM {K} JOIN StringIds ON id = demangledName GROUP BY 1"
+        expected = {name: (count, time) for name, count, time in database.execute(query)}
+        names = f"SELECT count(*) FROM {N} LEFT JOIN StringIds ON id = textId WHERE ifnull(text, value) = 'forward'"
+        ((forwards,),) = database.execute(names)
+    made = profile(read(path), "step")
+    found: dict[str, tuple[int, float]] = {}
+    for (function, _), total in made.groups.items():
+        calls, time_s = found.get(function.name, (0, 0.0))
+        found[function.name] = calls + total.calls, time_s + total.time_s
+    assert {name: calls for name, (calls, _) in found.items()} == {name: calls for name, (calls, _) in expected.items()}
+    for name, (_, time_s) in found.items():
+        assert time_s == pytest.approx(expected[name][1] * 1e-9)
+    assert len(made.trace.ranges.named(lambda name: name == "forward")) == forwards == 3
+    assert made.trace.devices == {0: "NVIDIA H200"}
+    assert made.trace.limitations == ()
+
+
+def test_names_of_gpus_follow_the_visible_devices(change: Change) -> None:
+    """CUDA numbers the devices that it sees; nsys also numbers all of the machine."""
+    another = (
+        "CREATE TABLE other AS SELECT * FROM TARGET_INFO_GPU",
+        "UPDATE other SET id = 1, name = 'NVIDIA L4'",
+        "INSERT INTO TARGET_INFO_GPU SELECT * FROM other",
+    )
+    path = change(*another, "UPDATE TARGET_INFO_GPU SET cuDevice = 1 - id")
+    assert read(path).devices == {0: "NVIDIA L4", 1: "NVIDIA H200"}
+    assert read(change(*another)).devices == {0: "NVIDIA H200", 1: "NVIDIA L4"}  # without numbers of CUDA
+
+
+def graphs(alone: bool) -> tuple[str, ...]:
+    """Return statements that record every third kernel's launch as a whole graph of 1 µs; alone: no kernel is left."""
+    columns = "start, end, deviceId, streamId, correlationId, globalPid"
+    return (
+        f"CREATE TABLE {G} ({columns}, graphId)",
+        f"INSERT INTO {G} SELECT start, start + 1000, deviceId, streamId, correlationId, globalPid, rowid % 2 + 4 "
+        f"FROM {K} WHERE rowid % 3 = 0",
+        f"DELETE FROM {K}" + ("" if alone else " WHERE rowid % 3 = 0"),
+    )
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_whole_graph_counts_as_one_kernel(change: Change, alone: bool) -> None:
+    path = change(*graphs(alone))
+    with closing(sqlite3.connect(path)) as database:
+        ((whole, in_graphs),) = database.execute(f"SELECT count(*), sum(end - start) FROM {G}")
+        ((single, in_kernels),) = database.execute(f"SELECT count(*), ifnull(sum(end - start), 0) FROM {K}")
+    made = profile(read(path))
+    assert (len(made.trace.kernels), int(made.trace.kernels.in_graph.sum())) == (whole + single, whole)
+    assert made.time_s == pytest.approx((in_graphs + in_kernels) * 1e-9)
+    names = {kernel.function.name for kernel in made.trace.kernels if kernel.in_graph}
+    assert names == {"CUDA graph 4", "CUDA graph 5"}
+    assert made.phase_coverage > 0.9  # a graph has the phase of its launch
+    assert made.trace.limitations[0].startswith(
+        f"{whole} launches of CUDA graphs were recorded without their kernels and count as one kernel each; record with"
+    )
+
+
+def test_too_many_rows_are_refused(nsys_path: Path, change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nsys, "MOST_ROWS", 1500)
+    with pytest.raises(ConfigError, match=r"holds [\d,]+ kernels, calls and ranges, but at most 1,500 are read; "):
+        read(nsys_path)
+    monkeypatch.setattr(nsys, "MOST_ROWS", 50_000)
+    path = change(f"UPDATE {K} SET rowid = rowid + (1 << 60)")  # a high number of a row is no number of rows
+    assert len(read(path).kernels) == 714
