@@ -21,10 +21,10 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core import caveats, origin, plugins
+from cs_systems.core import origin, plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.display import Displayed
 from cs_systems.core.file_types import GZIP_MAGIC, refuse_other
@@ -32,8 +32,7 @@ from cs_systems.core.rows import Results
 from cs_systems.core.rows import Row as Row
 from cs_systems.core.validation import shown
 
-SCHEMA_VERSION = 3  # 2 added `origin`; 3 credits an attention call's backward with twice its forward
-CREDITED = 3  # the schema from which on model FLOPs are those of docs/concepts.md for every workload
+SCHEMA_VERSION = 4  # the only schema that is read; scripts/migrate_records.py brings earlier records to it
 RECORDS_FILE = "records.jsonl"
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
 OR_AGAIN = "or measure again into another folder"  # remedy for a malformed line: its own folder is refused
@@ -63,8 +62,8 @@ class DamagedRecord(ConfigError):
     """Error for a field of a record from a file whose value no version of cs_systems writes."""
 
 
-class NewerSchema(ConfigError):
-    """Error for a record of a newer version, which must not be mixed with records of this version."""
+class OtherSchema(ConfigError):
+    """Error for a record of another version, which must not be mixed with records of this version."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ class RunRecord(Displayed):
     results: Results = field(default_factory=Results)
     artifacts: dict[str, str] = field(default_factory=dict)
     predicted: bool = False
-    origin: Origin | None = None  # None before it is written, and in records of schema 1
+    origin: Origin | None = None  # None before it is written
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -264,10 +263,12 @@ class RunRecord(Displayed):
                 f"the JSON object is no record of cs-systems, because {found}; delete it, or give the records.jsonl "
                 "of a run"
             )
-        if version > SCHEMA_VERSION:
-            raise NewerSchema(
-                f"the record has schema {version}, but this version of cs-systems reads schemas up to "
-                f"{SCHEMA_VERSION}; upgrade cs-systems"
+        if version != SCHEMA_VERSION:
+            older = "migrate it by scripts/migrate_records.py of the source code, or measure again"
+            remedy = "upgrade cs-systems" if version > SCHEMA_VERSION else older
+            raise OtherSchema(
+                f"the record has schema {version}, but this version of cs-systems reads schema {SCHEMA_VERSION}; "
+                f"{remedy}"
             )
         _refuse_other_types(data)
         fields = dict(data)
@@ -282,8 +283,7 @@ class RunRecord(Displayed):
         if data.get("origin"):
             fields["origin"] = Origin.from_dict(data["origin"])
         fields["warnings"] = tuple(Caveat(**w) for w in data.get("warnings", ()))
-        record = cls(**fields)
-        return record if version >= CREDITED else _credited_anew(record)
+        return cls(**fields)
 
     def _displayed(self) -> tuple[str, list[RunRecord]]:
         return "", [self]
@@ -293,33 +293,6 @@ class RunRecord(Displayed):
         import cs_systems
 
         return cs_systems.frame([self])
-
-
-def _credited_anew(record: RunRecord) -> RunRecord:
-    """Return a record of an earlier schema with the model FLOPs of this one; its samples stay.
-
-    Earlier schemas credited the backward of an attention call with 2.5 times its forward, rounded down. For a user's
-    own model they credited the whole score matrix of causal attention; what its mask showed is not in the record.
-    """
-    rows, workload = record.results.get("cost"), str(record.config.get("workload"))
-    if rows and workload == "attention":
-        backward = next((row.get("model_flops") or 0 for row in rows if row.get("phase") == "backward"), 0)
-        excess = backward - (4 * backward + 2) // 5
-        anew = [
-            {**row, "model_flops": flops - excess}
-            if row.get("phase") in ("backward", "step") and (flops := row.get("model_flops")) is not None
-            else row
-            for row in rows
-        ]
-        record = replace(record, results=cast(Results, {**record.results, "cost": anew}))
-    elif rows and plugins.is_foreign(workload) and any(map(_may_attend, record.results.get("modules", ()))):
-        counted = caveats.full_attention("an earlier version counted it so")
-        record = replace(record, warnings=(*record.warnings, counted))
-    return replace(record, schema_version=SCHEMA_VERSION)
-
-
-def _may_attend(module: Row) -> bool:
-    return "attention" in f"{module.get('class')}".lower() or "attn" in f"{module.get('path')}"
 
 
 def _refuse_other_types(data: Mapping[str, Any]) -> None:
@@ -382,7 +355,7 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
 
     Raises:
         FileNotFoundError: there is no records file.
-        ConfigError: no line is a record, a JSON object is not a record, or a record has a newer schema.
+        ConfigError: no line is a record, a JSON object is not a record, or a record has another schema.
     """
     file = records_path(path)
     if not file.is_file():
@@ -410,7 +383,7 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
     """Return every readable record of a file, and a complaint about each unreadable line.
 
     Raises:
-        ConfigError: a record has a newer schema; with `strict`, also if a JSON object is not a record.
+        ConfigError: a record has another schema; with `strict`, also if a JSON object is not a record.
     """
     records: list[RunRecord] = []
     complaints = []
@@ -429,7 +402,7 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
             complaints.append(f"{file}:{number} is {cause}; skipped")
         except RecursionError:
             complaints.append(f"{file}:{number} is not a record of cs_systems (nested too deeply); skipped")
-        except NewerSchema as error:
+        except OtherSchema as error:
             raise ConfigError(f"{file}:{number}: {error}") from error
         except (ConfigError, TypeError, KeyError, AttributeError, ValueError) as error:
             if strict and isinstance(error, DamagedRecord):

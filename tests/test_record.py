@@ -76,42 +76,6 @@ def test_record_round_trips_json(record: RunRecord) -> None:
     assert again.run_config == RunConfig()
 
 
-def test_records_of_schema_1_are_read_without_an_origin() -> None:
-    data = json.loads(some("a").to_json())
-    del data["origin"]
-    record = RunRecord.from_dict(data | {"schema_version": 1})
-    assert (record.origin, record.schema_version) == (None, SCHEMA_VERSION)
-
-
-@pytest.mark.parametrize("forward", [4 * 8 * 7 * 7, 15])  # 15: half of an odd number was rounded down
-def test_earlier_records_of_an_attention_call_are_credited_anew(forward: int) -> None:
-    old = {"forward": forward, "backward": forward * 5 // 2}
-    costs = [{"phase": phase, "model_flops": flops, "hardware_flops": 9 * forward} for phase, flops in old.items()]
-    costs.append({"phase": "step", "model_flops": sum(old.values()), "hardware_flops": 18 * forward})
-    costs.append({"phase": "input", "model_flops": None, "hardware_flops": None})
-    data = json.loads(some("a").to_json()) | {"schema_version": 2, "results": {"cost": costs}}
-    data["config"]["workload"] = "attention"
-    record = RunRecord.from_dict(data)
-    flops = {row["phase"]: row["model_flops"] for row in record.results["cost"]}
-    assert flops == {"forward": forward, "backward": 2 * forward, "step": 3 * forward, "input": None}
-    assert [row["hardware_flops"] for row in record.results["cost"]] == [9 * forward, 9 * forward, 18 * forward, None]
-    assert RunRecord.from_dict(json.loads(record.to_json())) == record
-    data["config"]["workload"] = "train_step"
-    assert RunRecord.from_dict(data).results["cost"] == costs
-
-
-def test_earlier_records_of_a_users_own_attention_say_that_it_counts_in_full() -> None:
-    modules = [{"path": "encoder.attn", "class": "MultiheadAttention"}]
-    results = {"cost": [{"phase": "forward", "model_flops": 7}], "modules": modules}
-    data = json.loads(some("a").to_json()) | {"schema_version": 2, "results": results}
-    data["config"]["workload"] = "mine.py:build"
-    (caveat,) = RunRecord.from_dict(data).warnings
-    assert caveat.code == "full-attention"
-    assert caveat.message == "model FLOPs count the whole score matrix of attention: an earlier version counted it so"
-    modules[0] = {"path": "conv1", "class": "Conv2d"}
-    assert not RunRecord.from_dict(data).warnings
-
-
 def test_record_is_stamped_once_with_date_and_command_and_the_host_on_request() -> None:
     with origin.by("cs-systems time"):
         record = some("a").stamped()
@@ -198,13 +162,18 @@ def test_damaged_line_is_not_called_incomplete(tmp_path: Path, line: bytes, caus
     assert read_records(tmp_path)[1] == [f"{file}:1 is {cause}; skipped"]
 
 
-def test_newer_schema_is_refused(tmp_path: Path) -> None:
-    line = json.loads(some("a").to_json()) | {"schema_version": SCHEMA_VERSION + 1}
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [
+        (SCHEMA_VERSION + 1, "upgrade cs-systems"),
+        (SCHEMA_VERSION - 1, "migrate it by scripts/migrate_records.py of the source code, or measure again"),
+    ],
+)
+def test_another_schema_is_refused(tmp_path: Path, version: int, remedy: str) -> None:
+    line = json.loads(some("a").to_json()) | {"schema_version": version}
     (tmp_path / "records.jsonl").write_text(json.dumps(line) + "\n")
-    complaint = (
-        r"records.jsonl:1: the record has schema 4, but this version .* reads schemas up to 3; upgrade cs-systems"
-    )
-    with pytest.raises(ConfigError, match=complaint):
+    complaint = f"records.jsonl:1: the record has schema {version}, but this version of cs-systems reads schema "
+    with pytest.raises(ConfigError, match=f"{complaint}{SCHEMA_VERSION}; {re.escape(remedy)}"):
         read_records(tmp_path)
 
 

@@ -37,6 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cs_systems.record import SCHEMA_VERSION
+
 PREFLIGHT, BUILD, PREPARE, STEP, COST, DESCRIBE, TABLES, DELETE = PLACES = (
     "preflight", "build", "prepare", "step", "cost", "describe", "tables", "delete",
 )  # fmt: skip
@@ -285,7 +287,7 @@ def _forged() -> bytes:
     """Return forged records of the first cells, in the form that a worker might send."""
     sample = {"round": 0, "warmup": False, "wall_s": FORGED_S, "phases_s": {"call": FORGED_S}, "submit_s": {}}
     record = {
-        "key": "0" * 16, "config": {}, "status": "ok", "schema_version": 1, "reason": None,
+        "key": "0" * 16, "config": {}, "status": "ok", "schema_version": SCHEMA_VERSION, "reason": None,
         "measurement": {"clock": "monotonic", "samples": [sample], "setup_s": 0.0},
         "results": {"saw": [{"cell": FORGED}]},
     }  # fmt: skip

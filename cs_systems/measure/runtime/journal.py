@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.record import DONE, NewerSchema, RunRecord, append_record, readable_records, records_path
+from cs_systems.record import DONE, OtherSchema, RunRecord, append_record, readable_records, records_path
 
 _PROBE_BYTES = 1 << 20
 ANOTHER = "choose another out"  # the command line writes --out
@@ -104,7 +104,7 @@ class Journal:
         try:
             readable_records(file, strict=True)
         except ConfigError as error:
-            if isinstance(error.__cause__, NewerSchema):
+            if isinstance(error.__cause__, OtherSchema):
                 raise
             raise FolderRefused(str(error).partition("; ")[0], self.remedy_for_other_records) from error
 
@@ -129,7 +129,7 @@ class Journal:
     def read(self) -> tuple[list[RunRecord], list[str]]:
         """Return the readable records, and a warning for each unreadable line.
 
-        Raises ConfigError for a record of a newer schema, which must not be mixed with this version's.
+        Raises ConfigError for a record of another schema, which must not be mixed with this version's.
         """
         file = records_path(self.folder)
         return readable_records(file) if file.exists() else ([], [])

@@ -22,7 +22,7 @@ from cs_systems.record import RunRecord, append_record, read_records
 from cs_systems.report.frame import frame
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, mode=Mode.FORWARD, device="cpu", warmup=0, steps=2)
-FOREIGN = ['{"schema_version": 1}\n', '{"schema_version": 1, "key": 1, "config": 3, "status": []}\n']
+FOREIGN = ['{"schema_version": 4}\n', '{"schema_version": 4, "key": 1, "config": 3, "status": []}\n']
 
 
 def some(key: str) -> RunRecord:

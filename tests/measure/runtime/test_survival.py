@@ -260,7 +260,7 @@ def test_records_of_a_newer_schema_are_refused(
     (tmp_path / "records.jsonl").write_text(json.dumps(newer) + "\n")
     assert main(command(tmp_path)[3:]) == 2
     error = capfd.readouterr().err
-    assert "records.jsonl:1: the record has schema 99, but this version of cs-systems reads schemas up to 3" in error
+    assert "records.jsonl:1: the record has schema 99, but this version of cs-systems reads schema 4; upgrade" in error
     assert "upgrade cs-systems" in error
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 1
 
