@@ -13,15 +13,18 @@ changed source does not prove the number wrong: it says what to measure again be
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_ANSWER = 2  # exit status without git or history
+IGNORED = ".git-blame-ignore-revs"  # commits that change no behaviour, as `git blame` reads them
 # Name of a page → names of its data beside it. Predictions count as of their freezing, not of their measurement.
 RECORDS = {"table": ("records.jsonl", "processes.jsonl"), "held_out": ("frozen.json",)}
 
@@ -247,18 +250,35 @@ def git(root: Path, *words: str) -> str:
 
 
 def _figure(root: Path, path: str, specs: tuple[str, ...]) -> Figure:
+    ignored, former = _set_aside(root)
     # A file that was only moved was not measured anew.
-    last = git(
-        root, "log", "-1", "--follow", "--diff-filter=AM", "--format=%h %cs", "--", measured_file(root, path)
-    ).split()
-    if not last:
+    history = git(root, "log", "--follow", "--diff-filter=AM", "--format=%H %h %cs", "--", measured_file(root, path))
+    last = next((line.split() for line in history.splitlines() if line.split()[0] not in ignored), None)
+    if last is None:
         return Figure(path, None, None, {})
-    commit, date = last
+    _, commit, date = last
     changed: Counter[str] = Counter()
     if specs:
-        touched = git(root, "log", "--format=", "--name-only", f"{commit}..HEAD", "--", *specs)
-        changed.update(touched.split())
+        for text in git(root, "log", "--format=%x00%H", "--name-only", f"{commit}..HEAD").split("\0")[1:]:
+            number, *files = text.split()
+            if number not in ignored:
+                now = {former.get(file, file) for file in files}
+                changed.update(file for file in now if any(fnmatch(file, spec) for spec in specs))
     return Figure(path, commit, date, dict(changed.most_common()))
+
+
+@functools.cache
+def _set_aside(root: Path) -> tuple[frozenset[str], dict[str, str]]:
+    """Return the commits that only move or rewrite files, listed in IGNORED, and former paths with the present ones."""
+    listed = root / IGNORED
+    lines = listed.read_text().splitlines() if listed.is_file() else []
+    commits = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
+    former: dict[str, str] = {}
+    for commit in commits:  # the earliest first
+        names = git(root, "show", "--format=", "--name-status", "--find-renames=40%", "-l0", "--diff-filter=R", commit)
+        moved = dict(line.split("\t")[1:] for line in names.splitlines())
+        former = {old: moved.get(new, new) for old, new in former.items()} | moved
+    return frozenset(commits), former
 
 
 def table(found: list[Figure]) -> str:

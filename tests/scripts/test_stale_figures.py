@@ -26,9 +26,10 @@ class Repository:
         self.root = root
         self.git("init", "--quiet", "--initial-branch=main")
 
-    def git(self, *words: str) -> None:
+    def git(self, *words: str) -> str:
         author = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", "-C", str(self.root), *author, *words], check=True, capture_output=True)
+        command = ["git", "-C", str(self.root), *author, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def write(self, **texts: str) -> None:
         """Write and commit files; `code__a_py="x"` means code/a.py."""
@@ -71,6 +72,21 @@ def test_commits_to_sources_after_measurement_are_counted(stale: Any, repository
     assert changed(stale, repository) == {"code/a.py": 2, "scripts/speed.py": 1}
     repository.write(profiles__speed__table_md="2 s")
     assert changed(stale, repository) == {}
+
+
+def test_commits_that_only_move_or_rewrite_files_do_not_count(stale: Any, repository: Repository) -> None:
+    """A change before the move still counts, under the present path."""
+    repository.write(code__a_py="2")
+    repository.git("mv", "code", "moved")
+    repository.write(profiles__speed__table_md="1 s, in another form")
+    moved = repository.git("rev-parse", "HEAD").strip()
+    (repository.root / ".git-blame-ignore-revs").write_text(f"# Move\n{moved}\n")
+    repository.commit()
+    (figure,) = stale.figures(repository.root, {FIGURE: ("moved/*.py",)})
+    assert dict(figure.changed) == {"moved/a.py": 1}
+    repository.write(moved__b_py="2")
+    (figure,) = stale.figures(repository.root, {FIGURE: ("moved/*.py",)})
+    assert dict(figure.changed) == {"moved/a.py": 1, "moved/b.py": 1}
 
 
 def test_merged_branch_forked_before_measurement_counts(stale: Any, repository: Repository) -> None:
