@@ -96,12 +96,11 @@ def test_rooms_without_torch_do_not_import_it() -> None:
     assert (done.stdout.strip(), done.stderr) == ("False", "")
 
 
-@pytest.mark.parametrize("package", plugins.CONSTANTS)
+@pytest.mark.parametrize("package", plugins.KINDS)
 def test_every_plug_in_exports_one_constant(package: str) -> None:
-    constants = set(plugins.CONSTANTS.values())
-    folder = ROOT / "cs_systems" / plugins.FOLDERS[package]
+    kind, constants = plugins.KINDS[package], {kind.constant for kind in plugins.KINDS.values()}
     for name in plugins.names(package):
-        file = folder / f"{name}.py" if (folder / f"{name}.py").is_file() else folder / name / "__init__.py"
+        file = kind.file(name)
         assigned = [
             target.id
             for node in ast.parse(file.read_text()).body
@@ -109,4 +108,4 @@ def test_every_plug_in_exports_one_constant(package: str) -> None:
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
             if isinstance(target, ast.Name) and target.id in constants
         ]
-        assert assigned == [plugins.CONSTANTS[package]], file
+        assert assigned == [kind.constant], file

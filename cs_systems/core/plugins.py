@@ -16,35 +16,46 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cs_systems.core.defined_names import defined_names
 from cs_systems.core.validation import ConfigError, did_you_mean, one_of
 
-FOLDERS = {  # of each kind, in `cs_systems/`
-    "attention": "model/attention",
-    "workloads": "measure/workloads",
-    "profilers": "measure/profilers",
-    "parallel": "model/parallel",
-    "training.parts": "model/training/parts",
-    "diagnosis": "analysis/diagnosis",
-}
-CONSTANTS = {
-    "attention": "BACKEND",
-    "workloads": "WORKLOAD",
-    "profilers": "PROFILER",
-    "parallel": "STRATEGY",
-    "training.parts": "PART",
-    "diagnosis": "RULE",
-}
-_KINDS = {
-    "attention": "attention backend",
-    "workloads": "workload",
-    "profilers": "profiler",
-    "parallel": "parallel strategy",
-    "training.parts": "part of the model",
-    "diagnosis": "rule",
+
+@dataclass(frozen=True)
+class Kind:
+    """Kind of plug-in.
+
+    Attributes:
+        folder: where its files are, in `cs_systems/`.
+        constant: the name that each of them exports.
+        words: what it is called in messages.
+        foreign: whether code from outside the package is accepted.
+    """
+
+    folder: str
+    constant: str
+    words: str
+    foreign: bool = True
+
+    @property
+    def path(self) -> Path:
+        return Path(__file__).parents[1] / self.folder
+
+    def file(self, name: str) -> Path:
+        """Return the file that exports the constant of a built-in plug-in: a module, or a package's __init__."""
+        return file if (file := self.path / f"{name}.py").is_file() else self.path / name / "__init__.py"
+
+
+KINDS = {
+    "attention": Kind("model/attention", "BACKEND", "attention backend"),
+    "workloads": Kind("measure/workloads", "WORKLOAD", "workload"),
+    "profilers": Kind("measure/profilers", "PROFILER", "profiler"),
+    "parallel": Kind("model/parallel", "STRATEGY", "parallel strategy", foreign=False),
+    "training.parts": Kind("model/training/parts", "PART", "part of the model"),
+    "diagnosis": Kind("analysis/diagnosis", "RULE", "rule"),
 }
 
 LIVE = "live "  # prefix of the name of an object that this process holds
@@ -53,8 +64,8 @@ _held: dict[str, Any] = {}
 
 @functools.cache
 def names(package: str) -> tuple[str, ...]:
-    """Return the plug-ins of a kind, a key of FOLDERS, sorted, without importing any."""
-    folder = _folder(package)
+    """Return the plug-ins of a kind, a key of KINDS, sorted, without importing any."""
+    folder = KINDS[package].path
     files = [*folder.glob("*.py"), *(init.parent for init in folder.glob("*/__init__.py"))]
     return tuple(sorted(p.stem for p in files if not p.stem.startswith("_")))
 
@@ -83,15 +94,11 @@ def check(package: str, name: str) -> str:
     Raises:
         ConfigError: no such plug-in, file, module or object; the message suggests the nearest names.
     """
-    if package == "parallel" and ":" in name:
-        raise ConfigError(
-            f"strategy {name!r} has a colon; name a built-in strategy, and give its options as strategy_args, such as "
-            "strategy_args=('comm_dtype=bf16',)"
-        )
-    if not is_foreign(name):
-        if name.endswith(".py") and package != "parallel":
+    kind = KINDS[package]
+    if not is_foreign(name) or not kind.foreign:
+        if name.endswith(".py") and kind.foreign:
             raise ConfigError(f"{name!r} names a file, but no object in it; write {name}:name")
-        return one_of(_KINDS[package], name, names(package))
+        return one_of(kind.words, name, names(package))
     if name.startswith(LIVE):
         if name in _held:
             return name
@@ -144,9 +151,8 @@ def get(package: str, name: str) -> Any:
     """Import the one file that holds plug-in `name` and return the object it exports."""
     check(package, name)
     if not is_foreign(name):
-        return getattr(
-            importlib.import_module(f"cs_systems.{FOLDERS[package].replace('/', '.')}.{name}"), CONSTANTS[package]
-        )
+        kind = KINDS[package]
+        return getattr(importlib.import_module(f"cs_systems.{kind.folder.replace('/', '.')}.{name}"), kind.constant)
     if name in _held:
         return _held[name]
     source, _, attribute = name.rpartition(":")
@@ -167,7 +173,7 @@ def declared(package: str, name: str) -> dict[str, Any]:
     """
     check(package, name)
     if not is_foreign(name):
-        return dict(_declared(_built_in(package, name), CONSTANTS[package]))
+        return dict(_declared(KINDS[package].file(name), KINDS[package].constant))
     source, _, attribute = name.rpartition(":")
     file = source_file(source) if source else None
     try:
@@ -230,16 +236,6 @@ def signature(function: Any) -> str:
         return str(inspect.signature(function))
     except (TypeError, ValueError):
         return ""
-
-
-def _folder(package: str) -> Path:
-    return Path(__file__).parents[1] / FOLDERS[package]
-
-
-def _built_in(package: str, name: str) -> Path:
-    """Return the file that exports the constant of a built-in plug-in: a module, or a package's __init__."""
-    folder = _folder(package)
-    return file if (file := folder / f"{name}.py").is_file() else folder / name / "__init__.py"
 
 
 def source_file(source: str) -> Path | None:

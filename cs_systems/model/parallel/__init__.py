@@ -118,6 +118,11 @@ def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
     Raises ConfigError for an unknown strategy or option, for an invalid value of an option, and for an invalid
     composition.
     """
+    if ":" in name:
+        raise ConfigError(
+            f"strategy {name!r} has a colon; name a built-in strategy, and give its options as strategy_args, such as "
+            "strategy_args=('comm_dtype=bf16',)"
+        )
     options = options or {}
     parts = [plugins.check("parallel", part) for part in name.split("+")]
     declared = {part: plugins.declared("parallel", part) for part in parts}
