@@ -1,22 +1,16 @@
-"""Caveats: reasons to doubt a timing, each with its remedy. Pure functions over samples.
-
-The limits are constants in this module, with their reasons. A caveat never changes a measured value.
-"""
+"""Caveats: reasons to doubt a result, each with its remedy. A caveat never changes a measured value."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
-from cs_systems.core import statistics
 from cs_systems.core.units import counted
 
 if TYPE_CHECKING:
     from cs_systems.core.rows import GraphBreakRow
-    from cs_systems.record import Environment, Measurement
 
 
 @dataclass(frozen=True)
@@ -27,11 +21,6 @@ class Caveat:
     message: str
     remedy: str
 
-
-# The device waited for the host if it finishes a phase this soon after the host submitted it, as a share of the phase.
-LAUNCH_BOUND_LAG = 0.10
-# Below this share of its highest clock while throttled, a GPU is measurably slower.
-CLOCK_LIMIT = 0.97
 
 RECORD_AGAIN = "record again, with fewer steps and without another profiler"
 REMOVE_BREAKS = "keep printing, .item(), .cpu() and branches on tensors out of the compiled code"
@@ -83,6 +72,11 @@ LOOP_REMEDIES = {code: remedy for code, remedy in REMEDIES.items() if code != "f
 }
 
 
+def caveat(code: str, message: str) -> Caveat:
+    """Return the caveat with that code and its remedy."""
+    return Caveat(code, message, REMEDIES[code])
+
+
 def profile_in_words(profiler: str) -> str:
     return "memory snapshot" if profiler == "memory_snapshot" else f"profile by {profiler}"
 
@@ -111,18 +105,18 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
 
 def own_tools(names: Iterable[str]) -> Caveat:
     """Return the caveat of a loop that was timed while the program itself profiled or traced it."""
-    return _caveat("own-tools", f"timed under the program's own {' and '.join(sorted(names))}, which cost time")
+    return caveat("own-tools", f"timed under the program's own {' and '.join(sorted(names))}, which cost time")
 
 
 def own_capture(calls: int) -> Caveat:
     """Return the caveat of a program whose own calls would have begun or ended what nsys captures."""
     what = counted(calls, "call") + " of cudaProfilerStart and cudaProfilerStop by the program did nothing"
-    return _caveat("own-capture", f"{what}: nsys captured the recorded steps alone")
+    return caveat("own-capture", f"{what}: nsys captured the recorded steps alone")
 
 
 def recomputed(share: float) -> Caveat:
     """Return the caveat of a backward pass of which this share repeats forward."""
-    return _caveat("recomputed", f"{100 * share:.0f}% of backward repeats forward, for torch.utils.checkpoint")
+    return caveat("recomputed", f"{100 * share:.0f}% of backward repeats forward, for torch.utils.checkpoint")
 
 
 UNEVEN = ("mixed-steps", "mixed-batches")  # of timed steps that differ by what they do: their spread has a known cause
@@ -130,14 +124,14 @@ UNEVEN = ("mixed-steps", "mixed-batches")  # of timed steps that differ by what 
 
 def mixed_batches(what: str) -> Caveat:
     """Return the caveat of timed steps whose batches differ in size. what: the consequence for the numbers."""
-    return _caveat("mixed-batches", f"the batches of the timed steps differ in size; {what}")
+    return caveat("mixed-batches", f"the batches of the timed steps differ in size; {what}")
 
 
 def skipped_steps(skipped: int, steps: int, first_scale: float, scale: float | None) -> Caveat:
     """Return the caveat of optimizer steps that a GradScaler skipped. scale: of the scaler now; None if unknown."""
     scales = f"scale {_scale(first_scale)} at first" + ("" if scale is None else f", {_scale(scale)} at last")
     what = f"{skipped} of {counted(steps, 'optimizer step')} were skipped by the GradScaler ({scales})"
-    return _caveat("skipped-steps", what)
+    return caveat("skipped-steps", what)
 
 
 def _scale(number: float) -> str:
@@ -146,96 +140,23 @@ def _scale(number: float) -> str:
 
 def full_attention(why: str) -> Caveat:
     """Return the caveat of model FLOPs that include scores which a mask may hide."""
-    return _caveat("full-attention", f"model FLOPs count the whole score matrix of attention: {why}")
-
-
-def caveats(
-    measurement: Measurement,
-    before: Environment,
-    after: Environment,
-    *,
-    profiler: str = "none",
-    loss: float | None = None,
-    phase: str | None = None,
-    graph_breaks: Sequence[GraphBreakRow] = (),
-) -> tuple[Caveat, ...]:
-    """Return all caveats about a measurement.
-
-    Args:
-        measurement: the samples to judge.
-        before: the environment before the measurement.
-        after: the environment after the measurement.
-        profiler: the profiler that was active, or "none".
-        loss: the loss of the last step; None where there is none.
-        graph_breaks: places where torch.compile left the graph.
-        phase: the only phase to judge, where the others merely prepare it; None judges the step and all its phases.
-    """
-    return (
-        *_profiled(profiler),
-        *of_spread(measurement, phase or "step"),
-        *_launch_bound(measurement, [phase] if phase else measurement.phase_names()),
-        *_broken_graph(graph_breaks),
-        *(caveat for check in (_recompiled, _allocated) for caveat in check(measurement)),
-        *_machine(measurement, before, after),
-        *no_number(loss),
-    )
-
-
-def _caveat(code: str, message: str) -> Caveat:
-    return Caveat(code, message, REMEDIES[code])
-
-
-def _profiled(profiler: str) -> Iterator[Caveat]:
-    """Yield a caveat if a profiler was active: its overhead is in the times."""
-    if profiler != "none":
-        yield _caveat("profiled", f"measured under {profiler}; the times include the profiler's overhead")
+    return caveat("full-attention", f"model FLOPs count the whole score matrix of attention: {why}")
 
 
 def no_number(loss: float | None) -> Iterator[Caveat]:
     """Yield a caveat if the loss is NaN or infinite."""
     if loss is not None and not math.isfinite(loss):
         code, value = ("nan-loss", "NaN") if math.isnan(loss) else ("inf-loss", "infinite")
-        yield _caveat(code, f"the loss is {value}, so that its times are left out")
+        yield caveat(code, f"the loss is {value}, so that its times are left out")
 
 
 def not_restored(names: Sequence[str]) -> Caveat:
     """Return the caveat of a measurement in the user's process that could not leave everything as it was."""
     shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
-    return _caveat("not-restored", f"the measurement may have changed {shown}, and could not put it back")
+    return caveat("not-restored", f"the measurement may have changed {shown}, and could not put it back")
 
 
 _MOST_NAMES = 5
-
-
-def of_spread(m: Measurement, phase: str) -> Iterator[Caveat]:
-    """Yield a caveat if the samples of a phase are too few, or differ too much."""
-    durations = m.durations_s(phase)
-    if len(durations) < 3:
-        steps = "1 timed step is" if len(durations) == 1 else f"{len(durations)} timed steps are"
-        yield _caveat("few-samples", f"{steps} too few to show a spread")
-        return
-    if reasons := statistics.unstable(durations):
-        yield _caveat("unstable", "; ".join(reasons))
-
-
-def launch_bound_phases(m: Measurement, phases: Iterable[str] | None = None) -> list[str]:
-    """Return the phases, of these or of all, that the device finished as soon as the host had submitted them."""
-    bound = []
-    for phase in m.phase_names() if phases is None else phases:
-        shares = [s.lag_s[phase] / s.phases_s[phase] for s in m.timed if s.lag_s and s.phases_s[phase] > 0]
-        if shares and median(shares) < LAUNCH_BOUND_LAG:
-            bound.append(phase)
-    return bound
-
-
-def _launch_bound(m: Measurement, phases: Iterable[str]) -> Iterator[Caveat]:
-    if bound := launch_bound_phases(m, phases):
-        yield _caveat("launch-bound", f"the GPU waited for kernel launches in: {', '.join(bound)}")
-
-
-def _broken_graph(rows: Sequence[GraphBreakRow]) -> Iterator[Caveat]:
-    if rows:
-        yield _caveat("graph-breaks", f"torch.compile {broken_graph(rows)}")
 
 
 def broken_graph(rows: Sequence[GraphBreakRow]) -> str:
@@ -243,28 +164,3 @@ def broken_graph(rows: Sequence[GraphBreakRow]) -> str:
     first = rows[0]
     where = f" at {first['place']}" if first["place"] else ""
     return f"left the graph, first{where}: {first['reason']}"
-
-
-def _recompiled(m: Measurement) -> Iterator[Caveat]:
-    count = sum(s.compiles or 0 for s in m.timed)
-    if count:
-        yield _caveat("recompiled", f"{counted(count, 'compilation')} during timed steps")
-
-
-def _allocated(m: Measurement) -> Iterator[Caveat]:
-    count = sum(s.device_mallocs or 0 for s in m.timed)
-    if count:
-        yield _caveat("cudaMalloc", f"{counted(count, 'cudaMalloc call')} during timed steps")
-
-
-def _machine(m: Measurement, before: Environment, after: Environment) -> Iterator[Caveat]:
-    reasons = sorted({*(before.throttle_reasons or ()), *(after.throttle_reasons or ())})
-    during = [s.sm_clock_hz for s in m.timed if s.sm_clock_hz]  # an idle GPU's clock changes after the run
-    clock, highest = median(during) if during else after.sm_clock_hz, after.sm_clock_max_hz
-    if reasons and clock and highest and clock < CLOCK_LIMIT * highest:
-        yield _caveat(
-            "throttled", f"the SM clock was {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(reasons)})"
-        )
-    others = max(before.other_processes or 0, after.other_processes or 0)
-    if others:
-        yield _caveat("shared-gpu", f"{counted(others, 'other process', 'other processes')} used the GPU")

@@ -21,9 +21,9 @@ from _cells import Cell, place
 from _kernels import BY_KERNEL_AND_LAYER, STEPS, clean, profiled, unknown
 from _study import Study, bounded, index, row_table, run
 
+from cs_systems.analysis.timing_caveats import LAUNCH_BOUND_LAG
 from cs_systems.config import Precision, RunConfig, grid, preset
 from cs_systems.core import statistics
-from cs_systems.core.caveats import LAUNCH_BOUND_LAG
 from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render

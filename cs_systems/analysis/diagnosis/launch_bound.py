@@ -5,7 +5,8 @@ from __future__ import annotations
 from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.core.caveats import REMOVE_BREAKS, broken_graph, launch_bound_phases
+from cs_systems.analysis.timing_caveats import launch_bound_phases
+from cs_systems.core.caveats import REMOVE_BREAKS, broken_graph
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.rows import Row
 

@@ -6,7 +6,7 @@ from statistics import median
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.core.caveats import CLOCK_LIMIT
+from cs_systems.analysis.timing_caveats import CLOCK_LIMIT
 from cs_systems.core.rows import Row
 
 

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from cs_systems.core.caveats import REMEDIES, Caveat, of_spread
+from cs_systems.analysis.timing_caveats import of_spread
+from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.core.rows import Ran, first_row
 from cs_systems.machine import process_group
 from cs_systems.measure.recorder._result import aligned

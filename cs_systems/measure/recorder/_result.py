@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
 from cs_systems.core.caveats import LOOP_REMEDIES, Caveat
@@ -118,7 +119,7 @@ def success(
     )
     noted = graph_breaks()
     breaks = graph_break_rows(noted)
-    found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks)
+    found = timing_caveats(_of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks)
     found = (*found, *outcome, *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs))
     if recomputed_s > 0:
         found = (*found, caveats.recomputed(recomputed_s / sum(measurement.durations_s(BACKWARD))))

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
 from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
@@ -347,7 +348,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     if sizes:
         description |= sizes_row(sizes)
     breaks = graph_break_rows(cell.graph_breaks)
-    warnings = caveats.caveats(
+    warnings = timing_caveats(
         measurement,
         cell.before,
         after,

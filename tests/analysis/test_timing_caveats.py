@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.core.caveats import caveats
+from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.record import Measurement, Sample
 from tests.test_record import ENVIRONMENT
 
@@ -30,7 +30,7 @@ def samples(count: int = 10, spread: float = 0.0, lag: float = 0.9, **known: Any
 
 
 def codes(measurement: Measurement, before: Any = CLEAN, after: Any = CLEAN) -> list[str]:
-    found = caveats(measurement, before, after)
+    found = timing_caveats(measurement, before, after)
     assert all(c.message and c.remedy for c in found)
     return [c.code for c in found]
 
@@ -54,24 +54,24 @@ def test_each_caveat_has_its_code(measurement: Measurement, code: str) -> None:
 
 
 def test_profiler_and_nonfinite_loss_are_caveats() -> None:
-    assert caveats(samples(), CLEAN, CLEAN, loss=2.5) == ()
-    assert [c.code for c in caveats(samples(), CLEAN, CLEAN, profiler="nsys", loss=math.nan)] == [
+    assert timing_caveats(samples(), CLEAN, CLEAN, loss=2.5) == ()
+    assert [c.code for c in timing_caveats(samples(), CLEAN, CLEAN, profiler="nsys", loss=math.nan)] == [
         "profiled",
         "nan-loss",
     ]
-    (infinite,) = caveats(samples(), CLEAN, CLEAN, loss=-math.inf)
+    (infinite,) = timing_caveats(samples(), CLEAN, CLEAN, loss=-math.inf)
     assert (infinite.code, infinite.message) == ("inf-loss", "the loss is infinite, so that its times are left out")
 
 
 def test_launch_bound_names_the_phase() -> None:
-    (caveat,) = caveats(samples(lag=0.01), CLEAN, CLEAN)
+    (caveat,) = timing_caveats(samples(lag=0.01), CLEAN, CLEAN)
     assert caveat.message == "the GPU waited for kernel launches in: backward"
 
 
 def test_only_the_judged_phase_gets_caveats() -> None:
     doubtful = samples(spread=0.5, lag=0.01)  # the step is unstable, backward is launch-bound
-    assert caveats(doubtful, CLEAN, CLEAN, phase="forward") == ()
-    assert [c.code for c in caveats(doubtful, CLEAN, CLEAN, phase="backward")] == ["launch-bound"]
+    assert timing_caveats(doubtful, CLEAN, CLEAN, phase="forward") == ()
+    assert [c.code for c in timing_caveats(doubtful, CLEAN, CLEAN, phase="backward")] == ["launch-bound"]
 
 
 def test_warm_up_steps_get_no_caveats() -> None:
@@ -92,7 +92,7 @@ def test_throttling_uses_clocks_measured_during_steps() -> None:
     capped = replace(CLEAN, throttle_reasons=("power cap",))
     slow, quick = samples(sm_clock_hz=1.4e9), samples(sm_clock_hz=1.97e9)
     assert codes(slow, after=capped) == ["throttled"]
-    assert "1400 of 1980 MHz (power cap)" in caveats(slow, CLEAN, capped)[0].message
+    assert "1400 of 1980 MHz (power cap)" in timing_caveats(slow, CLEAN, capped)[0].message
     assert codes(quick, after=replace(capped, sm_clock_hz=0.3e9)) == []
 
 
