@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import Interrupted, print_table, terminal_width
+from cs_systems.cli._progress import Pace, current, duration, outcome, progress_lines
 from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import labelled_command, plain, visible
 from cs_systems.measure.runtime.sweep import Progress, check, planned, sweep
 from cs_systems.record import Environment, RunRecord, records_path
-from cs_systems.report.progress import Pace, current, duration, outcome, progress_lines
 from cs_systems.report.reading import sound_records
 from cs_systems.report.tables.formats import text_width
 

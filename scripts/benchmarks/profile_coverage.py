@@ -22,11 +22,11 @@ from pathlib import Path
 import cs_systems
 from cs_systems.analysis.attribution.attribution_check import check
 from cs_systems.analysis.attribution.places import attribute
+from cs_systems.cli._progress import progress_lines
 from cs_systems.cli.profile import print_profile
 from cs_systems.config import COMPILE_MODES, RunConfig, describe, preset
 from cs_systems.readers._read import read
 from cs_systems.record import RunRecord, read_records
-from cs_systems.report.progress import progress_lines
 
 COLUMNS = (
     *("cell", "profiler", "kernels/step", "kernel ms/step", "of a phase", "of a layer", "of several"),

@@ -24,13 +24,13 @@ from _index import INDEX, index_page
 from _kernels import add_kernel_times, clean, drop_tables, possible
 
 from cs_systems.cli import until_reader_leaves
+from cs_systems.cli._progress import progress_lines
 from cs_systems.cli._sweep import print_cells
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
 from cs_systems.formulas.cost import FULL_MATRIX, attention_cost, step_cost
 from cs_systems.measure.runtime.sweep import preflight, sweep
 from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records, records_path
 from cs_systems.report.files import write_file
-from cs_systems.report.progress import progress_lines
 from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.rows import render_rows
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from cs_systems.cli import _progress as progress
 from cs_systems.cli import main
 from cs_systems.config import RunConfig
 from cs_systems.core.caveats import Caveat
 from cs_systems.measure.runtime.sweep import Progress
 from cs_systems.record import RunRecord, append_record
-from cs_systems.report import progress
 from cs_systems.report.tables import records as tables
 from cs_systems.report.tables.formats import FORMATS, paragraph
 from cs_systems.report.tables.rows import render_rows

@@ -19,12 +19,12 @@ from cs_systems.analysis.comparison import precision, strategies
 from cs_systems.analysis.comparison.runs import compare, speedups
 from cs_systems.analysis.diagnosis._evidence import of_records
 from cs_systems.cli import main
+from cs_systems.cli._progress import outcome
 from cs_systems.config import Precision, RunConfig
 from cs_systems.core import statistics
 from cs_systems.record import RunRecord, append_record, median_s, read_records
 from cs_systems.report.figures import plot
 from cs_systems.report.pages import records as page
-from cs_systems.report.progress import outcome
 from cs_systems.report.tables.records import render, tables
 from tests.report.conftest import Build, train_config
 

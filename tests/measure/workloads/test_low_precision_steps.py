@@ -10,13 +10,13 @@ import torch
 
 import cs_systems
 from cs_systems.analysis.comparison.runs import compare
+from cs_systems.cli._progress import outcome
 from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
 from cs_systems.machine.device import resolve
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.record import RunRecord, append_record, read_records
 from cs_systems.report.figures.plot import kinds
 from cs_systems.report.pages import records as html
-from cs_systems.report.progress import outcome
 from cs_systems.report.tables.records import render
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)

@@ -10,10 +10,10 @@ import pytest
 from cs_systems.analysis.comparison.durations import ON_CPU
 from cs_systems.cli import _sweep
 from cs_systems.cli._output import Interrupted
+from cs_systems.cli._progress import Pace, current, duration, progress_lines
 from cs_systems.config import RunConfig, preset
 from cs_systems.measure.runtime.sweep import Progress
 from cs_systems.record import Measurement, RunRecord, Sample
-from cs_systems.report.progress import Pace, current, duration, progress_lines
 from tests.test_record import ENVIRONMENT
 
 CELL = RunConfig(model=preset("tiny"), device="cpu", warmup=5, steps=5)
