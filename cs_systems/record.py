@@ -26,7 +26,7 @@ from typing import Any
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import origin, plugins
 from cs_systems.core.caveats import Caveat
-from cs_systems.core.display import Displayed
+from cs_systems.core.display import Displayed, report
 from cs_systems.core.file_types import GZIP_MAGIC, refuse_other
 from cs_systems.core.rows import Results
 from cs_systems.core.rows import Row as Row
@@ -290,9 +290,7 @@ class RunRecord(Displayed):
 
     def frame(self) -> Any:
         """Return this record as a pandas DataFrame, one row per phase."""
-        import cs_systems
-
-        return cs_systems.frame([self])
+        return report("frame").frame([self])
 
 
 def _refuse_other_types(data: Mapping[str, Any]) -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated
 
-from cs_systems import __version__
 from cs_systems.cli._options import flag
 from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
 from cs_systems.core.printable import visible
+from cs_systems.core.version import __version__
 
 LITTLE_SPACE_BYTES = 1 << 30
 FOR_A_GPU = ("triton", "nvtx", "nsys")  # they work without one, and add little: kineto profiles there too

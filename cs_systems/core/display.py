@@ -16,12 +16,12 @@ class Displayed:
         """Return a heading, or "", and the records or the configurations to show."""
 
     def __repr__(self) -> str:
-        return str(_report().as_text(*self._displayed()))
+        return str(report("display").as_text(*self._displayed()))
 
     def _repr_html_(self) -> str:
-        return str(_report().as_html(*self._displayed()))
+        return str(report("display").as_html(*self._displayed()))
 
 
-def _report() -> Any:
-    """Return the module that makes the tables, imported by name: its room is above those of the objects."""
-    return importlib.import_module("cs_systems.report.display")
+def report(module: str) -> Any:
+    """Return a module of `report/`, imported by name: its wing is above those of the objects that it shows."""
+    return importlib.import_module(f"cs_systems.report.{module}")

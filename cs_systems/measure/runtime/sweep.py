@@ -16,7 +16,7 @@ from typing import Any
 
 from cs_systems.config import INSTEAD, ConfigError, ModelConfig, RunConfig
 from cs_systems.core import parts, plugins
-from cs_systems.core.display import Displayed
+from cs_systems.core.display import Displayed, report
 from cs_systems.core.rows import ForecastRow, PreflightRow
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, shown, unknown_argument
 from cs_systems.measure.profilers import Profiler, ProfilerUnusable
@@ -408,9 +408,7 @@ class Records(Displayed, Iterator[RunRecord]):
 
     def frame(self) -> Any:
         """Return the records so far as a pandas DataFrame, one row per phase."""
-        import cs_systems
-
-        return cs_systems.frame(self.records)
+        return report("frame").frame(self.records)
 
 
 def _check_options(*, out: Any, **flags: Any) -> None:
