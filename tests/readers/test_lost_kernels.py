@@ -198,10 +198,10 @@ def test_kernels_missing_outside_of_the_steps_are_noted(write: Write) -> None:
     assert "2 launched kernels outside of the steps are missing" in found.notes
 
 
-def test_record_of_an_incomplete_trace_has_a_caveat(write: Write, tmp_path: Path) -> None:
+def test_record_of_an_incomplete_trace_has_a_caveat(write: Write) -> None:
     path = write(made(lost=[(2, 3)]))
     record = RunRecord("key", RunConfig(profiler="kineto").to_dict(), "ok")
-    (caveat,) = tables(path, record, tmp_path / "page.html").warnings
+    (caveat,) = tables(path, record).warnings
     assert caveat.code == "incomplete-trace"
     assert caveat.message.startswith("incomplete trace: 1 of 20 launched kernels (5.0%) are missing in 1 of 4 steps")
 

@@ -7,15 +7,12 @@ from collections.abc import Mapping, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
-from typing import cast
 
 from cs_systems.analysis.attribution.kernel_families import family
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.attribution.tables import ALL, Ceilings, Costs
 from cs_systems.analysis.attribution.timeline import results as analysis_results
-from cs_systems.analysis.attribution.timeline import view
-from cs_systems.analysis.diagnosis import diagnose
-from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, describe
+from cs_systems.config import MARKED_COMPILE_MODES, ConfigError
 from cs_systems.core.caveats import RECORD_AGAIN, Caveat
 from cs_systems.core.rows import OverheadRow, Results, Row, as_tables
 from cs_systems.formulas.cost import PhaseCost
@@ -36,13 +33,10 @@ FUSED = (
 )
 
 
-def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
-    """Return every table of `traces.tables`, and `coverage`, `overhead`, `notes`, and the artifact `page`.
+def tables(trace: Path, record: RunRecord) -> Collected:
+    """Return every table of `attribution.tables`, and `coverage`, `overhead`, `notes`, and the profile for a page.
 
-    The page shows one step and all tables.
-
-    A trace without kernels (a CPU's) gives `overhead`, `ranges`, `operators` and the page of the host's ranges alone,
-    and a caveat that states this.
+    A trace without kernels (a CPU's) gives `overhead`, `ranges` and `operators`, and a caveat that states this.
     """
     cost: Results = {"overhead": overhead(record)}
     remedy = f"open {trace.name} in the profiler's own viewer"
@@ -58,7 +52,7 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
             few["operators"] = results["operators"]
         remedy = f"or see its operators: cs-systems analyze {trace}" if "operators" in results else ""
         caveat = Caveat("no-tables", lacks, ", ".join(filter(None, ("profile on a GPU", remedy))))
-        return Collected(_page(page, seen, results, record), few, (caveat,))
+        return Collected({}, few, (caveat,), profile=(seen, results))
     results["coverage"] = [
         {
             "profiler": seen.trace.profiler,
@@ -74,25 +68,13 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
         meant = FUSED.format(seen.fused_share) if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
         results["notes"].append({"table": "layers", "note": meant})
     doubts = (Caveat("incomplete-trace", seen.incomplete, RECORD_AGAIN),) if seen.incomplete else ()
-    return Collected(_page(page, seen, results, record), results, doubts)
+    return Collected({}, results, doubts, profile=(seen, results))
 
 
 def _with_modules(trace: Trace, record: RunRecord) -> Trace:
     """Return the trace with the modules of the record where it has none of its own."""
     known = trace.modules or checked(as_tables(record.results).get("modules"))
     return replace(trace, modules=known)
-
-
-def _page(file: Path, seen: Profile, results: Results, record: RunRecord) -> dict[str, Path]:
-    from cs_systems.report import origins
-    from cs_systems.report.pages.profile import render  # it imports jinja2, which only a page needs
-
-    of_record, of_trace = as_tables(record.results), as_tables(results)
-    found = diagnose([replace(record, results=cast(Results, {**of_record, **of_trace}))])
-    shown = {**of_trace, **{name: of_record[name] for name in ("ranks",) if name in of_record}}
-    page = render(view(seen), shown, describe(record.run_config), found, origins.lines([record]))
-    file.write_text(page, encoding="utf-8")
-    return {"page": file}
 
 
 def overhead(record: RunRecord) -> list[OverheadRow]:

@@ -63,8 +63,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
     trace = trace_path(out)
     if not trace.is_file():
         raise ProfileLost("torch.profiler left no trace; check the free disk space")
-    found = tables(trace, record, Path(f"{out}.page.html"))
-    return replace(found, artifacts={"trace": trace, **found.artifacts})
+    return replace(tables(trace, record), artifacts={"trace": trace})
 
 
 PROFILER = Profiler(region=region, collect=collect)

@@ -182,10 +182,9 @@ def export(out: Path) -> tuple[Path, Path]:
 
 def collect(out: Path, record: RunRecord) -> Collected:
     report, database = export(out)
-    found = tables(database, record, Path(f"{out}.page.html"))
-    modules = beside(database)
+    found, modules = tables(database, record), beside(database)
     files = {"nsys": report, "sqlite": database} | ({"modules": modules} if modules.is_file() else {})
-    return replace(found, artifacts=files | found.artifacts)
+    return replace(found, artifacts=files)
 
 
 PROFILER = Profiler(problem, launch, region, collect=collect, instead=("use --with kineto", 'use profiler="kineto"'))

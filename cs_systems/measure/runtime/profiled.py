@@ -10,6 +10,7 @@ from pathlib import Path
 from cs_systems.config import RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.caveats import Caveat
+from cs_systems.core.display import report
 from cs_systems.measure.profilers import ProfileLost, Profiler
 from cs_systems.measure.runtime.channel import run_request, to_json
 from cs_systems.measure.runtime.processes import worker_command
@@ -37,7 +38,7 @@ def command(config: RunConfig, out: Path, *, on_cuda: bool) -> list[str]:
 
 
 def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
-    """Return the record with the profiler's tables and, if `keep`, its files.
+    """Return the record with the profiler's tables and, if `keep`, its files and a page of its trace.
 
     The status becomes `error` if the profiler left no tables, and `unavailable` if the profiler was refused.
     """
@@ -52,12 +53,17 @@ def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
         if record.status != "ok":  # it ran out of memory before the profiler began
             return record
         return replace(record, status="error", reason=str(error) if keep else _reason_without_files(str(error), out))
+    artifacts = {what: file.name for what, file in found.artifacts.items()} if keep else {}
+    if keep and found.profile is not None:
+        page = Path(f"{out}.page.html")
+        page.write_text(report("pages.profile").of_record(record, *found.profile), encoding="utf-8")
+        artifacts["page"] = page.name
     if found.contradiction:
         record = replace(record, status="error", reason=found.contradiction, measurement=None)
     return replace(
         record,
         results=record.results | found.results,
-        artifacts={what: file.name for what, file in found.artifacts.items()} if keep else {},
+        artifacts=artifacts,
         warnings=record.warnings + (found.warnings if keep else tuple(_without_file(w, out) for w in found.warnings)),
     )
 

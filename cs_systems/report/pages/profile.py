@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a profile: `render(view, results, title) -> str`.
+"""One self-contained HTML page of a profile: `render(view, results, title) -> str`, or `of_record`.
 
 It holds a timeline of the recorded steps and an icicle, drawn by profile_page.js from the view's data, and every table.
 Nothing is fetched; the template escapes names from the trace, and the data is parsed as JSON, never run.
@@ -7,11 +7,17 @@ Nothing is fetched; the template escapes names from the trace, and the data is p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cs_systems.analysis.attribution import timeline
+from cs_systems.analysis.diagnosis import Diagnosis, diagnose
+from cs_systems.config import describe
 from cs_systems.core import units
 from cs_systems.core.printable import LONGEST_NAME, shortened
-from cs_systems.core.rows import Row, Tables
+from cs_systems.core.rows import Results, Row, Tables, as_tables
+from cs_systems.record import RunRecord
+from cs_systems.report import origins
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.pages import _templates
 from cs_systems.report.pages._packing import packed
@@ -29,8 +35,19 @@ COLUMNS = {**SHOWN, "ranks": RANKS, **modules.SHOWN}
 HEADINGS = {**CAPTIONS, "ranks": "ranks: median time of each phase", **modules.CAPTIONS}
 
 if TYPE_CHECKING:
+    from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.analysis.attribution.timeline import StepView, View
-    from cs_systems.analysis.diagnosis import Diagnosis
+
+
+def of_record(record: RunRecord, seen: Profile, results: Results) -> str:
+    """Return the page of a profiled record.
+
+    seen, results: the trace of its steps, and the tables that were made from it, which the record may lack.
+    """
+    found = diagnose([replace(record, results=record.results | results)])
+    ranks = {"ranks": rows} if (rows := as_tables(record.results).get("ranks")) else {}
+    shown, title = {**as_tables(results), **ranks}, describe(record.run_config)
+    return render(timeline.view(seen), shown, title, found, origins.lines([record]))
 
 
 def render(

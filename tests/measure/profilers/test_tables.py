@@ -16,6 +16,7 @@ from cs_systems.config import PRESETS, RunConfig, describe
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.measure.profilers._tables import costs_of, overhead, tables
 from cs_systems.record import Measurement, Row, RunRecord, Sample
+from cs_systems.report.pages.profile import of_record
 from tests.test_record import ENVIRONMENT
 
 DATA = Path(__file__).parents[2] / "data"
@@ -44,12 +45,13 @@ def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-def test_nsys_and_kineto_give_the_same_tables(trace: Path, tmp_path: Path) -> None:
-    found = tables(trace, record(), tmp_path / "cell.page.html")
+def test_nsys_and_kineto_give_the_same_tables(trace: Path) -> None:
+    found = tables(trace, record())
     results = found.results
     assert found.warnings == ()
-    assert found.artifacts == {"page": tmp_path / "cell.page.html"}
-    page = found.artifacts["page"].read_text(encoding="utf-8")
+    assert found.artifacts == {}
+    assert found.profile is not None
+    page = of_record(record(), *found.profile)
     assert "The median step took 2.20 s while profiled and 1.10 s before." in page
     assert f"<h1>{describe(CONFIG)}</h1>" in page
     operators = {"operators"} if trace.name.startswith("kineto") else set()  # nsys records none
@@ -71,15 +73,15 @@ def test_nsys_and_kineto_give_the_same_tables(trace: Path, tmp_path: Path) -> No
         ("reduce-overhead", "use the compile mode default"),
     ],
 )
-def test_compiled_model_has_note_on_layers(compile: str, words: str, trace: Path, tmp_path: Path) -> None:
-    notes = tables(trace, record(replace(CONFIG, compile=compile)), tmp_path / "page.html").results["notes"]
+def test_compiled_model_has_note_on_layers(compile: str, words: str, trace: Path) -> None:
+    notes = tables(trace, record(replace(CONFIG, compile=compile))).results["notes"]
     assert any(words in note["note"] for note in notes if note["table"] == "layers")
 
 
 def test_record_with_tables_round_trips_json_and_prints(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = tables(trace, record(), tmp_path / "page.html").results
+    results = tables(trace, record()).results
     files = {"page": "a.html", "sqlite": "a.sqlite"}
     full = replace(record(), results=record().results | results, artifacts=files)
     print_profile(RunRecord.from_dict(json.loads(full.to_json())), tmp_path)
@@ -145,10 +147,10 @@ def test_cost_without_family_counts_is_not_split() -> None:
         assert [*costs_of(replace(old, results=results), {"forward": {"matmul"}}).by_phase] == [("forward", "all")]
 
 
-def test_family_of_real_trace_has_rate_and_ceiling(trace: Path, tmp_path: Path) -> None:
+def test_family_of_real_trace_has_rate_and_ceiling(trace: Path) -> None:
     whole = costed(forward=PhaseCost(10**9, 10**9, 10**6, 10**8, 10**5))
     whole = replace(whole, results=whole.results | {"ceiling": [CEILING]})
-    rows = tables(trace, whole, tmp_path / "page.html").results["phases"]
+    rows = tables(trace, whole).results["phases"]
     by = {(row["phase"], row["family"]): row for row in rows}
     matmul = by["forward", "matmul"]
     assert matmul["flops"] == 10**9
