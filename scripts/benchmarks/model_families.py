@@ -41,6 +41,7 @@ from cs_systems.instrument.annotate import STEP, annotate
 from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
 from cs_systems.machine.device import Device, resolve
 from cs_systems.measure.profilers import kineto
+from cs_systems.measure.profilers._torch_profiler import trace_path
 from cs_systems.readers._read import read
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -288,7 +289,7 @@ def recorded(step: Step, device: Device) -> Row:
             for _ in range(RECORDED):
                 step()
                 device.synchronize()
-        seen = profile(read(kineto.trace_path(out)))
+        seen = profile(read(trace_path(out)))
     if not seen.trace.kernels:
         return {"note": "no kernels in the trace: without a GPU only times and FLOPs are measured"}
     whole, inside, forward_or_backward = 0.0, 0.0, (Phase.FORWARD, Phase.BACKWARD)

@@ -19,7 +19,8 @@ from cs_systems.formulas.memory.model import kept_by_a_block, step_memory
 from cs_systems.instrument.memory_readings import backward_of_blocks
 from cs_systems.instrument.saved_tensors import by_block, saved_tensors, summed
 from cs_systems.machine.device import resolve
-from cs_systems.measure.profilers.residuals import collect, gradients_of_a_block, region
+from cs_systems.measure.profilers._blocks import gradients_of_a_block
+from cs_systems.measure.profilers.residuals import collect, region
 from cs_systems.model.training.checkpointing import apply_checkpointing
 from cs_systems.model.training.losses import cross_entropy
 from cs_systems.model.transformer import BasicTransformerLM, RMSNorm

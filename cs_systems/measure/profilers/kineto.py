@@ -5,49 +5,18 @@ The trace holds autograd's sequence numbers too; the attribution of backward is 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.measure.profilers import Collected, ProfileLost, Profiler
 from cs_systems.measure.profilers._tables import tables
-from cs_systems.readers.forms.modules import HEADER, packed
-from cs_systems.record import Row, RunRecord
+from cs_systems.measure.profilers._torch_profiler import record_trace, trace_path
+from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
-
-
-def trace_path(out: Path) -> Path:
-    return Path(f"{out}.trace.json.gz")
-
-
-@contextmanager
-def record_trace(
-    out: Path,
-    device: Device,
-    ranges: AbstractContextManager[object],
-    all_threads: bool = False,
-    modules: Sequence[Row] = (),
-) -> Iterator[None]:
-    """Record the host, and the device where there is one, inside of `ranges`; the trace is written on leaving.
-
-    all_threads: also record host threads that neither autograd nor this thread started.
-    modules: the table `modules` of the model, for the trace's header.
-    """
-    from torch._C._profiler import _ExperimentalConfig
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
-    how = _ExperimentalConfig(profile_all_threads=all_threads)
-    with profile(activities=activities, experimental_config=how) as profiler, ranges:
-        if modules:
-            profiler.add_metadata_json(HEADER, json.dumps(packed(modules)))
-        yield
-    profiler.export_chrome_trace(str(trace_path(out)))
 
 
 def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """Communication against computation: torch.profiler on every rank around the timed steps, with ranges of phases alone.
 
 Without ranges around modules, so that it disturbs a step less than `kineto` does. The record gets `overlap`, and
-`streams`, the picture of one step of rank 0: see `traces.overlap`.
+`streams`, the picture of one step of rank 0: see `attribution.overlap`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cs_systems.core.rows import OverlapRow, RankOverlapRow, Results, SkewRow, S
 from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, rank_file
 from cs_systems.measure.profilers._readings import CHECK_SHARED
 from cs_systems.measure.profilers._tables import overhead
-from cs_systems.measure.profilers.kineto import record_trace, trace_path
+from cs_systems.measure.profilers._torch_profiler import record_trace, trace_path
 from cs_systems.readers._read import read
 from cs_systems.record import RunRecord
 

@@ -26,7 +26,7 @@ from cs_systems.config import PRESETS, ConfigError, RunConfig
 from cs_systems.formulas.cost import FULL_MATRIX_CUDA
 from cs_systems.formulas.memory.model import kept_by_a_block
 from cs_systems.measure.profilers import ProfileLost, nsys, nsys_memory
-from cs_systems.measure.profilers.residuals import gradients_of_a_block
+from cs_systems.measure.profilers._blocks import gradients_of_a_block
 from cs_systems.readers.nsys import exported
 from cs_systems.record import Row, RunRecord, read_records
 
