@@ -13,9 +13,9 @@ from functools import cache
 
 
 def _nsys() -> str | None:
-    from cs_systems.measure.profilers import nsys
+    from cs_systems.measure.profilers import _nsys
 
-    return nsys.problem()
+    return _nsys.problem()
 
 
 def _ncu() -> str | None:

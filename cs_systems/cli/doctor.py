@@ -38,10 +38,10 @@ ARGS = Doctor
 def run(args: Doctor) -> int:
     from cs_systems.cli._output import terminal_width
     from cs_systems.cli._sweep import EXIT_NOTHING
-    from cs_systems.measure.profilers import ncu, nsys
+    from cs_systems.measure.profilers import _nsys, ncu
     from cs_systems.report.tables.formats import text_width
 
-    found_nsys = nsys.check()
+    found_nsys = _nsys.check()
     rows = [_python(), *_diagnostics_of_worker(), _nvtx(found_nsys), found_nsys]
     rows += [_ncu(ncu.check(), has_gpu=any(map(_is_gpu, rows))), _folder(Path("runs"))]
     if args.json:
@@ -136,7 +136,7 @@ def _diagnostics_of_worker() -> Iterator[Diagnostic]:
 
 def _nvtx(found_nsys: Diagnostic) -> Diagnostic:
     """Check that nsys records NVTX ranges, which fails for some versions of the package with some of nsys."""
-    from cs_systems.measure.profilers import nsys
+    from cs_systems.measure.profilers import _nsys
 
     remedy = "pip install nvtx==0.2.11"
     try:
@@ -145,7 +145,7 @@ def _nvtx(found_nsys: Diagnostic) -> Diagnostic:
         return diagnostic("nvtx", "not installed: without a GPU, ranges have no names", "missing", remedy)
     if found_nsys["state"] != "ok":
         return diagnostic("nvtx", found)
-    if reason := nsys.loses_ranges():
+    if reason := _nsys.loses_ranges():
         return diagnostic("nvtx", f"{found} does not work with nsys {found_nsys['found']}: {reason}", "problem", remedy)
     return diagnostic("nvtx", f"{found}, works with nsys")
 

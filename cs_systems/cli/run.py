@@ -147,7 +147,7 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     from cs_systems.cli._script import conclude, why_nothing
     from cs_systems.core import plugins
     from cs_systems.measure.profilers import ProfilerUnusable
-    from cs_systems.measure.profilers.nsys import last_line
+    from cs_systems.measure.profilers._nsys import last_line
     from cs_systems.record import read_records
 
     nsys, out = plugins.get("profilers", "nsys"), Path(options["out"])

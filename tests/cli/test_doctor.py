@@ -12,7 +12,7 @@ import torch
 from cs_systems.cli import doctor, main
 from cs_systems.core import plugins
 from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
-from cs_systems.measure.profilers import ncu, nsys
+from cs_systems.measure.profilers import _nsys, ncu
 from cs_systems.measure.runtime import doctor as runtime_doctor
 from cs_systems.record import Row
 from tests.forks import own_fork_server
@@ -122,19 +122,19 @@ def test_nsys_without_importer_is_a_problem(tmp_path: Path, monkeypatch: pytest.
     target = tmp_path / "target-linux-x64"
     fake_tool(target, "nsys", "NVIDIA Nsight Systems version 2024.2.3.38-242334140272v0")
     monkeypatch.setenv("PATH", str(target), prepend=":")
-    row = nsys.check()
+    row = _nsys.check()
     assert row["state"] == "problem"
     assert row["found"] == "2024.2.3.38 lacks its importer and cannot write a .nsys-rep"
     assert "host-linux-x64" in row["remedy"]
 
     fake_tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
-    assert nsys.check() == {"check": "nsys", "state": "ok", "found": "2024.2.3.38", "remedy": None}
+    assert _nsys.check() == {"check": "nsys", "state": "ok", "found": "2024.2.3.38", "remedy": None}
 
 
 @pytest.mark.nsys
 def test_nvtx_that_loses_ranges_under_nsys_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nvtx")
-    installed = nsys.check()
+    installed = _nsys.check()
     assert doctor._nvtx(installed)["found"].endswith(", works with nsys")
 
     # This module records no range, like nvtx 0.2.16 under nsys 2022.4.
@@ -159,8 +159,8 @@ def test_nsys_that_fails_or_hangs_is_reported(
     (tmp_path / "nsys").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nsys").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(nsys, "PAIR_TIMEOUT_S", 0.2 if "sleep" in script else 30)
-    assert nsys.loses_ranges() == message
+    monkeypatch.setattr(_nsys, "PAIR_TIMEOUT_S", 0.2 if "sleep" in script else 30)
+    assert _nsys.loses_ranges() == message
 
 
 def test_ncu_restricted_to_root_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Nsight Systems: the worker runs under `nsys profile`, which records the timed steps alone.
+"""Command, ranges and export of Nsight Systems, for the profilers that use its tools.
 
 On CUDA the CUDA profiler's API begins and ends the trace. On a CPU, where a build of torch has none, an NVTX range
 does. The report is exported to SQLite, from which the tables are made. Options: the user guide of Nsight Systems.
@@ -17,16 +17,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.core.diagnostic import Diagnostic, diagnostic
-from cs_systems.measure.profilers import Collected, ProfileLost, Profiler
-from cs_systems.measure.profilers._tables import tables
+from cs_systems.measure.profilers import ProfileLost
 from cs_systems.readers.forms.modules import beside
 from cs_systems.readers.nsys import EXPORT, PUSH_POP
-from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
@@ -178,13 +175,3 @@ def export(out: Path) -> tuple[Path, Path]:
         why = last_line(done.stdout + done.stderr)
         raise ProfileLost(f"nsys cannot export {report}: {why}; see all its messages with {' '.join(EXPORT)} {report}")
     return report, database
-
-
-def collect(out: Path, record: RunRecord) -> Collected:
-    report, database = export(out)
-    found, modules = tables(database, record), beside(database)
-    files = {"nsys": report, "sqlite": database} | ({"modules": modules} if modules.is_file() else {})
-    return replace(found, artifacts=files)
-
-
-PROFILER = Profiler(problem, launch, region, collect=collect, instead=("use --with kineto", 'use profiler="kineto"'))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
 from cs_systems.core.diagnostic import Diagnostic, diagnostic
-from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, nsys
+from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, _nsys
 from cs_systems.readers import ncu as reports
 from cs_systems.record import RunRecord
 
@@ -72,8 +72,8 @@ def check() -> Diagnostic:
     """Return a row of `doctor`: whether ncu can count here."""
     path = shutil.which("ncu")
     if path is None:
-        return diagnostic("ncu", nsys.NOT_ON_PATH, "missing", _REMEDY)
-    found = nsys.version_of(path)
+        return diagnostic("ncu", _nsys.NOT_ON_PATH, "missing", _REMEDY)
+    found = _nsys.version_of(path)
     if importlib.util.find_spec("ncu_report") is None:
         return diagnostic(
             "ncu", f"{found} lacks the package ncu-report to read its reports", "missing", reports.INSTALL
@@ -92,7 +92,7 @@ def problem() -> str | None:
         return None
     if not any(Path(driver).exists() for driver in _DRIVERS):
         return "ncu requires an NVIDIA GPU, and this machine has no NVIDIA driver; use the profiler kineto or nsys"
-    return nsys.reason(row)
+    return _nsys.reason(row)
 
 
 def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:
@@ -118,7 +118,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
     if not device.is_cuda:
         raise Unavailable("the profiler ncu requires a CUDA device; use the profiler kineto")
-    with nsys.region(out, device, model):
+    with _nsys.region(out, device, model):
         yield
 
 
@@ -142,7 +142,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
                 "ncu wrote neither a report nor a message; run ncu yourself, with the command that "
                 "cs-systems profile --with ncu --kernel REGEX --show-command prints"
             )
-        raise ProfileLost(f"ncu wrote no report: {nsys.last_line(output)}; read all its messages in {log}")
+        raise ProfileLost(f"ncu wrote no report: {_nsys.last_line(output)}; read all its messages in {log}")
     try:
         return Collected({"ncu": report}, {"counters": reports.read(report)})
     except ConfigError as error:

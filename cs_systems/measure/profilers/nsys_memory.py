@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.analysis.attribution.memory_ranges import MEMORY_USAGE, memory_ranges
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.rows import MemoryRange, MemoryRangeRow
-from cs_systems.measure.profilers import Collected, ProfileLost, nsys
+from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, _nsys
 from cs_systems.measure.profilers._blocks import gradients_of_a_block, kept_by_eager_block
 from cs_systems.readers._read import read
 from cs_systems.record import RunRecord
@@ -27,7 +26,7 @@ UNCACHED = "--env-var=PYTORCH_NO_CUDA_MEMORY_CACHING=1"
 
 
 def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:
-    return nsys.launch(argv, out, [MEMORY_USAGE, *options] if on_cuda else [], on_cuda)
+    return _nsys.launch(argv, out, [MEMORY_USAGE, *options] if on_cuda else [], on_cuda)
 
 
 @contextmanager
@@ -36,12 +35,12 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
     if not device.is_cuda:
         raise Unavailable("the profiler nsys_memory requires a CUDA device; run on a GPU, or do without this profiler")
-    with nsys.region(out, device, model):
+    with _nsys.region(out, device, model):
         yield
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    report, database = nsys.export(out)
+    report, database = _nsys.export(out)
     try:
         rows = memory_ranges(read(database))
     except ConfigError as error:
@@ -64,7 +63,6 @@ def with_prediction(rows: Sequence[MemoryRange], record: RunRecord) -> list[Memo
     ]
 
 
-PROFILER = replace(
-    nsys.PROFILER, launch=launch, region=region, collect=collect,
-    instead=("leave out --nsys", "use another profiler"),
-)  # fmt: skip
+PROFILER = Profiler(
+    _nsys.problem, launch, region, collect=collect, instead=("leave out --nsys", "use another profiler")
+)

@@ -35,7 +35,7 @@ from cs_systems.instrument.compiler import Observation, untraced
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
-from cs_systems.measure.profilers import nsys, rank_file
+from cs_systems.measure.profilers import _nsys, rank_file
 from cs_systems.measure.recorder import _ranks, _result, hooks
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import TOOLS, OwnTools
@@ -157,8 +157,8 @@ class Recorder:
         default = " + ".join(type(m).__name__ for m in models) or "unnamed"
         name = short_name("name", default if name is None else name)
         place = Device(_device_of(models) if device is None else _named_device(device))
-        if profile == "nsys" and self._is_in_code and _ranks.rank() == 0 and not nsys.started_this_process():
-            raise ConfigError(f"profile is 'nsys', but {nsys.not_started(place.is_cuda)}")
+        if profile == "nsys" and self._is_in_code and _ranks.rank() == 0 and not _nsys.started_this_process():
+            raise ConfigError(f"profile is 'nsys', but {_nsys.not_started(place.is_cuda)}")
         self._subject = _result.Subject(name, place, models, optimizers, tokens, _ranks.world_size())
         self._out, self._warmup, self._patience_s, self._clock = Path(out), warmup, patience_s, clock
         self._record_host = record_host

@@ -25,7 +25,7 @@ from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, RunConfig
 from cs_systems.formulas.cost import FULL_MATRIX_CUDA
 from cs_systems.formulas.memory.model import kept_by_a_block
-from cs_systems.measure.profilers import ProfileLost, nsys, nsys_memory
+from cs_systems.measure.profilers import ProfileLost, _nsys, nsys, nsys_memory
 from cs_systems.measure.profilers._blocks import gradients_of_a_block
 from cs_systems.readers.nsys import exported
 from cs_systems.record import Row, RunRecord, read_records
@@ -50,7 +50,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_cuda_command_records_timed_steps_only() -> None:
-    command = nsys.launch(["python", "-m", "worker"], Path("/runs/8f-0"), ["--gpu-metrics-device=0"], on_cuda=True)
+    command = _nsys.launch(["python", "-m", "worker"], Path("/runs/8f-0"), ["--gpu-metrics-device=0"], on_cuda=True)
     assert command[:2] == ["nsys", "profile"]
     assert command[-5:] == ["--output=/runs/8f-0", "--gpu-metrics-device=0", "python", "-m", "worker"]
     for option in (
@@ -86,10 +86,10 @@ def test_blocks_have_prediction_only_without_caching_allocator(options: tuple[st
 
 
 def test_cpu_command_has_no_cuda_options() -> None:
-    command = nsys.launch(["python"], Path("8f-0"), [], on_cuda=False)
+    command = _nsys.launch(["python"], Path("8f-0"), [], on_cuda=False)
     assert not any("cuda" in word for word in command)
     assert "--capture-range=nvtx" in command
-    assert f"--nvtx-capture={nsys.CAPTURE}" in command
+    assert f"--nvtx-capture={_nsys.CAPTURE}" in command
     assert "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0" in command
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cs_systems.config import PRESETS, Mode, RunConfig
-from cs_systems.measure.profilers.nsys import CAPTURE
+from cs_systems.measure.profilers._nsys import CAPTURE
 from cs_systems.measure.runtime.channel import run_request, to_json
 from cs_systems.measure.runtime.processes import worker_command
 from tests import forks

@@ -23,7 +23,7 @@ from cs_systems import Recorder
 from cs_systems.analysis.comparison.runs import compare
 from cs_systems.config import ConfigError
 from cs_systems.core import origin
-from cs_systems.measure.profilers import Profiler, nsys
+from cs_systems.measure.profilers import Profiler, _nsys
 from cs_systems.measure.recorder import hooks
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.pages.records import render as render_page
@@ -182,7 +182,8 @@ def test_profile_of_nsys_is_refused_in_a_process_that_nsys_did_not_start(
         "--capture-range=nvtx '--nvtx-capture=timed steps' --env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0 "
         "--capture-range-end=stop python train.py, or pass profile='kineto'"
     )
-    assert "--trace=cuda,nvtx --cuda-graph-trace=node --capture-range=cudaProfilerApi" in nsys.not_started(on_cuda=True)
+    on_cuda = _nsys.not_started(on_cuda=True)
+    assert "--trace=cuda,nvtx --cuda-graph-trace=node --capture-range=cudaProfilerApi" in on_cuda
     monkeypatch.setenv("LD_PRELOAD", "/opt/nsight-systems/target-linux-x64/libToolsInjectionProxy64.so")
     assert Recorder(net(), out=tmp_path, profile="nsys").records == []
 
