@@ -27,7 +27,7 @@ SELECTIVE = ("attention", "matmul", "products")
 # Backends that call one torch operator for attention: only the output of a single operator can be kept.
 ONE_OPERATOR = ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
 # Backends whose kernels are one operator in a compiled model only.
-ONE_COMPILED_OPERATOR = ("flash_cuda", "flash_gluon", "flash_triton")
+ONE_COMPILED_OPERATOR = ("flash_cuda", "flash_triton")
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ _OPERATORS = {
     "flash_attn::_flash_attn": _Operator("flash_attn", "lower_right", by_position=True),
     "flash_attn::_flash_attn_varlen": _Operator("flash_attn", "lower_right", by_position=True),
     "flash_attn_3::_flash_attn": _Operator("flash_attn", "lower_right", by_position=True),
-    **{f"cs_systems::{name}": _Operator(name) for name in ("flash_torch", "flash_triton", "flash_cuda", "flash_gluon")},
+    **{f"cs_systems::{name}": _Operator(name) for name in ("flash_torch", "flash_triton", "flash_cuda")},
 }
 _OTHER_NAMES = {
     "q": "query", "k": "key", "v": "value", "causal": "is_causal", "attn_mask": "mask", "attn_bias": "mask",

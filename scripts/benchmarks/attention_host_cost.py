@@ -40,7 +40,7 @@ from cs_systems.report.tables.rows import render_rows
 PEER, FLOOR = "sdpa_cudnn", "python_autograd"
 # Those that compile for tens of seconds come last: the time budget leaves them out first.
 BACKENDS = (
-    *(PEER, FLOOR, "flash_cuda", "flash_triton", "flash_gluon", "sdpa_flash", "sdpa_efficient", "sdpa_math", "naive"),
+    *(PEER, FLOOR, "flash_cuda", "flash_triton", "sdpa_flash", "sdpa_efficient", "sdpa_math", "naive"),
     *("flash_attn", "flash_torch", "flex", "compiled"),
 )
 PASSES = ("forward", "both")

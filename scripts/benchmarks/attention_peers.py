@@ -26,7 +26,7 @@ from cs_systems.record import RunRecord
 from cs_systems.report.figures.plot import save
 from cs_systems.report.tables.rows import render_rows
 
-BACKENDS = ["flash_cuda", "flash_gluon", "flash_attn", "sdpa_cudnn", "sdpa_flash"]
+BACKENDS = ["flash_cuda", "flash_attn", "sdpa_cudnn", "sdpa_flash"]
 ROWS = [
     *("4,16,1024,64", "4,16,4096,64", "1,16,16384,64", "4,32,2048,80", "4,16,4096,128", "2,16,8192,128"),
     *("1,32,16384,128", "4,8,1024,256", "4,8,4096,256", "1,8,16384,256"),

@@ -36,18 +36,14 @@ MODEL = (
 STEP = (*CLOCK, *MODEL, "cs_systems/measure/workloads/train_step.py", "cs_systems/measure/workloads/_training.py")
 CALL = (*CLOCK, "cs_systems/measure/workloads/attention.py", "cs_systems/measure/workloads/_calls.py")
 GPU_KERNELS = (
-    *(
-        "cs_systems/model/attention/flash_cuda.py",
-        "cs_systems/model/attention/flash_gluon.py",
-        "cs_systems/model/attention/_hopper.py",
-    ),
+    *("cs_systems/model/attention/flash_cuda.py",),
     *(
         "cs_systems/model/attention/flash_attn.py",
         "cs_systems/model/attention/_sdpa.py",
         "cs_systems/model/kernels/cuda/driver.py",
     ),
     "cs_systems/model/kernels/cuda/*",
-    *("cs_systems/model/kernels/gluon/*", "cs_systems/model/kernels/layout.py"),
+    "cs_systems/model/kernels/layout.py",
     *("cs_systems/model/kernels/driver.py", "cs_systems/model/kernels/prepared.py"),
 )
 DATA_PARALLEL = (
@@ -142,6 +138,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "profiles/attention_h100/peers/table.md": (*CALL, *GPU_KERNELS, "scripts/benchmarks/attention_peers.py"),
     "profiles/attention_h200/log.md": (),
+    "profiles/attention_h200/gluon.md": (),
     "profiles/ddp_variants/2.7B.md": (*STEP, *DATA_PARALLEL, "scripts/benchmarks/ddp_variants.py"),
     "profiles/ddp_variants/2.7B_why.md": (
         *(*STEP, *DATA_PARALLEL, "cs_systems/analysis/attribution/overlap.py", "scripts/benchmarks/ddp_variants.py"),

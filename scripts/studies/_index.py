@@ -112,7 +112,7 @@ def _part_kernels(folder: Path) -> str:
 def _attention_host_cost(folder: Path) -> str:
     name = "forward + backward: host µs"
     cost = {row["attention"]: row[name] for row in table(folder / "table.md")}
-    ours = ", ".join(f"{name} {cost[name]}" for name in ("flash_cuda", "flash_triton", "flash_gluon"))
+    ours = ", ".join(f"{name} {cost[name]}" for name in ("flash_cuda", "flash_triton"))
     whole = f"{ours}; cuDNN {cost['sdpa_cudnn']}"
     return f"Forward and backward of a small call take, in µs of the host of one H200: {whole}."
 

@@ -220,7 +220,7 @@ def test_flash_triton_passes_in_interpreter() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.timeout(300)  # each kind compiles
-@pytest.mark.parametrize("name", ["flash_triton", "flash_gluon"])
+@pytest.mark.parametrize("name", ["flash_triton", "flash_cuda"])
 def test_backends_pass_on_gpu(fuzz: Any, name: str, capsys: Any) -> None:
     status = fuzz.main([name, "--cases", "200", "--kinds", "8", "--budget-s", "120"])
     output = capsys.readouterr().out

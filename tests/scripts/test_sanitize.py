@@ -67,30 +67,3 @@ def test_calls_that_fail_without_a_tool_are_not_checked(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "case 3 failed" in done.stdout
     assert "flash_triton_memcheck" not in done.stdout
-
-
-GLUON = ROOT / "cs_systems" / "model" / "kernels" / "gluon" / "forward.py"
-
-
-def hazards(*lines: int) -> str:
-    """Return shell text that prints racecheck hazards at lines of the kernel's file."""
-    access = "echo '=========     and Write access at flash_forward_kernel+0xe140 in {}:{} [6 hazards]'; "
-    return "".join(access.format(GLUON.name, line) for line in lines) + "exit 99"
-
-
-@pytest.mark.parametrize("warps_are_reported", [True, False])
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_hazards_of_warp_dispatch_are_ignored_and_others_fail(
-    tmp_path: Path, elsewhere: bool, warps_are_reported: bool
-) -> None:
-    text = GLUON.read_text().splitlines()
-    kernel = next(i for i, line in enumerate(text, 1) if line.startswith("def flash_forward_kernel"))
-    specialize = next(i for i, line in enumerate(text, 1) if "gl.warp_specialize(" in line)
-    store = next(i for i, line in enumerate(text, 1) if "out.store(" in line)
-    found = hazards(kernel, specialize, specialize - 1, *[store] * elsewhere)
-    warps = "*planted_warps.py*) " + (hazards(kernel) if warps_are_reported else CLEAN)
-    answers = f'case "$*" in {PLANTED}) exit 99;; {warps};; *racecheck*fuzz_attention*) {found};; *) {CLEAN};; esac'
-    done = sanitize(tmp_path, answers, backend="flash_gluon")
-    assert done.returncode == elsewhere, done.stdout + done.stderr
-    assert ("all of it where Triton tells warps their part" in done.stdout) is not elsewhere
-    assert ("racecheck follows how Triton tells warps their part now" in done.stdout) is not warps_are_reported

@@ -24,7 +24,6 @@ DECLARED = {
     "compiled": AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True),
     "flash_attn": TILED_WITH_ACCUMULATOR,
     "flash_cuda": TILED_WITH_ACCUMULATOR,
-    "flash_gluon": TILED_WITH_ACCUMULATOR,
     "flash_torch": replace(TILED, torch_matmul=True),
     "sdpa_efficient": replace(TILED, output_by_position=True),
 }

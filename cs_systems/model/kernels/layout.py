@@ -1,17 +1,10 @@
-"""Layout and order of work that the FlashAttention kernels for Hopper require, in Gluon and in CUDA C++."""
+"""Layout and order of work that the FlashAttention kernels for Hopper require."""
 
 from __future__ import annotations
 
 import math
 
 from torch import Tensor
-
-PADDING = 128
-"""Default multiple to which a backward pads the rows of a head, where it keeps numbers for each row."""
-
-
-def padded_rows(seq_q: int, multiple: int = PADDING) -> int:
-    return -(-seq_q // multiple) * multiple
 
 
 def padded_d_head(d_head: int) -> int:

@@ -152,7 +152,7 @@ def test_real_step_has_no_kernel_of_unknown_family(nsys_trace: Trace, kineto_tra
 
 OWN = re.compile(
     r"(?:KERNEL|__global__ void(?: __launch_bounds__\((?:[^()]|\([^()]*\))*\))?)\s+(\w+)\("  # CUDA
-    r"|@(?:triton|gluon)\.jit(?:\([^)]*\))?\s+def (\w+_kernel)\(",
+    r"|@triton\.jit(?:\([^)]*\))?\s+def (\w+_kernel)\(",
 )
 
 
@@ -160,7 +160,7 @@ def test_kernels_of_this_package_have_a_family() -> None:
     folder = Path(__file__).parents[3] / "cs_systems" / "model" / "kernels"
     files = [file for ending in ("*.cu", "*.py") for file in folder.rglob(ending)]
     names = {cuda or triton for file in files for cuda, triton in OWN.findall(file.read_text(encoding="utf-8"))}
-    assert {"attend_backward", "gated_backward", "update_weights", "flash_finish_kernel", "flash_dq_kernel"} <= names
+    assert {"attend_backward", "gated_backward", "update_weights", "attend_finish", "flash_dq_kernel"} <= names
     assert {name for name in names if family(name) == "other"} == set()
     attends = {name for name in names if name.startswith(("attend", "flash"))}
     assert {family(name) for name in attends} == {"attention"}

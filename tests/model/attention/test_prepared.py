@@ -26,7 +26,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=["flash_cuda", "flash_gluon", "flash_triton"])
+@pytest.fixture(params=["flash_cuda", "flash_triton"])
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     found: AttentionBackend = plugins.get("attention", request.param)
     available(found, AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1))

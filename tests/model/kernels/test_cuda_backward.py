@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.model.attention import AttentionCall
-from cs_systems.model.attention.flash_cuda import KERNELS
+from cs_systems.model.attention.flash_cuda import algorithm
 from cs_systems.model.kernels.cuda.launch import BACKWARD_TILES, BackwardTile, backward_tile
 
 EVERY_TILE = [tile for tiles in BACKWARD_TILES.values() for tile in tiles]
@@ -42,4 +42,4 @@ def test_tiles_visited_are_those_that_the_mask_leaves(tile: BackwardTile, seq_q:
 def test_small_tile_is_taken_where_it_is_faster(d_head: int, seq: int, causal: bool, queries: int) -> None:
     assert backward_tile(d_head, seq, seq, 0 if causal else None).queries == queries
     call = AttentionCall("cuda", "bfloat16", d_head, seq, seq, 16, 16, causal=causal)
-    assert KERNELS.algorithm(call).padded_queries == queries  # so that its memory is predicted
+    assert algorithm(call).padded_queries == queries  # so that its memory is predicted

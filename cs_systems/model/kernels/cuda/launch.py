@@ -14,7 +14,7 @@ from torch import Tensor
 from cs_systems.model.kernels.cuda.driver import Launch, Macros, tensor_map
 from cs_systems.model.kernels.cuda.launch_forward import ForwardOptions, forward
 from cs_systems.model.kernels.driver import Address
-from cs_systems.model.kernels.layout import computed_d_head, heads_together, padded_d_head, padded_rows
+from cs_systems.model.kernels.layout import computed_d_head, heads_together, padded_d_head
 
 L2_BYTES = {64: 40 << 20, 128: 20 << 20, 256: 20 << 20}  # for the queries of causal heads that are processed together
 
@@ -107,7 +107,7 @@ class Problem:
     @property
     def padded_q(self) -> int:
         """Length seq_q as `backward` requires it: whole tiles."""
-        return padded_rows(self.q.shape[2], self._tile.queries)
+        return -(-self.q.shape[2] // self._tile.queries) * self._tile.queries
 
     @property
     def turns(self) -> int:

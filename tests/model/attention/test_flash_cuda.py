@@ -1,8 +1,7 @@
-"""Tests special to the Hopper backends; test_semantics.py holds those shared by all backends."""
+"""Tests special to flash_cuda; test_semantics.py holds those shared by all backends."""
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,73 +9,42 @@ import pytest
 import torch
 from torch import Tensor
 
-from cs_systems.core import plugins
-from cs_systems.model.attention import AttentionBackend, AttentionCall, _hopper, flash_cuda, flash_gluon, naive
+from cs_systems.model.attention import AttentionBackend, AttentionCall, flash_cuda, naive
 from cs_systems.model.kernels.cuda import driver as cuda_driver
 from tests.model.attention.conftest import Case, available, relative_error, results
 
 HOPPER = AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)
 IGNORE_TRACING_WARNING = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-LARGEST_D_HEAD = {"flash_cuda": 256, "flash_gluon": 128}
-MODULES = {"flash_cuda": flash_cuda, "flash_gluon": flash_gluon}
-
-
-@pytest.fixture(params=MODULES)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def backend(name: str) -> AttentionBackend:
-    return plugins.get("attention", name)  # type: ignore[no-any-return]
+BACKEND = flash_cuda.BACKEND
 
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `unavailable` find a Hopper GPU and all packages."""
-    monkeypatch.setattr(_hopper, "no_cuda", lambda: None)
+    monkeypatch.setattr(flash_cuda, "no_cuda", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(flash_gluon, "version", lambda package: "3.6.0")
-    for module in (cuda_driver, flash_gluon):
-        monkeypatch.setattr(module, "find_spec", lambda package: package)
-
-
-def test_modules_lists_every_hopper_backend() -> None:
-    # A bound method shows a backend made of HopperKernels.
-    found = {
-        name for name in plugins.names("attention") if hasattr(plugins.get("attention", name).unavailable, "__self__")
-    }
-    assert found == set(MODULES)
+    monkeypatch.setattr(cuda_driver, "find_spec", lambda package: package)
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
         (AttentionCall("cuda", "float32", 64, 8, 8, 1, 1), "float32 is not supported on cuda; use float16 or bfloat16"),
-        (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "from 8 to {largest}; use flash_triton"),
-        (AttentionCall("cuda", "bfloat16", 264, 8, 8, 1, 1), "from 8 to {largest}; use sdpa_math or naive"),
+        (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "from 8 to 256; use flash_triton"),
+        (AttentionCall("cuda", "bfloat16", 264, 8, 8, 1, 1), "from 8 to 256; use sdpa_math or naive"),
         (AttentionCall("cuda", "bfloat16", 64, 8, 8, 3, 2), "q has 3 heads and k has 2; give q a multiple of"),
         (AttentionCall("cpu", "bfloat16", 64, 8, 8, 1, 1), "a Hopper GPU is required; use flash_torch on the CPU"),
         (AttentionCall("cpu", "float32", 64, 8, 8, 1, 1), "a Hopper GPU is required; use flash_torch on the CPU"),
     ],
 )
-def test_unsupported_call_has_reason(call: AttentionCall, text: str, name: str, backend: AttentionBackend) -> None:
-    assert text.format(largest=LARGEST_D_HEAD[name]) in (backend.unavailable(call) or "")
+def test_unsupported_call_has_reason(call: AttentionCall, text: str) -> None:
+    assert text in (BACKEND.unavailable(call) or "")
 
 
 @pytest.mark.usefixtures("hopper")
-def test_largest_d_head_is_available(name: str, backend: AttentionBackend) -> None:
-    assert backend.unavailable(replace(HOPPER, d_head=LARGEST_D_HEAD[name])) is None
-
-
-@pytest.mark.usefixtures("hopper")
-def test_backends_are_available_on_hopper_with_their_packages() -> None:
-    descriptions = {name: plugins.get("attention", name).describe() for name in MODULES}
-    assert descriptions == {
-        "flash_cuda": "FlashAttention-3 in CUDA C++",
-        "flash_gluon": "FlashAttention-3 in Gluon, Triton 3.6.0",
-    }
-    assert [plugins.get("attention", name).unavailable(HOPPER) for name in MODULES] == [None, None]
+def test_backend_is_available_on_hopper_with_its_packages() -> None:
+    assert BACKEND.describe() == "FlashAttention-3 in CUDA C++"
+    assert [BACKEND.unavailable(replace(HOPPER, d_head=d_head)) for d_head in (64, 256)] == [None, None]
 
 
 @pytest.mark.usefixtures("hopper")
@@ -84,27 +52,12 @@ def test_backends_are_available_on_hopper_with_their_packages() -> None:
     ("capability", "instead"), [((7, 5), "sdpa_efficient"), ((8, 0), "flash_triton"), ((10, 0), "flash_triton")]
 )
 def test_other_compute_capability_is_unavailable(
-    backend: AttentionBackend, capability: tuple[int, int], instead: str, monkeypatch: pytest.MonkeyPatch
+    capability: tuple[int, int], instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    reason = backend.unavailable(HOPPER) or ""
+    reason = BACKEND.unavailable(HOPPER) or ""
     have = ".".join(map(str, capability))
     assert reason == f"compute capability 9.0 (Hopper) is required, and this GPU has {have}; use {instead}"
-
-
-@pytest.mark.usefixtures("hopper")
-def test_missing_or_unsupported_triton_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_gluon, "version", lambda package: "3.8.0")
-    gluon = flash_gluon.BACKEND
-    reason = gluon.unavailable(HOPPER) or ""
-    assert (
-        "triton 3.8.0 is not supported, because Gluon changes between releases; run pip install 'triton>=3.6,<3.8'"
-        in reason
-    )
-    assert gluon.describe() is None
-    monkeypatch.setattr(flash_gluon, "find_spec", lambda package: None)
-    monkeypatch.setattr(flash_gluon, "version", importlib.metadata.version)
-    assert "triton is not installed; run pip install 'triton>=3.6,<3.8'" in (gluon.unavailable(HOPPER) or "")
 
 
 @pytest.mark.usefixtures("hopper")
@@ -113,23 +66,23 @@ def test_missing_cuda_packages_name_what_to_install(
     found_packages: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_driver, "find_spec", lambda package: package if package in found_packages else None)
-    assert "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc" in (flash_cuda.BACKEND.unavailable(HOPPER) or "")
-    assert flash_cuda.BACKEND.describe() is None
+    assert "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc" in (BACKEND.unavailable(HOPPER) or "")
+    assert BACKEND.describe() is None
 
 
-def test_unsupported_call_raises_value_error_with_reason(backend: AttentionBackend) -> None:
+def test_unsupported_call_raises_value_error_with_reason() -> None:
     q = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="a Hopper GPU is required"):
-        backend(q, q, q)
+        BACKEND(q, q, q)
     with pytest.raises(ValueError, match="cast them to one dtype, or call under autocast"):
-        backend(q, q.half(), q)
+        BACKEND(q, q.half(), q)
     for k, v in ((q, q[..., :8]), (q[0], q[0])):
         with pytest.raises(ValueError, match="k and v alike, with the batch and the d_head of q"):
-            backend(q, k, v)
+            BACKEND(q, k, v)
 
 
 @IGNORE_TRACING_WARNING
-def test_dynamo_captures_forward_and_backward_in_one_graph(name: str, backend: AttentionBackend) -> None:
+def test_dynamo_captures_forward_and_backward_in_one_graph() -> None:
     """The kernels need a Hopper GPU, so only the captured graph is checked."""
     graphs: list[torch.fx.GraphModule] = []
 
@@ -138,12 +91,12 @@ def test_dynamo_captures_forward_and_backward_in_one_graph(name: str, backend: A
         return graph.forward
 
     q = torch.zeros(1, 2, 40, 64, dtype=torch.bfloat16, requires_grad=True)
-    compiled = torch.compile(lambda x: backend(2 * x, x, 3 * x, causal=True).sum(), backend=keep, fullgraph=True)
+    compiled = torch.compile(lambda x: BACKEND(2 * x, x, 3 * x, causal=True).sum(), backend=keep, fullgraph=True)
     with pytest.raises(ValueError, match="a Hopper GPU is required"):
         compiled(q)
     parts = [part for part in graphs[0].modules() if isinstance(part, torch.fx.GraphModule)]
     passes = {str(node.target) for part in parts for node in part.graph.nodes}
-    assert {f"cs_systems.{name}_forward.default", f"cs_systems.{name}_backward.default"} <= passes
+    assert {"cs_systems.flash_cuda_forward.default", "cs_systems.flash_cuda_backward.default"} <= passes
 
 
 @pytest.fixture
@@ -154,34 +107,15 @@ def deterministic() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hopper", "deterministic")
-def test_flash_gluon_backward_is_refused_under_deterministic_algorithms() -> None:
-    gluon = flash_gluon.BACKEND
-    assert "is on; use flash_triton, whose gradients are deterministic" in (gluon.unavailable(HOPPER) or "")
-    assert gluon.unavailable(replace(HOPPER, needs_backward=False)) is None
-    x = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError, match="is on; use flash_triton, whose gradients are deterministic"):
-        torch.ops.cs_systems.flash_gluon_backward(x, x, x, x, x[..., 0].float(), x, True, 0, 1.0)
-
-
-@pytest.mark.usefixtures("hopper", "deterministic")
-def test_flash_gluon_backward_warns_under_warn_only() -> None:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert flash_gluon.BACKEND.unavailable(HOPPER) is None
-    with pytest.warns(UserWarning, match="the gradient of q is not deterministic"):
-        flash_gluon.KERNELS.alert_not_deterministic()
-
-
-@pytest.mark.usefixtures("hopper", "deterministic")
 def test_flash_cuda_is_available_under_deterministic_algorithms() -> None:
-    assert flash_cuda.BACKEND.unavailable(HOPPER) is None
-    flash_cuda.KERNELS.alert_not_deterministic()  # must not warn
+    assert BACKEND.unavailable(HOPPER) is None
 
 
 @pytest.fixture
-def available_backend(backend: AttentionBackend) -> AttentionBackend:
+def available_backend() -> AttentionBackend:
     """Return the backend, or skip the test if it is unavailable."""
-    available(backend, HOPPER)
-    return backend
+    available(BACKEND, HOPPER)
+    return BACKEND
 
 
 @pytest.mark.gpu
@@ -223,14 +157,14 @@ def test_results_match_naive_for_tiles_lengths_and_layouts(
 @pytest.mark.parametrize("d_head", [64, 80, 128, 256])
 @pytest.mark.parametrize("causal", [False, True])
 def test_flash_cuda_gradients_are_bit_identical_under_deterministic_algorithms(d_head: int, causal: bool) -> None:
-    available(flash_cuda.BACKEND, HOPPER)
+    available(BACKEND, HOPPER)
     case = Case(3000, batch=2, heads_q=8, heads_kv=4, d_head=d_head, causal=causal)
     inputs = case.inputs("cuda", "bfloat16")
-    first, *others = (results(flash_cuda.BACKEND, inputs, case, backward=True) for _ in range(4))
+    first, *others = (results(BACKEND, inputs, case, backward=True) for _ in range(4))
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
     ref = results(naive.BACKEND, tuple(x.double() for x in inputs), case, backward=True)
     errors = [relative_error(g, r) for g, r in zip(first, ref, strict=True)]
-    assert max(errors) <= flash_cuda.BACKEND.tolerance["bfloat16"], errors
+    assert max(errors) <= BACKEND.tolerance["bfloat16"], errors
 
 
 @pytest.mark.gpu
