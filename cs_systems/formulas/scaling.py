@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cs_systems.config import AttentionShape, ModelConfig
 from cs_systems.formulas.communication import all_reduce_bytes, shard_bytes
 from cs_systems.formulas.cost import block_parameter_count, credited_attention_flops
-from cs_systems.formulas.streams import Timeline
 
 COMPUTE, DATA, TENSOR = "compute", "data", "tensor"  # streams; each of the two communicators has its own
 
@@ -87,6 +86,29 @@ class Layout:
         return "+".join(names)
 
 
+@dataclass
+class Timeline:
+    """Tasks on several streams, simulated: a stream runs its tasks in the order in which they were added.
+
+    ends_s: name of a task → seconds from the first start. busy_s: stream → seconds of its tasks.
+    """
+
+    ends_s: dict[str, float] = field(default_factory=dict)
+    busy_s: dict[str, float] = field(default_factory=dict)
+    _free_s: dict[str, float] = field(default_factory=dict)
+
+    def add(self, stream: str, name: str, seconds: float, *after: str) -> str:
+        """Add a task that waits for the earlier tasks `after`; return its name."""
+        begin = max(self._free_s.get(stream, 0.0), *(self.ends_s[earlier] for earlier in after), 0.0)
+        self.ends_s[name] = self._free_s[stream] = begin + seconds
+        self.busy_s[stream] = self.busy_s.get(stream, 0.0) + seconds
+        return name
+
+    @property
+    def makespan_s(self) -> float:
+        return max(self.ends_s.values())
+
+
 @dataclass(frozen=True)
 class Step:
     """Seconds of each component of one rank's step; 0 where the layout has no such component.
@@ -139,13 +161,13 @@ class Step:
         line.add(COMPUTE, "optimizer", self.optimizer_s, end, sent)
         return line
 
-    def _blocks(self, line: Timeline, phase: str, order: range, gather_after: int, compute_after: int) -> int:
+    def _blocks(self, line: Timeline, phase: str, order: range, gather_after: str, compute_after: str) -> str:
         """Add the blocks of one phase to the timeline and return the task that ends them.
 
         Each block is gathered while the previous one computes.
         """
 
-        def gather(number: int, after: int) -> int:
+        def gather(number: int, after: str) -> str:
             # A task of 0 s would still wait for earlier tasks on the stream.
             return line.add(DATA, f"gather {number} for {phase}", self.gather_s, after) if self.gather_s else after
 

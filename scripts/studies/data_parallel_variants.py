@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from _bucket_size import Link, best_count, best_size_bytes, buckets_of, exposed_s, parameter_sizes
 from _cells import Cell, place
 from _numerics import not_measured
 from _parallel import (
@@ -40,7 +41,6 @@ from cs_systems.analysis.comparison import strategies as parallel
 from cs_systems.config import Precision, RunConfig, preset
 from cs_systems.core.collectives import CollectiveShape, calls_for
 from cs_systems.core.units import human
-from cs_systems.formulas.bucket_size import Link, best_count, best_size_bytes, buckets_of, exposed_s, parameter_sizes
 from cs_systems.record import Row, RunRecord
 from cs_systems.report import collectives
 

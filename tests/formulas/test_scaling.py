@@ -62,7 +62,7 @@ def test_step_without_sending_or_without_computing_matches_closed_form(it: Step)
 
 @given(st.integers(1, 30), seconds, seconds)
 def test_averaging_equal_blocks_matches_closed_form(blocks: int, computing: float, sent: float) -> None:
-    """With one bucket a block, the formula of bucket_size gives f = max(Lb + c, b + Lc)."""
+    """With one bucket a block, the exposed time of buckets gives f = max(Lb + c, b + Lc)."""
     it = Step(blocks, computing / 2, 0.0, reduce_s=sent)
     backward = max(blocks * computing + sent, computing + blocks * sent)
     assert it.simulate().makespan_s == pytest.approx(blocks * computing / 2 + backward)
@@ -73,9 +73,7 @@ def test_gather_overlaps_with_previous_block(blocks: int, computing: float, gath
     """A sharded forward waits for the first gather; then each block takes the longer of computing and gathering."""
     it = Step(blocks, computing, 0.0, gather_s=gather)
     forward = gather + (blocks - 1) * max(computing, gather) + computing
-    line = it.simulate()
-    ends = {task.name: end for task, end in zip(line.tasks, line.ends_s, strict=True)}
-    assert ends["forward head"] == pytest.approx(forward)
+    assert it.simulate().ends_s["forward head"] == pytest.approx(forward)
 
 
 @pytest.mark.parametrize(("computing", "sent"), [(1.0, 0.5), (0.5, 1.0)])
@@ -85,7 +83,7 @@ def test_closed_form_matches_simulation_with_many_blocks(computing: float, sent:
 
 
 def sent_bytes(line: Any, stream: str, bandwidth: float) -> float:
-    return line.busy_s(stream) * bandwidth  # type: ignore[no-any-return]
+    return line.busy_s.get(stream, 0.0) * bandwidth  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("size", ["medium", "2.7B"])

@@ -4,8 +4,7 @@
   `inventory` (what each of several files is), `jobs` and `rank_files` (the rank of each); `cache`
 - names: `range_names` (phases and layers), `known_ranges` (those of users and frameworks), `kernel_families`, `stalls`
   (calls that block the device)
-- attribution: `attribution` (the phase and layer of each kernel), `sequence_numbers` (autograd's, for backward),
-  `attribution_check` (compares the two)
+- attribution: `attribution` (the phase and layer of each kernel), `sequence_numbers` (autograd's, for backward)
 - layers that no range names: `called_modules` (from Python's stacks), `inferred_layers` (by repetition)
 - operators: `operators` (`aten::mm` and the like as columns), `operator_table`
 - tables: `profile` (a trace prepared for tables), `tables`, `gaps` (idle device), `host` (host time by range),

@@ -48,11 +48,6 @@ class SequenceRoute:
                     votes[op.forward_thread][thread] += 1
         return {number: counts.most_common(1)[0][0] for number, counts in votes.items()}
 
-    def is_backward(self, kernel: Kernel) -> bool | None:
-        """Return whether a backward operator launched the kernel; None if no operator with a sequence number did."""
-        ops = self._ops(kernel)
-        return any(op.forward_thread for op in ops) if ops else None
-
     def forward_ranges(self, kernel: Kernel) -> tuple[str, ...]:
         """Return the ranges, outermost first, in which the forward operator of the kernel's backward operator ran."""
         backward = [op for op in self._ops(kernel) if op.forward_thread]

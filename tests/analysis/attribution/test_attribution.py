@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from cs_systems.analysis.attribution.attribution_check import check
 from cs_systems.analysis.attribution.places import NOWHERE, Place, attribute
 from cs_systems.analysis.attribution.profile import profile
-from cs_systems.config import ConfigError
 from cs_systems.core.range_names import meaning
 from cs_systems.readers._read import read
 from cs_systems.readers.forms.trace import Trace
@@ -84,13 +82,6 @@ def test_nsys_and_kineto_attribute_alike(step: str, tmp_path: Path) -> None:
         assert min(p.layer_coverage for p in (a, b)) > 0.98
 
 
-def test_layers_of_small2_trace_agree_with_sequence_numbers() -> None:
-    trace = read(DATA / "kineto_h200_small2.json.gz")
-    found = check(trace, attribute(trace))
-    assert found.wrong_share == 0
-    assert found.checked_kernels > 700
-
-
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -104,40 +95,6 @@ def test_backward_layers_follow_sequence_numbers(with_blocks: list[Event], write
     assert backward["block 0"] == backward["block 1"] == backward["block 2"] == backward["block 3"]
     assert backward["block 1"] > forward["block 1"]
     assert profile(trace).layer_coverage > 0.85
-
-
-def test_check_accepts_correct_attribution(with_blocks: list[Event], write_trace: WriteTrace) -> None:
-    trace = read(write_trace(with_blocks))
-    found = check(trace, attribute(trace))
-    assert found.checked_kernels > 0.9 * len(trace.kernels)
-    assert (found.wrong_s, found.rows, found.wrong_share) == (0, [], 0)
-
-
-@pytest.mark.parametrize("planted", ["wrong phase", "wrong layer"])
-def test_check_finds_planted_wrong_attribution(with_blocks: list[Event], write_trace: WriteTrace, planted: str) -> None:
-    trace = read(write_trace(with_blocks))
-    places = list(attribute(trace))
-    number = next(i for i, place in enumerate(places) if place.phase == "backward" and place.layer == "block 2")
-    right = places[number]
-    places[number] = right._replace(phase="forward") if planted == "wrong phase" else right._replace(layer="block 1")
-    found = check(trace, places)
-    kernel = trace.kernels[number]
-    assert found.wrong_s == pytest.approx(kernel.end_s - kernel.start_s)
-    (row,) = found.rows
-    assert (row["attributed"], row["kernels"]) == (f"{places[number].phase}, {places[number].layer}", 1)
-    assert row["by_sequence_number"] == "backward, block 2"
-
-
-def test_check_finds_forward_kernel_attributed_to_backward(kineto_trace: Trace) -> None:
-    places = list(attribute(kineto_trace))
-    number = next(i for i, place in enumerate(places) if place.phase == "forward")
-    places[number] = places[number]._replace(phase="backward")
-    assert [row["by_sequence_number"] for row in check(kineto_trace, places).rows] == ["not backward"]
-
-
-def test_check_requires_sequence_numbers(nsys_trace: Trace) -> None:
-    with pytest.raises(ConfigError, match=r"has no sequence numbers; record with torch.profiler"):
-        check(nsys_trace, [NOWHERE] * 714)
 
 
 def test_autograd_thread_ranges_give_the_layer(export: Callable[..., Path]) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.config import PRESETS
-from cs_systems.formulas.bucket_size import (
+from cs_systems.formulas.cost import parameter_count
+from scripts.studies._bucket_size import (
     Link,
     best_count,
     best_size_bytes,
@@ -18,7 +19,6 @@ from cs_systems.formulas.bucket_size import (
     exposed_s,
     parameter_sizes,
 )
-from cs_systems.formulas.cost import parameter_count
 
 starts = st.one_of(st.just(0.0), st.floats(1e-6, 1e-3))
 links = st.builds(Link, st.floats(1e-6, 1e-3), st.floats(1e9, 1e12), starts)
