@@ -1,8 +1,8 @@
 """Tiles of the FlashAttention-2 Triton kernels, as a table.
 
 Keys: architecture, bytes of an element, padded head size. It is not an autotuner: the first call of a process must not
-benchmark, and two processes must run the same kernels. `scripts/benchmarks/flash_triton_tune.py` measures candidates
-for a shape; its winners belong here.
+benchmark, and two processes must run the same kernels. `scripts/studies/triton_tile_sizes.py` measures tiles;
+`attention(..., tiles=...)` takes others.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SM_80: Table = _DEFAULT | {
     (2, 64): Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
     (2, 128): Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 8, 2), Tile(64, 64, 8, 2)),
 }
-# Winners on one H200, causal, bf16, 4096 long: profiles/flash_triton_tune/h200.jsonl
+# Winners on one H200, causal, bf16, 4096 long, of all candidates in profiles/flash_triton_tune/h200.jsonl
 _SM_90: Table = _DEFAULT | {
     (2, 32): Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 3, descriptors=True), Tile(64, 64, 4, 3, descriptors=True)),
     (2, 64): Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 64, 4, 3, descriptors=True)),
