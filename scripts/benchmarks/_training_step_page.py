@@ -57,7 +57,7 @@ INTRODUCTION = (
 )
 EQUALITY = (
     "200 steps of small on one H200: with one seed the loss curves of fast and eager are 0.0006 apart, where those of "
-    "two seeds are 0.0047 apart ([curves](curves_h200/curves.svg), `scripts/benchmarks/recipe_curves.py`). Moments in "
+    "two seeds are 0.0047 apart ([curves](curves_h200/curves.svg), a dated result). Moments in "
     "bf16 and fp8 are in no recipe: compare their curves on your data first.\n\n"
     "All cells but small at 512 are of one run; small at 512 is of an earlier one. Between them backward of SwiGLU "
     "inside its product became 0 to 10% faster, which is 3 to 4 µs a block at 512. 8B at 32,768 tokens on "
