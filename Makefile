@@ -54,7 +54,7 @@ readme: $(INSTALLED)  ## the tables of README.md and docs/results.md, and profil
 	$(BIN)/python scripts/readme_table.py
 	$(BIN)/python scripts/studies/_study.py --index
 
-files:  ## every file with its first line, which says what it is for (FOLDER=traces for some of them)
+files:  ## every file with its first line, which says what it is for (FOLDER=readers for some of them)
 	@$(PYTHON) scripts/files.py $(FOLDER)
 
 figures: $(INSTALLED)  ## every figure of profiles/, which README and docs show too, from the committed records; fails if a text is cut

@@ -15,7 +15,7 @@ from cs_systems.model.attention.naive import attention
 from cs_systems.model.parallel import ParallelStrategy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-CODE = {match[1]: match[0] for match in re.finditer(r"# cs_systems/(\w+)/mine\.py.*?(?=^```$)", PAGE, re.M | re.S)}
+CODE = {match[1]: match[0] for match in re.finditer(r"# cs_systems/\w+/(\w+)/mine\.py.*?(?=^```$)", PAGE, re.M | re.S)}
 
 
 def _namespace(kind: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def test_first_line_is_docstring_or_first_sentence_of_comment(name: str, text: s
 
 
 def test_files_of_some_folders_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert files.main(["traces/kin", "core/units", "core/test_units"]) == 0
+    assert files.main(["readers/kin", "core/units", "core/test_units"]) == 0
     printed = re.findall(r"^(\S+): ", capsys.readouterr().out, re.M)
     assert printed == ["cs_systems/core/units.py", "cs_systems/readers/kineto.py", "tests/core/test_units.py"]
 
