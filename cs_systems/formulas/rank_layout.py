@@ -18,8 +18,12 @@ def splits_of(name: str) -> frozenset[str]:
 
     They are declared in the strategies' files: batch, features, parameters, and so on.
     """
-    declared = [plugins.declared("parallel", part) for part in name.split("+")]
-    return frozenset().union(*(entry.get("splits", {"batch"}) for entry in declared))
+    return frozenset().union(*(entry.get("splits", {"batch"}) for entry in _declared(name)))
+
+
+def overlaps(name: str) -> bool:
+    """Return whether a strategy, or one of a composition, sends gradients while backward computes, without torch."""
+    return any(entry.get("overlaps", False) for entry in _declared(name))
 
 
 def data_ranks(config: Mapping[str, Any]) -> int:
@@ -35,8 +39,11 @@ def data_ranks(config: Mapping[str, Any]) -> int:
 
 def options_of(name: str) -> dict[str, Takes]:
     """Return the options of a strategy's components with their types, from their files, without torch."""
-    declared = [plugins.declared("parallel", part) for part in name.split("+")]
-    return {option: takes for entry in declared for option, takes in entry.get("options", {}).items()}
+    return {option: takes for entry in _declared(name) for option, takes in entry.get("options", {}).items()}
+
+
+def _declared(name: str) -> list[dict[str, Any]]:
+    return [plugins.declared("parallel", part) for part in name.split("+")]
 
 
 def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]) -> int:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
+from cs_systems.core import plugins
 from cs_systems.core.rows import Row
 from cs_systems.core.units import human
+from cs_systems.formulas.rank_layout import options_of, overlaps, splits_of
 
 OVERLAP = "overlap it with backward (DistributedDataParallel, FSDP; --strategy ddp_bucketed, or fsdp)"
 BUCKETS = "send the gradients in buckets (--strategy ddp_bucketed)"
-# Strategies that send while backward computes → what can make them overlap more.
-OVERLAPPING = {
-    "ddp_overlap": BUCKETS,
-    **dict.fromkeys(("ddp_bucketed", "torch_ddp", "zero1_flat"), "try other bucket sizes (--bucket-size-mb)"),
-    **dict.fromkeys(("fsdp", "torch_fsdp2"), ""),
-}
+SIZES = "try other bucket sizes (--bucket-size-mb)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -43,13 +40,25 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 def _remedy(evidence: Evidence) -> str:
     """Return what the strategy of the cell, if it is known, does not do yet."""
-    names = str(evidence.setting("strategy") or "").split("+")
-    first = next((OVERLAPPING[name] for name in names if name in OVERLAPPING), OVERLAP)
     options = evidence.config.strategy_options if evidence.config is not None else {}
     sends_bf16 = "bf16" in (options.get("comm_dtype"), options.get("compute_dtype"))
-    ways = [first, "" if sends_bf16 else "send bf16", "use a larger batch for each rank"]
+    ways = [
+        _more_overlap(str(evidence.setting("strategy"))),
+        "" if sends_bf16 else "send bf16",
+        "use a larger batch for each rank",
+    ]
     *others, last = filter(None, ways)
     return f"{', '.join(others)}, or {last}" if others else last
+
+
+def _more_overlap(strategy: str) -> str:
+    """Return what can make the strategy overlap more with backward, or "" if nothing can."""
+    is_known = {*strategy.split("+")} <= {*plugins.names("parallel")}
+    if not is_known or not overlaps(strategy):
+        return OVERLAP
+    if "bucket_size_mb" in options_of(strategy):
+        return SIZES
+    return "" if "parameters" in splits_of(strategy) else BUCKETS  # parameters are gathered block by block
 
 
 def _share(row: Row) -> float:

@@ -76,7 +76,8 @@ class ModuleStep(Training):
 
     def _check_parts(self, config: RunConfig) -> None:
         """Raise Unavailable for parts that the strategy cannot honour."""
-        shared = strategy_of(config).splits - {"batch"}
+        splits = strategy_of(config).splits
+        shared = splits - {"batch"}
         why = f"is not supported by strategy {config.strategy}, which divides the model or the optimizer's state"
         if shared and isinstance(self.setup.optimizer, torch.optim.Optimizer):
             name = type(self.setup.optimizer).__name__
@@ -84,7 +85,7 @@ class ModuleStep(Training):
             raise Unavailable(f"an optimizer object ({name}) {why}; {remedy}")
         if shared and self.setup.clip_norm is not None:
             raise Unavailable(f"clip_norm {why}; leave out clip_norm")
-        if self.setup.accumulate > 1 and config.strategy != "single":
+        if self.setup.accumulate > 1 and splits:
             raise Unavailable(
                 f"accumulate {self.setup.accumulate} is not supported by strategy {config.strategy}; "
                 "use accumulate 1, or strategy single"

@@ -32,7 +32,7 @@ class Training:
         wrapped: the model as `config.strategy` wraps it; a step calls this one.
         trained_bytes: Ψ, the bytes of the trained parameters before the strategy divides them.
         trained_elements: their number of elements.
-        calls: the collectives that our own strategies started in the last step.
+        calls: the collectives that the package started in the last step.
         optimizer: the optimizer; it and `optimizer_name` are None in modes without an update.
         loss: the loss of the last step, a scalar.
     """
@@ -98,10 +98,10 @@ class Training:
         """Return the table `sent` of a step on ranks."""
         if not self.config.is_distributed:
             return {}
-        own = not any(part.startswith("torch_") for part in self.config.strategy.split("+"))
+        counted = self.strategy.counted
         row: SentRow = {
-            "collectives": len(self.calls) if own else None,
-            "sent_bytes": sum(call.sent_bytes for call in self.calls) if own else None,
+            "collectives": len(self.calls) if counted else None,
+            "sent_bytes": sum(call.sent_bytes for call in self.calls) if counted else None,
             "formula_sent_bytes": self._formula_sent_bytes(),
         }
         return {"sent": [row]}

@@ -63,8 +63,10 @@ class ParallelStrategy:
     """One way to divide the work of a step. Each hook is the identity unless given, so that strategies compose.
 
     splits: what each rank has only a share of: "batch", "optimizer", "gradients", "parameters", "features" (of each
-        block heads and d_ff: tensor parallelism). Written as literals, like `options`: a process without torch reads
-        both from the file.
+        block heads and d_ff: tensor parallelism). Written as literals, like `overlaps` and `options`: a process without
+        torch reads these from the file.
+    overlaps: whether it sends gradients while backward computes others.
+    counted: whether the package starts all its collectives, which can then be counted.
     wrap: `(model, **options) -> model`, before the optimizer is made.
     after_wrap: `(wrapped model)`, once every strategy of a composition has wrapped it.
     finish_gradients: `(wrapped model)`, after backward and before the optimizer's step.
@@ -81,6 +83,8 @@ class ParallelStrategy:
     """
 
     splits: frozenset[str] = frozenset({"batch"})
+    overlaps: bool = False
+    counted: bool = True
     wrap: Callable[..., nn.Module] = _unchanged
     after_wrap: Callable[[nn.Module], None] = _nothing
     finish_gradients: Callable[[nn.Module], None] = _nothing
@@ -204,6 +208,8 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
 
     return ParallelStrategy(
         splits=splits,
+        overlaps=any(part.overlaps for part in parts.values()),
+        counted=all(part.counted for part in parts.values()),
         wrap=wrap,
         finish_gradients=finish_gradients,
         make_optimizer=make_optimizer,

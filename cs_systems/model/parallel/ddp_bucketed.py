@@ -50,6 +50,7 @@ def wrap(
 
 
 STRATEGY = ParallelStrategy(
+    overlaps=True,
     wrap=wrap,
     finish_gradients=finish_gradients,
     sent_bytes=averaging_bytes,

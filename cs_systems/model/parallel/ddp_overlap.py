@@ -35,6 +35,7 @@ def wrap(
 
 
 STRATEGY = ParallelStrategy(
+    overlaps=True,
     wrap=wrap,
     finish_gradients=finish_gradients,
     sent_bytes=averaging_bytes,

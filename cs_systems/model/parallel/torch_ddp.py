@@ -40,6 +40,8 @@ def wrap(
 
 
 STRATEGY = ParallelStrategy(
+    overlaps=True,
+    counted=False,
     wrap=wrap,
     sent_bytes=averaging_bytes,
     buckets=1.0,

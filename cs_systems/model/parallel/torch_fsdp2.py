@@ -186,6 +186,8 @@ def _part_of(p: Tensor, whole: Any) -> Any:
 
 STRATEGY = ParallelStrategy(
     splits=frozenset({"batch", "optimizer", "gradients", "parameters"}),
+    overlaps=True,
+    counted=False,
     wrap=wrap,
     finish_gradients=finish_gradients,
     make_optimizer=make_optimizer,

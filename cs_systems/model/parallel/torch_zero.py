@@ -22,6 +22,7 @@ def make_optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer], **op
 
 STRATEGY = ParallelStrategy(
     splits=frozenset({"optimizer"}),
+    counted=False,
     make_optimizer=make_optimizer,
     sent_bytes=owners_bytes,
     one_dtype=True,

@@ -241,6 +241,7 @@ def wrap(model: nn.Module, bucket_size_mb: float = 25.0, send_thread: bool = Tru
 
 STRATEGY = ParallelStrategy(
     splits=frozenset({"batch", "gradients", "optimizer"}),
+    overlaps=True,
     wrap=wrap,
     finish_gradients=finish_gradients,
     make_optimizer=FlatShardedOptimizer,

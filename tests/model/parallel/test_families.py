@@ -39,7 +39,7 @@ def test_strategy_trains_a_foreign_model_as_one_process(two_ranks: Ranks, name: 
             close(got, wanted)
 
 
-COUNTED = [(name, family) for name, family in pairs() if "torch_" not in name and name != "fsdp"]
+COUNTED = [(name, family) for name, family in pairs() if composed(name).counted and name != "fsdp"]
 
 
 @pytest.mark.parametrize(("name", "family"), COUNTED)

@@ -77,6 +77,7 @@ def test_option_unknown_to_a_composition_is_refused() -> None:
 def test_declaration_read_from_file_matches_its_export(name: str) -> None:
     declared, strategy = plugins.declared("parallel", name), plugins.get("parallel", name)
     assert frozenset(declared.get("splits", {"batch"})) == strategy.splits
+    assert declared.get("overlaps", False) == strategy.overlaps
     assert declared.get("options", {}) == strategy.options
 
 

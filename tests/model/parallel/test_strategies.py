@@ -150,7 +150,7 @@ def payload(case: Case, rows: int) -> Payload:
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"), [(name, n) for n in (2, 3, 4) for name in strategies(n) if "torch_" not in name]
+    ("name", "world_size"), [(name, n) for n in (2, 3, 4) for name in strategies(n) if composed(name).counted]
 )
 def test_sent_bytes_match_the_formula(ranks_by_size: Any, name: str, world_size: int) -> None:
     """Allow for one byte per parameter, which flags its gradient, and for padding."""
@@ -168,14 +168,11 @@ def test_sent_bytes_match_the_formula(ranks_by_size: Any, name: str, world_size:
         assert least * formula <= sent <= 1.05 * formula
 
 
-@pytest.mark.parametrize(
-    ("name", "some"),
-    [("ddp_naive", False), ("ddp_flat", False), ("ddp_overlap", True), ("ddp_bucketed", True), ("fsdp", True)],
-)
-def test_overlapping_strategies_send_during_backward(ranks_by_size: Any, name: str, some: bool) -> None:
+@pytest.mark.parametrize("name", [name for name in strategies(2) if composed(name).counted and "tp" not in name])
+def test_overlapping_strategies_send_during_backward(ranks_by_size: Any, name: str) -> None:
     """Check the last step; a bucket with the unused `never` waits for the end of backward."""
     for rank in ranks_by_size(2).of(f"{name}-{cases(name, 2)[0]}"):
-        assert (rank["during_backward"] > 0) == some
+        assert (rank["during_backward"] > 0) == composed(name).overlaps
 
 
 @every_world_size

@@ -354,6 +354,7 @@ def finish_gradients(model: nn.Module) -> None:
 
 STRATEGY = ParallelStrategy(
     splits=frozenset({"batch", "optimizer", "gradients", "parameters"}),
+    overlaps=True,
     wrap=wrap,
     finish_gradients=finish_gradients,
     make_optimizer=make_optimizer,
