@@ -16,13 +16,9 @@ from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line, visible
 from cs_systems.record import RunRecord
 from cs_systems.report import diagnoses, origins
+from cs_systems.report.figures.kinds import KINDS
 from cs_systems.report.reading import some_records
 from cs_systems.report.tables.formats import paragraph
-
-# The names of `report.figures.kinds`, whose import would make --help slow.
-FIGURE_KINDS = (
-    *("phases", "rate", "time", "memory", "warmup", "families", "collectives", "sums", "steps", "curves", "streams"),
-)
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class Report:
     ] = None
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
     figure: Annotated[MaybePath, optional("FILE", "file for a figure: .svg, .png or .pdf")] = None
-    figure_kind: Annotated[MaybeText, optional("KIND", ", ".join(FIGURE_KINDS), "chosen by the records")] = None
+    figure_kind: Annotated[MaybeText, optional("KIND", ", ".join(KINDS), "chosen by the records")] = None
     open: Open = False
 
 

@@ -166,10 +166,3 @@ def test_figure_option_prints_table_only_when_requested(
     assert said == (
         f"cs-systems: unknown column 'foo'; list the names with cs-systems report {folder} --format csv | head -1"
     )
-
-
-def test_help_and_error_name_every_kind_of_figure() -> None:
-    from cs_systems.cli.report import FIGURE_KINDS
-    from cs_systems.report.figures.kinds import KINDS
-
-    assert {*FIGURE_KINDS} == {*KINDS}
