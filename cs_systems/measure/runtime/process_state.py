@@ -1,4 +1,4 @@
-"""State of a worker process that a cell must leave unchanged: `ProcessState.capture()`, `restore()`.
+"""State of a worker process that a cell must leave unchanged: `ProcessState()` before the cell, `restore()` after it.
 
 Reversible changes are undone after each cell; `restore` names the irreversible ones, and the worker is replaced.
 """
