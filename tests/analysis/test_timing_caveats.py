@@ -87,6 +87,17 @@ def test_throttling_needs_a_reason_and_a_low_clock() -> None:
     assert codes(samples(), after=replace(CLEAN, sm_clock_hz=0.3e9)) == []  # idle, not throttled
 
 
+@pytest.mark.parametrize(("clock", "found"), [(0.969, ["throttled"]), (0.97, []), (0.971, [])])
+def test_clock_counts_as_low_below_97_percent_of_the_highest(clock: float, found: list[str]) -> None:
+    capped = replace(CLEAN, throttle_reasons=("power cap",), sm_clock_max_hz=2e9)
+    assert codes(samples(), after=replace(capped, sm_clock_hz=clock * 2e9)) == found
+
+
+@pytest.mark.parametrize(("lag", "found"), [(0.09, ["launch-bound"]), (0.11, [])])
+def test_phase_is_launch_bound_if_it_ends_within_a_tenth_of_itself(lag: float, found: list[str]) -> None:
+    assert codes(samples(lag=lag)) == found
+
+
 def test_throttling_uses_clocks_measured_during_steps() -> None:
     """After the last step, the clock of a throttled card recovers and that of an idle card falls."""
     capped = replace(CLEAN, throttle_reasons=("power cap",))

@@ -97,6 +97,14 @@ def test_latency_of_a_launch_is_the_host_s_and_a_longer_wait_the_device_s() -> N
     assert (soon[LAUNCH].sum(), soon[LATENCY].sum()) == (40 + 50e-6, 0)
 
 
+@pytest.mark.parametrize(("waited_us", "cause"), [(99, LAUNCH), (101, LATENCY)])
+def test_kernel_that_starts_100_microseconds_after_its_launch_is_late(waited_us: int, cause: str) -> None:
+    made = trace([(1, 2, 1)], [], [], [])
+    late = replace(made.kernels, start_s=np.array([1 + waited_us * 1e-6]))
+    found = causes(replace(made, kernels=late), 0, gaps_in(late, [Step("step", 1, 2)])[0])
+    assert [name for name, lasted in found.items() if lasted.any()] == [cause]
+
+
 def test_gaps_are_separate_by_device_and_empty_without_kernels() -> None:
     made = kernels([(0, 10, 0), (20, 30, 0), (0, 30, 0)])
     steps = [Step("step", 0, 30)]

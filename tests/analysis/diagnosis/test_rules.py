@@ -267,6 +267,59 @@ def test_every_rule_has_a_planted_fault() -> None:
     assert rules == {fault.partition(",")[0] for fault in PLANTED}
 
 
+def late(longest_s: float) -> Evidence:
+    return with_tables(gaps=[{"device": 0, "cause": "device latency", "time_s": 0.03, "longest_s": longest_s}])
+
+
+def small(free_bytes: int) -> Evidence:
+    return Evidence(memory=MemoryUse(2 << 30, (2 << 30) + free_bytes, "backward", {}))
+
+
+def throttled(clock_hz: float) -> Evidence:
+    capped = measured(sm_clock_hz=clock_hz)
+    return timed(measurement=capped, clock_max_hz=2e9, throttle_reasons=("power cap",))
+
+
+def products(flops: float) -> Evidence:
+    cost = [{"phase": "forward", "hardware_flops": flops, "bytes": 1e6}]
+    return timed(RunConfig(), tables={"cost": cost})
+
+
+@pytest.mark.parametrize(
+    ("rule", "silent", "found"),
+    [
+        ("below_ceiling", timed(measurement=measured(forward=0.036)), timed(measurement=measured(forward=0.037))),
+        ("fragmentation", in_memory(reserved=111 << 30), in_memory(reserved=112 << 30)),
+        ("fragmentation", small((1 << 30) - 1), small(1 << 30)),
+        ("kept_activations", in_memory(activations=39), in_memory(activations=40)),
+        ("late_kernels", late(0.0029), late(0.0031)),
+        ("loss_spike", in_memory(logits=14), in_memory(logits=15)),
+        ("optimizer_state", in_memory(optimizer_state=29), in_memory(optimizer_state=30)),
+        (
+            "short_warmup",
+            timed(measurement=measured([0.3] + [0.1] * 4)),
+            timed(measurement=measured([0.3] + [0.1] * 5)),
+        ),
+        (
+            "short_warmup",
+            timed(measurement=measured([0.1049] + [0.1] * 9)),
+            timed(measurement=measured([0.1051] + [0.1] * 9)),
+        ),
+        ("throttled_clock", throttled(1.94e9), throttled(1.93e9)),
+        ("unstable_times", timed(measurement=measured([0.1, 0.2])), timed(measurement=measured([0.1, 0.2, 0.3]))),
+        ("unused_tensor_cores", products(5.0e11), products(5.1e11)),
+    ],
+)
+def test_rule_begins_at_its_threshold(rule: str, silent: Evidence, found: Evidence) -> None:
+    find = plugins.get("diagnosis", rule).find
+    assert (find(silent), find(found) is not None) == (None, True)
+
+
+def test_gain_below_5_percent_is_not_worth_a_sentence() -> None:
+    assert apply_rules(gap("launch-bound", 0.0049)) == []
+    assert [one.code for one in apply_rules(gap("launch-bound", 0.0051)) or []] == ["launch-bound"]
+
+
 LOOP = RunConfig(workload="loop mine", world_size=2)
 
 
