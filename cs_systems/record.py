@@ -185,6 +185,12 @@ def _median_s(measurements: Iterable[Measurement], phase: str) -> float | None:
     return median(known) if known else None
 
 
+def measured_by(profiler: str) -> str:
+    """Return what a profiler measures, as its file declares; "time" for one that this version does not have."""
+    known = profiler in plugins.names("profilers")
+    return str(plugins.declared("profilers", profiler).get("measures", "time")) if known else "time"
+
+
 def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
     """Return the key by which a sweep recognizes a measured cell.
 

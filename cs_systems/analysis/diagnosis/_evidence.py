@@ -16,14 +16,12 @@ from cs_systems.core.rows import CeilingRow, CostRow, KernelRow, PhaseRow, Resul
 from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import step_memory
 from cs_systems.formulas.peaks import peak_flops
-from cs_systems.record import LOOP, UNTIMED_WORKLOADS, Measurement, RunRecord
+from cs_systems.record import LOOP, UNTIMED_WORKLOADS, Measurement, RunRecord, measured_by
 
 if TYPE_CHECKING:
     from cs_systems.analysis.memory.categories import Attribution
     from cs_systems.analysis.memory.tensor_names import TensorNames
 
-# Profilers whose step is the step that a user wants to be fast; those of memory and dtypes change it.
-OF_TIME = ("nsys", "kineto", "overlap")
 EACH_BLOCK = "every:1"  # plan of checkpoints
 LOGITS, SCORES = "logits", "attention scores"
 ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"
@@ -255,8 +253,9 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     tables of profilers that change the step, such as the waits of its ranks, are left out.
     """
     has_times = records[0].config["workload"] not in UNTIMED_WORKLOADS
-    timed = [r for r in records if has_times and r.is_timing and r.config.get("profiler", "none") == "none"]
-    profiled = [r for r in records if has_times and r.config.get("profiler") in OF_TIME]
+    under = [(r, r.config.get("profiler", "none")) for r in records if has_times]
+    timed = [r for r, profiler in under if profiler == "none" and r.is_timing]
+    profiled = [r for r, profiler in under if profiler != "none" and measured_by(profiler) == "time"]
     tables: Results = {}
     for record in (*profiled, *timed):
         tables = cast(Results, {**as_tables(tables), **as_tables(record.results)})

@@ -77,6 +77,9 @@ class Profiler:
     refused: `(out) -> reason with its remedy` where the machine denied the profiler access, which is known only after
         the worker has ended, with success or not.
     collect: `(out, record) -> Collected`. Raises ProfileLost.
+    measures: "time", or what else its record is about: "memory", "values" of tensors, or "counters" of kernels. Written
+        as a literal: a report reads it from the file.
+    on_each_rank: whether a Recorder runs it on each rank, and not on rank 0 alone.
     sees_oom: whether a cell that ran out of memory has results to collect, too.
     instead: the other way out if `problem` finds something: on the command line, and in Python.
     """
@@ -86,5 +89,7 @@ class Profiler:
     region: Callable[[Path, Device, Any], AbstractContextManager[object]] = _no_region
     refused: Callable[[Path], str | None] = lambda out: None
     collect: Callable[[Path, RunRecord], Collected] = lambda *_: Collected()
+    measures: str = "time"
+    on_each_rank: bool = False
     sees_oom: bool = False
     instead: tuple[str, str] | None = None

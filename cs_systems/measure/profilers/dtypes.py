@@ -50,4 +50,4 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return Collected({}, results, contradiction=cause)
 
 
-PROFILER = Profiler(region=region, collect=collect)
+PROFILER = Profiler(region=region, collect=collect, measures="values")

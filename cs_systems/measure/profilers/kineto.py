@@ -35,4 +35,4 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return replace(tables(trace, record), artifacts={"trace": trace})
 
 
-PROFILER = Profiler(region=region, collect=collect)
+PROFILER = Profiler(region=region, collect=collect, on_each_rank=True)

@@ -92,4 +92,4 @@ def _with_prediction(row: MemoryReading, predicted: list[PhaseMemory], warmup: i
     }
 
 
-PROFILER = Profiler(region=region, collect=collect, sees_oom=True)
+PROFILER = Profiler(region=region, collect=collect, measures="memory", sees_oom=True)

@@ -66,4 +66,4 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return Collected({"snapshot": snapshot, "snapshot_names": sidecar})
 
 
-PROFILER = Profiler(region=region, collect=collect, sees_oom=True)
+PROFILER = Profiler(region=region, collect=collect, measures="memory", sees_oom=True)

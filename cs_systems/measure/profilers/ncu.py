@@ -149,4 +149,4 @@ def collect(out: Path, record: RunRecord) -> Collected:
         raise ProfileLost(str(error)) from error
 
 
-PROFILER = Profiler(problem, launch, region, refused, collect)
+PROFILER = Profiler(problem, launch, region, refused, collect, measures="counters")

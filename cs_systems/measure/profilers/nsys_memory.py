@@ -64,5 +64,6 @@ def with_prediction(rows: Sequence[MemoryRange], record: RunRecord) -> list[Memo
 
 
 PROFILER = Profiler(
-    _nsys.problem, launch, region, collect=collect, instead=("leave out --nsys", "use another profiler")
-)
+    _nsys.problem, launch, region, collect=collect, measures="memory",
+    instead=("leave out --nsys", "use another profiler"),
+)  # fmt: skip

@@ -109,4 +109,4 @@ def _last_of_each_stage(phases: Sequence[StateReading]) -> list[tuple[str, State
     return list(found.values())
 
 
-PROFILER = Profiler(region=region, collect=collect)
+PROFILER = Profiler(region=region, collect=collect, measures="memory")

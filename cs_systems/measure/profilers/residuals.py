@@ -54,4 +54,4 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return Collected({}, results)
 
 
-PROFILER = Profiler(region=region, collect=collect)
+PROFILER = Profiler(region=region, collect=collect, measures="memory")

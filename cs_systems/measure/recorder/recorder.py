@@ -35,7 +35,7 @@ from cs_systems.instrument.compiler import Observation, untraced
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
-from cs_systems.measure.profilers import _nsys, rank_file
+from cs_systems.measure.profilers import Profiler, _nsys, rank_file
 from cs_systems.measure.recorder import _ranks, _result, hooks
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import TOOLS, OwnTools
@@ -47,7 +47,6 @@ from cs_systems.measure.workloads import Unavailable
 from cs_systems.record import RunRecord, Sample, append_record
 
 PROFILES = ("kineto", "nsys", "none")
-ON_EACH_RANK = ("kineto",)  # the others run on rank 0 alone
 STEADY = 3  # clean steps that a profiled record keeps for comparison
 AFTER_FAILURE_S = 2.0  # how long rank 0 waits for the other ranks when its own loop has failed
 
@@ -61,6 +60,11 @@ class Stage(NamedTuple):
     @property
     def is_timed(self) -> bool:
         return self.profiler == "none"
+
+    @property
+    def on_each_rank(self) -> bool:
+        profiler: Profiler = plugins.get("profilers", self.profiler)
+        return profiler.on_each_rank
 
 
 class Taken(NamedTuple):
@@ -387,7 +391,7 @@ class Recorder:
         """Begin the next stage that can run here, or end the recording."""
         while self._stages:
             stage = self._stages[0]
-            if not self._is_writer and stage.profiler not in ON_EACH_RANK:
+            if not self._is_writer and not stage.on_each_rank:
                 self._stages.pop(0)
                 continue
             if (tool := self._tools.in_use(stage.profiler)) is not None:
@@ -560,7 +564,7 @@ class Recorder:
             record = self._profiled(record, stage)
         if self._meeting is not None and stage.is_timed:
             record = _ranks.with_others(record, self._meeting.collect(stage.profiler, patience_s))
-        elif self._meeting is not None and record.status == "ok" and stage.profiler in ON_EACH_RANK:
+        elif self._meeting is not None and record.status == "ok" and stage.on_each_rank:
             left = self._meeting.collect(stage.profiler, patience_s)
             traces = {f"trace_rank{rank}": name for rank, names in left.items() for name in json.loads(names)}
             here = {what: name for what, name in traces.items() if (self._out / name).is_file()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cs_systems.record import UNTIMED_WORKLOADS
+from cs_systems.record import UNTIMED_WORKLOADS, measured_by
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,14 @@ OTHER = Layout(
 )
 ESSENTIAL = _names("forward.median_s backward.median_s")  # phases that a narrow terminal keeps
 
-# These profilers measure a step's memory; its time includes a synchronisation at each boundary.
-MEMORY_PROFILERS = frozenset({"memory", "memory_snapshot", "nsys_memory", "rank_memory", "residuals"})
-# The step time has no meaning under these profilers.
-UNTIMED_PROFILERS = MEMORY_PROFILERS | {"dtypes", "precision_error"}
+UNTIMED = ("memory", "values")  # where a profiler measures these, the step's time has no meaning
 MEMORY_COLUMNS = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
 # Caveats that also concern records that are not timings.
 MEMORY_CAVEATS = frozenset({"nan-loss", "no-tables", "shared-gpu"})
 
 
 def is_timed(workload: str, profiler: str) -> bool:
-    return workload not in UNTIMED_WORKLOADS and profiler not in UNTIMED_PROFILERS
+    return workload not in UNTIMED_WORKLOADS and measured_by(profiler) not in UNTIMED
 
 
 # A column that only repeats the other one is left out.

@@ -20,7 +20,7 @@ from cs_systems.core import units
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
 from cs_systems.core.printable import text_cell
 from cs_systems.core.units import counted
-from cs_systems.record import RunRecord
+from cs_systems.record import RunRecord, measured_by
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, PHASE_COLUMNS, STEP, by_kind, frame, without_retried
 from cs_systems.report.frame_phases import known_phases
 from cs_systems.report.tables import columns as cols
@@ -155,7 +155,7 @@ def _without_timing_caveats(record: RunRecord) -> RunRecord:
 
 def _elsewhere(whole: pd.DataFrame) -> list[str]:
     """Return a note on the command that shows the results, if they are not in these rows."""
-    if _is_timed(whole) or _profiler(whole) in layout.MEMORY_PROFILERS:
+    if _is_timed(whole) or measured_by(_profiler(whole)) == "memory":
         return []
     return ["to see the results: cs-systems precision --show DIR"]
 
@@ -227,7 +227,7 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
     apart, constant = varying(whole)
     chosen = layout.layout(whole["workload"].iloc[0])
     if not _is_timed(rows):
-        of_memory = _profiler(rows) in layout.MEMORY_PROFILERS
+        of_memory = measured_by(_profiler(rows)) == "memory"
         chosen = replace(chosen, measured=layout.MEMORY_COLUMNS if of_memory else ("note",), has_times=False)
     shown = cols.phases_of(rows)
     if len(shown) > 1:

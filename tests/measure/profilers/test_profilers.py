@@ -20,7 +20,7 @@ from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.measure.profilers import ProfileLost, Profiler
 from cs_systems.measure.runtime import profiled as profiling
-from cs_systems.record import RunRecord, read_records
+from cs_systems.record import RunRecord, measured_by, read_records
 from tests import forks
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=3)
@@ -43,7 +43,9 @@ def records(folder: Path) -> list[RunRecord]:
 
 @pytest.mark.parametrize("name", plugins.names("profilers"))
 def test_profiler_exports_its_parts_without_torch(name: str) -> None:
-    assert isinstance(plugins.get("profilers", name), Profiler)
+    profiler = plugins.get("profilers", name)
+    assert isinstance(profiler, Profiler)
+    assert measured_by(name) == profiler.measures
     program = (
         f"import sys; from cs_systems.core import plugins; p = plugins.get('profilers', {name!r}); p.problem(); "
         "print('torch' in sys.modules)"
