@@ -168,9 +168,9 @@ def cells(args: Parallel) -> list[RunConfig]:
             f"{stray[0]!r} is an option without its strategy; join both by a colon, as in "
             "ddp_bucketed:comm_dtype=bf16:max_ctas=16"
         )
-    if {*args.strategy} == {"single"} and "world_size" in given(args):
+    if {*args.strategy} == {RunConfig.strategy} and "world_size" in given(args):
         raise ConfigError(
-            "--world-size has no effect on --strategy single, which trains on one rank; add "
+            f"--world-size has no effect on --strategy {RunConfig.strategy}, which trains on one rank; add "
             "another strategy, or leave out --world-size"
         )
     if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):
@@ -216,7 +216,7 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
         raise ConfigError(
             f"strategy {written!r} joins {word} by a colon, which stands before an option; write {name}+{word}"
         )
-    if name == "single":
+    if name == base.strategy:  # the baseline is always measured
         return []
     check(name)
     sizes: Sequence[float | None] = [None]
