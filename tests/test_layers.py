@@ -36,14 +36,8 @@ def modules(folder: Path) -> dict[str, Path]:
 
 
 def imported(file: Path, known: dict[str, Path]) -> Iterator[str]:
-    """Yield the known modules that a file imports, inside functions too, but not for type checkers alone."""
-    waiting: list[ast.AST] = [ast.parse(file.read_text())]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            waiting += node.orelse
-            continue
-        waiting += ast.iter_child_nodes(node)
+    """Yield the known modules that a file imports, inside functions and for type checkers too."""
+    for node in ast.walk(ast.parse(file.read_text())):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
