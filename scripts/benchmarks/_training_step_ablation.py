@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training_step import SWITCHES, VARIANTS, measured_as
+from training_step import PEAK_FLOPS, SWITCHES, VARIANTS, measured_as
 
 from cs_systems.config import preset
 from cs_systems.formulas import cost
@@ -14,6 +14,7 @@ from cs_systems.report.figures.drawing import COLORS, INK, WIDTH
 
 Cell = tuple[str, int]  # size, context
 ALL, LOW = "fast", "fast in fp8"
+FLOPS_PER_CYCLE = 132 * 4096  # multiprocessors of an H100 or H200, dense bfloat16 FLOPs of each
 SWITCH_NAMES = {"master": "master weights", "bf16 state": "moments in bf16"}
 ABLATION = (
     "One H200, for small at 2048 one H100 (80 GB); torch 2.11, otherwise as above. Milliseconds: median (p10–p90), and "
@@ -147,3 +148,27 @@ def drawing(ablation: Sequence[dict[str, Any]]) -> Any:
         axes.set_xlabel("gain, % of the compiled step")
     panels[-1, 1].legend(frameon=False, loc="center right")
     return drawn
+
+
+def powers(ablation: Sequence[dict[str, Any]], names: Mapping[str, str]) -> Iterable[str]:
+    """Yield the table of clock and power of the rows that ran on for three seconds; names: variant → title."""
+    yield (
+        "The rows above on the same card, steps one after another for three seconds; NVML was read in the second half, "
+        "4 to 21 times. The board's limit is 700 W, its highest clock 1,980 MHz. *Capped*: the share of readings in "
+        "which NVML named the power limit as what lowers the clock. *Peak*: of the tensor cores at that clock; *of "
+        "it*: model FLOPs in the time above."
+    )
+    yield ""
+    yield "| size, context | step | W | MHz | capped | peak, TFLOP/s | of it |"
+    yield "| :--- | :--- | ---: | ---: | ---: | ---: | ---: |"
+    for row in ablation:
+        cell = row["size"], row["context"]
+        if "power_w" not in row or row is not first_of(ablation, cell, row["variant"]):
+            continue
+        clock, peak = row["sm_clock_hz"], FLOPS_PER_CYCLE * row["sm_clock_hz"]
+        capped = row["throttle_reasons"].get("power cap", 0) / row["readings"]
+        of_peak = f"{peak / 1e12:,.0f} | {row['mfu'] * PEAK_FLOPS / peak:.0%}" if row["variant"] != LOW else "|"
+        yield (
+            f"| {cell[0]}, {cell[1]} | {names.get(row['variant'], 'blocks compiled')} | {row['power_w']:.0f} "
+            f"| {clock / 1e6:,.0f} | {capped:.0%} | {of_peak} |"
+        )

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NO_ANSWER = 2  # exit status without git or history
 IGNORED = ".git-blame-ignore-revs"  # commits that change no behaviour, as `git blame` reads them
 # Name of a page → names of its data beside it. Predictions count as of their freezing, not of their measurement.
-RECORDS = {"table": ("records.jsonl", "processes.jsonl"), "held_out": ("frozen.json",)}
+RECORDS = {"table": ("records.jsonl", "processes.jsonl", "h200.json"), "held_out": ("frozen.json",)}
 
 CLOCK = ("cs_systems/measure/runtime/timing.py", "cs_systems/core/statistics.py")
 MODEL = (
@@ -96,7 +96,7 @@ VERDICTS = (
 
 # quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
 SOURCES: dict[str, tuple[str, ...]] = {
-    "profiles/training_step/figure.svg": ("scripts/benchmarks/_training_step_page.py",),
+    "profiles/training_step/figure.svg": ("scripts/benchmarks/training_step_page.py",),
     "profiles/training_step/gains.svg": ("scripts/benchmarks/_training_step_ablation.py",),
     "profiles/training_step/table.md": (
         *STEP,
@@ -116,8 +116,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "cs_systems/model/training/triton_operators.py",
         "cs_systems/measure/workloads/_graph.py",
         "scripts/benchmarks/training_step.py",
-        "scripts/benchmarks/product_power.py",
-        "scripts/benchmarks/step_kernels.py",
     ),
     "profiles/long_context/table.md": (
         *(

@@ -231,15 +231,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--budget-s", type=float, default=500.0, help="rows that would start later are left out")
     parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--report", type=Path, metavar="DIR", help="measure nothing; write table.md from the JSON files in DIR"
-    )
     args = parser.parse_args()
-    if args.report:
-        from _training_step_page import write
-
-        write(args.report)
-        return 0
     device, began = resolve("cuda"), time.monotonic()
     rates = measured_rates(device)
     print(

@@ -1,17 +1,19 @@
-"""Page of the benchmark training_step: answer, figure and tables from its committed rows."""
+"""Page of the benchmark training_step: answer, figure and tables from its committed rows.
+
+python3 scripts/benchmarks/training_step_page.py profiles/training_step
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _training_step_ablation import ABLATION, ALL, LOW, of_cell, switches, written
+from _training_step_ablation import ABLATION, ALL, LOW, of_cell, powers, switches, written
 from _training_step_ablation import drawing as gains_drawing
-from _training_step_kernels import kernels
-from _training_step_power import powers, products
 from training_step import BY_CUBLASLT, PEERS
 
 from cs_systems.report.figures import plot
@@ -74,7 +76,8 @@ REMARKS = (
     "more to write the gradient, move while the tensor cores compute, and several weights, or blocks, share a launch "
     "whose last wave is full. SwiGLU inside the products around it gains 2 to 3% for small, medium and large at 2048, "
     "and less than the spread for 2.7B and at 512. Alone they are in "
-    "[part_kernels](../part_kernels/products_h200.txt).",
+    "[part_kernels](../part_kernels/products_h200.txt), and what each kernel of the step takes is in "
+    "[kernels](kernels.md).",
     "- What binds the fused update is memory at 512 tokens a sequence: on an H100 its bytes alone, without a product, "
     "move at 2.7 TB/s, and the kernel takes 11 to 24% longer than all of its bytes would at that rate "
     "([record](../part_kernels/products_h100.txt)); by ncu DRAM is used to 72–76% and L2 to 72–78%, the tensor cores "
@@ -99,9 +102,9 @@ REMARKS = (
     "cores' peak is 779 TFLOP/s and the whole step reaches 76% of it; Llama takes 689 W at 1,560 MHz and reaches 58%. "
     "So whatever saves time elsewhere gives part of it back in the products.",
     "- No other algorithm for the products changes that. Back to back at the limit, the products of 32 blocks of 2.7B "
-    "take 246 ms on an H200 by torch ([record](product_power_h200.txt)) and 244 on the H100 of the table above. The "
-    "fastest of some 50 algorithms and clusters for each take 240 there, most at 91 to 96% of the tensor cores' peak "
-    "at their clock. The H200's 246 ms and attention alone, 32 × 0.77 ms "
+    "take 246 ms on an H200 by torch ([record](product_power_h200.txt)) and 244 on an H100 ([kernels](kernels.md)). "
+    "The fastest of some 50 algorithms and clusters for each take 240 there, most at 91 to 96% of the tensor cores' "
+    "peak at their clock. The H200's 246 ms and attention alone, 32 × 0.77 ms "
     "([attention](../attention_h200/peers/table.md)), are 271 ms; the goal is 269 for the whole step. The floor in the "
     "tables has the rate of products before the clock falls, 790 TFLOP/s. With the 669 that they keep at the limit it "
     "is 283 ms, which fast exceeds by 3%.",
@@ -144,10 +147,8 @@ def write(folder: Path) -> None:
     """Write table.md and figure.svg of a folder from its JSON files."""
     names = ("h200", "h100", "products", "other_peers")
     step, again, fused, others = (read(folder / f"{name}.json") for name in names)
-    ablation, of_products, of_kernels = (
-        json.loads((folder / f"{name}.json").read_text()) for name in ("ablation", "product_power", "kernels")
-    )
-    (folder / "table.md").write_text(report(step, again, fused, others, ablation, of_products, of_kernels))
+    ablation = json.loads((folder / "ablation.json").read_text())
+    (folder / "table.md").write_text(report(step, again, fused, others, ablation))
     plot.write(partial(drawing, step), folder / "figure.svg")
     plot.write(partial(gains_drawing, ablation), folder / "gains.svg")
 
@@ -156,15 +157,7 @@ def read(file: Path) -> Rows:
     return {(row["size"], row["context"], row["variant"]): row for row in json.loads(file.read_text())}
 
 
-def report(
-    step: Rows,
-    again: Rows,
-    fused: Rows,
-    others: Rows,
-    ablation: Sequence[dict[str, Any]],
-    of_products: Sequence[dict[str, Any]],
-    of_kernels: Sequence[dict[str, Any]],
-) -> str:
+def report(step: Rows, again: Rows, fused: Rows, others: Rows, ablation: Sequence[dict[str, Any]]) -> str:
     """Return the page.
 
     Args:
@@ -173,8 +166,6 @@ def report(
         fused: rows of fast without and with fused_feed_forward.
         others: rows of more peers, measured before the fused products.
         ablation: rows of each switch alone, added up and left out; `run` tells the runs of a cell apart.
-        of_products: rows of a block's products back to back.
-        of_kernels: rows of the kernels of a step, and their counters.
     """
     text = [
         *("# Training step beside the stock stack", "", answer(step), ""),
@@ -183,13 +174,11 @@ def report(
     for size, context in CELLS:
         text += ["", f"## {size}, context {context}", "", *steps(step, NAMES, size, context)]
     text += ["", "## Later code, on one H100", "", *AGAIN, "", *compared(again)]
-    text += ["", "## What each kernel takes, and what holds it", "", *kernels(of_kernels)]
     text += ["", "## Each switch alone, added up and left out", "", "![what each switch gains](gains.svg)"]
     text += [line for paragraph in ABLATION for line in ("", paragraph)]
     for cell in (cell for cell in CELLS if of_cell(ablation, cell)):
         text += ["", f"### {cell[0]}, context {cell[1]}", "", *switches(of_cell(ablation, cell))]
     text += ["", "## What lowers the clock", "", *powers(ablation, NAMES)]
-    text += ["", "## Products at the power limit", "", *products(of_products)]
     text += ["", "## SwiGLU inside the products", ""]
     text += beside(fused, {UPDATE_ONLY: "fast with fused_swiglu", ALL: "fast, with fused_feed_forward"})
     text += ["", "## Other peers, before the fused products"]
@@ -297,3 +286,7 @@ def drawing(step: Rows) -> Any:
     axes.legend(title="size, context", ncols=2, frameon=False)
     axes.grid(axis="y")
     return drawn
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
