@@ -1,6 +1,6 @@
 """Gain of each technique of a FlashAttention kernel in CUDA C++, added in turn and left out alone.
 
-Question: how long does one pass take at each step of the ladder of cs_systems/model/kernels/cuda_steps, what does the
+Question: how long does one pass take at each step of the ladder of scripts/_cuda_steps.py, what does the
     last fp32 step lose without one of its techniques, how busy is the chip, and how far is it from one CPU core?
 Method: batch 4, n 16384, d 64, one head, not causal, forward; then a grid of (batch, n, d). Every step is first held
     against float64 at n 512: a wrong one ends the run. Counters by Nsight Compute at n 4096, each step's kernel once.
@@ -25,6 +25,7 @@ from _kernels import clean
 from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
+from cs_systems.core import plugins
 from cs_systems.core.units import human
 from cs_systems.formulas.peaks import peak_flops
 from cs_systems.measure.profilers.ncu import chosen
@@ -298,17 +299,17 @@ def check() -> list[str]:
     """Return the steps whose output is wrong on this GPU; none where there is no GPU."""
     import torch
 
-    from cs_systems.model.kernels.cuda_steps.launch import LEFT_OUT, STEPS, attend
-
     if not torch.cuda.is_available():
         return []
     wrong = []
-    for name, step in (STEPS | LEFT_OUT).items():
+    for name in (*LADDER, *LEFT_OUT):
+        attend, in_half = plugins.get("attention", f"{BACKENDS}:{name}"), name == "tensor_cores"
         for d in D_HEADS:
-            q, k, v = (torch.randn(2, 512, d, device="cuda").to(step.dtype) for _ in range(3))
+            like = {"device": "cuda", "dtype": torch.float16 if in_half else torch.float32}
+            q, k, v = (torch.randn(2, 1, 512, d, **like) for _ in range(3))
             right = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
-            error = (attend(name, q, k, v) - right).abs().max().item()
-            if not error < ERROR[step.dtype == torch.float16]:
+            error = (attend(q, k, v) - right).abs().max().item()
+            if not error < ERROR[in_half]:
                 wrong.append(f"{name} at d {d}: off by {error:.2g}")
     return wrong
 

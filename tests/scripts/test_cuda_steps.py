@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from cs_systems.config import ConfigError
 from cs_systems.model.kernels.compile import SHARED_LIMIT_BYTES, read_machine_code
-from cs_systems.model.kernels.cuda_steps.launch import (
+from scripts._cuda_steps import (
     FOLDER,
     LEFT_OUT,
     STEPS,

@@ -1,1 +1,0 @@
-"""FlashAttention's forward pass in CUDA C++ at teaching scale: one source file per technique, and `launch`."""
