@@ -1,8 +1,8 @@
 """Migrate records of earlier schemas to the present one, in place.
 
 Question: which records under a folder were written by an earlier version of cs_systems?
-Method: each records.jsonl is rewritten line by line, with the fields that its schema lacked. Samples, times, keys and
-    results that were measured stay; model FLOPs, which are arithmetic, are credited as docs/concepts.md says.
+Method: each .jsonl file of records is rewritten line by line, with the fields that its schema lacked. Samples, times,
+    keys and results that were measured stay; model FLOPs, which are arithmetic, are credited as docs/concepts.md says.
 Output: each changed file with the number of its migrated records.
 Command: python3 scripts/migrate_records.py profiles
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats, plugins
-from cs_systems.record import RECORDS_FILE, SCHEMA_VERSION
+from cs_systems.record import SCHEMA_VERSION
 
 CREDITED = 3  # from this schema on, an attention call's backward has twice the model FLOPs of its forward
 SCORES = ("score_flops", "score_bytes")
@@ -65,8 +65,10 @@ def _may_attend(module: dict[str, Any]) -> bool:
 
 def main(folders: list[str]) -> int:
     for folder in folders:
-        for file in sorted(Path(folder).rglob(RECORDS_FILE)):
+        for file in sorted(Path(folder).rglob("*.jsonl")):
             lines = [json.loads(line) for line in file.read_text().splitlines()]
+            if not all("schema_version" in line for line in lines):
+                continue  # rows of a benchmark
             older = sum(line["schema_version"] < SCHEMA_VERSION for line in lines)
             if older:
                 texts = (json.dumps(migrated(line), separators=(",", ":"), allow_nan=True) for line in lines)

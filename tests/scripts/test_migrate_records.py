@@ -74,11 +74,13 @@ def test_attention_of_a_users_own_model_is_marked_as_counted_in_full(script: Any
     assert not script.migrated(earlier(2, "mine.py:build", cost=cost, modules=modules))["warnings"]
 
 
-def test_migrated_records_are_not_migrated_again(
+def test_migrated_records_and_rows_of_benchmarks_are_left_alone(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "records.jsonl").write_text(json.dumps(earlier(2)) + "\n")
+    (tmp_path / "two_gpus.jsonl").write_text(json.dumps(earlier(2)) + "\n")
+    (tmp_path / "rows.jsonl").write_text(row := '{"variant":  "alone"}\n')
     script.main([str(tmp_path)])
-    assert "1 of 1 records" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"{tmp_path / 'two_gpus.jsonl'}: 1 of 1 records\n"
+    assert (tmp_path / "rows.jsonl").read_text() == row
     script.main([str(tmp_path)])
     assert capsys.readouterr().out == ""
