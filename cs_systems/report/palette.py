@@ -1,6 +1,6 @@
 """Colours of figures and pages by name: `paint("matmul")`, and `css()` for pages.
 
-HUES were found by `python -m scripts.palette`: every two are told apart by normal and colour-deficient eyes, and each
+HUES were found by a search: every two are told apart by normal and colour-deficient eyes, and each
 stands out from the page. There are no more such hues, so names that need none of their own share a
 grey and differ in hatching.
 """

@@ -8,7 +8,7 @@ import pytest
 from cs_systems.analysis.attribution.kernel_families import FAMILIES
 from cs_systems.analysis.memory.categories import CATEGORIES
 from cs_systems.report import palette
-from scripts import _colors as colors
+from tests.report import colors
 
 LEAST_DISTANCE, LEAST_CONTRAST, TEXT_CONTRAST = 15, 3, 4.5
 MODES = {"light": 0, "dark": 1}

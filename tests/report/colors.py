@@ -29,10 +29,6 @@ def from_hex(text: str) -> Array:
     return np.array([int(text[at : at + 2], 16) / 255 for at in (1, 3, 5)])
 
 
-def to_hex(color: Array) -> str:
-    return "#" + "".join(f"{round(value * 255):02x}" for value in color)
-
-
 def linear(color: Array) -> Array:
     """Return the colour in linear sRGB."""
     return np.where(color <= 0.04045, color / 12.92, ((color + 0.055) / 1.055) ** 2.4)
@@ -80,11 +76,6 @@ def distance(a: Array, b: Array) -> Array:
     by_hue = 2 * np.sqrt(c_1 * c_2) * np.sin(np.radians(turn / 2)) / (1 + 0.015 * chroma * tint)
     blue = np.sin(np.radians(60 * np.exp(-(((hue - 275) / 25) ** 2)))) * 2 * _saturation(chroma)
     return np.sqrt(by_lightness**2 + by_chroma**2 + by_hue**2 - blue * by_chroma * by_hue)
-
-
-def least_distance(a: Array, b: Array) -> Array:
-    """Return the distance of two colours to the eyes that tell them apart the least."""
-    return np.minimum.reduce([distance(seen(a, eyes), seen(b, eyes)) for eyes in (None, *DEFICIENCIES)])
 
 
 def _saturation(chroma: Array) -> Array:
