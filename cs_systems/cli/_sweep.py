@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import Interrupted, print_table, terminal_width
-from cs_systems.cli._progress import Pace, current, duration, outcome, progress_lines
+from cs_systems.cli._progress import current, duration, outcome, progress_lines
 from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import labelled_command, plain, visible
-from cs_systems.measure.runtime.sweep import Progress, check, planned, sweep
-from cs_systems.record import Environment, RunRecord, records_path
+from cs_systems.measure.runtime.sweep import Progress, check, preflight, sweep
+from cs_systems.record import RunRecord, records_path
 from cs_systems.report.reading import sound_records
 from cs_systems.report.tables.formats import text_width
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_NOTHING = 3
-LATEST_RUNS = 20  # whose records an estimate of the duration uses
 REDRAW_S = 0.5  # time between two drawings of the progress bar, at least
 
 
@@ -106,7 +105,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
     check(configs, options.repeats, options.timeout_s)
     folder = options.claim(command)
     try:
-        with _progress(options.of_part(configs)) as shown:
+        with _progress() as shown:
             for _ in sweep(
                 options.of_part(configs),
                 out=folder,
@@ -132,10 +131,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
 
 
 def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> int:
-    """Print this job's cells of a sweep, with predicted and available device memory, and why some cannot run.
-
-    The last line estimates how long the cells that can run take.
-    """
+    """Print this job's cells of a sweep, with predicted and available device memory, and why some cannot run."""
     from rich.table import Table
 
     from cs_systems.core.units import counted, human
@@ -144,8 +140,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
     configs = options.of_part(configs)
     check(configs, options.repeats, options.timeout_s)
     table = Table("cell", "predicted peak", "", box=None, pad_edge=False)
-    rows, machine = planned(configs, timeout_s=options.timeout_s)
-    for config, row in zip(configs, rows, strict=True):
+    for config, row in zip(configs, preflight(configs, timeout_s=options.timeout_s), strict=True):
         predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
         note = row["reason"] or ""
         if predicted is not None and memory is not None and predicted > memory:
@@ -154,28 +149,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
     print_table(table, _console())
     times = f", each {options.repeats} times" if options.repeats > 1 else ""
     print(counted(len(configs), "cell") + times)
-    runnable = [config for config, row in zip(configs, rows, strict=True) if row["reason"] is None]
-    if machine is not None and runnable:
-        _print_duration(runnable * options.repeats, machine, options.out)
     return 0
-
-
-def _print_duration(cells: Sequence[RunConfig], environment: Environment, out: Path | None) -> None:
-    """Print how long the cells take by estimate, and what the estimate rests on.
-
-    It rests on the records of --out, or on those of the latest runs in runs/.
-    """
-    from cs_systems.analysis.comparison.durations import Machine, estimate
-    from cs_systems.cli._memory_text import say
-    from cs_systems.record import readable_records
-
-    latest = sorted(Path("runs").glob("*/records.jsonl"), key=lambda file: file.stat().st_mtime)[-LATEST_RUNS:]
-    files = [records_path(out)] if out else latest
-    records = [record for file in files if file.is_file() for record in readable_records(file)[0]]
-    machine = Machine(environment.device_name, environment.device != "cpu", environment.cpu_threads)
-    expected = estimate(cells, records, machine)
-    about = f"about {duration(expected.total_s)}" if expected.unknown < len(cells) else "unknown"
-    say(f"estimated duration: {about} ({expected.how})")
 
 
 def print_warmup(record: RunRecord, _folder: Path) -> None:
@@ -204,19 +178,19 @@ def _console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-def _progress(cells: Sequence[RunConfig]) -> _Lines | _Bar:
-    return _Bar(cells) if sys.stderr.isatty() else _Lines(cells)
+def _progress() -> _Lines | _Bar:
+    return _Bar() if sys.stderr.isatty() else _Lines()
 
 
 class _Lines(AbstractContextManager["_Lines"]):
-    """Progress lines for logs and pipes: one for each cell, with the elapsed time and the time left."""
+    """Progress lines for logs and pipes: one for each cell, with the elapsed time."""
 
-    def __init__(self, cells: Sequence[RunConfig] = ()) -> None:
-        self._pace = Pace(cells)
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
 
     def update(self, progress: Progress) -> None:
         if progress.note or progress.record:
-            sys.stderr.writelines(progress_lines(progress, pace=self._pace.text(progress)))
+            sys.stderr.writelines(progress_lines(progress, elapsed=duration(time.monotonic() - self._began_s)))
             sys.stderr.flush()
 
     def __exit__(self, *_: object) -> None:
@@ -224,12 +198,12 @@ class _Lines(AbstractContextManager["_Lines"]):
 
 
 class _Bar(AbstractContextManager["_Bar"]):
-    """Progress bar with the time left, at most twice a second: at the end of a cell, before one, and in its warm-up.
+    """Progress bar with the elapsed time, at most twice a second: at the end of a cell, before one, and in its warm-up.
 
     Only updates redraw it: a refreshing thread would disturb measurements.
     """
 
-    def __init__(self, cells: Sequence[RunConfig] = (), clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
@@ -242,7 +216,7 @@ class _Bar(AbstractContextManager["_Bar"]):
             transient=True,
         )
         self._task = self._bar.add_task("starting", total=None)
-        self._clock, self._pace, self._drawn = clock, Pace(cells, clock), -REDRAW_S
+        self._clock, self._began_s, self._drawn = clock, clock(), -REDRAW_S
 
     def __enter__(self) -> _Bar:
         self._bar.__enter__()
@@ -250,13 +224,12 @@ class _Bar(AbstractContextManager["_Bar"]):
         return self
 
     def update(self, progress: Progress) -> None:
-        times = self._pace.text(progress)
         if progress.note:
             self._bar.console.print(plain(progress.note))
         if progress.record:
             cell = describe(progress.record.run_config)
             self._bar.console.print(plain(f"{cell}: {outcome(progress.record)}"))
-        text = " · ".join(filter(None, [times, current(progress)]))
+        text = " · ".join(filter(None, [duration(self._clock() - self._began_s), current(progress)]))
         due = bool(progress.record or progress.note) or self._clock() - self._drawn >= REDRAW_S
         if due:
             self._drawn = self._clock()

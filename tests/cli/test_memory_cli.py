@@ -67,7 +67,7 @@ def test_memory_prints_phases_within_80_columns_and_a_refused_snapshot(
     assert (memory.status, snapshot.status) == ("ok", "unavailable")
     assert snapshot.reason == "a memory snapshot requires a CUDA device; leave it out or run on a GPU"
     output, progress = capsys.readouterr()
-    first = r"\[1/2\] tiny ctx 64 batch 4 · naive · fp32 · forward · under memory: done \(\d+ s, \d+ s left\)\n"
+    first = r"\[1/2\] tiny ctx 64 batch 4 · naive · fp32 · forward · under memory: done \(\d+ s\)\n"
     assert re.match(first, progress)
     assert "tiny ctx 64 batch 4 · naive · fp32 · forward" in output
     assert "process: resident memory, Python and torch included" in output

@@ -47,11 +47,11 @@ FILES = {"out": "RUN/new", "output": "RUN/table", "figure": "RUN/figure.svg"}
 def no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let a dry run list its cells without the process that would predict their memory."""
 
-    def predicted(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> tuple[list[Row], None]:
+    def predicted(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> list[Row]:
         check(configs, timeout_s=timeout_s)
-        return [{"reason": None, "predicted_peak_bytes": 10**30, "device_memory_bytes": 1} for _ in configs], None
+        return [{"reason": None, "predicted_peak_bytes": 10**30, "device_memory_bytes": 1} for _ in configs]
 
-    monkeypatch.setattr(_sweep, "planned", predicted)
+    monkeypatch.setattr(_sweep, "preflight", predicted)
     monkeypatch.chdir(tmp_path)
     Path("RUN").mkdir()
     append_record("RUN", ok(train_config("small"), 0.01, 1e12, 10**9))

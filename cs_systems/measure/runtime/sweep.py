@@ -272,17 +272,6 @@ def preflight(configs: Iterable[RunConfig], *, timeout_s: float | None = None) -
         return supervisor.preflight(cells)
 
 
-def planned(
-    configs: Iterable[RunConfig], *, timeout_s: float | None = None
-) -> tuple[list[PreflightRow], Environment | None]:
-    """Return the rows of `preflight`, and the machine that the first cell would run on; None without a cell."""
-    cells = _listed(configs)
-    check(cells, timeout_s=timeout_s)
-    with Supervisor(timeout_s=timeout_s) as supervisor:
-        environment = supervisor.environment(cells[0].device) if cells else None
-        return supervisor.preflight(cells), environment
-
-
 @contextmanager
 def forecasting(timeout_s: float | None = None) -> Iterator[Callable[[RunConfig], ForecastRow]]:
     """Yield a function that predicts the memory of a cell of a user's own model by fake tensors.
