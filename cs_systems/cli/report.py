@@ -41,11 +41,9 @@ class Report:
         Names, arg(help="phases to show, one row each: step, forward, …", help_behavior_hint="(default: step)")
     ] = ()
     where: Annotated[
-        Names,
-        arg(
-            help="keep only these cells: attention=naive,sdpa_flash 'median_ms<10'", help_behavior_hint="(default: all)"
-        ),
-    ] = ()
+        MaybeText,
+        optional("CONDITION", "cells to keep, by DataFrame.query: 'size == \"xl\" and median_ms < 10'", "all"),
+    ] = None
     sort: Annotated[MaybeText, optional("NAME", "column to sort by; NAME:desc: the largest first")] = None
     relative_to: Annotated[
         MaybeText, optional("FIELD=VALUE", "add each cell's speed-up over this one's: attention=naive")
@@ -90,7 +88,7 @@ def _show(args: Report) -> int:
     records, complaints = some_records(args.dir)
     for complaint in complaints:
         print(visible(complaint), file=sys.stderr)
-    if args.where:
+    if args.where is not None:
         from cs_systems.report.tables.selection import select
 
         records = select(records, args.where)

@@ -1,14 +1,18 @@
-"""Selection of records by conditions on their columns: `select(records, ["attention=naive", "median_ms<10"])`."""
+"""Selection of records by a condition on their columns: `select(records, 'attention == "naive" and median_ms < 10')`.
+
+The condition is written as for `DataFrame.query`. pandas would call any method of a column in it, so that everything
+but columns, operators and the methods below is refused before.
+"""
 
 from __future__ import annotations
 
-import math
-import operator
-import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import ast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cs_systems.config import ConfigError
+from cs_systems.core import units
+from cs_systems.core.validation import did_you_mean
 from cs_systems.record import RunRecord
 from cs_systems.report.frame import STEP, frame, without_retried
 from cs_systems.report.tables import columns as cols
@@ -16,100 +20,86 @@ from cs_systems.report.tables import columns as cols
 if TYPE_CHECKING:
     import pandas as pd
 
-ORDERS: dict[str, Callable[[float, float], bool]] = {
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
-SIGNS = ("=", "!=", *ORDERS)
-_MEANT = {"==": "=", "===": "=", "=<": "<=", "=>": ">=", "<>": "!=", "!==": "!=", "=!": "!="}
 MOST_VALUES = 8  # of a column that an error lists
-_CONDITION = re.compile(r"([\w.]+)\s*([=!<>~]+)\s*(.+)")
+OF_COLUMNS = ("str", "isna", "notna", "isin", "between")
+OF_TEXTS = ("contains", "startswith", "endswith", "fullmatch", "lower", "upper")
+EXAMPLE = 'attention == "naive" and median_ms < 10'
 
 
-class Condition(NamedTuple):
-    """Condition on a column; `values` has the alternatives of `=`."""
+def select(records: Sequence[RunRecord], condition: str) -> list[RunRecord]:
+    """Return the records that meet the condition. Raises ConfigError if none does."""
+    import pandas as pd
 
-    text: str
-    column: str
-    sign: str
-    values: tuple[str, ...]
-
-    def holds(self, value: Any) -> bool:
-        """Return whether a value, in the unit of the column's name, meets the condition; an unknown one does not."""
-        if value is None:
-            return False
-        if self.sign in ORDERS:
-            return isinstance(value, int | float) and ORDERS[self.sign](value, float(self.values[0]))
-        return any(_is(value, wanted) for wanted in self.values) == (self.sign == "=")
-
-
-def condition(text: str, option: str, signs: Sequence[str] = SIGNS) -> Condition:
-    """Parse `attention=naive,sdpa_flash`, `batch_size!=4` or `median_ms<10`.
-
-    option: the option that the text was given to. signs: the operators that it takes.
-
-    Raises:
-        ConfigError: the text is none of these; the message names the option.
-    """
-    found = _CONDITION.fullmatch(text.strip())
-    if found is None:
-        others = f" (other operators: {', '.join(signs[1:])})" if signs[1:] else ""
-        raise ConfigError(f"{option} {text!r} is not a condition; write COLUMN=VALUE, such as attention=naive{others}")
-    name, sign, value = found.groups()
-    if sign not in signs:
-        meant = signs[0] if len(signs) == 1 else _MEANT.get(sign)
-        write = f"write {name}{meant}{value}" if meant else f"use {_listed(signs)}"
-        raise ConfigError(f"{sign!r} is not an operator of {option} in {text!r}; {write}")
-    values = tuple(part.strip() for part in value.split(","))
-    if sign in ORDERS and not _is_number(value):
-        remedy = "give a number such as 1000 or 0.5, or use = or != for names"
-        raise ConfigError(f"{sign} in {option} {text!r} compares numbers, but {value!r} is not one number; {remedy}")
-    return Condition(text, name, sign, values)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def _listed(signs: Sequence[str]) -> str:
-    return ", ".join(signs[:-1]) + f" or {signs[-1]}" if len(signs) > 1 else signs[0]
-
-
-def select(records: Sequence[RunRecord], texts: Sequence[str]) -> list[RunRecord]:
-    """Return the records that meet every condition. Raises ConfigError if none does.
-
-    A text without a sign is one more value of the condition before it: `size=xl` and `2.7B`.
-    """
     chosen = without_retried(records)
-    conditions: list[str] = []
-    for text in texts:
-        if conditions and not _CONDITION.fullmatch(text.strip()):
-            conditions[-1] += f",{text}"
-        else:
-            conditions.append(text)
-    for text in conditions:
-        wanted = condition(text, "--where")
-        known = values_of(frame(chosen), wanted.column)
-        kept = [record for record, value in zip(chosen, known, strict=True) if wanted.holds(value)]
-        if not kept:
-            before = " and ".join(map(repr, conditions[: conditions.index(text)]))
-            which = f"record that meets {before} also" if before else "record"
-            found = [value for value in known if value is not None]
-            about = "about " if any(isinstance(value, float) for value in found) else ""
-            remedy = (
-                f"change this condition to fit {'their' if before else 'the'} values of {wanted.column}: "
-                f"{about}{listed(found)}"
-                if found
-                else f"leave out this condition, because {wanted.column} is unknown"
-            )
-            raise ConfigError(f"no {which} meets --where {text!r}; {remedy}")
-        chosen = kept
-    return chosen
+    columns = _Columns(condition, frame(chosen))
+    try:
+        expression = ast.unparse(columns.visit(ast.parse(condition.strip(), mode="eval")))
+        named = {f"column_{i}": _series(values) for i, values in enumerate(columns.found.values())}
+        met = pd.DataFrame(named, range(len(chosen))).eval(expression, engine="python")
+    except SyntaxError:
+        columns.refuse("is not a condition")
+    except ConfigError:
+        raise
+    except Exception as error:  # pandas raises its own kinds, such as for a comparison of unlike things
+        columns.refuse(f"cannot be evaluated ({type(error).__name__}: {error})")
+    if not isinstance(met, pd.Series) or not {True, False}.issuperset(met.dropna()):
+        columns.refuse("is not true or false for a record")
+    kept = [record for record, holds in zip(chosen, met.eq(other=True), strict=True) if holds]
+    if not kept:
+        found = "; ".join(f"{name}: {listed(values) or 'unknown'}" for name, values in columns.found.items())
+        raise ConfigError(f"no record meets --where {condition!r}; change it to fit the records' values ({found})")
+    return kept
+
+
+class _Columns(ast.NodeTransformer):
+    """Replacement of the names of columns by `column_0`, `column_1` and so on, in the order of `found`.
+
+    A name may have a unit and a phase, such as `backward.median_ms`. found: the values of each column, by its name.
+    """
+
+    def __init__(self, condition: str, whole: pd.DataFrame) -> None:
+        self._condition, self._whole, self._phases = condition, whole, cols.phases_of(whole)
+        self.found: dict[str, list[Any]] = {}
+
+    def refuse(self, why: str) -> NoReturn:
+        raise ConfigError(
+            f"--where {self._condition!r} {why}; write a condition as for DataFrame.query, such as {EXAMPLE}"
+        )
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return self._column(node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id in self._phases and node.attr not in OF_COLUMNS:
+            return self._column(f"{node.value.id}.{node.attr}")
+        known = OF_TEXTS if isinstance(node.value, ast.Attribute) and node.value.attr == "str" else OF_COLUMNS
+        if node.attr not in known:
+            self.refuse(f"has {ast.unparse(node)!r}, but after this dot there can be {', '.join(known)}")
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if not isinstance(node.func, ast.Attribute):
+            self.refuse(f"calls {ast.unparse(node.func)!r}, but only methods of columns can be called")
+        return self.generic_visit(node)
+
+    def visit_Pow(self, _: ast.Pow) -> NoReturn:
+        self.refuse("has **, which may take forever")
+
+    def _column(self, name: str) -> ast.Name:
+        try:
+            self.found[name] = values_of(self._whole, name)
+        except cols.UnknownColumn as error:
+            hint = did_you_mean(error.name, units.in_all_units(cols.NAMES))
+            remedy = f'{hint} Put text into quotes: "{name}"' if hint else f'put text into quotes: "{name}"'
+            raise ConfigError(f"--where {self._condition!r} has an unknown column {name!r}; {remedy}") from None
+        return ast.Name(f"column_{[*self.found].index(name)}", ast.Load())
+
+
+def _series(values: Sequence[Any]) -> pd.Series[Any]:
+    """Return a column, of numbers if no value is known, because no comparison holds for an unknown number."""
+    import pandas as pd
+
+    return pd.Series(values, dtype=float if all(value is None for value in values) else None)
 
 
 def values_of(whole: pd.DataFrame, name: str) -> list[Any]:
@@ -122,17 +112,6 @@ def values_of(whole: pd.DataFrame, name: str) -> list[Any]:
 
 
 def listed(values: Iterable[Any]) -> str:
-    """Return the different values of a column, the first of them if they are many."""
-    texts = [*dict.fromkeys(cols.text(value, None) for value in values)]
+    """Return the different known values of a column, the first of them if they are many."""
+    texts = [*dict.fromkeys(cols.text(value, None) for value in values if value is not None)]
     return ", ".join(texts[:MOST_VALUES] + ["…"] * (len(texts) > MOST_VALUES))
-
-
-def _is(value: Any, wanted: str) -> bool:
-    if isinstance(value, bool):
-        return wanted.lower() in (("true", "yes") if value else ("false", "no"))
-    if isinstance(value, int | float):
-        try:
-            return float(value) == float(wanted)
-        except ValueError:
-            return False
-    return str(value) == wanted

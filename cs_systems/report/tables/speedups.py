@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,8 +10,8 @@ from typing import TYPE_CHECKING
 from cs_systems.config import ConfigError
 from cs_systems.record import RunRecord
 from cs_systems.report.frame import by_kind
-from cs_systems.report.tables.columns import UNKNOWN, Column, full_name
-from cs_systems.report.tables.selection import condition, listed, values_of
+from cs_systems.report.tables.columns import UNKNOWN, Column, full_name, text
+from cs_systems.report.tables.selection import listed, values_of
 from cs_systems.report.tables.table import Table
 
 if TYPE_CHECKING:
@@ -40,16 +41,19 @@ def with_speedups(
     """
     from cs_systems.analysis.comparison.runs import speedups
 
-    wanted = condition(relative_to, "--relative-to", ("=",))
-    known = values_of(whole, wanted.column)
-    baselines = [wanted.holds(value) for value in known]
-    field = full_name(wanted.column, whole)  # world_size, of which `ranks` is the heading
+    found = re.fullmatch(r"\s*([\w.]+)\s*=\s*([^=\s].*?)\s*", relative_to)
+    if found is None:
+        raise ConfigError(f"--relative-to {relative_to!r} has no setting and value; write it as attention=naive")
+    name, wanted = found.groups()
+    known = values_of(whole, name)
+    baselines = [value is not None and wanted in (str(value), text(value, None)) for value in known]
+    field = full_name(name, whole)  # world_size, of which `ranks` is the heading
     compared = speedups(records, field, baselines)  # also refuses a column that is not a setting
     if not any(baselines):
-        values = listed(value for value in known if value is not None) or "all unknown"
+        values = listed(known) or "all unknown"
         raise ConfigError(
             f"no cell of {next(iter(by_kind(records)))} meets --relative-to {relative_to!r}; choose among the values "
-            f"of {wanted.column} ({values}), or leave out these cells with --where"
+            f"of {name} ({values}), or leave out these cells with --where"
         )
     shown = [None if baselines[i] else compared[i] for i in rows]
     gains = tuple(None if c is None else 1 / c.ratio for c in shown)
