@@ -14,7 +14,6 @@ import resource
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -24,8 +23,8 @@ from typing import Any
 
 SERVER = [sys.executable, "-m", "cs_systems.measure.runtime.fork_server"]
 READY = b"R"
-HEADER = struct.Struct("!I")  # of a request: its size in bytes; of an answer: the guardian's PID
-NOT_FORKED = 0  # answer in place of a PID: a module that the server imported has opened a GPU
+NOT_FORKED = b"0"  # answer in place of a PID: a module that the server imported has opened a GPU
+LONGEST_BYTES = 1 << 20  # more than the kernel passes in one message; a longer environment is refused
 MOST_DESCRIPTORS = 200  # the kernel passes at most 253 in one message
 _PACKAGE = Path(__file__).parents[2]
 # Variables that nothing reads while it is imported: a worker gets its own after the fork.
@@ -76,7 +75,7 @@ class _Server:
 
     def __init__(self, inherited: Mapping[str, object], environment: Mapping[str, str], timeout_s: float) -> None:
         self.inherited, self._owner = inherited, os.getpid()
-        self._control, theirs = socket.socketpair()
+        self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # keeps messages apart
         with theirs:
             self.process = subprocess.Popen(
                 [*SERVER, str(theirs.fileno()), str(os.getpid())],
@@ -97,20 +96,17 @@ class _Server:
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
         """Have a guardian forked and return its PID. Raises OSError or NoServer if the server has ended."""
-        if not self._is_ready and self._control.recv(1) != READY:
+        if not self._is_ready and self._control.recv(len(READY)) != READY:
             raise NoServer("the fork server did not start")
         self._is_ready = True
-        text = json.dumps(request).encode()
-        socket.send_fds(self._control, [HEADER.pack(len(text))], descriptors)
-        self._control.sendall(text)
-        if len(answer := self._control.recv(HEADER.size, socket.MSG_WAITALL)) < HEADER.size:
+        socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
+        if not (answer := self._control.recv(LONGEST_BYTES)):
             raise NoServer("the fork server ended")
-        pid: int = HEADER.unpack(answer)[0]
-        if pid == NOT_FORKED:
+        if answer == NOT_FORKED:
             global _refusal
             _refusal = "a module has opened a GPU while it was imported, and a fork cannot use it"
             raise NoServer(_refusal)
-        return pid
+        return int(answer)
 
     def retire(self) -> None:
         """Send no more requests; the server ends when its guardians have."""

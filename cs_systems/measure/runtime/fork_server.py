@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from cs_systems.measure.runtime import worker
-from cs_systems.measure.runtime.fork_client import HEADER, MOST_DESCRIPTORS, NOT_FORKED, READY
+from cs_systems.measure.runtime.fork_client import LONGEST_BYTES, MOST_DESCRIPTORS, NOT_FORKED, READY
 
 GPUS = re.compile(r"nvidia\w*|kfd|renderD\d+|dxg")  # names in /dev: of NVIDIA, of AMD, and in WSL
 
@@ -111,20 +111,6 @@ def _has_opened_a_gpu() -> bool:
     return any(GPUS.fullmatch(file.name) for file in opened)
 
 
-def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the next request and its descriptors; None at the end."""
-    head, descriptors, _, _ = socket.recv_fds(control, HEADER.size, MOST_DESCRIPTORS)
-    if len(head) < HEADER.size:
-        return None
-    (size,) = HEADER.unpack(head)
-    text = b""
-    while len(text) < size:
-        if not (chunk := control.recv(size - len(text))):
-            return None
-        text += chunk
-    return json.loads(text), descriptors
-
-
 def _guard(request: dict[str, Any], descriptors: list[int], server: int, kept: set[int]) -> None:
     """Become the guardian of a request's workers, with the environment and the working directory of its sender."""
     log, control, status, *rest = descriptors
@@ -152,7 +138,7 @@ def serve(control: socket.socket, parent: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes guardians that have ended
     server = os.getpid()
     prctl(PR_SET_PDEATHSIG, 0)  # the thread that started this process may end before its process
-    control.sendall(READY)
+    control.send(READY)
     listened, alive = [control.fileno()], set[int]()  # alive: for each guardian a pipe that closes with it
     while listened or alive:
         ready, _, _ = select.select([parent, *listened, *alive], [], [])
@@ -163,10 +149,11 @@ def serve(control: socket.socket, parent: int) -> None:
             alive.remove(pipe)
         if control.fileno() not in ready:
             continue
-        if (received := _receive(control)) is None:
+        text, descriptors, _, _ = socket.recv_fds(control, LONGEST_BYTES, MOST_DESCRIPTORS)
+        if not text:
             listened = []
             continue
-        request, descriptors = received
+        request = json.loads(text)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         for module in request["modules"]:
             importlib.import_module(module)
@@ -174,7 +161,7 @@ def serve(control: socket.socket, parent: int) -> None:
         if _has_opened_a_gpu():
             for descriptor in descriptors:
                 os.close(descriptor)
-            control.sendall(HEADER.pack(NOT_FORKED))
+            control.send(NOT_FORKED)
             continue
         gc.freeze()  # a collection in a worker would copy the pages of all that was imported
         pipe, theirs = os.pipe()
@@ -186,7 +173,7 @@ def serve(control: socket.socket, parent: int) -> None:
         for descriptor in (*descriptors, theirs):
             os.close(descriptor)
         alive.add(pipe)
-        control.sendall(HEADER.pack(pid))
+        control.send(str(pid).encode())
 
 
 if __name__ == "__main__":
