@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import einx
 import torch
 from torch import Tensor, nn
 
@@ -104,6 +105,9 @@ class FeedForward(torch.autograd.Function):
         return d_x, d_w13, d_out.flatten(0, -2).t() @ h.flatten(0, -2), None, None, None, None
 
 
+IN_TURNS, APART = "f d, f d -> (f (1 + 1)) d", "(f (1 + 1)) d -> f d, f d"  # rows of two weights, by einx
+
+
 class InterleavedLinear(nn.Module):
     """Two linear layers of one input, whose rows take turns in one weight (2 F, D)."""
 
@@ -112,8 +116,7 @@ class InterleavedLinear(nn.Module):
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         super().__init__()
-        rows = torch.stack((first.detach(), second.detach()), dim=1)
-        self.weight = nn.Parameter(rows.flatten(0, 1))
+        self.weight = nn.Parameter(einx.id(IN_TURNS, first.detach(), second.detach()))
 
 
 class FusedFeedForward(SwiGLU):
@@ -147,14 +150,14 @@ class FusedFeedForward(SwiGLU):
 
 
 def _split(module: nn.Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
-    first, second = state.pop(f"{prefix}w13.weight").unflatten(0, (-1, 2)).unbind(1)
+    first, second = einx.id(APART, state.pop(f"{prefix}w13.weight"))
     state |= {f"{prefix}w1.weight": first, f"{prefix}w3.weight": second}
 
 
 def _join(module: nn.Module, state: dict[str, Any], prefix: str, *rest: object) -> None:
     plain = [f"{prefix}{name}.weight" for name in ("w1", "w3")]
     if all(name in state for name in plain):
-        state[f"{prefix}w13.weight"] = torch.stack([state.pop(name) for name in plain], dim=1).flatten(0, 1)
+        state[f"{prefix}w13.weight"] = einx.id(IN_TURNS, *(state.pop(name) for name in plain))
 
 
 def replace(model: nn.Module) -> None:
