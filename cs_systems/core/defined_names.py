@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import functools
+import re
+import symtable
 import tokenize
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
-_DYNAMIC = {"globals", "locals", "vars", "exec", "modules", "*", "__getattr__"}  # they define names as the file runs
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DYNAMIC = {"globals", "locals", "vars", "exec", "modules", "__getattr__"}  # they define names as the file runs
+_STATEMENTS = re.compile(r"\.modules|import\s*\*")  # which a table of symbols does not show
 
 
 def defined_names(path: Path) -> Collection[str] | None:
@@ -29,34 +30,16 @@ def defined_names(path: Path) -> Collection[str] | None:
 @functools.lru_cache(maxsize=64)  # each cell of a sweep asks
 def _defined(path: Path, modified_ns: int) -> frozenset[str] | None:
     with tokenize.open(path) as stream:
-        tree = ast.parse(stream.read())
-    if not _DYNAMIC.isdisjoint(_written(tree)):
+        text = stream.read()
+    module = symtable.symtable(text, str(path), "exec")
+    scopes = [module]
+    for scope in scopes:
+        scopes += scope.get_children()
+    if _STATEMENTS.search(text) or any(_DYNAMIC.intersection(scope.get_identifiers()) for scope in scopes):
         return None
-    found = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    waiting: list[ast.AST] = [*tree.body]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, _DEFINITIONS):
-            found.add(node.name)
-            continue
-        if isinstance(node, ast.alias):
-            found.add(node.asname or node.name.partition(".")[0])
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.MatchAs | ast.MatchStar | ast.ExceptHandler) and node.name:
-            found.add(node.name)
-        elif isinstance(node, ast.MatchMapping) and node.rest:
-            found.add(node.rest)
-        waiting += ast.iter_child_nodes(node)
-    return frozenset(found)
-
-
-def _written(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a module uses, imports or gives to functions, at any depth."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            yield node.id
-        elif isinstance(node, ast.Attribute):
-            yield node.attr
-        elif isinstance(node, ast.alias | ast.FunctionDef):
-            yield node.name
+    return frozenset(
+        symbol.get_name()
+        for scope in scopes
+        for symbol in scope.get_symbols()
+        if symbol.is_declared_global() or (scope is module and symbol.is_local())
+    )

@@ -15,7 +15,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,36 +172,34 @@ def declared(package: str, name: str) -> dict[str, Any]:
     assign a call to its name, or cannot be read.
     """
     check(package, name)
-    if not is_foreign(name):
-        return dict(_declared(KINDS[package].file(name), KINDS[package].constant))
-    source, _, attribute = name.rpartition(":")
-    file = source_file(source) if source else None
+    file: Path | None = KINDS[package].file(name)
+    constant = KINDS[package].constant
+    if is_foreign(name):
+        source, _, constant = name.rpartition(":")
+        file = source_file(source) if source else None
     try:
-        return dict(_declared(file, attribute, file.stat().st_mtime_ns)) if file else {}
+        return dict(_declared(file, constant, file.stat().st_mtime_ns)) if file else {}
     except (OSError, SyntaxError, ValueError, RecursionError):  # told when the file is imported
         return {}
 
 
 @functools.lru_cache(maxsize=64)  # each record of several ranks asks for its strategy
-def _declared(file: Path, constant: str, modified_ns: int = 0) -> dict[str, Any]:
-    made = (
-        node.value
-        for node in ast.parse(file.read_bytes()).body
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [constant]
-    )
-    call = next(made, None)
-    if not isinstance(call, ast.Call):
-        return {}
+def _declared(file: Path, constant: str, modified_ns: int) -> dict[str, Any]:
     found = {}
-    for keyword in call.keywords:
-        value = keyword.value
-        if isinstance(value, ast.Call) and ast.unparse(value.func) == "frozenset":
-            value = value.args[0] if value.args else ast.Tuple([])
-        try:
-            found[str(keyword.arg)] = ast.literal_eval(value)
-        except ValueError:  # a computed value is known only after an import
-            continue
+    for node in ast.parse(file.read_bytes()).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(name)], value=ast.Call(keywords=keywords)) if name == constant:
+                for keyword in keywords:
+                    with suppress(ValueError):  # a computed value is known only after an import
+                        found[str(keyword.arg)] = _literal(keyword.value)
     return found
+
+
+def _literal(value: ast.expr) -> Any:
+    match value:
+        case ast.Call(func=ast.Name("frozenset"), args=members):
+            return frozenset().union(*map(ast.literal_eval, members))
+    return ast.literal_eval(value)
 
 
 def provenance(name: str) -> dict[str, str] | None:

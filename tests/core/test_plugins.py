@@ -46,6 +46,8 @@ def test_wrong_name_of_own_code_is_refused_with_the_right_form(
         "def set_it():\n    global name\n    name = 1",
         "from json import *",
         "globals()['name'] = 1",
+        "import sys\nsys.modules[__name__].name = 1",
+        "class A:\n    def f(self):\n        global name\n        name = 1",
         "def __getattr__(name): return 1",
         "this is no Python",
     ],
