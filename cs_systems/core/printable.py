@@ -15,6 +15,7 @@ from typing import IO
 
 # A spreadsheet evaluates a cell that begins with one of these, unless it is a number.
 FORMULA = re.compile(r"[=@]|[+-](?![\d.,]+(e[+-]?\d+)?%?$|inf$|nan$)", re.IGNORECASE)
+INDENT = "· "  # per level of a tree
 LABEL_WIDTH = 9  # of `report:  `, before a path or a command
 LONGEST_NAME = 60  # characters of a name on a page; AMD's products of matrices have names of 500
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from cs_systems.analysis.attribution.kernel_families import is_collective
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import Unpacked
 from cs_systems.core.units import counted
@@ -442,7 +441,7 @@ def _messages_around(kernels: Kernels, process: _Process) -> dict[int, jobs.Mess
     found: dict[int, jobs.Message] = {}
     if not process.collectives:
         return found
-    which = np.flatnonzero(is_collective(kernels))
+    which = np.flatnonzero(kernels.function.codes_where(lambda function: jobs.COLLECTIVE.search(function.name)))
     calls = {thread: sorted(rows, key=itemgetter(0)) for thread, rows in process.collectives.items()}
     launches = zip(which.tolist(), kernels.thread[which].tolist(), kernels.launch_start_s[which].tolist(), strict=True)
     for index, thread, launched in launches:

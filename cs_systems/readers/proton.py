@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cs_systems.analysis.attribution.range_tree import INDENT
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import SCOPES, SCOPES_TRACE, Unpacked, head
+from cs_systems.core.printable import INDENT
 from cs_systems.core.rows import ScopeKernelRow, ScopeRow
 from cs_systems.core.validation import is_number, is_whole, shown
 

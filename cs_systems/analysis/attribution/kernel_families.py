@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import re
 
+from cs_systems.core.printable import INDENT
+from cs_systems.readers.forms.jobs import COLLECTIVE
 from cs_systems.readers.forms.trace import Bools, Kernels
 
 FAMILIES = (
@@ -18,8 +20,7 @@ FAMILIES = (
 
 _NORM = r"layer_?norm|rms_?norm|group_?norm|batch_?norm|instance_?norm"
 RULES: tuple[tuple[str, str], ...] = (
-    ("collective", r"nccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem|symm_mem"),
-    ("collective", r"rccl|msccl|cross_device_reduce"),
+    ("collective", COLLECTIVE.pattern),
     ("copy", r"^\[?(cuda )?mem(cpy|set)\b|rocclr_(copy|fill)Buffer"),
     # Inductor puts the fused operators into a name, so rules for its prefixes precede those for words anywhere.
     ("optimizer", r"^triton_for_"),
@@ -134,7 +135,7 @@ def short_name(name: str) -> str:
 def short_scope(scope: str) -> str:
     """Return an indented row of a tree of scopes; one that is a kernel with a mangled name gets its short name."""
     begin = scope.find("_Z")
-    return scope[:begin] + short_name(scope[begin:]) if begin >= 0 and not scope[:begin].strip("· ") else scope
+    return scope[:begin] + short_name(scope[begin:]) if begin >= 0 and not scope[:begin].strip(INDENT) else scope
 
 
 def _operation_of(word: str) -> str:

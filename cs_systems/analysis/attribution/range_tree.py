@@ -16,11 +16,10 @@ from cs_systems.analysis.attribution.operator_table import flops_of_outermost, o
 from cs_systems.analysis.attribution.places import NOTHING_OPEN, main_timeline
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.tables import NO_COSTS, Costs
+from cs_systems.core.printable import INDENT
 from cs_systems.core.range_names import general
 from cs_systems.core.rows import RangeTreeRow
 from cs_systems.readers.forms.trace import Floats, Ints, Ranges, Timeline, distinct, steps_of
-
-INDENT = "· "
 
 
 class Path(NamedTuple):

@@ -28,6 +28,12 @@ _KINDS = {
     "send": "send",
     "recv": "recv",
 }
+# Name of a kernel that communicates.
+COLLECTIVE = re.compile(
+    r"nccl|rccl|nvshmem|msccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem|symm_mem|"
+    r"cross_device_reduce",
+    re.IGNORECASE,
+)
 PAIRWISE = ("send_recv", "send", "recv")  # between two ranks, without the rest of the group
 ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "long int", "complexfloat"), 8),
