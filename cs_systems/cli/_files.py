@@ -93,7 +93,7 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
     Raises ConfigError if ranks are wanted and there is only one.
     """
     from cs_systems.analysis.attribution.inventory import traces_in
-    from cs_systems.readers import nsys
+    from cs_systems.readers import _nsys as nsys
     from cs_systems.readers._rank_files import ranks_of
     from cs_systems.readers._read import read
 

@@ -9,7 +9,10 @@ from cs_systems.config import ConfigError
 from cs_systems.core.file_types import GZIP_MAGIC, ROCPROF, SQLITE_MAGIC, refuse_other
 from cs_systems.core.file_types import head as unpacked_head
 from cs_systems.core.range_names import TRACE_SUFFIXES
-from cs_systems.readers import kineto, nsys, rocpd, rocprof
+from cs_systems.readers import _kineto as kineto
+from cs_systems.readers import _nsys as nsys
+from cs_systems.readers import _rocpd as rocpd
+from cs_systems.readers import _rocprof as rocprof
 from cs_systems.readers._folder import choice
 from cs_systems.readers.forms.modules import read_beside
 from cs_systems.readers.forms.trace import Trace

@@ -49,7 +49,7 @@ from cs_systems.model.parallel._narrowed import NarrowedDataParallel
 from cs_systems.model.parallel.ddp_flat import OneTensor
 from cs_systems.model.training.losses import cross_entropy
 from cs_systems.model.training.optimizers import make_optimizer
-from cs_systems.readers.kineto import read
+from cs_systems.readers._kineto import read
 from cs_systems.report.tables.rows import render_rows
 
 ALONE, PATIENCE_S, WARMUP = "alone", 60.0, 2

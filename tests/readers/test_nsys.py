@@ -12,7 +12,7 @@ import pytest
 
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.config import ConfigError
-from cs_systems.readers import nsys
+from cs_systems.readers import _nsys as nsys
 from cs_systems.readers._read import read
 from cs_systems.readers.forms.trace import Trace
 from tests.recorded import MAIN

@@ -25,7 +25,8 @@ from cs_systems.analysis.attribution.gaps import LOST
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
-from cs_systems.readers import rocpd, rocprof
+from cs_systems.readers import _rocpd as rocpd
+from cs_systems.readers import _rocprof as rocprof
 from cs_systems.readers._read import read
 from cs_systems.readers.forms.jobs import Job
 from cs_systems.readers.forms.trace import Trace

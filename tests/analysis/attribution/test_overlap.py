@@ -25,8 +25,8 @@ from cs_systems.analysis.attribution.overlap import (
 )
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
+from cs_systems.readers._kineto import read
 from cs_systems.readers.forms.trace import Step
-from cs_systems.readers.kineto import read
 
 # Whole numbers: sums of them are exact.
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 15)), max_size=12)
