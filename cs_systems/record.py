@@ -27,13 +27,14 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import origin, plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.display import Displayed, report
-from cs_systems.core.file_types import GZIP_MAGIC, refuse_other
+from cs_systems.core.formats import GZIP_MAGIC, head, refuse_other
 from cs_systems.core.rows import Results
 from cs_systems.core.rows import Row as Row
 from cs_systems.core.validation import shown
 
 SCHEMA_VERSION = 4  # the only schema that is read; scripts/migrate_records.py brings earlier records to it
 RECORDS_FILE = "records.jsonl"
+BEGINS = re.compile(rb'\{"key":"\w*","config":')  # the file
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
 OR_AGAIN = "or measure again into another folder"  # remedy for a malformed line: its own folder is refused
 NO_TIMING = frozenset({"nan-loss", "inf-loss"})  # caveat codes: arithmetic on NaN or inf may take a different time
@@ -365,7 +366,8 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     if not file.is_file():
         lack = f"contains no {RECORDS_FILE}" if Path(path).exists() else "does not exist"
         raise FileNotFoundError(f"{Path(path)} {lack}; give the folder of a run, or its file {RECORDS_FILE}")
-    refuse_other(file, "report")
+    if not BEGINS.match(head(file)):
+        refuse_other(file, "report")
     with file.open("rb") as stream:
         if stream.read(2).startswith(GZIP_MAGIC):
             raise ConfigError(f"{file} is compressed; gunzip it first")

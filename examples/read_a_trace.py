@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.analysis.attribution.tables import families, gaps, phases
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 
 SAMPLE = Path(__file__).parents[1] / "tests/data/kineto_h200_step.json.gz"
 

@@ -1,8 +1,8 @@
 """Hooks of MkDocs: options and files as tables, links out of docs/, and no page that needs a network.
 
 `<!-- options: time -->` in a page becomes the tables of the options of `cs-systems time`, from its parser, and
-`<!-- files: cs_systems -->` those of the files of a folder, from their first lines. They are made at each build and
-stored nowhere, so that they are never out of date.
+`<!-- files: cs_systems -->` those of the files of a folder, from their first lines; `<!-- formats -->` becomes the
+table of the formats that are read. They are made at each build and stored nowhere, so that they are never out of date.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import warnings
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cs_systems.core import formats as known
 from scripts import files as sources
 
 ROOT = Path(__file__).resolve().parents[1]
 _OPTIONS = re.compile(r"<!-- options: (\w+) -->")
 _FILES = re.compile(r"<!-- files: (\w+) -->")
+_FORMATS = "<!-- formats -->"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _FROM_NETWORK = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
@@ -51,6 +53,17 @@ def options(command: str) -> str:
     return "\n\n".join(parts)
 
 
+def formats() -> str:
+    """Return the table of the formats that are read."""
+    rows = [
+        f"| {_cell(', '.join((f'{one.title}:', *(f'`{end}`' for end in one.suffixes))).replace(':,', ':'))} "
+        f"| {_cell(one.record)} | {_cell(one.lacks)} | `{one.command}` |"
+        for one in sorted(known.formats(), key=lambda one: one.name)
+        if one.read
+    ]
+    return "\n".join(["| file | how to record one | what it lacks | command |", "| --- | --- | --- | --- |", *rows])
+
+
 def _spelled(action: argparse.Action) -> str:
     names = ", ".join(action.option_strings)
     metavar = action.metavar if isinstance(action.metavar, str) else ""
@@ -80,7 +93,7 @@ def _path(target: str, page: str) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     source = page.file.src_uri
     markdown = _OPTIONS.sub(lambda found: options(found[1]), markdown)
-    markdown = _FILES.sub(lambda found: sources.markdown(found[1]), markdown)
+    markdown = _FILES.sub(lambda found: sources.markdown(found[1]), markdown).replace(_FORMATS, formats())
 
     def linked(found: re.Match[str]) -> str:
         return _picture(found, source, config, files) if found[1] else link(found, source)

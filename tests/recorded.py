@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.attribution.profile import Profile, profile
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.readers.forms.trace import Trace
 
 DATA = Path(__file__).parent / "data"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cs_systems.cli._analyze import Analyze, origin, read_profiles
 from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import joined
 from cs_systems.cli._tables import (
@@ -18,6 +19,7 @@ from cs_systems.cli._tables import (
     none_readable,
 )
 from cs_systems.config import ConfigError
+from cs_systems.core.formats import recognised
 from cs_systems.core.printable import command_line
 from cs_systems.core.sources import Source, is_archive
 from cs_systems.core.units import counted
@@ -25,10 +27,7 @@ from cs_systems.core.validation import option
 from cs_systems.report.tables.files import CAPTIONS, FILES, FILES_CAPTION, HOLDS, HOLDS_CAPTION, LONG, NOTES, SHOWN
 
 if TYPE_CHECKING:
-    from cs_systems.analysis.attribution.profile import Profile
-    from cs_systems.cli.analyze import Analyze
     from cs_systems.core.rows import FileRow, Row
-    from cs_systems.readers.forms.jobs import Job
 
 
 class OfRank(NamedTuple):
@@ -58,60 +57,23 @@ def refuse_unused(given: Sequence[Path], sources: Sequence[Source], what: str) -
             raise ConfigError(f"{path} contains no {what}; leave it out")
 
 
-def read_profiles(args: Analyze, sources: Sequence[Source], process: int | None = None) -> list[Profile]:
-    """Return the profiles of traces, by the options of the command line."""
-    from cs_systems.analysis.attribution.inventory import labelled
-    from cs_systems.analysis.attribution.known_ranges import with_habits
-    from cs_systems.analysis.attribution.profile import profile
-    from cs_systems.readers._cache import cached
-    from cs_systems.readers._read import read
-
-    between = (args.between[0], args.between[1]) if args.between else None
-    pid = args.process if process is None else process
-    traces = []
-    for source in sources:
-        in_archive = source.is_inside and is_archive(source.given)  # unpacked anew each time
-        traces.append((read if args.no_cache or in_archive else cached)(source.path, pid))
-    known = zip(sources, with_habits(traces, args.phase, args.range_names), strict=True)
-    return [labelled(profile(trace, args.range, between, notes), source) for source, (trace, notes) in known]
-
-
-def recorded(source: Source, profile: Profile) -> list[str]:
-    """Return when and by which command a trace was recorded, as far as it is known."""
-    return _origin(source, profile.trace.job)
-
-
-def _origin(source: Source, job: Job | None) -> list[str]:
-    from cs_systems.report import origins
-
-    return origins.of_file(source.path, job.began_s if job else None)
-
-
 def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
     """Return the ranks of the job that the files are of; None if they are not, or nobody can tell.
 
     Raises ConfigError if ranks are wanted and there is only one.
     """
     from cs_systems.analysis.attribution.inventory import traces_in
-    from cs_systems.readers import _nsys as nsys
-    from cs_systems.readers._rank_files import ranks_of
-    from cs_systems.readers._read import read
+    from cs_systems.readers import ranks_of, read
 
     traces = traces_in(sources)
     if not traces or (len(traces) == 1 and not wanted):
         return None
     if len(traces) == 1:
         one = traces[0]
-        pids = nsys.processes(one.path) if one.path.suffix == ".sqlite" else []
+        format = recognised(one.path)
+        pids = format.processes(one.path) if format and format.processes else []
         if len(pids) < 2:
             read(one.path)  # a file that is missing or damaged is refused for that
-            if one.path.suffix in nsys.REPORTS:  # only its export tells the processes
-                unpack, report = ("unpack the archive, ", one.path.name) if is_archive(one.given) else ("", one.label)
-                export = command_line(*nsys.EXPORT, report)
-                raise ConfigError(
-                    f"--ranks cannot find several ranks inside the report {one.label}; {unpack}run `{export}` and give "
-                    "the .sqlite, or give the reports of the other ranks too"
-                )
             raise ConfigError(
                 f"--ranks merges the traces of several ranks, but {one.label} is of one rank; give the traces of the "
                 "other ranks too, or leave out --ranks"
@@ -150,7 +112,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
     where = next(iter(given_paths)) if len(given_paths) == 1 else f"{first.source} …"
     heading = [
         f"{where} · {first.profiler} · {len(job.ranks)} ranks of one job · {counted(first.steps, 'step')}",
-        *_origin(ranks[0].source, first.job),
+        *origin(ranks[0].source, first.job),
         "measured under a profiler: use these times for shares and causes, not as timings",
         *filter(None, [straggler(job)]),
         *job.notes,
@@ -162,7 +124,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
 def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     """Return the list of the files with what each holds, and the commands that read them."""
     from cs_systems.analysis.attribution.inventory import row_of_error, row_of_other, row_of_profile, traces_in
-    from cs_systems.readers._folder import cells_of
+    from cs_systems.readers._paths import cells_of
 
     traces = traces_in(sources)
     options = {*given(args)} - {"files", "format", "output", "process", "range", "between", "no_cache", "open"}

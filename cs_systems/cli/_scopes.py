@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cs_systems.cli._tables import Part, document_text
 from cs_systems.core.rows import Row
-from cs_systems.readers.proton import Profile
+from cs_systems.readers.forms.scopes import Scopes
 
 # Table → (caption, columns with their headings, rows shown by default).
 KNOWN: dict[str, tuple[str, dict[str, str], int]] = {
@@ -32,9 +32,7 @@ KNOWN: dict[str, tuple[str, dict[str, str], int]] = {
 RATES = "rate and traffic: work and bytes that the program declared, over all the time of the row"
 
 
-def scopes_text(
-    profile: Profile, tables: Sequence[str], top: int | None, format: str, output: Path | None
-) -> list[str]:
+def scopes_text(profile: Scopes, tables: Sequence[str], top: int | None, format: str, output: Path | None) -> list[str]:
     """Return the profile's tables with their heading; `top` None shows the default number of rows, in CSV all."""
     of: dict[str, Sequence[Row]] = {"scopes": profile.scopes, "kernels": profile.kernels}
     parts: list[Part] = []

@@ -1,11 +1,8 @@
 """Analyze traces: kernel time by phase, family and layer, and the time the GPU was idle.
 
-Takes an SQLite export, .nsys-rep or .qdrep of nsys, a Chrome trace (.json, .json.gz) of torch.profiler, or a .json or
-.db of AMD's rocprofv3; for two files, shows how the second differs. For a .ncu-rep, shows the counters of each kernel;
-for a .hatchet of Triton's Proton, its scopes.
-
-For the traces of several ranks of one job, shows what each rank did, who waited for whom, and the bandwidth of each
-collective. For other files, a folder or an archive (.zip, .tar.gz), lists what each file holds.
+For two files, shows how the second differs. For a report of ncu, shows the counters of each kernel; for a profile of
+Triton's Proton, its scopes. For the traces of several ranks of one job, shows what each rank did, who waited for whom,
+and the bandwidth of each collective. For other files, a folder or an archive (.zip, .tar.gz), lists what each holds.
 
 Times under a profiler show shares and causes; to know how long a step takes, use `cs-systems time`.
 """
@@ -13,86 +10,32 @@ Times under a profiler show shares and causes; to know how long a step takes, us
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from tyro.conf import Positional, arg
-
-from cs_systems.cli._files import inventory_text, no_file, ranks_in, ranks_text, read_profiles, recorded, refuse_unused
+from cs_systems.cli._analyze import Analyze, read_profiles, recorded
+from cs_systems.cli._files import inventory_text, no_file, ranks_in, ranks_text, refuse_unused
 from cs_systems.cli._options import (
-    Decimals,
-    MaybeInt,
-    MaybePath,
-    MaybeText,
-    Names,
-    Paths,
-    Repeated,
-    flag,
     given,
-    optional,
     refuse,
 )
-from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
+from cs_systems.cli._output import check_outputs, compared, deliver, joined, page_asked
 from cs_systems.cli._tables import SHARES, Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
-from cs_systems.core.file_types import refuse_other
-from cs_systems.core.range_names import PHASES, SPLITS
+from cs_systems.core.formats import TIMELINE, offered, refuse_other, suffixes
+from cs_systems.core.range_names import SPLITS
 from cs_systems.core.rows import SIDES, Results, Row, Tables, as_tables
 from cs_systems.core.sources import Source, opened
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option
 from cs_systems.report.tables import modules
 from cs_systems.report.tables.files import SHOWN as OF_RANKS
-from cs_systems.report.tables.files import SUFFIXES
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.analysis.attribution.tables import Costs
     from cs_systems.analysis.diagnosis import Diagnosis
-
-
-@dataclass(frozen=True)
-class Analyze:
-    files: Annotated[
-        Positional[Paths],
-        arg(
-            metavar="PATH [PATH ...]",
-            help="a trace (.sqlite, .nsys-rep, .qdrep, .json, .json.gz, .db, .ncu-rep, .hatchet), two to compare, the "
-            "traces of all ranks, or a folder or archive of files",
-            help_behavior_hint="",
-        ),
-    ] = ()
-    table: Annotated[
-        Names,
-        arg(
-            help=f"tables to show: {', '.join((*SHOWN, *modules.SHOWN))}; of ranks: {', '.join(OF_RANKS)}",
-            help_behavior_hint="(default: all)",
-        ),
-    ] = ()
-    ranks: Annotated[bool, flag("the files, or the processes of one export, are the ranks of one job: merge them")] = (
-        False
-    )
-    range: Annotated[
-        MaybeText, optional("NAME", "name or pattern of the ranges that mark one step each", "step, or ProfilerStep#*")
-    ] = None
-    between: Annotated[
-        Decimals, optional("T0 T1", "one step, from T0 to T1 in seconds since the start of the recording")
-    ] = ()
-    phase: Annotated[
-        Repeated, optional("PHASE=NAME", f"name or pattern of the ranges of a phase; repeatable: {', '.join(PHASES)}")
-    ] = ()
-    range_names: Annotated[
-        MaybePath, optional("FILE", "TOML file with names of ranges and their meaning, besides the known ones")
-    ] = None
-    process: Annotated[MaybeInt, optional("PID", "process to analyze, if the file has several")] = None
-    top: Annotated[
-        MaybeInt, optional("N", "number of kernels, steps, ranges or layers to show", "10, of layers 100; in CSV all")
-    ] = None
-    no_cache: Annotated[bool, flag("parse every trace again, also if it is unchanged since it was last read")] = False
-    format: Annotated[Format, arg(help="output format; html: a page with the timeline")] = "terminal"
-    output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
-    open: Open = False
 
 
 ARGS = Analyze
@@ -110,7 +53,7 @@ def run(args: Analyze, merges: bool = True) -> int:
     args = page_asked(args)
     check_outputs({"--output": args.output}, args.files)
     _check_between(args)
-    with opened(args.files, SUFFIXES) as sources:
+    with opened(args.files, suffixes()) as sources:
         text = _text(args, sources, merges)
     deliver(text, args.format, args.output, args.open)
     return 0
@@ -135,10 +78,14 @@ def _check_between(args: Analyze) -> None:
 
 
 def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
-    from cs_systems.analysis.attribution.inventory import is_readable, traces_in
-    from cs_systems.readers.proton import is_profile
+    from cs_systems.analysis.attribution.inventory import format_of, traces_in
 
-    readable = [source for source in sources if not source.is_inside or is_readable(source)]
+    held = {
+        source: (found.holds, found.read)
+        for source in sources
+        if (found := format_of(source)) and found.read and found.command == "analyze"
+    }
+    readable = [source for source in sources if not source.is_inside or source in held]
     if readable:
         refuse_unused(args.files, readable, "trace")
     if merges and (ranks := ranks_in(sources, args.ranks)):
@@ -146,17 +93,13 @@ def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
     if len(sources) == 2 and len(traces_in(sources)) == 2 and not any(source.is_inside for source in sources):
         return _tables_of_traces(args, sources)
     if len(readable) == 1:
-        one = readable[0]
-        if one.path.suffix == ".ncu-rep":
-            return _counters(args, one)
-        return _scopes(args, one) if is_profile(one.path) else _tables_of_traces(args, readable)
+        holds, read = held.get(readable[0], (TIMELINE, None))
+        other = {"counters": _counters, "scopes": _scopes}.get(holds)
+        return other(args, readable[0], read) if other and read else _tables_of_traces(args, readable)
     if not readable:
         for path in (*args.files, *(source.path for source in sources)):
             refuse_other(path, "analyze")
-        raise ConfigError(
-            f"{args.files[0]} contains no trace; give exports of nsys (.sqlite), Chrome traces "
-            "of torch.profiler (.json, .json.gz), or a folder of them"
-        )
+        raise ConfigError(f"{args.files[0]} contains no trace; give {offered('analyze')}, or a folder of them")
     return inventory_text(args, sources)
 
 
@@ -193,18 +136,16 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     return "\n".join(_analysis(args, tables, sources[0], profiles[0]))
 
 
-def _counters(args: Analyze, source: Source) -> str:
+def _counters(args: Analyze, source: Source, read: Callable[[Path], Any]) -> str:
     from cs_systems.cli._counters import counters_text
-    from cs_systems.readers.ncu import read
 
     _only(args, source, "counters of kernels", "--format (not html) and --output", {"format", "output"})
     rows = read(source.path)
     return "\n".join(counters_text(f"{source.label} · ncu · {len(rows)} kernels", rows, args.format, args.output))
 
 
-def _scopes(args: Analyze, source: Source) -> str:
+def _scopes(args: Analyze, source: Source, read: Callable[[Path], Any]) -> str:
     from cs_systems.cli._scopes import KNOWN, scopes_text
-    from cs_systems.readers.proton import read
 
     allowed = "--table, --top, --format (not html) and --output"
     _only(args, source, "scopes of Triton's Proton", allowed, {"table", "top", "format", "output"})

@@ -1,7 +1,7 @@
 """Compare a candidate run with a baseline run: for each cell the ratio of times, its interval and a verdict.
 
 Where both runs profiled a cell, the difference in kernel time by phase, family and layer is shown as well. For two
-traces (.sqlite, .nsys-rep, .json, .json.gz), that difference alone.
+traces of any profiler, that difference alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cs_systems.cli import _output
 from cs_systems.cli._options import MaybePath, Names, one_name, optional
 from cs_systems.cli._output import Open, check_outputs, compared, deliver, joined, page_asked, terminal_width
 from cs_systems.config import ConfigError, describe, one_of
-from cs_systems.core.file_types import command_for
+from cs_systems.core.formats import command_for
 from cs_systems.core.printable import command_line, visible
 from cs_systems.core.range_names import SPLITS
 from cs_systems.core.rows import SIDES
@@ -106,7 +106,7 @@ def run(args: Compare) -> int:
                 "--format github requires two runs, because two traces get no verdict; use --format markdown"
             )
         format = cast("_output.Format", args.format)
-        both = analyze.Analyze((args.a, args.b), format=format, output=args.output, open=args.open)
+        both = analyze.ARGS((args.a, args.b), format=format, output=args.output, open=args.open)
         return analyze.run(both, merges=False)
     from cs_systems.analysis.comparison.runs import profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records

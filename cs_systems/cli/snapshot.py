@@ -20,7 +20,7 @@ from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths
 from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
 from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text, first_reasons, none_readable
 from cs_systems.config import PRESETS, ConfigError
-from cs_systems.core.file_types import command_for, refuse_other
+from cs_systems.core.formats import command_for, refuse_other, suffixes
 from cs_systems.core.sources import Source, opened
 from cs_systems.core.units import counted
 from cs_systems.record import Row
@@ -34,7 +34,6 @@ from cs_systems.report.tables.snapshot import (
     LONG,
     OPTIONAL,
     SHOWN,
-    SUFFIXES,
     caption,
     shown,
 )
@@ -83,7 +82,8 @@ def run(args: SnapshotArgs) -> int:
     check_outputs({"--output": args.output}, args.files)
     from cs_systems.readers.forms.trace import without_collector
 
-    with opened(args.files, SUFFIXES) as sources, without_collector():
+    files = suffixes("memory")
+    with opened(args.files, (*files, *(f"{end}.json" for end in files))) as sources, without_collector():
         text = _text(args, [source for source in sources if not source.is_inside or _is_snapshot(source)])
     deliver(text, args.format, args.output, args.open)
     return 0

@@ -56,6 +56,7 @@ KINDS = {
     "parallel": Kind("model/parallel", "STRATEGY", "parallel strategy", foreign=False),
     "training.parts": Kind("model/training/parts", "PART", "part of the model"),
     "diagnosis": Kind("analysis/diagnosis", "RULE", "rule"),
+    "readers": Kind("readers", "FORMAT", "format", foreign=False),
 }
 
 LIVE = "live "  # prefix of the name of an object that this process holds
@@ -65,8 +66,9 @@ _held: dict[str, Any] = {}
 @functools.cache
 def names(package: str) -> tuple[str, ...]:
     """Return the plug-ins of a kind, a key of KINDS, sorted, without importing any."""
-    folder = KINDS[package].path
-    files = [*folder.glob("*.py"), *(init.parent for init in folder.glob("*/__init__.py"))]
+    kind = KINDS[package]
+    inits = (init for init in kind.path.glob("*/__init__.py") if kind.constant in init.read_text(encoding="utf-8"))
+    files = [*kind.path.glob("*.py"), *(init.parent for init in inits)]
     return tuple(sorted(p.stem for p in files if not p.stem.startswith("_")))
 
 

@@ -17,8 +17,6 @@ UNATTRIBUTED = "unattributed"
 COMMUNICATION = "communication"
 SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
 FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
-# Suffixes of the files that profilers write.
-TRACE_SUFFIXES = (".sqlite", ".db", ".nsys-rep", ".qdrep", ".json", ".json.gz")
 MEANS = " → "  # between a range's name and the meaning that `known_ranges` gives it
 STEP = "step"  # a range's name, or its meaning by `known_ranges`
 STEPS = (STEP, "ProfilerStep#*", f"*{MEANS}{STEP}")  # globs: default names of a step's range

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from cs_systems.core.file_types import EXPANSION_FROM, MOST_EXPANSION, Unpacked, head
+from cs_systems.core.formats import EXPANSION_FROM, MOST_EXPANSION, Unpacked, head
 from cs_systems.core.validation import ConfigError
 
 MOST_FILES = 10_000  # in a folder, or members of an archive

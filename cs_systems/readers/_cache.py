@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from cs_systems.readers._read import read as read_trace
 from cs_systems.readers.forms import jobs, operators, trace
 from cs_systems.readers.forms.modules import Modules
 from cs_systems.readers.forms.operators import Operators
@@ -47,7 +46,7 @@ def folder() -> Path:
     return (Path(given) if given.startswith("/") else Path.home() / ".cache") / "cs-systems" / "traces"
 
 
-def cached(path: Path, process: int | None = None, read: Reader = read_trace) -> Trace:
+def cached(path: Path, process: int | None, read: Reader) -> Trace:
     """Return what `read` does, from the cache where the file is unchanged; keep it where reading takes long."""
     key = _key(path, process)
     entry = None if key is None else folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
@@ -80,7 +79,7 @@ def _key(path: Path, process: int | None) -> str | None:
 @cache
 def _version() -> str:
     digest = hashlib.sha256(np.__version__.encode())
-    for file in sorted(_READERS.glob("*.py")):
+    for file in sorted(_READERS.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cs_systems.config import ConfigError
-from cs_systems.core.file_types import Unpacked
+from cs_systems.core.formats import Unpacked
 
 WINDOW = 1 << 22  # characters read at a time
 BATCH = 1 << 15  # characters decoded at a time: they fit into the processor's cache

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cs_systems.config import ConfigError
-from cs_systems.core.file_types import Unpacked
+from cs_systems.core.formats import Unpacked
 from cs_systems.core.units import counted
 from cs_systems.core.validation import shown
 from cs_systems.readers._called_modules import PREFIX, called_modules
@@ -108,6 +108,12 @@ def read(path: Path, process: int | None = None) -> Trace:
                 f"{path} has bytes that are not text in UTF-8; record again without with_stack, or if it is a gzipped "
                 "file of nsys or rocprofv3, gunzip it"
             ) from None
+
+
+def stated_job(path: Path) -> jobs.Job:
+    """Return the identity that the header states."""
+    with closing(Unpacked(path)) as file:
+        return jobs.job(header(Text(file, path)))
 
 
 def _devices(before: Event) -> dict[int, str]:

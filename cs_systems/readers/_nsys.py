@@ -1,4 +1,4 @@
-"""Reader of Nsight Systems traces (an SQLite export, or a report that nsys can export): tables to a `Trace`.
+"""Reader of SQLite exports of Nsight Systems: tables to a `Trace`.
 
 The file is opened read-only and treated as untrusted. Tables and columns differ between versions, and an export omits
 empty tables: missing data is a limitation, and an error only where no table can be made.
@@ -8,20 +8,16 @@ Source: "SQLite Schema Reference" in the user guide of Nsight Systems.
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-import subprocess
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cs_systems.config import ConfigError
-from cs_systems.core.printable import command_line
 from cs_systems.core.units import counted
 from cs_systems.readers import _sqlite as sqlite
 from cs_systems.readers._lost_kernels import explains, launches_kernel, lost_launches
@@ -68,8 +64,6 @@ LATEST = np.iinfo(np.int64).max
 PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
 READABLE = "nsys 2021 to 2026"  # releases whose exports can be read
-REPORTS = (".nsys-rep", ".qdrep")  # until 2021.3 nsys wrote .qdrep
-EXPORT = ("nsys", "export", "-t", "sqlite", "--lazy=false", "--force-overwrite=true")
 # The columns of a kernel's Function except shared memory.
 _LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
@@ -107,31 +101,6 @@ def processes(path: Path) -> list[int]:
             return [pid for pid, _ in database.execute(query) if isinstance(pid, int)]
     except (sqlite3.DatabaseError, UnicodeDecodeError):  # missing, damaged or without kernels: reading it tells which
         return []
-
-
-@contextmanager
-def exported(report: Path) -> Iterator[Path]:
-    """Export a .nsys-rep or .qdrep to SQLite and yield its path, in a folder that is removed afterwards.
-
-    Raises ConfigError if nsys is not on the PATH or the export fails.
-    """
-    if shutil.which(EXPORT[0]) is None:
-        beside = report.with_suffix(".sqlite")
-        raise ConfigError(
-            f"nsys must export {report}, and nsys is not on the PATH; "
-            + (f"analyze {beside}, the export beside it, " if beside.is_file() else "add it to the PATH, ")
-            + f"or run `{command_line(*EXPORT, report.name)}` on a machine with nsys, and analyze the .sqlite"
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "export.sqlite"
-        done = subprocess.run([*EXPORT, "-o", target, report.resolve()], capture_output=True, text=True)
-        if done.returncode or not target.is_file():
-            output = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1].rstrip(".")
-            raise ConfigError(
-                f"nsys cannot export {report}: {output}; use an nsys at least as new as the one that recorded it, "
-                "or record again if the report is truncated"
-            )
-        yield target
 
 
 class _Reader:

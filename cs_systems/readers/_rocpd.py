@@ -42,15 +42,6 @@ MOST_ROWS = 10_000_000  # kernels, copies and regions: about 4 GB of memory
 JSON_INSTEAD = "record again with rocprofv3 --runtime-trace --output-format json"
 
 
-def is_database(path: Path) -> bool:
-    """Return whether an SQLite file has rocpd's tables, of any version."""
-    try:
-        with closing(sqlite.connect(path)) as database:
-            return any(name.startswith("rocpd_") for name in sqlite.columns(database))
-    except (sql.DatabaseError, UnicodeDecodeError):  # damaged
-        return path.suffix == ".db"
-
-
 @without_collector()
 def read(path: Path, process: int | None = None) -> Trace:
     """Return the contents of a database.

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cs_systems.config import ConfigError
-from cs_systems.core.file_types import Unpacked
+from cs_systems.core.formats import Unpacked
 from cs_systems.core.units import counted
 from cs_systems.core.validation import is_whole
 from cs_systems.readers._lost_kernels import explains, launches_kernel, lost_launches

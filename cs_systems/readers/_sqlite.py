@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from cs_systems.config import ConfigError
@@ -22,6 +23,15 @@ def connect(path: Path) -> sqlite3.Connection:
 def too_large(path: Path) -> ConfigError:
     """Return the error for a file that cannot be read for want of memory."""
     return ConfigError(f"{path} needs more memory than is free; use a machine with more memory, or record fewer steps")
+
+
+def tables(path: Path) -> list[str]:
+    """Return the names of a file's tables; none if it is damaged."""
+    try:
+        with closing(connect(path)) as database:
+            return [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return []
 
 
 def columns(database: sqlite3.Connection) -> dict[str, list[str]]:

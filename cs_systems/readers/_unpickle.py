@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cs_systems.config import ConfigError
-from cs_systems.core.file_types import PICKLE, Unpacked, head, refuse_other
+from cs_systems.core.formats import Unpacked, head, refuse_other
 from cs_systems.core.validation import shown
-from cs_systems.readers._folder import choice
+from cs_systems.readers._paths import check_file
 
+# From protocol 2 on, a pickle begins with its protocol; an older one begins with a list, a dictionary or a global.
+PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\n[\w.]+\n")
 MEMORY_PER_FILE_BYTE = 8  # memory that a byte of a pickled snapshot takes as Python objects
 MOST_PER_BYTE = 16  # limit for a byte of any pickle, beyond FREE_BYTES
 FREE_BYTES = 1 << 28
@@ -50,13 +52,7 @@ def load(path: Path, how: str) -> Any:
     Raises:
         ConfigError: The file is not a usable pickle; the message gives the cause and the remedy.
     """
-    if not path.is_file():
-        inside = sorted(path.glob("*.pickle")) if path.is_dir() else []
-        give = choice(path, inside) if inside else "a snapshot file"
-        what = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
-        raise ConfigError(f"{path} {what}; give {give}")
-    if not path.stat().st_size:
-        raise ConfigError(f"{path} is empty: the snapshot was never written; check the disk space and dump it again")
+    check_file(path, "snapshot", (".pickle",))
     refuse_other(path, "snapshot")
     if not PICKLE.match(head(path)):
         raise ConfigError(f"{path} is not a pickle file, as every memory snapshot of PyTorch is; write one with {how}")

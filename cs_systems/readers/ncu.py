@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from cs_systems.config import ConfigError
+from cs_systems.core.formats import Format
 from cs_systems.core.rows import CounterRow
+from cs_systems.readers._paths import check_file
 
 INSTALL = "pip install 'cs-systems[ncu]', or put the folder extras/python of ncu on PYTHONPATH"
 UPGRADE = "pip install --upgrade ncu-report"
@@ -70,10 +72,7 @@ def read(path: Path) -> list[CounterRow]:
     Raises:
         ConfigError: The file or the package is missing or unusable.
     """
-    if not path.is_file():
-        raise ConfigError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; give a .ncu-rep file")
-    if not path.stat().st_size:
-        raise ConfigError(f"{path} is empty: the report was never written; check the disk space and profile again")
+    check_file(path, "report", FORMAT.suffixes)
     done = subprocess.run([sys.executable, "-m", __name__, path.resolve()], capture_output=True, text=True)
     if done.returncode < 0:
         crash = signal.Signals(-done.returncode).name
@@ -148,6 +147,16 @@ def _ranges(state: Any) -> Iterator[str]:
     for domain in map(state.domain_by_id, state.domains()) if state is not None else ():
         yield from (domain.push_pop_range(i).name() for i in range(len(domain.push_pop_ranges())))
 
+
+FORMAT = Format(
+    title="a report of ncu",
+    matches=lambda head, path: head.startswith(b"NVR\0") or path.suffix == ".ncu-rep",
+    suffixes=(".ncu-rep",),
+    holds="counters",
+    read=read,
+    record="`ncu --set full --nvtx -o report python train.py`",
+    lacks="times of the program: ncu runs each kernel alone",
+)
 
 if __name__ == "__main__":
     try:

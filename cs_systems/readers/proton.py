@@ -24,12 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from cs_systems.config import ConfigError
-from cs_systems.core.file_types import SCOPES, SCOPES_TRACE, Unpacked, head
+from cs_systems.core.formats import Format, Unpacked
 from cs_systems.core.printable import INDENT
 from cs_systems.core.rows import ScopeKernelRow, ScopeRow
 from cs_systems.core.validation import is_number, is_whole, shown
+from cs_systems.readers._paths import check_file
+from cs_systems.readers.forms.scopes import Scopes
 
 SUFFIXES = (".hatchet", ".hatchet_msgpack")
+SCOPES = re.compile(rb'\s*\[\s*\{\s*"(children|frame|metrics)"\s*:')
+SCOPES_TRACE = re.compile(rb'\s*\{\s*"displayTimeUnit"\s*:\s*"us"\s*,\s*"traceEvents"\s*:.*"call_stack"', re.DOTALL)
 MOST_BYTES = 1 << 28
 HIGHEST = 1e100  # of a valid metric: sums of such stay finite
 LAUNCH_METADATA = "__proton_launch_metadata"  # scope of kernels that compute what Proton records, not the program's
@@ -58,26 +62,7 @@ class _Node:
     children: list[_Node] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Profile:
-    """Contents of a profile: a row for each scope and for each kernel."""
-
-    source: str
-    devices: tuple[str, ...]  # described
-    scopes: list[ScopeRow]
-    kernels: list[ScopeKernelRow]
-    notes: tuple[str, ...]
-
-
-def is_profile(path: Path) -> bool:
-    """Return whether Proton wrote this file; the content decides, and for MessagePack the name."""
-    if not path.is_file():
-        return path.suffix in SUFFIXES
-    begins = head(path)
-    return bool(SCOPES.match(begins) or SCOPES_TRACE.match(begins)) or path.suffix in SUFFIXES
-
-
-def read(path: Path) -> Profile:
+def read(path: Path) -> Scopes:
     """Return the profile in a file, gzipped or not.
 
     Raises:
@@ -94,17 +79,14 @@ def read(path: Path) -> Profile:
             f"{path} holds no time, count, FLOPs or bytes of any scope; profile again, with proton.start(NAME) before "
             "and proton.finalize() after a part that launches kernels"
         )
-    return Profile(
+    return Scopes(
         str(path), tuple(_described(properties)), _scope_rows(root, sums), _kernel_rows(root), tuple(reader.notes())
     )
 
 
 def _documents(path: Path) -> list[Any]:
     """Return the JSON documents of a file: the tree, or a Chrome trace on each line."""
-    if not path.is_file():
-        raise ConfigError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; give a .hatchet file")
-    if not path.stat().st_size:
-        raise ConfigError(f"{path} is empty: the profile was never written; {_REMEDY}")
+    check_file(path, "profile", SUFFIXES)
     if path.suffix == ".hatchet_msgpack":
         raise ConfigError(f'{path} is in MessagePack; write JSON, with proton.finalize(output_format="hatchet")')
     number = 1  # of the line at which a document begins
@@ -351,3 +333,14 @@ def _described(properties: Mapping[str, Any]) -> Iterable[str]:
                 f"{clock / 1e6:.3g} GHz" if is_number(clock) and 0 < clock < HIGHEST else "",
             ]
             yield f"{kind} {number}" + (f" ({', '.join(filter(None, parts))})" if any(parts) else "")
+
+
+FORMAT = Format(
+    title="a profile of Triton's Proton",
+    matches=lambda head, path: SCOPES.match(head) or SCOPES_TRACE.match(head) or path.suffix in SUFFIXES,
+    suffixes=SUFFIXES,
+    holds="scopes",
+    read=read,
+    record="`triton.profiler.start(NAME)` before and `triton.profiler.finalize()` after the kernels",
+    lacks="times of single launches",
+)

@@ -1,7 +1,7 @@
 """Reader of a CUDA memory snapshot file of PyTorch: `read(path) -> Snapshot`.
 
 It reads the output of `torch.cuda.memory._dump_snapshot()`, or any pickle of `_snapshot()`, of any version. The file is
-untrusted: `snapshots.unpickle` refuses every global, so that nothing in the file can run. Data that an older PyTorch
+untrusted: `_unpickle` refuses every global, so that nothing in the file can run. Data that an older PyTorch
 did not record is missing from the result, and `missing` lists it.
 
 The program that takes the snapshot may write a JSON file beside the pickle, `FILE.json` for FILE, with data that the
@@ -30,8 +30,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.formats import Format
 from cs_systems.core.validation import shown
-from cs_systems.readers._unpickle import load
+from cs_systems.readers._unpickle import PICKLE, load
 
 SIDECAR_VERSION = 1
 LONGEST_US = 1e15  # from the first to the last event: ns of the page fit into 63 bits
@@ -445,3 +446,16 @@ def _tensor(fields: Mapping[str, Any]) -> Tensor:
     return Tensor(
         kind, name, _count(fields["address"]), _count(fields["bytes"]), (*map(_count, fields["shape"]),), dtype
     )
+
+
+FORMAT = Format(
+    title="a pickle, the format of memory snapshots",
+    matches=lambda head, path: PICKLE.match(head),
+    suffixes=(".pickle", ".pickle.gz", ".pkl", ".pkl.gz"),
+    command="snapshot",
+    holds="memory",
+    read=read_all,
+    record="`torch.cuda.memory._record_memory_history()` before and `torch.cuda.memory._dump_snapshot(FILE)` after the "
+    "steps",
+    lacks="what was allocated before recording began, but for its size",
+)

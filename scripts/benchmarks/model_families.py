@@ -42,7 +42,7 @@ from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
 from cs_systems.machine.device import Device, resolve
 from cs_systems.measure.profilers import kineto
 from cs_systems.measure.profilers._torch_profiler import trace_path
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.families.models import Gan, ResNet, UNet

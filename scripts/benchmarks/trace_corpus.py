@@ -27,8 +27,7 @@ from cs_systems.analysis.attribution.inferred_phases import how_inferred
 from cs_systems.analysis.attribution.profile import BY_PHASES, WHOLE, Profile, profile
 from cs_systems.config import ConfigError
 from cs_systems.core.units import counted, human
-from cs_systems.readers import ncu
-from cs_systems.readers._read import read
+from cs_systems.readers import ncu, read
 
 QUESTION = "Which public traces does `cs-systems analyze` read, how, and what stays unknown?"
 COLUMNS = ("file", "kind", "kernels", "their time", "equal", "steps", "phases", "in a phase", "in a layer", "unknown")

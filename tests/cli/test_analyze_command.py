@@ -133,8 +133,8 @@ def test_invalid_comparison_exits_2(nsys_path: Path, tmp_path: Path, capsys: pyt
 def test_tables_import_neither_torch_nor_pandas(nsys_path: Path) -> None:
     program = (
         "import sys; from cs_systems.analysis.attribution import tables, profile; "
-        "from cs_systems.readers import _read as read; "
-        "made = profile.profile(read.read(__import__('pathlib').Path(sys.argv[1]))); "
+        "from cs_systems.readers import read; "
+        "made = profile.profile(read(__import__('pathlib').Path(sys.argv[1]))); "
         "[table(made, tables.NO_COSTS) for table in tables.TABLES.values()]; "
         "print([name for name in ('torch', 'pandas') if name in sys.modules])"
     )

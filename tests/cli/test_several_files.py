@@ -194,8 +194,8 @@ def test_ranks_of_one_report_need_its_export(
     )
     nsys.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    export = f"nsys export -t sqlite --lazy=false --force-overwrite=true {report}"
-    assert f"--ranks cannot find several ranks inside the report {report}; run `{export}` and give the .sqlite" in (
+    export = "nsys export -t sqlite --lazy=false --force-overwrite=true a.nsys-rep"
+    assert f"--ranks cannot find several ranks inside the report {report}; run `{export}` in its folder and give" in (
         shown(["analyze", report, "--ranks"], capsys, status=2)
     )
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from cs_systems.core import sources
-from cs_systems.core.file_types import refuse_other
+from cs_systems.core.formats import refuse_other
 from cs_systems.core.sources import opened
 from cs_systems.core.validation import ConfigError
 

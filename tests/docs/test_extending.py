@@ -15,7 +15,9 @@ from cs_systems.model.attention.naive import attention
 from cs_systems.model.parallel import ParallelStrategy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-CODE = {match[1]: match[0] for match in re.finditer(r"# cs_systems/\w+/(\w+)/mine\.py.*?(?=^```$)", PAGE, re.M | re.S)}
+CODE = {
+    match[1]: match[0] for match in re.finditer(r"# cs_systems/(?:\w+/)*(\w+)/mine\.py.*?(?=^```$)", PAGE, re.M | re.S)
+}
 
 
 def _namespace(kind: str) -> dict[str, Any]:
@@ -25,7 +27,7 @@ def _namespace(kind: str) -> dict[str, Any]:
 
 
 def test_page_shows_every_kind_of_plug_in() -> None:
-    assert sorted(CODE) == ["attention", "parallel", "profilers", "workloads"]
+    assert sorted(CODE) == ["attention", "parallel", "parts", "profilers", "readers", "workloads"]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -50,3 +52,11 @@ def test_strategy_and_profiler_have_their_hooks(tmp_path: Path) -> None:
     with profiler.region(tmp_path / "cell-0", None, None):
         pass
     assert profiler.collect(tmp_path / "cell-0", None).results["collections"][0]["collections"] >= 0
+
+
+def test_format_is_recognised_and_read(tmp_path: Path) -> None:
+    format = _namespace("readers")["FORMAT"]
+    (path := tmp_path / "a.mine").write_text("MINE 1\ngemm 0.5 0.75\n")
+    assert format.matches(path.read_bytes(), path)
+    (kernel,) = format.read(path).kernels
+    assert (kernel.function.name, kernel.end_s - kernel.start_s) == ("gemm", 0.25)

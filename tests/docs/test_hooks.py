@@ -58,3 +58,9 @@ def test_tags_that_fetch_from_a_network_are_found() -> None:
     assert hooks._FROM_NETWORK.search('<link rel="stylesheet" href="//fonts.example/x.css">')
     assert hooks._STYLE_FROM_NETWORK.search("@import url(https://fonts.example/x.css)")
     assert not hooks._FROM_NETWORK.search('<script src="assets/x.js"></script><a href="https://example.org/">x</a>')
+
+
+def test_formats_are_a_table_in_their_page() -> None:
+    table = hooks.formats()
+    assert "| a report of nsys or its SQLite export: `.sqlite`, `.nsys-rep`, `.qdrep` | `nsys profile" in table
+    assert hooks._FORMATS in (hooks.ROOT / "docs" / "commands" / "analyze.md").read_text()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cs_systems.readers import _cache as cache
-from cs_systems.readers import _read as read
+from cs_systems.readers import read
 from cs_systems.readers._cache import cached
 from cs_systems.readers.forms.modules import Modules
 from cs_systems.readers.forms.operators import Operators
@@ -36,7 +36,7 @@ class Counting:
 
     def __call__(self, path: Path, process: int | None) -> Trace:
         self.times += 1
-        return read.read(path, process)
+        return read(path, process)
 
 
 def assert_same(a: Any, b: Any) -> None:
@@ -70,7 +70,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, nsys_path: Path, kineto
 
 def test_cached_trace_equals_a_fresh_reading(path: Path) -> None:
     reader = Counting()
-    first, second = (cached(path, read=reader) for _ in range(2))
+    first, second = (cached(path, None, reader) for _ in range(2))
     assert reader.times == 1
     assert_same(first, second)
     assert oct(cache.folder().stat().st_mode)[-3:] == "700"

@@ -11,8 +11,8 @@ import pytest
 from cs_systems.analysis.attribution import module_tables, tables
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.cli import main
+from cs_systems.readers import read
 from cs_systems.readers._called_modules import called_modules
-from cs_systems.readers._read import read
 from cs_systems.readers.forms.trace import Range
 from tests.analysis.attribution.test_foreign import AUTOGRAD, event, kernel
 

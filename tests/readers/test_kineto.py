@@ -13,7 +13,7 @@ import pytest
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.config import ConfigError
 from cs_systems.readers import _chrome_trace as chrome_trace
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.readers.forms.trace import Trace
 
 Event = dict[str, Any]

@@ -18,7 +18,7 @@ from cs_systems.analysis.attribution.profile import profile
 from cs_systems.analysis.attribution.tables import NO_COSTS, TABLES
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.readers.forms.jobs import kind
 
 Event = dict[str, Any]
@@ -246,7 +246,7 @@ def test_file_of_another_recorder_is_refused_by_its_name(
         (
             "export/KERNEL.parquet",
             b"PAR1",
-            "Parquet files, which cs-systems cannot read; if nsys wrote them, export the report again with nsys",
+            "a folder of Parquet files, which cs-systems cannot read; if nsys wrote them, export the report again",
         ),
     ],
 )
@@ -258,4 +258,4 @@ def test_binary_file_of_another_format_is_refused_by_its_name(
     path.write_bytes(content)
     given = path.parent if path.suffix == ".parquet" else path
     assert main(["analyze", str(given)]) == 2
-    assert f"{given} {'holds' if given.is_dir() else 'is'} {reason}" in " ".join(capsys.readouterr().err.split())
+    assert f"{given} is {reason}" in " ".join(capsys.readouterr().err.split())

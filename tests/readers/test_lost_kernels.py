@@ -22,8 +22,8 @@ from cs_systems.analysis.diagnosis._evidence import of_trace
 from cs_systems.cli import main
 from cs_systems.config import RunConfig
 from cs_systems.measure.profilers._tables import tables
+from cs_systems.readers import read
 from cs_systems.readers._lost_kernels import launches_kernel, lost_launches, zero_kernels
-from cs_systems.readers._read import read
 from cs_systems.readers.forms.trace import NO_KERNELS, Call
 from cs_systems.record import RunRecord
 from tests.readers.test_rocprof import STEPS as ROCM

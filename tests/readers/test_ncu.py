@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,9 +13,17 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
+from cs_systems.core import formats
 from cs_systems.readers import ncu
 
 RECORDED = Path(__file__).parents[1] / "data" / "h200_flash_triton.ncu-rep.gz"
+
+
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `analyze` read reports here, and not in a process that holds NVIDIA's objects."""
+    monkeypatch.setattr(formats, "formats", lambda: (replace(ncu.FORMAT, read=ncu.rows),))
+
+
 STACK = ("step", "forward", "block 0", "attention", "scores")
 
 
@@ -121,7 +129,7 @@ def test_text_is_three_tables_of_80_columns_and_csv_is_one(
 ) -> None:
     metrics = {name: Metric(1e12 if column.endswith("_s") else 99.9) for column, name in ncu.METRICS.items()}
     row(monkeypatch, tmp_path, Action(metrics, State()))
-    monkeypatch.setattr(ncu, "read", ncu.rows)  # not in a process that holds NVIDIA's objects
+    in_this_process(monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert main(["analyze", "a.ncu-rep"]) == 0
     shown = capsys.readouterr().out
@@ -149,7 +157,7 @@ def test_table_without_a_metric_is_left_out_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row(monkeypatch, tmp_path, Action({ncu.METRICS["registers"]: Metric(16.0)}))
-    monkeypatch.setattr(ncu, "read", ncu.rows)
+    in_this_process(monkeypatch)
     assert main(["analyze", str(tmp_path / "a.ncu-rep")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "no metric of occupancy and efficiency, throughput was recorded; record with ncu --set full" in shown

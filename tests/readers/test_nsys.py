@@ -13,7 +13,7 @@ import pytest
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.config import ConfigError
 from cs_systems.readers import _nsys as nsys
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.readers.forms.trace import Trace
 from tests.recorded import MAIN
 
@@ -273,7 +273,7 @@ def test_views_are_ignored(change: Callable[..., Path]) -> None:
     ("content", "message"),
     [
         (b"", "is empty: the trace was never written"),
-        (b"\x7fELF", "is not a trace; give an SQLite export or .nsys-rep of nsys, a Chrome trace"),
+        (b"\x7fELF", "is a damaged export .*; export it again"),
         (b"SQLite format 3\0" + b"\xff" * 3000, "is a damaged export .*; export it again"),
     ],
 )

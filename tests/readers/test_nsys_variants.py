@@ -15,7 +15,7 @@ import pytest
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.config import ConfigError
 from cs_systems.readers import _nsys as nsys
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 
 Change = Callable[..., Path]
 K, R, N, G = nsys.KERNELS, nsys.RUNTIME, nsys.NVTX, nsys.GRAPHS

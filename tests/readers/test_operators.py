@@ -14,7 +14,7 @@ from cs_systems.analysis.attribution.operator_table import notes, operators
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.cli import main
 from cs_systems.core.rows import OperatorRow
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from tests.analysis.attribution.test_foreign import AUTOGRAD, event, kernel, marked
 
 Event = dict[str, Any]

@@ -13,7 +13,7 @@ from cs_systems.analysis.attribution.profile import profile
 from cs_systems.analysis.comparison.ranks import summary
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from tests.forks import python
 
 RECORDED = 2  # steps

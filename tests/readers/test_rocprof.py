@@ -27,7 +27,7 @@ from cs_systems.cli import main
 from cs_systems.config import ConfigError
 from cs_systems.readers import _rocpd as rocpd
 from cs_systems.readers import _rocprof as rocprof
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.readers.forms.jobs import Job
 from cs_systems.readers.forms.trace import Trace
 

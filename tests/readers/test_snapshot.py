@@ -137,7 +137,7 @@ def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "missing.pickle")
     with pytest.raises(ConfigError, match="is a folder"):
         read(tmp_path)
-    with pytest.raises(ConfigError, match="/dev/null is not a regular file; give a snapshot file"):
+    with pytest.raises(ConfigError, match="/dev/null is not a plain file; give a snapshot file"):
         read(Path("/dev/null"))
 
 

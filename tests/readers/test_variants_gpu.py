@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from cs_systems.analysis.attribution.profile import profile
-from cs_systems.readers import proton
-from cs_systems.readers._read import read
+from cs_systems.readers import proton, read
 
 pytestmark = pytest.mark.gpu
 REPLAYS = 3

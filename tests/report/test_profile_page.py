@@ -19,7 +19,7 @@ from cs_systems.cli import main
 from cs_systems.core.printable import LONGEST_NAME, within
 from cs_systems.core.rows import as_tables
 from cs_systems.core.units import human
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.readers.forms.modules import checked
 from cs_systems.report.pages._packing import packed
 from cs_systems.report.pages.profile import render

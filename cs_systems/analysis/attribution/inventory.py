@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from cs_systems.analysis.attribution.kernel_families import is_collective
 from cs_systems.analysis.attribution.profile import Profile
-from cs_systems.core.file_types import command_for
+from cs_systems.core.formats import TIMELINE, Format, named, recognised
 from cs_systems.core.rows import FileRow
 from cs_systems.core.sources import Source
-from cs_systems.readers.proton import is_profile
 
 
 def traces_in(sources: Sequence[Source]) -> list[Source]:
@@ -19,23 +17,15 @@ def traces_in(sources: Sequence[Source]) -> list[Source]:
     return [source for source in sources if _is_trace(source)]
 
 
-def is_readable(source: Source) -> bool:
-    """Return whether the file is a trace, a report of ncu or a profile of Proton."""
-    return _is_trace(source) or _other_format(source.path) is not None
-
-
-def _other_format(path: Path) -> tuple[str, str] | None:
-    """Return (format, contents) of what `analyze` reads but is no trace of a timeline."""
-    if path.suffix == ".ncu-rep":
-        return "ncu", "counters"
-    return ("proton", "scopes") if is_profile(path) else None
+def format_of(source: Source) -> Format | None:
+    """Return the format of a file that a command reads: by its content, or by its name if it was given by that."""
+    found = recognised(source.path) or (None if source.is_inside else named(source.path))
+    return found if found and found.read else None
 
 
 def _is_trace(source: Source) -> bool:
-    if _other_format(source.path):
-        return False
-    command = command_for(source.path)
-    return command == "analyze" or (command is None and not source.is_inside)
+    found = format_of(source)
+    return found.holds == TIMELINE if found else not source.is_inside
 
 
 def row_of_profile(source: Source, profile: Profile) -> FileRow:
@@ -72,11 +62,8 @@ def _tables(profile: Profile) -> list[str]:
 
 def row_of_other(source: Source) -> FileRow | None:
     """Return the row of a file that is no trace; None where the file belongs to no command."""
-    if other := _other_format(source.path):
-        return _row(source, *other, "analyze")
-    command = command_for(source.path)
-    formats = {"snapshot": ("snapshot", "memory"), "report": ("records", "results of a run")}
-    return _row(source, *formats[command], command) if command in formats else None
+    found = format_of(source)
+    return _row(source, found.name, found.holds, found.command) if found else None
 
 
 def row_of_error(source: Source) -> FileRow:

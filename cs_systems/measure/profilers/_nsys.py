@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.core.diagnostic import Diagnostic, diagnostic
 from cs_systems.measure.profilers import ProfileLost
-from cs_systems.readers._nsys import EXPORT, PUSH_POP
+from cs_systems.readers._nsys import PUSH_POP
 from cs_systems.readers.forms.modules import beside
+from cs_systems.readers.nsys import EXPORT
 
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device

@@ -17,7 +17,7 @@ from cs_systems.core.caveats import RECORD_AGAIN, Caveat
 from cs_systems.core.rows import OverheadRow, Results, Row, as_tables
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.measure.profilers import Collected
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.readers.forms.modules import checked
 from cs_systems.readers.forms.trace import Trace
 from cs_systems.record import RunRecord

@@ -16,7 +16,7 @@ from cs_systems.config import ConfigError, Phase
 from cs_systems.core.rows import MemoryRange, MemoryRangeRow
 from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, _nsys
 from cs_systems.measure.profilers._blocks import gradients_of_a_block, kept_by_eager_block
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, rank_
 from cs_systems.measure.profilers._readings import CHECK_SHARED
 from cs_systems.measure.profilers._tables import overhead
 from cs_systems.measure.profilers._torch_profiler import record_trace, trace_path
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:

@@ -2,20 +2,6 @@
 
 from __future__ import annotations
 
-SUFFIXES = (
-    ".sqlite",
-    ".db",
-    ".nsys-rep",
-    ".qdrep",
-    ".hatchet",
-    ".json",
-    ".json.gz",
-    ".ncu-rep",
-    ".pickle",
-    ".pickle.gz",
-    ".pkl",
-    ".jsonl",
-)
 FILES = {
     "file": "file", "format": "format", "rank": "rank", "duration_s": "duration", "kernels": "kernels",
     "steps": "steps",

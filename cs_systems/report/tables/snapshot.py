@@ -84,5 +84,4 @@ FILES = {
     "file": "file", "device": "device", "events": "events", "peak_bytes": "peak", "reserved_bytes": "reserved then",
     "category": "largest", "category_share": "its share", "out_of_memory": "OOM",
 }  # fmt: skip
-SUFFIXES = (".pickle", ".pickle.gz", ".pkl", ".pkl.gz", ".pickle.json", ".pickle.gz.json", ".pkl.json")  # and sidecars
 FILES_CAPTION = "peaks of the snapshots"

@@ -14,7 +14,7 @@ import pytest
 from cs_systems.analysis.attribution.places import NOWHERE, Place, attribute
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.core.range_names import meaning
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.readers.forms.trace import Trace
 from tests.recorded import AUTOGRAD, DATA, MAIN
 

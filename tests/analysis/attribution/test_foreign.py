@@ -14,7 +14,7 @@ from cs_systems.analysis.attribution.range_tree import range_tree
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
 from cs_systems.core.range_names import general, is_operator
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 
 Event = dict[str, Any]
 WriteTrace = Callable[[Sequence[Event]], Path]

@@ -13,7 +13,7 @@ from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.comparison.profiles import difference
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from tests.recorded import AUTOGRAD, MAIN
 
 Export = Callable[..., Path]

@@ -13,7 +13,7 @@ import pytest
 from cs_systems.analysis.attribution import module_tables, tables
 from cs_systems.analysis.attribution.inferred_layers import Repetition, repetition
 from cs_systems.analysis.attribution.profile import Profile, profile
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from tests.analysis.attribution.test_foreign import AUTOGRAD, kernel, marked
 
 Event = dict[str, Any]

@@ -12,7 +12,7 @@ from cs_systems.analysis.attribution.known_ranges import MEANINGS, built_in, rea
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from tests.analysis.attribution.test_foreign import AUTOGRAD, event, kernel, marked
 
 WriteTrace = Callable[[Sequence[dict[str, Any]]], Path]

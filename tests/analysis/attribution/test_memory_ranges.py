@@ -11,7 +11,7 @@ import pytest
 
 from cs_systems.analysis.attribution.memory_ranges import memory_ranges
 from cs_systems.config import ConfigError
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from tests.recorded import AUTOGRAD, MAIN
 
 Export = Callable[..., Path]

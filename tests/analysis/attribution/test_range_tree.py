@@ -10,7 +10,7 @@ import pytest
 
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.analysis.attribution.range_tree import range_tree
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from tests.analysis.attribution.test_foreign import AUTOGRAD, event, kernel, marked
 
 WriteTrace = Callable[[Sequence[dict[str, Any]]], Path]

@@ -14,7 +14,7 @@ from cs_systems.analysis.attribution import timeline
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.attribution.tables import TABLES
 from cs_systems.analysis.attribution.timeline import median_step, results, view
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from tests.recorded import AUTOGRAD, MAIN
 
 

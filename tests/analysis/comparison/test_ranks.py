@@ -18,8 +18,7 @@ from cs_systems.analysis.attribution.overlap import union
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.analysis.comparison.ranks import Merged, _during, collective_rows, merged, rank_rows, straggler, summary
 from cs_systems.config import ConfigError
-from cs_systems.readers._rank_files import ranks_of
-from cs_systems.readers._read import read
+from cs_systems.readers import ranks_of, read
 from cs_systems.readers.forms.jobs import Message, kind, ranks_by_name
 from tests.recorded import MAIN
 

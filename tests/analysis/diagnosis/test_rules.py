@@ -22,7 +22,7 @@ from cs_systems.analysis.memory.tensor_names import tensor_names
 from cs_systems.cli._output import joined
 from cs_systems.config import RunConfig, preset
 from cs_systems.core import plugins
-from cs_systems.readers._read import read as read_trace
+from cs_systems.readers import read as read_trace
 from cs_systems.readers.snapshot import read
 from cs_systems.record import Measurement, RunRecord, Sample, read_records
 from cs_systems.report import diagnoses

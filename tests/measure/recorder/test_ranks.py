@@ -10,7 +10,7 @@ import pytest
 
 from cs_systems.core.caveats import Caveat
 from cs_systems.measure.recorder._ranks import merged_loop
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.record import read_records
 from cs_systems.report.tables.records import render
 from tests.forks import torchrun
