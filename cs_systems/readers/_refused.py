@@ -41,12 +41,6 @@ REFUSED = (
         instead=_ROCPROF,
     ),
     Format(
-        title="a trace in Perfetto's own format, which cs-systems cannot read",
-        matches=lambda head, path: path.name.endswith((".pftrace", ".perfetto-trace")),
-        suffixes=(".pftrace", ".perfetto-trace"),
-        instead="record again as JSON, such as with rocprofv3 --runtime-trace --output-format json",
-    ),
-    Format(
         title="a profile of the CPU's stacks for speedscope, which holds no kernels",
         matches=begins(rb'\s*\{\s*"\$schema"\s*:\s*"https://www\.speedscope'),
         instead="give a trace of torch.profiler",

@@ -236,11 +236,6 @@ def test_file_of_another_recorder_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        (
-            "1_results.pftrace",
-            b"\n\x10\x08\x01",
-            "a trace in Perfetto's own format, which cs-systems cannot read; record again as JSON",
-        ),
         ("export.arrow", b"\xff" * 4 + b"\xf0\0table_name", OTHER_EXPORT),
         ("export.h5", b"\x89HDF\r\n\x1a\n", OTHER_EXPORT),
         (
