@@ -361,10 +361,8 @@ def _as_kineto(category: str | None, args: Mapping[str, Any], label: str) -> dic
             agents.reverse()
         where: dict[str, str] = dict(re.findall(r"(AGENT|STREAM|QUEUE) \[(\d+)\]", label))
         number = next((int(one[0]) for one in agents if one), int(where.get("AGENT", "0")))
-        found |= {
-            "device": number,
-            "stream": args.get("stream_ID", int(place.get("STREAM") or place.get("QUEUE", "0"))),
-        }
+        stream = args.get("stream_ID", int(where.get("STREAM") or where.get("QUEUE", "0")))
+        found |= {"device": number, "stream": stream}
         found |= {"shared memory": args.get("group_segment_size"), "bytes": args.get("copy_bytes")}
     return found
 
