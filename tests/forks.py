@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,15 @@ def torchrun(*words: str, timeout_s: float = 55.0) -> subprocess.CompletedProces
 def launcher(*options: str) -> list[str]:
     """Return the words of torchrun with these options, which precede those of its ranks; they are forks of it."""
     return ["-m", "torch.distributed.run", *options, "--start-method", "fork", "--run-path", __file__]
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """Yield a port of this machine for a rendezvous, which the system gives to no other program meanwhile."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the rendezvous may listen there: this does not
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 @contextmanager

@@ -128,13 +128,11 @@ def test_ranks_of_torchrun_write_one_record(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     options = ["--steps", "1:3", "--with", "kineto", "--stop", "--out", str(tmp_path)]
     script = str(Path(__file__).with_name("slurm_script.py"))
-    job = os.environ | {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    job = os.environ | {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1"}
     with ExitStack() as ranks:
+        job["MASTER_PORT"] = str(ranks.enter_context(forks.held_port()))
         waits = [
             ranks.enter_context(
                 forks.started(

@@ -25,11 +25,6 @@ def two_ranks(folder: Path, *names: str) -> tuple[int, str, list[RunRecord]]:
     return done.returncode, done.stdout, read_records(folder)[0]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @dataclass(frozen=True)
 class Network:
     """Network of two nodes.
@@ -75,10 +70,19 @@ def network() -> Iterator[Network]:
     """Yield two nodes without a common loopback device, or this machine twice if that is impossible."""
     names, links = [f"cs-{os.getpid()}-{i}" for i in (0, 1)], [f"cs{os.getpid()}v{i}" for i in (0, 1)]
     try:
-        yield linked_namespaces(names, links) or Network([None] * 2, [{}, {}], ["127.0.0.1"] * 2, free_port())
+        with forks.held_port() as port:
+            yield linked_namespaces(names, links) or Network([None] * 2, [{}, {}], ["127.0.0.1"] * 2, port)
     finally:
         for name in names if shutil.which("ip") else ():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def test_held_port_takes_a_rendezvous_and_no_other_program() -> None:
+    with forks.held_port() as port, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            pass
 
 
 def test_two_nodes_are_one_job(tmp_path: Path, network: Network) -> None:
