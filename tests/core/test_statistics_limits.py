@@ -1,0 +1,165 @@
+"""Limits and formulas of the statistics, against values computed by hand and by published tables of Student's t."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cs_systems.core import statistics as stats
+
+T_2, T_4, T_6 = 4.30265273, 2.77644511, 2.44691185  # 0.975-quantiles of Student's t, by degrees of freedom
+ASSUMED = 0.0095  # standard deviation between processes, of logarithms
+
+
+def of_logs(*logs: float) -> list[list[float]]:
+    """Return rounds of one sample each with these logarithms."""
+    return [[math.exp(log)] for log in logs]
+
+
+def test_summary_has_the_tenths() -> None:
+    found = stats.summary([float(i) for i in range(11)])
+    assert (found.p10, found.p90) == (1.0, 9.0)
+    assert stats.summary([1.0, 3.0]).std == pytest.approx(math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    ("a_s", "b_s", "expected"),
+    [
+        (1e-3, 1e-3 + 0.4e-9, 0.0),
+        (1e-3 + 0.6e-9, 1e-3, pytest.approx(0.6e-9, rel=1e-3)),
+        (1e-3, 1e-3 + 0.6e-9, pytest.approx(-0.6e-9, rel=1e-3)),
+        (1e6 + 0.9e-6, 1e6, 0.0),
+        (1e6 + 1.2e-6, 1e6, pytest.approx(1.2e-6, rel=1e-3)),
+    ],
+)
+def test_excess_below_the_clocks_resolution_is_none(a_s: float, b_s: float, expected: float) -> None:
+    assert stats.excess_s(a_s, b_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("logs", "deviation"),
+    [
+        ((-0.01, 0.0, 0.01), 0.01 / math.sqrt(3)),
+        # Of five rounds the first and the last are cut, and count as their neighbours in the variance.
+        ((-0.04, -0.01, 0.0, 0.01, 0.09), 0.01 * math.sqrt(4 / 6)),
+    ],
+)
+def test_interval_of_rounds_is_students_t_on_logarithms(logs: tuple[float, ...], deviation: float) -> None:
+    low, high, _ = stats.interval(of_logs(*logs))
+    half = T_2 * math.sqrt(1.3) * deviation
+    assert low == pytest.approx(math.exp(-half), rel=1e-6)
+    assert high == pytest.approx(math.exp(half), rel=1e-6)
+
+
+def test_interval_of_two_rounds_takes_the_samples_as_independent() -> None:
+    samples = [float(i) for i in range(1, 7)]
+    assert stats.interval([samples[:3], samples[3:]])[:2] == (1.0, 6.0)
+
+
+def test_ratio_of_one_process_a_side_adds_the_assumed_variance_to_the_noise_of_rounds() -> None:
+    noise = 0.01**2 / 3
+    variance = ASSUMED**2 + noise
+    dof = 2 * 2 * (variance / noise) ** 2
+    half = stats.student_t(0.975, dof) * math.sqrt(2 * variance)
+    side = [of_logs(-0.01, 0.0, 0.01)]
+    found = stats.ratio_interval(side, side)
+    assert found.resolution == pytest.approx(math.expm1(half), rel=1e-9)
+    assert (found.low, found.high) == (pytest.approx(math.exp(-half)), pytest.approx(math.exp(half)))
+
+
+@pytest.mark.parametrize(("apart", "assumed"), [(0.0249, "0.95"), (0.0251, "7.53")])
+def test_restless_rounds_raise_the_assumed_variance_between_processes(apart: float, assumed: str) -> None:
+    for a, b in ((apart, 0.0), (0.0, apart)):
+        unseen = stats.ratio_interval([of_logs(-a, 0.0, a)], [of_logs(-b, 0.0, b)]).unseen or ""
+        assert f"; {assumed}% is assumed;" in unseen
+
+
+def side(apart: float) -> list[list[list[float]]]:
+    """Return three processes with equal rounds, whose logarithms differ by `apart`."""
+    return [of_logs(*[log] * 3) for log in (-apart, 0.0, apart)]
+
+
+@pytest.mark.parametrize(
+    ("times", "t", "share"),
+    [
+        (3.99, T_6, (1 + 2 * 3.99) / 3),  # the mean of the assumed and of the shown variance, which counts twice
+        (4.01, T_4, 4.01),  # contradicts the assumed variance
+    ],
+)
+def test_processes_show_their_variance(times: float, t: float, share: float) -> None:
+    of_median = math.pi / (4 + math.pi)
+    half = t * math.sqrt(2 * of_median * share) * ASSUMED
+    processes = side(math.sqrt(times) * ASSUMED)
+    found = stats.ratio_interval(processes, processes)
+    assert found.resolution == pytest.approx(math.expm1(half), rel=1e-6)
+    assert found.unseen is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [
+        (1.0099, "no difference"),
+        (1.0101, "slower"),
+        (1 / 1.0099, "no difference"),
+        (1 / 1.0101, "faster"),
+    ],
+)
+def test_one_percent_is_the_smallest_difference(ratio: float, verdict: str) -> None:
+    found = stats.ratio_interval([[[1.0]] * 3] * 50, [[[ratio]] * 3] * 50)
+    assert found.verdict == verdict
+    assert found.resolution == 0.01
+
+
+def test_interval_that_holds_one_is_no_difference() -> None:
+    processes = side(0.02)
+    for ratio in (1.03, 1 / 1.03):
+        other = [[[ratio * sample for sample in samples] for samples in rounds] for rounds in processes]
+        found = stats.ratio_interval(processes, other)
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low < 1 < found.high
+        assert found.verdict == "no difference"
+
+
+def test_samples_of_too_few_rounds_are_cut_into_thirds_in_their_order() -> None:
+    logs = (0.0, 0.01, 0.02, 0.02, 0.03, 0.04, 0.04)  # thirds of 2, 3 and 2 samples
+    thirds = (0.005, 0.02, 0.04)
+    two_rounds = [[math.exp(log) for log in part] for part in (logs[:4], logs[4:])]
+    other = [of_logs(0.02, 0.02, 0.02)]
+    found, expected = (stats.ratio_interval([a], other) for a in (two_rounds, of_logs(*thirds)))
+    assert found.resolution == pytest.approx(expected.resolution, rel=1e-3)
+
+
+@pytest.mark.parametrize(("last", "found"), [(1.034, []), (1.036, [9])])
+def test_outlier_of_equal_samples_is_more_than_3_5_percent_off(last: float, found: list[int]) -> None:
+    assert stats.outliers([1.0] * 9 + [last]) == found
+    assert stats.outliers([1.0] * 9 + [2 - last]) == found
+
+
+@pytest.mark.parametrize(("last", "found"), [(1.518, []), (1.52, [6])])
+def test_outlier_is_more_than_3_5_robust_standard_deviations_off(last: float, found: list[int]) -> None:
+    """The median deviation is 0.1, that of a normal distribution with a standard deviation of 0.14826."""
+    assert stats.outliers([0.9, 0.9, 0.9, 1.0, 1.1, 1.1, last]) == found
+
+
+def test_drift_compares_the_halves_without_the_middle() -> None:
+    found = stats.drift([1.0] * 4 + [5.0] + [2.0] * 4)
+    assert found is not None
+    assert found.change == 1.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "reasons"),
+    [
+        ([1.0] * 9 + [1.099, 1.2], []),
+        ([1.0] * 9 + [1.101, 1.2], ["the middle 80% of the steps span 10% of the median"]),
+        ([1.0] * 10 + [1.0199] * 10, []),
+        ([1.0] * 10 + [1.0201] * 10, ["the second half of the steps differs from the first by +2.0%"]),
+        ([1.0205] * 10 + [1.0] * 10, ["the second half of the steps differs from the first by -2.0%"]),
+        ([1.0] * 6 + [1.05] * 6, []),  # by chance in 16 of 1,000 cases
+        ([1.0] * 7 + [1.05] * 7, ["the second half of the steps differs from the first by +5.0%"]),  # in 9 of 1,000
+    ],
+)
+def test_samples_are_unstable_beyond_the_limits(samples: list[float], reasons: list[str]) -> None:
+    assert stats.unstable(samples) == reasons

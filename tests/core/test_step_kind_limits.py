@@ -1,0 +1,88 @@
+"""Limits of kinds of steps: series that lie on either side of each, without noise unless it is what is judged."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from cs_systems.core.step_kinds import step_kinds
+
+
+def kinds(durations: Sequence[float]) -> list[tuple[int, int | None]]:
+    """Return the number of steps of each kind and the distance between them."""
+    return [(len(kind.positions), kind.every) for kind in step_kinds(durations)]
+
+
+def slow(times: float, places: Sequence[int], steps: int = 30) -> list[float]:
+    """Return durations of 1 s, and of `times` as much at these places."""
+    return [times if i in places else 1.0 for i in range(steps)]
+
+
+@pytest.mark.parametrize(("times", "found"), [(2.99, [(30, None)]), (3.01, [(29, None), (1, None)])])
+def test_step_alone_takes_three_times_as_long(times: float, found: list[tuple[int, int | None]]) -> None:
+    assert kinds(slow(times, [12])) == found
+
+
+@pytest.mark.parametrize(("steps", "count"), [(77, 2), (78, 1)])
+def test_step_alone_takes_a_twentieth_of_the_time(steps: int, count: int) -> None:
+    """4 s of 80 s are a twentieth."""
+    assert len(kinds(slow(4.0, [12], steps))) == count
+
+
+@pytest.mark.parametrize(("times", "found"), [(1.99, [(30, None)]), (2.01, [(28, None), (2, None)])])
+@pytest.mark.parametrize("places", [(3, 4), (3, 17)])
+def test_several_steps_take_twice_as_long(
+    times: float, found: list[tuple[int, int | None]], places: tuple[int, ...]
+) -> None:
+    assert kinds(slow(times, places)) == found
+
+
+@pytest.mark.parametrize(("places", "every"), [((4, 14), None), ((4, 14, 24), 10), ((4, 14, 25), None)])
+def test_three_steps_make_a_fixed_distance(places: tuple[int, ...], every: int | None) -> None:
+    assert kinds(slow(5.0, places)) == [(30 - len(places), None), (len(places), every)]
+
+
+def spread_out(width: float, gap: float, above: int) -> list[float]:
+    """Return 30 durations in random order, with even logarithms from 0 to `width`, and `above` behind a gap."""
+    below = 30 - above
+    logs = [width * i / (below - 1) for i in range(below)] + [width + gap] * above
+    return random.Random(1).sample([math.exp(log) for log in logs], 30)
+
+
+@pytest.mark.parametrize(
+    ("width", "above", "least"),
+    [
+        # From the tenth to the ninetieth of 100 steps; 5 of 30 steps more, because so few show their spread badly.
+        (2.0, 1, 2.0 * 24 / 28 * 35 / 30),
+        (3.0, 2, 3.0 * 23 / 27 * 35 / 30 / 2),
+        (3.0, 3, 3.0 * 22 / 26 * 35 / 30 / 2),
+    ],
+)
+def test_gap_is_wide_against_the_spread(width: float, above: int, least: float) -> None:
+    assert kinds(spread_out(width, least - 0.01, above)) == [(30, None)]
+    assert kinds(spread_out(width, least + 0.01, above)) == [(30 - above, None), (above, None)]
+
+
+def test_four_kinds_are_told_apart() -> None:
+    for counts, expected in (((60, 20, 6, 2), [60, 20, 6, 2]), ((200, 20, 5, 3, 2), [220, 5, 3, 2])):
+        durations = [10.0**level for level, count in enumerate(counts) for _ in range(count)]
+        assert [len(kind.positions) for kind in step_kinds(durations)] == expected
+
+
+def test_kinds_have_their_median_and_total() -> None:
+    common, rare = step_kinds([1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 9.0])
+    assert (common.positions, common.median_s, common.total_s) == ((0, 1, 2, 4, 5, 6, 8, 9, 10), 1.0, 9.0)
+    assert (rare.positions, rare.median_s, rare.total_s, rare.every) == ((3, 7, 11), 9.0, 27.0, 4)
+
+
+def test_steps_that_alternate_are_two_kinds() -> None:
+    assert kinds([1.0, 5.0] * 6) == [(6, 2), (6, 2)]
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("inf"), float("nan")])
+def test_impossible_durations_are_not_divided(bad: float) -> None:
+    assert kinds([*slow(5.0, (4, 14, 24)), bad]) == [(31, None)]
+    assert kinds([]) == []
