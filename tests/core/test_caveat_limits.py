@@ -13,6 +13,7 @@ from cs_systems.core.caveats import (
     cut_short,
     launch_bound_phases,
     not_restored,
+    of_spread,
     recomputed,
     skipped_steps,
 )
@@ -35,6 +36,18 @@ def test_phase_that_ends_within_a_tenth_of_it_after_its_submission_is_launch_bou
 @pytest.mark.parametrize(("count", "found"), [(2, ["few-samples"]), (3, [])])
 def test_three_steps_show_a_spread(count: int, found: list[str]) -> None:
     assert codes(samples(count=count)) == found
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (0, "0 timed steps are too few to show a spread"),
+        (1, "1 timed step is too few to show a spread"),
+        (2, "2 timed steps are too few to show a spread"),
+    ],
+)
+def test_too_few_steps_are_counted(count: int, message: str) -> None:
+    assert [caveat.message for caveat in of_spread(samples(count=count), "step")] == [message]
 
 
 @pytest.mark.parametrize(("clock_hz", "found"), [(97e6, []), (96.9e6, ["throttled"])])

@@ -96,13 +96,35 @@ def test_processes_show_their_variance(times: float, t: float, share: float) -> 
     assert found.unseen is None
 
 
+def test_processes_of_one_sample_each_show_their_variance_too() -> None:
+    apart = math.sqrt(3.0) * ASSUMED
+    single = [[[math.exp(log)]] for log in (-apart, 0.0, apart)]
+    expected, found = (stats.ratio_interval(of, of) for of in (side(apart), single))
+    assert found.resolution == pytest.approx(expected.resolution)
+    assert found.verdict == "no difference"
+
+
+@pytest.mark.parametrize(("a", "b", "unseen"), [(1, 2, True), (2, 1, True), (2, 2, False)])
+def test_one_process_on_either_side_does_not_show_the_variance(a: int, b: int, unseen: bool) -> None:
+    process = of_logs(0.0, 0.0, 0.0)
+    found = stats.ratio_interval([process] * a, [process] * b)
+    assert ("a run used one process" in (found.unseen or "")) is unseen
+    assert found.noise == ("rounds" if unseen else "processes and rounds")
+
+
+@pytest.mark.parametrize(("bad", "message"), [([2.0, -1.0, 1.0], "a duration is -1 s"), ([], "there is no duration")])
+def test_refused_duration_is_named(bad: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stats.ratio_interval([[bad]], [[[1.0] * 3]])
+
+
 @pytest.mark.parametrize(
     ("ratio", "verdict"),
     [
         (1.0099, "no difference"),
-        (1.0101, "slower"),
+        (1.01, "slower"),
         (1 / 1.0099, "no difference"),
-        (1 / 1.0101, "faster"),
+        (1 / 1.01, "faster"),
     ],
 )
 def test_one_percent_is_the_smallest_difference(ratio: float, verdict: str) -> None:

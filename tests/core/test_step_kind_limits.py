@@ -66,6 +66,18 @@ def test_gap_is_wide_against_the_spread(width: float, above: int, least: float) 
     assert kinds(spread_out(width, least + 0.01, above)) == [(30 - above, None), (above, None)]
 
 
+@pytest.mark.parametrize(("steps", "found"), [(21, [(21, None)]), (24, [(21, None), (3, 8)])])
+def test_three_steps_at_a_distance_are_no_chance_among_many(steps: int, found: list[tuple[int, int | None]]) -> None:
+    """Of 1,330 places of 3 steps among 21, 27 are at a fixed distance, more than 2%; of 2,024 among 24, 35 are.
+
+    The others reach up to the slow steps, so that no gap shows them.
+    """
+    durations = slow(2.0, range(3, steps, steps // 3), steps)
+    for place, time_s in ((0, 1.2), (6, 1.4), (13, 1.6), (16, 1.8)):
+        durations[place] = time_s
+    assert kinds(durations) == found
+
+
 def test_four_kinds_are_told_apart() -> None:
     for counts, expected in (((60, 20, 6, 2), [60, 20, 6, 2]), ((200, 20, 5, 3, 2), [220, 5, 3, 2])):
         durations = [10.0**level for level, count in enumerate(counts) for _ in range(count)]

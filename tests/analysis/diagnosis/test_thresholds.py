@@ -14,13 +14,19 @@ from cs_systems.core import plugins
 from cs_systems.record import Measurement, Sample
 from cs_systems.report import diagnoses
 from tests.analysis.diagnosis.test_rules import (
+    CHECKPOINTED,
     ELEMENTWISE,
     FOREACH,
+    FP32_GEMM,
     H200,
     OPTIMIZER,
+    PLANTED,
     RANKS,
+    SCORES,
+    SLOW,
     measured,
     timed,
+    traced,
     with_tables,
 )
 
@@ -47,7 +53,7 @@ def phase_of(time_s: float, *, flops: float, peak_flops_per_s: float, **config: 
     return Evidence(tables, measurement, RunConfig(**config), H200)
 
 
-def late(longest_s: float) -> Evidence:
+def late(longest_s: float | None) -> Evidence:
     gaps: Any = [{"device": 0, "cause": "device latency", "time_s": 10.0, "longest_s": longest_s}]
     return of_trace({"gaps": gaps, "steps": [{"step": 0, "device": 0, "wall_s": 100.0}]}, H200)  # type: ignore[typeddict-item]
 
@@ -56,9 +62,10 @@ def clocked(clock_hz: float) -> Evidence:
     return timed(measurement=measured(sm_clock_hz=clock_hz), clock_max_hz=100e6, throttle_reasons=("power cap",))
 
 
-def of_two_rounds(measurement: Measurement) -> Measurement:
-    *before, last = measurement.samples
-    return replace(measurement, samples=(*before, replace(last, round=1)))
+def of_two_rounds(measurement: Measurement, first: int = -1) -> Measurement:
+    """Return the samples with those from `first` on in a round of their own."""
+    later = [replace(sample, round=1) for sample in measurement.samples[first:]]
+    return replace(measurement, samples=(*measurement.samples[:first], *later))
 
 
 # rule and limit → (evidence without the fault by a hair, evidence with it by a hair)
@@ -88,6 +95,14 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
     ),
     "short_warmup: 5% above the steady steps": (
         timed(measurement=measured([1.05] + [1.0] * 7)), timed(measurement=measured([1.0501] + [1.0] * 7)),
+    ),
+    "short_warmup: the first step of another round": (
+        timed(measurement=of_two_rounds(measured([3.0] + [1.0] * 7), first=1)),
+        timed(measurement=measured([3.0] + [1.0] * 7)),
+    ),
+    "short_warmup: steps that do more come first": (
+        timed(measurement=measured([3.0, 1.0, 1.0, 1.0] * 4)),
+        timed(measurement=measured([3.0, 1.0, 1.0, 1.0, 1.0] + [3.0, 1.0, 1.0, 1.0] * 3)),
     ),
     "short_warmup: one round": (
         timed(measurement=of_two_rounds(measured([3.0] + [1.0] * 7))),
@@ -127,3 +142,137 @@ def test_three_sentences_are_shown() -> None:
     four = apply_rules(with_tables(gaps=gaps, phases=[*ELEMENTWISE, *OPTIMIZER], kernels=FOREACH)) or []
     assert len(four) == 4
     assert len(diagnoses.text(four, "markdown").strip().splitlines()) == 3
+
+
+TIMES = {fault: evidence for fault, (evidence, *_) in PLANTED.items() if evidence.memory is None}
+
+
+@pytest.mark.parametrize("fault", TIMES)
+def test_rule_needs_the_duration_of_a_step(fault: str) -> None:
+    evidence, rule = TIMES[fault], fault.partition(",")[0].replace("-", "_")
+    tables: Any = {name: rows for name, rows in evidence.tables.items() if name not in ("steps", "overlap", "overhead")}
+    assert found(rule, replace(evidence, measurement=None, tables=tables)) is None
+
+
+# rule → evidence of a step that lacks its fault, or a number that shows it
+SILENT: dict[str, tuple[Evidence, ...]] = {
+    "blocking_copies": (with_tables(), timed()),
+    "data_input": (with_tables(), timed()),
+    "device_allocation": (with_tables(), timed()),
+    "host_synchronisation": (with_tables(), timed()),
+    "exposed_communication": (
+        with_tables(), timed(), timed(RANKS, tables={"overlap": [{"rank": 0, "exposed_s": 0.05}]}),
+    ),
+    "recompilation": (
+        timed(), timed(measurement=measured(compiles=1)), timed(measurement=measured(compile_s=0.1)), with_tables(),
+    ),
+    "recomputation": (
+        timed(), with_tables(),
+        *(replace(PLANTED["recomputation"][0], **lacking) for lacking in (
+            {"device_bytes": None}, {"device_bytes": 1 << 30}, {"tables": {}}, {"config": None},
+        )),
+    ),
+    "straggler": (timed(), timed(tables={"ranks": [{"rank": r, "wait_s": w} for r, w in ((0, 0.04), (1, None))]})),
+    "throttled_clock": (
+        timed(), replace(clocked(50e6), clock_max_hz=None), replace(clocked(50e6), throttle_reasons=()),
+        timed(clock_max_hz=100e6, throttle_reasons=("power cap",)),
+    ),
+    "unfused_attention": (with_tables(), timed(), with_tables(attention=SCORES)),
+    "unfused_elementwise": (
+        with_tables(phases=[]), timed(),
+        with_tables(phases=ELEMENTWISE, kernels=[{"kernel": "triton_poi_0", "family": "elementwise", "time_s": 0.04}]),
+        with_tables(phases=[{**ELEMENTWISE[0], "phase": "optimizer"}]),
+    ),
+    "unfused_optimizer": (
+        with_tables(), timed(), of_trace(traced(kernels=FOREACH, phases=OPTIMIZER), None),  # type: ignore[arg-type]
+        with_tables(kernels=FOREACH, phases=[]),
+    ),
+    "unstable_times": (timed(), replace(PLANTED["unstable-times"][0], has_mixed_steps=True), with_tables()),
+    "unused_tensor_cores": (
+        with_tables(), timed(), of_trace(traced(kernels=FP32_GEMM, phases=[]), None),  # type: ignore[arg-type]
+        of_trace(traced(kernels=FP32_GEMM, phases=[]), "an unknown GPU"),  # type: ignore[arg-type]
+    ),
+    "slow_products": (with_tables(phases=[]), timed(), timed(RunConfig(), tables={"phases": SLOW})),
+    "short_warmup": (with_tables(), timed(), timed(measurement=measured([3.0] + [1.0] * 7, compile_s=1.0))),
+    "late_kernels": (with_tables(), timed(), late(None)),
+    "launch_bound": (Evidence({"overlap": [{"step_s": 1.0}]}), timed()),  # type: ignore[dict-item, list-item, typeddict-item]
+    "below_ceiling": (
+        with_tables(), timed(),
+        *(replace(PLANTED["below-ceiling"][0], **lacking) for lacking in (
+            {"config": None}, {"device_name": None}, {"tables": {}},
+            {"config": RunConfig(workload="attention", mode="forward")},  # type: ignore[arg-type]
+        )),
+    ),
+    "fragmentation": (in_memory(0, peak=1, reserved=None), timed()),
+    "kept_activations": (timed(), replace(in_memory(9, "activations", peak=10), config=CHECKPOINTED)),
+    "kept_gradients": (
+        timed(), in_memory(0, "gradients", peak=10, phase="forward"), in_memory(5, "gradients", peak=10),
+    ),
+    "loss_spike": (timed(),),
+    "optimizer_state": (timed(),),
+    "score_matrices": (timed(), in_memory(0, "attention scores", peak=10)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", SILENT)
+def test_rule_is_silent_without_its_fault(rule: str) -> None:
+    for number, evidence in enumerate(SILENT[rule]):
+        assert found(rule, evidence) is None, number
+
+
+def test_every_rule_is_tried_without_its_fault() -> None:
+    assert SILENT.keys() == {*plugins.names("diagnosis")}
+
+
+LEFT = {"synchronize": 0.3}
+# rule → evidence, what is left at best and words of the cause; in exact numbers
+BOUNDS: dict[str, tuple[Evidence, float, str]] = {
+    "kept_activations": (in_memory(4 * GIB, "activations", peak=10 * GIB), 6 * GIB, "activations take 40%"),
+    "launch_bound": (
+        with_tables(gaps=[{"device": 0, "cause": "copy", "time_s": 0.03}]), 0.1, "0% of the step the GPU waits",
+    ),
+    "exposed_communication": (
+        timed(RANKS, Measurement("cuda_event", (Sample(0, False, 0.1, LEFT, LEFT),) * 4, 0.0)),
+        0.0,
+        "100% of the step is communication",
+    ),
+    "recompilation": (
+        timed(measurement=replace(m := measured(), samples=(
+            replace(m.samples[0], compiles=1, compile_s=0.5), *m.samples[1:],
+        ))), 0.05, "code was compiled once while timed",
+    ),
+    "straggler": (
+        timed(tables={"ranks": [{"rank": r, "wait_s": w} for r, w in ((0, 0.01), (1, 0.04), (2, 0.02))]}),
+        0.07, "rank 1 waits 30% of the step for rank 0",
+    ),
+    "unstable_times": (timed(measurement=measured([1.0, 2.0, 3.0])), 1.0, "the middle 80% of the steps span 80%"),
+    "throttled_clock": (clocked(50e6), 0.05, "the SM clock ran at 50 of 100 MHz"),
+    "slow_products": (with_tables(phases=[SLOW[0] | {"ceiling_share": 0.8}]), 0.1, "take 80% of the step at 80%"),
+    "slow_products: unknown": (with_tables(phases=[SLOW[0] | {"ceiling_share": None}]), 0.02, "of the step at 0%"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BOUNDS)
+def test_bound_of_a_rule_is_exact(case: str) -> None:
+    evidence, at_best, words = BOUNDS[case]
+    answer = found(case.partition(":")[0], evidence)
+    assert answer is not None
+    assert answer.at_best == pytest.approx(at_best, rel=1e-12, abs=1e-15)
+    assert words in answer.cause
+
+
+def test_rows_behind_a_diagnosis_have_its_numbers() -> None:
+    unstable, slow, recompiled = (
+        found(rule, timed(measurement=measurement))
+        for rule, measurement in (
+            ("unstable_times", measured([1.0, 2.0, 3.0])),
+            ("short_warmup", measured([3.0] + [1.0] * 7)),
+            ("recompilation", measured(compiles=2, compile_s=0.05)),
+        )
+    )
+    assert unstable is not None
+    assert slow is not None
+    assert recompiled is not None
+    assert unstable.evidence == ({"steps": 3, "fastest_s": 1.0, "slowest_s": 3.0},)
+    assert slow.evidence == ({"slow_steps": 1, "steady_s": 1.0, "mean_s": 1.25},)
+    assert recompiled.evidence == ({"compiles": 20, "compile_s": pytest.approx(0.5), "steps": 10},)
