@@ -41,7 +41,7 @@ class MemoryReadings:
 
     def read(self, phase: str) -> None:
         self.device.synchronize()
-        peak, reserved = self.device.part_peaks() if self.step else (None, None)
+        peak, reserved = self.device.peaks() if self.step else (None, None)
         peaks: PeaksRow = {"peak_allocated_bytes": peak, "peak_reserved_bytes": reserved}
         self.rows.append({"step": self.step, "phase": phase, **self.device.memory(), **peaks})
 
@@ -53,7 +53,7 @@ class MemoryReadings:
             self.step += 1
         elif len(self._open) == 2:
             self.device.synchronize()
-            self.device.new_part()
+            self.device.restart_peaks()
 
     def pop(self) -> None:
         if threading.get_ident() != self._thread:

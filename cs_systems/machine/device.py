@@ -72,17 +72,17 @@ class Device:
 
     def reset_peaks(self) -> None:
         if self.is_cuda:
-            _parts_peaks.pop(self.torch, None)
+            _earlier.pop(self.torch, None)
             torch.cuda.reset_peak_memory_stats(self.torch)
 
-    def new_part(self) -> None:
-        """Restart the count of `part_peaks`; the peaks of the whole measurement continue."""
+    def restart_peaks(self) -> None:
+        """Begin a new interval of `peaks`; the peaks of the whole measurement continue."""
         if self.is_cuda:
-            _parts_peaks[self.torch] = (self.peak_allocated_bytes() or 0, self.peak_reserved_bytes() or 0)
+            _earlier[self.torch] = (self.peak_allocated_bytes() or 0, self.peak_reserved_bytes() or 0)
             torch.cuda.reset_peak_memory_stats(self.torch)
 
-    def part_peaks(self) -> tuple[int | None, int | None]:
-        """Return the peaks (allocated, reserved) in bytes since `new_part`; None on a CPU."""
+    def peaks(self) -> tuple[int | None, int | None]:
+        """Return the peaks (allocated, reserved) in bytes since `restart_peaks`; None on a CPU."""
         if not self.is_cuda:
             return None, None
         return torch.cuda.max_memory_allocated(self.torch), torch.cuda.max_memory_reserved(self.torch)
@@ -92,10 +92,10 @@ class Device:
 
         PYTORCH_NO_CUDA_MEMORY_CACHING leaves torch's counters at 0.
         """
-        return max(self.part_peaks()[0] or 0, _parts_peaks.get(self.torch, (0, 0))[0]) or None if self.is_cuda else None
+        return max(self.peaks()[0] or 0, _earlier.get(self.torch, (0, 0))[0]) or None if self.is_cuda else None
 
     def peak_reserved_bytes(self) -> int | None:
-        return max(self.part_peaks()[1] or 0, _parts_peaks.get(self.torch, (0, 0))[1]) or None if self.is_cuda else None
+        return max(self.peaks()[1] or 0, _earlier.get(self.torch, (0, 0))[1]) or None if self.is_cuda else None
 
     def allocated_bytes(self) -> int:
         """Return the bytes that tensors occupy now; 0 on a CPU, whose allocations are not counted."""
@@ -218,8 +218,8 @@ def allocator_settings() -> str | None:
     return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or None
 
 
-# Peaks (allocated, reserved) of each device before the current part, because `new_part` resets torch's counters.
-_parts_peaks: dict[torch.device, tuple[int, int]] = {}
+# Peaks (allocated, reserved) of each device before the last `restart_peaks`, which resets torch's counters.
+_earlier: dict[torch.device, tuple[int, int]] = {}
 
 
 def _resident_bytes() -> int | None:

@@ -42,7 +42,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
         raise Unavailable("a memory snapshot requires a CUDA device; leave it out or run on a GPU")
     memory, optimizers = torch.cuda.memory, list[Any]()
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: optimizers.append(optimizer))
-    device.new_part()
+    device.restart_peaks()
     memory._record_memory_history(stacks="python", clear_history=True, global_record_annotations=True)
     try:
         with annotated(RecordFunctionRanges(), model):
@@ -52,7 +52,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
         memory._dump_snapshot(str(snapshot_path(out)))
         memory._record_memory_history(enabled=None)
         hook.remove()
-        known = {"max_allocated_bytes": device.part_peaks()[0], "tensors": named_tensors(model, optimizers[-1:])}
+        known = {"max_allocated_bytes": device.peaks()[0], "tensors": named_tensors(model, optimizers[-1:])}
         sidecar_path(out).write_text(json.dumps({"schema_version": SIDECAR_VERSION, "config": None, **known}))
 
 

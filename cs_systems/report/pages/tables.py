@@ -1,4 +1,4 @@
-"""One self-contained HTML page of tables: `part(tables)` makes each section, `page(title, parts)` the page.
+"""One self-contained HTML page of tables: `sections(tables)` makes a section of each, `page(title, texts)` the page.
 
 Nothing is fetched; the templates escape every text.
 """
@@ -17,14 +17,14 @@ from cs_systems.report.tables.table import Table
 Picture = tuple[str, str]  # caption, and the <svg> element that `plot.svg` makes
 
 
-def part(tables: Sequence[Table]) -> str:
+def sections(tables: Sequence[Table]) -> str:
     """Return a section for each table: its caption, the table, the legends of its columns, and its notes."""
     named = [(f"table-{hashlib.sha256(table.caption.encode()).hexdigest()[:8]}", table) for table in tables]
-    return _templates.render("part.html.jinja", {"tables": named})
+    return _templates.render("sections.html.jinja", {"tables": named})
 
 
 def _html(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    return part(tables)
+    return sections(tables)
 
 
 FORMATS["html"] = _html  # for `records.render` and `rows.render_rows`; only a command that makes a page needs it
@@ -32,7 +32,7 @@ FORMATS["html"] = _html  # for `records.render` and `rows.render_rows`; only a c
 
 def page(
     title: str,
-    parts: Sequence[str],
+    texts: Sequence[str],
     facts: Sequence[tuple[str, str]] = (),
     pictures: Sequence[Picture] = (),
     diagnoses: Sequence[str] = (),
@@ -42,7 +42,7 @@ def page(
 
     Args:
         title: heading of the page.
-        parts: sections, as `part` makes them, or `formats.paragraph` in format html.
+        texts: its sections, as `sections` makes them, or `formats.paragraph` in format html.
         facts: numbers to show first, by name.
         pictures: figures to show before the sections.
         diagnoses: sentences that the page begins with.
@@ -52,7 +52,7 @@ def page(
         "title": title,
         "facts": facts,
         "diagnoses": diagnoses,
-        "sections": [Markup(text) for text in parts],
+        "sections": [Markup(text) for text in texts],
         "origin": origin,
         "pictures": [(caption, Markup(svg)) for caption, svg in pictures],
     }
