@@ -438,10 +438,10 @@ class Sweep:
     dry_run: Annotated[bool, flag("list the cells with their predicted memory, and run nothing")] = False
     part: Annotated[
         MaybeText,
-        optional("K/N", "run only cells K, K+N, … (counted from 0), so that N jobs share a sweep", "all cells"),
+        optional("K/N", "run share K of N of the sweep (K from 0): cells K, K+N, …, for N jobs", "all cells"),
     ] = None
 
-    def of_part(self, cells: Sequence[T]) -> Sequence[T]:
+    def of_share(self, cells: Sequence[T]) -> Sequence[T]:
         """Return the cells of this job. Raises ConfigError."""
         if self.part is None:
             return cells

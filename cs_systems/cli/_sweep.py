@@ -54,7 +54,7 @@ def run_and_report(
         print(visible(f"errors:  {folder / 'worker.log'}"))
     words = ("cs-systems", "report", folder, "--format", "html", "--open")
     print(labelled_command("report:", words, text_width(width)))
-    return exit_status(asked_for(records, options.of_part(configs)))
+    return exit_status(asked_for(records, options.of_share(configs)))
 
 
 def print_diagnoses(records: Sequence[RunRecord]) -> None:
@@ -107,7 +107,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
     try:
         with _progress() as shown:
             for _ in sweep(
-                options.of_part(configs),
+                options.of_share(configs),
                 out=folder,
                 repeats=options.repeats,
                 timeout_s=options.timeout_s,
@@ -137,7 +137,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
     from cs_systems.core.units import counted, human
 
     options = options or Sweep()
-    configs = options.of_part(configs)
+    configs = options.of_share(configs)
     check(configs, options.repeats, options.timeout_s)
     table = Table("cell", "predicted peak", "", box=None, pad_edge=False)
     for config, row in zip(configs, preflight(configs, timeout_s=options.timeout_s), strict=True):

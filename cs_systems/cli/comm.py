@@ -143,7 +143,7 @@ def run(args: Comm) -> int:
     text = joined(tables, args.format, f"Collectives of {folder}", pictures, records)
     deliver(text, args.format, args.output, args.open)
     print_figure_and_paths(args.format, folder, "collectives", args.figure, records)
-    return exit_status(asked_for(records, args.sweep.of_part(configs)))
+    return exit_status(asked_for(records, args.sweep.of_share(configs)))
 
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:

@@ -99,7 +99,7 @@ def run(args: Memory) -> int:
     for record in records:
         print_memory(record, folder)
     print(visible(f"records: {records_path(folder)}"))
-    return exit_status(asked_for(records, args.sweep.of_part(cells)))
+    return exit_status(asked_for(records, args.sweep.of_share(cells)))
 
 
 def _device_bytes(text: str, option: str) -> int:

@@ -156,7 +156,7 @@ def run(args: Parallel) -> int:
         tables = [joined(tables, "html", title, pictures, records)]
     deliver_tables(tables, args.format, args.output, [folder], args.open)
     print_figure_and_paths(args.format, folder, "streams", args.figure, recorded)
-    return exit_status(asked_for(records, args.sweep.of_part(configs)))
+    return exit_status(asked_for(records, args.sweep.of_share(configs)))
 
 
 def cells(args: Parallel) -> list[RunConfig]:

@@ -145,7 +145,7 @@ def run(args: PrecisionOptions) -> int:
     check_outputs({"--output": args.output}, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "precision", 0)
     _deliver(args, asked_for(records, configs), folder)
-    mine = asked_for(records, args.sweep.of_part(configs))
+    mine = asked_for(records, args.sweep.of_share(configs))
     failed = any(record.status == "error" for record in mine)
     return EXIT_NOTHING if failed else exit_status(mine)
 
@@ -267,7 +267,7 @@ def compared(args: PrecisionOptions) -> int:
     if args.sweep.dry_run:
         return print_cells([*timed, *apart], args.sweep)
     check_outputs({"--output": args.output}, [*reads(args.sweep.out), *sources_of(timed)])
-    mine = {*args.sweep.of_part([*timed, *apart])}
+    mine = {*args.sweep.of_share([*timed, *apart])}
     timed, apart = ([cell for cell in group if cell in mine] for group in (timed, apart))
     if args.sweep.out and not records_path(args.sweep.out).is_file():
         cells = counted(len(mine), "cell")

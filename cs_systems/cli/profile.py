@@ -81,7 +81,7 @@ def run(args: Profile) -> int:
             "--show-command prints the commands and runs nothing",
         )
         folder = args.sweep.folder("profile").absolute()
-        for command in profiler_commands(args.sweep.of_part(configs), folder):
+        for command in profiler_commands(args.sweep.of_share(configs), folder):
             print(f"{command_line('mkdir', '-p', folder)} && {command_line(*command)}")
         return 0
     return run_and_report(configs, args.sweep, "profile", args.steps.seed, print_profile)

@@ -20,12 +20,12 @@ SLURM = Path(__file__).parents[2] / "scripts" / "slurm"
 
 
 @given(st.integers(1, 40), st.integers(1, 9))
-def test_parts_divide_all_cells_evenly(count: int, jobs: int) -> None:
+def test_shares_divide_all_cells_evenly(count: int, jobs: int) -> None:
     cells = list(range(count))
-    parts = [list(Sweep(part=f"{k}/{jobs}").of_part(cells)) for k in range(min(jobs, count))]
-    assert sorted(cell for part in parts for cell in part) == cells
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert Sweep().of_part(cells) == cells
+    shares = [list(Sweep(part=f"{k}/{jobs}").of_share(cells)) for k in range(min(jobs, count))]
+    assert sorted(cell for share in shares for cell in share) == cells
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert Sweep().of_share(cells) == cells
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_parts_divide_all_cells_evenly(count: int, jobs: int) -> None:
         ),
     ],
 )
-def test_invalid_part_is_refused(part: str, text: str) -> None:
+def test_invalid_share_is_refused(part: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        Sweep(part=part).of_part([0, 1])
+        Sweep(part=part).of_share([0, 1])
 
 
-def test_part_of_a_comparison_of_precisions_is_of_all_its_cells(
+def test_share_of_a_comparison_of_precisions_is_of_all_its_cells(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["precision", "--size", "tiny", "--context-length", "16", "--precision", "bf16", "--device", "cpu"]
@@ -58,7 +58,7 @@ def test_part_of_a_comparison_of_precisions_is_of_all_its_cells(
     assert (record.config["workload"], record.config["precision"]) == ("precision_error", "bf16")
 
 
-def test_array_task_measures_its_part(tmp_path: Path) -> None:
+def test_array_task_measures_its_share(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     task = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "2", "PATH": path}
     words = [str(tmp_path / "out"), "time", "--size", "tiny", "--attention", "naive", "sdpa_math", "--device", "cpu"]
