@@ -69,9 +69,11 @@ def print_memory(record: RunRecord, folder: Path) -> None:
     if predicted := results.get("memory_components"):
         print_table(by_phase(predicted), "predicted memory by component, after each phase of the second step", [], {})
     if owners := results.get("memory_parts"):
-        parts = [{"part": f"= {row['part']}" if row["total"] else row["part"], "bytes": row["bytes"]} for row in owners]
+        named = [
+            {"owner": f"= {row['part']}" if row["total"] else row["part"], "bytes": row["bytes"]} for row in owners
+        ]
         print_table(
-            parts, "device memory by owner, after the last step", ["=: sum of the rows above"], {"bytes": "size"}
+            named, "device memory by owner, after the last step", ["=: sum of the rows above"], {"bytes": "size"}
         )
     if residuals := results.get("residuals"):
         _print_residuals(residuals, record, title)

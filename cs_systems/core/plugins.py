@@ -54,7 +54,7 @@ KINDS = {
     "workloads": Kind("measure/workloads", "WORKLOAD", "workload"),
     "profilers": Kind("measure/profilers", "PROFILER", "profiler"),
     "parallel": Kind("model/parallel", "STRATEGY", "parallel strategy", foreign=False),
-    "training.parts": Kind("model/training/parts", "PART", "part of the model"),
+    "training.parts": Kind("model/training/parts", "PART", "part of the training step"),
     "diagnosis": Kind("analysis/diagnosis", "RULE", "rule"),
     "readers": Kind("readers", "FORMAT", "format", foreign=False),
 }

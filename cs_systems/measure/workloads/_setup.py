@@ -29,7 +29,7 @@ def instance_or(other: str, model: Any) -> str:
 @fields_checked
 @dataclass(frozen=True)
 class TrainingSetup:
-    """Training step of a model, as parts. A factory returns it, a mapping of the same names, or `(model, batch, loss)`.
+    """Training step of a model. A factory returns it, a mapping of the same names, or `(model, batch, loss)`.
 
     Compilation, checkpoints, precision, optimizer, mode and strategy of the configuration apply to it.
 
@@ -113,7 +113,7 @@ class TrainingSetup:
             known = [field.name for field in fields(cls)]
             if unknown := [str(name) for name in made if name not in known]:
                 remedy = choices(did_you_mean(unknown[0], known), known)
-                raise ConfigError(f"a training setup has no part {unknown[0]!r}; {remedy}")
+                raise ConfigError(f"a training setup has no field {unknown[0]!r}; {remedy}")
             return cls(**made)
         if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
             batch, loss = made[1], made[2] if len(made) == 3 else None

@@ -97,7 +97,7 @@ def of_own(width=2, bias=True): return nn.Linear(4, width, bias=bias), x
 def sized(config, device, *, width=2, bias=True): return nn.Linear(4, width, bias=bias), x
 def needs_width(config, device, *, width): return nn.Linear(4, width), x
 def moved(config, device): return nn.Linear(4, 2).to(device), x
-def unknown_part(config, device): return {"model": Classifier(), "data": x}
+def unknown_field(config, device): return {"model": Classifier(), "data": x}
 def no_key_fits(config, device): return Classifier(), {"pixels": x}
 def empty(config, device): return Classifier(), {}
 class Nothing(nn.Linear):
@@ -279,8 +279,8 @@ def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> N
             "needs_one",
             "a factory or a step; give width with --set width=VALUE (in Python workload_args=['width=VALUE']), or ",
         ),
-        ("unknown_part", "a training setup has no part 'data'; choose among model, batch, batches, loss, optimizer"),
-        ("misspelt", "a training setup has no part 'optimiser'; did you mean optimizer? The names are model, batch"),
+        ("unknown_field", "a training setup has no field 'data'; choose among model, batch, batches, loss, optimizer"),
+        ("misspelt", "a training setup has no field 'optimiser'; did you mean optimizer? The names are model, batch"),
         (
             "no_key_fits",
             "Classifier.forward takes x, mask, labels, but the batch has pixels; rename the keys of the batch, or give",
