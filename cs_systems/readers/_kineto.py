@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -18,20 +19,22 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import Unpacked
 from cs_systems.core.units import counted
 from cs_systems.core.validation import shown
 from cs_systems.readers._called_modules import PREFIX, called_modules
-from cs_systems.readers._chrome_trace import Event, Text, events, header
+from cs_systems.readers._chrome_trace import NOTHING, Arguments, Batch, Event, Text, events, header, plain
 from cs_systems.readers._lost_kernels import explains, launches_kernel, lost_launches
+from cs_systems.readers._operators import OperatorReader
 from cs_systems.readers._processes import chosen_process, listed, ranges_elsewhere
 from cs_systems.readers._stalls import stalls
 from cs_systems.readers.forms import jobs
 from cs_systems.readers.forms.modules import HEADER, Modules, unpacked
-from cs_systems.readers.forms.operators import OperatorReader
 from cs_systems.readers.forms.trace import (
     UNKNOWN,
     Call,
@@ -41,7 +44,6 @@ from cs_systems.readers.forms.trace import (
     KernelRow,
     Kernels,
     Launch,
-    Op,
     Range,
     Ranges,
     Trace,
@@ -71,6 +73,9 @@ _UNREAD = {
     "_ExperimentalConfig",
 }
 
+_NO_ARGUMENTS = Arguments()
+Keep = Callable[[Event, float, float], None]
+
 
 @without_collector()
 def read(path: Path, process: int | None = None) -> Trace:
@@ -89,10 +94,11 @@ def read(path: Path, process: int | None = None) -> Trace:
             before = header(text)
             devices, modules = _devices(before), unpacked(before.get(HEADER))
             reader = _Reader(path)
-            for some in events(text):
-                for event in some:
-                    reader.take(event)
+            for batch in events(text):
+                reader.take(batch)
                 reader.refuse_too_many(file)
+            if text.arrays > 1:
+                reader.limitations.append(f"it has traceEvents {text.arrays} times; the events of all are read")
             job = jobs.job(before, reader.origin_us)
             return replace(reader.trace(devices, process, modules), job=job)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -116,7 +122,7 @@ def stated_job(path: Path) -> jobs.Job:
         return jobs.job(header(Text(file, path)))
 
 
-def _devices(before: Event) -> dict[int, str]:
+def _devices(before: dict[str, Any]) -> dict[int, str]:
     """Return the device names by device number; empty where `deviceProperties` has not the profiler's form."""
     properties = before.get("deviceProperties")
     known = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
@@ -135,7 +141,6 @@ class _Process:
     shapes: dict[int, Function] = field(default_factory=dict)  # correlation → sizes, where the call has them
     ranges: list[Range] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    ops: list[Op] = field(default_factory=list)
     operators: OperatorReader = field(default_factory=OperatorReader)
     modules: list[Range] = field(default_factory=list)  # calls of modules, from Python's stacks
     # Calls of collectives by thread: (start, end, what the range says)
@@ -152,7 +157,7 @@ class _Reader:
         self.kernels: list[KernelRow] = []
         self.messages: dict[tuple[float, int, int], jobs.Message] = {}  # by (start, device, stream) of the kernel
         self.copies: list[tuple[Copy, int]] = []  # with the correlation
-        self.functions: dict[Function, Function] = {}
+        self.functions: dict[tuple[Any, ...], Function] = {}  # by name, and sizes as the file writes them
         # Equal names and threads share one object: a third of the memory of millions of events.
         self.names: dict[str, str] = {}
         self.threads: dict[int, int] = {}
@@ -163,12 +168,12 @@ class _Reader:
         self.first_damaged: dict[str, str] = {}  # by category
         self.unread: Counter[str] = Counter()  # by category
         self.limitations: list[str] = []
-        self.keep: dict[object, Callable[[Event, float, float], None]] = {
+        self.keep: dict[str, Keep] = {
             "kernel": self._kernel,
             "gpu_memcpy": self._copy,
             "gpu_memset": self._copy,
             **dict.fromkeys(_CALLS, self._call),
-            **dict.fromkeys(_UNREAD, lambda event, start, end: self.unread.update([event["cat"]])),
+            **dict.fromkeys(_UNREAD, lambda event, start, end: self.unread.update([event.cat])),
             "cpu_op": self._cpu_op,
             "user_annotation": self._range,
             "python_function": self._module,
@@ -181,35 +186,54 @@ class _Reader:
             "overhead": lambda event, start, end: self.overheads.append((start, end)),
         }
 
-    def take(self, event: Any) -> None:
-        category = event.get("cat") if type(event) is dict else None
-        keep = self.keep.get(category) if type(category) is str else None
-        if keep is None:
-            return
-        phase = event.get("ph")
+    def take(self, batch: Batch) -> None:
+        """Keep what the tables need of a batch: its operators by columns, unless one of them is out of the ordinary."""
+        operators = [event for event in batch.events if event.cat == "cpu_op"]
+        skipped = "cpu_op" if operators and self._take_operators(operators) else None
+        for number, event in enumerate(batch.events):
+            category = event.cat
+            if category != skipped and type(category) is str and (keep := self.keep.get(category)):
+                self._take(event, keep, batch, number)
+
+    def _take_operators(self, events: list[Event]) -> bool:
+        """Keep the operators and return True, if all are of one process and valid; else keep none."""
+        phase, _, name, pid, tid, ts, dur, args = zip(*map(msgspec.structs.astuple, events), strict=True)
+        try:
+            if self.origin_us is None or {*phase} != {"X"} or len({*pid}) > 1 or type(pid[0]) is not int:
+                return False
+            with np.errstate(invalid="ignore"):
+                start_s = (np.array(array("d", ts)) - self.origin_us) * 1e-6
+                end_s = start_s + np.array(array("d", dur)) * 1e-6
+            if not ((start_s > -LONGEST_S) & (start_s <= end_s) & (end_s < LONGEST_S)).all():
+                return False
+            return self.processes[pid[0]].operators.extend(name, start_s, end_s, array("q", tid), args)
+        except (AttributeError, OverflowError, TypeError, ValueError):
+            return False
+
+    def _take(self, event: Event, keep: Keep, batch: Batch, number: int) -> None:
+        phase, category = event.ph, event.cat
         if phase != "X" and phase != "B":
             return
-        if phase == "B" or "dur" not in event:  # Kineto writes a range as one event, when the range ends
-            self.endless.append(str(event.get("name")))
+        if phase == "B" or event.dur is UNSET:  # Kineto writes a range as one event, when the range ends
+            self.endless.append(str(None if event.name is UNSET else event.name))
             return
         try:
             if self.origin_us is None:
-                self.origin_us = _clock(event["ts"])
-            start = (event["ts"] - self.origin_us) * 1e-6
-            end = start + event["dur"] * 1e-6
+                self.origin_us = _clock(event.ts)
+            start = (event.ts - self.origin_us) * 1e-6
+            end = start + event.dur * 1e-6
             if not -LONGEST_S < start <= end < LONGEST_S:
                 raise ValueError
             keep(event, start, end)
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            if not self.damaged[str(category)]:
-                self.first_damaged[str(category)] = _described(event)
-            self.damaged[str(category)] += 1
+        except (AttributeError, OverflowError, TypeError, ValueError):
+            if not self.damaged[category]:
+                self.first_damaged[category] = _described(batch.written(number))
+            self.damaged[category] += 1
 
     def refuse_too_many(self, file: Unpacked) -> None:
         """Raise ConfigError if the events to keep exceed, or clearly will exceed, the most that are read."""
-        # An operator takes a quarter of the memory of the others.
         owned = (
-            len(p.launches) + len(p.ranges) + len(p.modules) + len(p.calls) + len(p.ops) + len(p.operators) // 4 + 4
+            len(p.launches) + len(p.ranges) + len(p.modules) + len(p.calls) + p.operators.weight + 4
             for p in self.processes.values()
         )
         kept = sum(owned) + len(self.kernels) + len(self.copies) + len(self.overheads) + len(self.endless)
@@ -222,94 +246,99 @@ class _Reader:
             )
 
     def _kernel(self, event: Event, start: float, end: float) -> None:
-        args = event["args"]
-        function = _function(str(event["name"]), args)
-        one = self.functions.setdefault(function, function)
-        in_graph = bool(args.get("graph node id"))
+        args = _arguments(event)
+        function = self._function(_text(event.name), args)
         # Kineto writes device and stream as process and thread, too; some programs that cut traces keep only these.
-        where = int(args.get("device", event.get("pid"))), int(args.get("stream", event.get("tid")))
-        if "Collective name" in args and (message := jobs.message(args)):
+        device = event.pid if args.device is UNSET else args.device
+        where = int(device), int(event.tid if args.stream is UNSET else args.stream)
+        if args.collective is not NOTHING and (message := jobs.message(args.plain())):
             self.messages[start, *where] = message
-        self.kernels.append((one, start, end, *where, in_graph, int(args.get("correlation", UNKNOWN))))
+        self.kernels.append((function, start, end, *where, bool(args.node), _correlation(args)))
+
+    def _function(self, name: str, sizes: Arguments) -> Function:
+        """Return a kernel's name with the sizes of its launch, which CUDA's profiler writes at the kernel."""
+        numbers = _whole(sizes.registers), _whole(sizes.shared)
+        key = name, b"|".join((sizes.grid, sizes.block)), *numbers
+        if (known := self.functions.get(key)) is None:
+            sides = plain(sizes.grid), plain(sizes.block)
+            grid, block = (tuple(map(int, side)) if side else None for side in sides)
+            known = self.functions[key] = Function(name, grid, block, *numbers)  # type: ignore[arg-type]
+        return known
 
     def _name(self, event: Event) -> str:
-        name = str(event["name"])
+        name = _text(event.name)
         return self.names.setdefault(name, name)
 
     def _thread(self, event: Event) -> int:
-        thread = int(event["tid"])
+        thread = int(event.tid)
         return self.threads.setdefault(thread, thread)
 
     def _copy(self, event: Event, start: float, end: float) -> None:
-        args = event["args"]
-        kind = event["cat"].lower().removeprefix("gpu_")
-        copy = Copy(kind, start, end, int(args["device"]), int(args["stream"]), _whole(args.get("bytes")))
-        self.copies.append((copy, int(args.get("correlation", UNKNOWN))))
+        args = _arguments(event)
+        kind = event.cat.lower().removeprefix("gpu_")
+        copy = Copy(kind, start, end, int(args.device), int(args.stream), _whole(args.bytes))
+        self.copies.append((copy, _correlation(args)))
 
     def _call(self, event: Event, start: float, end: float) -> None:
-        name, thread, process = self._name(event), self._thread(event), self.processes[int(event["pid"])]
+        name, thread, process = self._name(event), self._thread(event), self._process_of(event)
         self.launched = self.launched or "Launch" in name
-        args = event.get("args", {})
-        if correlation := args.get("correlation"):
+        args = _NO_ARGUMENTS if event.args is UNSET else _arguments(event)
+        if correlation := args.correlation:
             # Keep the outer call, which comes first. Triton and cuBLAS launch through the driver alone.
-            call = (start, end, thread)
-            first = process.launches.setdefault(int(correlation), call)
+            call, number = (start, end, thread), int(correlation)
+            first = process.launches.setdefault(number, call)
             if first is not call and (start >= first[1] or end <= first[0]):
-                process.reused.setdefault(int(correlation), []).append(call)
+                process.reused.setdefault(number, []).append(call)
             if launches_kernel(name):
-                process.launching.add(int(correlation))
+                process.launching.add(number)
             if "GraphLaunch" in name:
-                process.graphs.add(int(correlation))
-            elif "grid" in args:
-                function = _function("", args)
-                process.shapes[int(correlation)] = self.functions.setdefault(function, function)
+                process.graphs.add(number)
+            elif args.grid is not NOTHING:
+                process.shapes[number] = self._function("", args)
         if stalls(name):
             process.calls.append(Call(name, start, end, thread))
         elif explains(name):
             process.captures.append(Call(name, start, end, thread))
 
     def _range(self, event: Event, start: float, end: float) -> None:
-        name, thread, process = self._name(event), self._thread(event), self.processes[int(event["pid"])]
+        name, thread, process = self._name(event), self._thread(event), self._process_of(event)
         process.ranges.append(Range(name, start, end, thread))
-        if message := jobs.called(name, _args(event)):
+        if name.startswith("nccl:") and (message := jobs.called(name, _args(event).plain())):
             process.collectives[thread].append((start, end, message))
 
     def _module(self, event: Event, start: float, end: float) -> None:
-        if (name := str(event["name"])).startswith(PREFIX):
-            self._process_of(event).modules.append(Range(name, start, end, int(event["tid"])))
+        if (name := _text(event.name)).startswith(PREFIX):
+            self._process_of(event).modules.append(Range(name, start, end, int(event.tid)))
 
     def _cpu_op(self, event: Event, start: float, end: float) -> None:
         # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
-        is_range = "#" in str(event["name"]) and "Sequence number" not in _args(event)
+        is_range = "#" in _text(event.name) and _args(event).sequence is UNSET
         (self._range if is_range else self._op)(event, start, end)
 
     def _operator(self, event: Event, start: float, end: float) -> None:
         """Keep an event of an old file, whose category is that of operators and of the user's ranges."""
-        is_op = "Sequence number" in _args(event) or _OPERATOR.search(str(event["name"]))
+        is_op = _args(event).sequence is not UNSET or _OPERATOR.search(_text(event.name))
         (self._op if is_op else self._range)(event, start, end)
 
     def _op(self, event: Event, start: float, end: float) -> None:
-        name, thread, args, process = self._name(event), self._thread(event), _args(event), self._process_of(event)
-        if "Sequence number" in args:
-            numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
-            process.ops.append(Op(name, start, end, thread, *numbers))
-        process.operators.add(name, start, end, thread, args)
+        name, thread, process = self._name(event), self._thread(event), self._process_of(event)
+        process.operators.add(name, start, end, thread, _args(event))
 
     def _process_of(self, event: Event) -> _Process:
-        return self.processes[int(event["pid"])]
+        return self.processes[int(event.pid)]
 
     def trace(self, devices: dict[int, str], wanted: int | None, modules: Modules | None) -> Trace:
         self._refuse()
         pid = self._process(wanted)
         process = self.processes[pid]
-        limitations = self.limitations
+        limitations, numbered = self.limitations, process.operators.numbered()
         if not process.ranges and self.kernels:
             others = {n: len(one.ranges) for n, one in self.processes.items() if one.ranges and not one.launches}
             limitations += [ranges_elsewhere(others, pid)] if others else []
             if len(others) == 1:
                 (marks,) = (self.processes[n] for n in others)
-                process = replace(process, ranges=marks.ranges, ops=process.ops or marks.ops)
-                process.operators = process.operators or marks.operators
+                numbered = numbered or marks.operators.numbered()
+                process = replace(process, ranges=marks.ranges, operators=process.operators or marks.operators)
                 process.modules = process.modules or marks.modules
         ranges = process.ranges
         if modules is None and (called := called_modules(process.modules)):
@@ -353,7 +382,7 @@ class _Reader:
             calls=process.calls,
             ranges=Ranges.of(ranges),
             overheads=self.overheads,
-            ops=process.ops or None,
+            ops=numbered,
             limitations=tuple(limitations),
             modules=modules,
             operators=process.operators.read(),
@@ -457,9 +486,26 @@ def _messages_around(kernels: Kernels, process: _Process) -> dict[int, jobs.Mess
     return found
 
 
-def _args(event: Event) -> Event:
-    args = event.get("args")
-    return args if type(args) is dict else {}
+def _args(event: Event) -> Arguments:
+    return event.args if isinstance(event.args, Arguments) else _NO_ARGUMENTS
+
+
+def _arguments(event: Event) -> Arguments:
+    """Return an event's arguments; raise TypeError if it has none."""
+    if isinstance(event.args, Arguments):
+        return event.args
+    raise TypeError
+
+
+def _text(name: Any) -> str:
+    """Return an event's name as text; raise ValueError if it has none."""
+    if name is UNSET:
+        raise ValueError
+    return str(name)
+
+
+def _correlation(args: Arguments) -> int:
+    return UNKNOWN if args.correlation is UNSET else int(args.correlation)
 
 
 def _clock(time_us: Any) -> float:
@@ -467,13 +513,6 @@ def _clock(time_us: Any) -> float:
     if not -LATEST_US < time_us < LATEST_US:
         raise ValueError
     return float(time_us)
-
-
-def _function(name: str, sizes: Event) -> Function:
-    """Return a kernel's name with the sizes of its launch, which CUDA's profiler writes at the kernel."""
-    grid, block = (tuple(map(int, sizes[side])) if sizes.get(side) else None for side in ("grid", "block"))
-    registers, shared = _whole(sizes.get("registers per thread")), _whole(sizes.get("shared memory"))
-    return Function(name, grid, block, registers, shared)  # type: ignore[arg-type]
 
 
 def _completed(row: KernelRow, process: _Process) -> KernelRow:
@@ -509,7 +548,7 @@ def _whole(value: Any) -> int | None:
     return value if type(value) is int and abs(value) < 1 << 63 else None
 
 
-def _described(event: Event) -> str:
+def _described(event: dict[str, Any]) -> str:
     """Return a description of an unusable event, for a message."""
     fields = ", ".join(f"{name} {shown(event[name])}" for name in ("name", "ts", "dur", "args") if name in event)
     return f"a {event['cat']} with {fields or 'no field'}"

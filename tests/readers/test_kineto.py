@@ -52,6 +52,52 @@ def test_array_of_events_is_accepted(kineto_events: list[Event], tmp_path: Path)
     assert len(read(path).kernels) == 714
 
 
+def test_further_arrays_of_events_are_read_and_named(
+    kineto_events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = json.dumps(kineto_events[:5000]), json.dumps(kineto_events[5000:])
+    path = tmp_path / "twice.json"
+    path.write_text(f'{{"traceEvents": {first}, "of": {{"traceEvents": [1]}}, "traceEvents": {second}, "x": 1}}')
+    for window in (chrome_trace.WINDOW, 1000):
+        monkeypatch.setattr(chrome_trace, "WINDOW", window)
+        trace = read(path)
+        assert len(trace.kernels) == 714
+        assert trace.limitations == ("it has traceEvents 2 times; the events of all are read",)
+
+
+def columns(trace: Trace) -> list[Any]:
+    """Return the contents of a trace as plain values."""
+    assert trace.operators is not None
+    tree = (trace.operators.start_s, trace.operators.end_s, trace.operators.thread, trace.operators.parent)
+    rows = list(trace.kernels), list(trace.ranges), list(trace.ops or ()), list(trace.operators.signature)
+    return [*rows, trace.copies, trace.calls, *(column.tolist() for column in tree)]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '{"cat": "x", "args": {"of": NaN}}',
+        '{"cat": "x", "name": "\\ud800"}',
+        "5",
+        '{"cat": "x", "args": [1]}',
+        '{"cat": ["x"]}',
+        '{"cat": "x", "args": {"a": [{"b": 1}, {"c": 2}]}}',
+        '{"cat": "x", "name": "a}, {b},{"}',
+        '{"ph": "X", "cat": "cpu_op", "name": "lambda#1", "pid": 1, "tid": 1, "ts": 1, "dur": -1, "args": {}}',
+        '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1e30, "ts": 4315368497928, "dur": 1}',
+    ],
+)
+def test_odd_events_change_nothing_of_the_others(
+    kineto_events: list[Event], kineto_trace: Trace, tmp_path: Path, odd: str
+) -> None:
+    """They make the reader decode and keep the events around them one by one."""
+    among = [json.dumps(event) for event in kineto_events]
+    for place in range(len(among) - 10, 10, -50):
+        among.insert(place, odd)
+    (path := tmp_path / "odd.json").write_text(f'{{"traceEvents": [{", ".join(among)}]}}')
+    assert columns(read(path)) == columns(kineto_trace)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_truncated_trace_is_refused(kineto_path: Path, tmp_path: Path, share: float, compressed: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cs_systems.analysis.attribution.operator_table import notes, operators
@@ -15,6 +16,8 @@ from cs_systems.analysis.attribution.profile import profile
 from cs_systems.cli import main
 from cs_systems.core.rows import OperatorRow
 from cs_systems.readers import read
+from cs_systems.readers.forms.operators import nested
+from cs_systems.readers.forms.trace import UNKNOWN
 from tests.analysis.attribution.test_foreign import AUTOGRAD, event, kernel, marked
 
 Event = dict[str, Any]
@@ -48,6 +51,24 @@ def linear_step() -> list[Event]:
         op("MmBackward0", 50, 60, thread=AUTOGRAD), op("aten::mm", 51, 59, [8, 32], [32, 16], thread=AUTOGRAD),
         *kernel("gemm", 150, 170, launched=52, thread=AUTOGRAD), *kernel("mine", 180, 182, launched=95),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("longest", [4, 30])
+def test_operator_around_is_the_last_that_is_still_open(longest: int) -> None:
+    """Intervals by chance: they nest or overlap, last 0 s, begin or end together."""
+    random = np.random.default_rng(longest)
+    for count in random.integers(1, 40, 300).tolist():
+        start, thread = random.integers(0, 30, count).astype(float), random.integers(0, 2, count)
+        end = start + random.integers(0, longest, count)
+        if count % 2:  # halves of halves nest
+            start, end = (start // 4) * 4, (start // 4) * 4 + 4 * 0.5 ** random.integers(0, 5, count)
+        order = np.lexsort((-end, start, thread))
+        start, end, thread = start[order], end[order], thread[order]
+        parent, depth = nested(start, end, thread)
+        for i in range(count):
+            still = [j for j in range(i) if thread[j] == thread[i] and end[j] > start[i]]
+            assert parent[i] == (still[-1] if still else UNKNOWN)
+            assert depth[i] == (depth[still[-1]] + 1 if still else 0)
 
 
 def test_row_sums_calls_times_and_flops(write_trace: WriteTrace) -> None:

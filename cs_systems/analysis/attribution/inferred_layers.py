@@ -7,7 +7,7 @@ repeat at least three times, equally often in each pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -151,7 +151,7 @@ def _number(blocks: Ints, which: Ints, one: Repetition, backward: bool = False) 
 def _backward(trace: Trace, which: Ints, blocks: Ints, count: int) -> tuple[str, float]:
     """Give the kernels of backward their block; return the words for the note, and the share of time explained."""
     if trace.ops:
-        _by_sequence(trace, which, blocks)
+        _by_sequence(SequenceRoute(trace, trace.ops), which, blocks)
         share = _share(trace, which, blocks)
         if share >= LEAST_SHARE:
             return f"; backward by autograd's sequence numbers, with {share:.0%} of its time", share
@@ -167,21 +167,11 @@ def _backward(trace: Trace, which: Ints, blocks: Ints, count: int) -> tuple[str,
     return f", and as many in backward, with {share:.0%} of its time", share
 
 
-def _by_sequence(trace: Trace, which: Ints, blocks: Ints) -> None:
+def _by_sequence(route: SequenceRoute, which: Ints, blocks: Ints) -> None:
     """Give each kernel of backward the block of the forward operator that autograd numbered alike."""
-    route = SequenceRoute(trace)
     forward = np.flatnonzero(blocks != UNKNOWN)
-    of_number = dict(_numbered(trace, route, forward, blocks))
-    for i, kernel in zip(which.tolist(), trace.kernels.rows(which), strict=True):
-        blocks[i] = of_number.get(route.forward_number(kernel), UNKNOWN)
-
-
-def _numbered(
-    trace: Trace, route: SequenceRoute, which: Ints, blocks: Ints
-) -> Iterator[tuple[tuple[int, int] | None, int]]:
-    for i, kernel in zip(which.tolist(), trace.kernels.rows(which), strict=True):
-        if (number := route.forward_number(kernel)) is not None:
-            yield number, int(blocks[i])
+    of_number = dict(zip(route.forward_numbers(forward), blocks[forward].tolist(), strict=True)) | {None: UNKNOWN}
+    blocks[which] = [of_number.get(number, UNKNOWN) for number in route.forward_numbers(which)]
 
 
 def _placed(places: Categorical[Place], blocks: Ints) -> Categorical[Place]:

@@ -21,7 +21,7 @@ from cs_systems.analysis.attribution.kernel_families import family, is_collectiv
 from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute
 from cs_systems.config import Phase
 from cs_systems.core.range_names import COMMUNICATION, meaning
-from cs_systems.readers.forms.trace import Bools, Ranges, Timeline, Trace
+from cs_systems.readers.forms.trace import Bools, Ops, Ranges, Timeline, Trace
 
 _BACKWARD = re.compile(r"\bautograd::engine::|Backward\d*\b")  # of an operator, also as emit_nvtx names its range
 
@@ -38,7 +38,7 @@ def are_marked(trace: Trace) -> bool:
 
 def infers_backward(trace: Trace) -> bool:
     """Return whether operators or their ranges tell backward from the rest."""
-    return bool(inferred(trace, SequenceRoute(trace) if trace.ops else None))
+    return bool(inferred(trace, SequenceRoute(trace, trace.ops) if trace.ops else None))
 
 
 def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:
@@ -46,9 +46,9 @@ def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:
     kernels = trace.kernels
     launched = ~np.isnan(kernels.launch_start_s)
     backward = _under(trace, trace.ranges.timelines, _is_backward)
-    if route is not None:
-        backward |= _under(trace, route.lines, lambda op: op.forward_thread or _is_backward(op.name))
-        backward |= np.isin(kernels.thread, _autograd_threads(trace))
+    if route is not None and trace.ops is not None:
+        backward |= route.under((trace.ops.forward_thread != 0) | trace.ops.name.codes_where(_is_backward))
+        backward |= np.isin(kernels.thread, _autograd_threads(trace.ops))
     elif trace.operators is not None:
         backward |= _by_name(trace, trace.operators.ranges())
     backward &= launched
@@ -110,9 +110,8 @@ def _by_name(trace: Trace, operators: Ranges) -> Bools:
     return _under(trace, lines, bool) | np.isin(trace.kernels.thread, threads)
 
 
-def _autograd_threads(trace: Trace) -> list[int]:
+def _autograd_threads(ops: Ops) -> list[int]:
     """Return the threads that ran backward operators, except the one that ran the most forward operators."""
-    ops = trace.ops or []
-    forward = Counter(op.thread for op in ops if not op.forward_thread)
+    forward = Counter(ops.thread[ops.forward_thread == 0].tolist())
     main = forward.most_common(1)[0][0] if forward else None
-    return sorted({op.thread for op in ops if op.forward_thread} - {main})
+    return sorted({*ops.thread[ops.forward_thread != 0].tolist()} - {main})

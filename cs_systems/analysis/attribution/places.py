@@ -50,7 +50,7 @@ def attribute(trace: Trace) -> Categorical[Place]:
     kernels = trace.kernels
     found = places_at(trace.ranges, kernels.thread, kernels.launch_start_s, trace.modules)
     places = {place: n for n, place in enumerate(found.values)}
-    route = SequenceRoute(trace) if trace.ops else None
+    route = SequenceRoute(trace, trace.ops) if trace.ops else None
 
     def change(which: Bools, **fields: Any) -> None:
         listed, own = list(places), found.codes[which]
@@ -96,8 +96,8 @@ def _layers_by_sequence(trace: Trace, route: SequenceRoute, places: dict[Place, 
     """Give backward kernels without a layer that of their forward operator; update `codes` and add to `places`."""
     blind = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
     which = np.flatnonzero(np.isin(codes, blind))
-    for i, kernel in zip(which.tolist(), trace.kernels.rows(which), strict=True):
-        if ranges := route.forward_ranges(kernel):
+    for i, ranges in zip(which.tolist(), route.forward_ranges(which), strict=True):
+        if ranges:
             forward = place_of(ranges, modules=trace.modules)
             place = Place(Phase.BACKWARD.value, forward.layer, forward.part, module=forward.module)
             codes[i] = places.setdefault(place, len(places))

@@ -7,70 +7,98 @@ thread by a number of autograd's own.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 import numpy as np
 
-from cs_systems.readers.forms.trace import Kernel, Op, Trace, timelines
+from cs_systems.readers.forms.operators import nested
+from cs_systems.readers.forms.trace import UNKNOWN, Bools, Ints, Ops, Trace
 
 
 class SequenceRoute:
     """Path from a kernel over its backward operator to the forward operator and the ranges open around that.
 
-    `lines` are the timelines of the operators by thread.
+    `innermost` is the index of the innermost operator that launched each kernel, `backward` that of the innermost
+    backward operator; each is UNKNOWN where there is none.
     """
 
-    def __init__(self, trace: Trace) -> None:
-        ops = trace.ops or []
-        thread, start_s, end_s = (
-            np.array([getattr(op, field) for op in ops]) for field in ("thread", "start_s", "end_s")
-        )
-        self.lines = timelines(thread, start_s, end_s, ops)
-        self._ranges = trace.ranges.timelines
+    def __init__(self, trace: Trace, ops: Ops) -> None:
+        self._trace, self._ops = trace, ops
+        self.innermost = self._open(np.ones(len(ops), bool))
+        self.backward = self._open(ops.forward_thread != 0)
         # Of the operators that share a number, the last is the innermost, which made the node.
-        self._forward: dict[tuple[int, int], Op] = {}
-        for op in sorted(ops, key=lambda op: op.start_s):
-            if not op.forward_thread:
-                self._forward[op.thread, op.sequence] = op
-        self._threads = self._forward_threads(ops)
+        forward = np.flatnonzero(ops.forward_thread == 0)
+        forward = forward[np.argsort(ops.start_s[forward], kind="stable")]
+        numbers = zip(ops.thread[forward].tolist(), ops.sequence[forward].tolist(), strict=True)
+        self._forward = dict(zip(numbers, forward.tolist(), strict=True))
+        self._threads = self._forward_threads()
 
-    def _forward_threads(self, ops: list[Op]) -> dict[int, int]:
+    def under(self, wanted: Bools) -> Bools:
+        """Return for each kernel whether one of the wanted operators launched it."""
+        return np.asarray(self._open(wanted) != UNKNOWN)
+
+    def forward_ranges(self, kernels: Ints) -> list[tuple[str, ...]]:
+        """Return for each kernel the ranges, outermost first, around the forward operator of its backward operator."""
+        ops, backward = self._ops, self.backward[kernels]
+        numbers = self._numbers_of(backward)
+        made = np.array([UNKNOWN if n is None else self._forward.get(n, UNKNOWN) for n in numbers], np.int64)
+        made[ops.start_s[made] > ops.start_s[backward]] = UNKNOWN
+        found: list[tuple[str, ...]] = [()] * len(kernels)
+        for thread, line in self._trace.ranges.timelines.items():
+            mine = np.flatnonzero((made != UNKNOWN) & (ops.thread[made] == thread))
+            for i, stack in zip(mine.tolist(), line.index(ops.start_s[made[mine]]).tolist(), strict=True):
+                found[i] = line.stacks[stack]
+        return found
+
+    def forward_numbers(self, kernels: Ints) -> list[tuple[int, int] | None]:
+        """Return (thread, sequence number) of the forward operator that launched each kernel, or made its backward."""
+        innermost, backward = self.innermost[kernels], self.backward[kernels]
+        direct = zip(self._ops.thread[innermost].tolist(), self._ops.sequence[innermost].tolist(), strict=True)
+        return [
+            of_backward if operator != UNKNOWN else own if is_known else None
+            for operator, of_backward, own, is_known in zip(
+                backward.tolist(), self._numbers_of(backward), direct, (innermost != UNKNOWN).tolist(), strict=True
+            )
+        ]
+
+    def _numbers_of(self, backward: Ints) -> list[tuple[int, int] | None]:
+        """Return (thread, sequence number) of the forward operator of each backward operator, None if unknown."""
+        threads = map(self._threads.get, self._ops.forward_thread[backward].tolist())
+        found = zip(backward.tolist(), threads, self._ops.sequence[backward].tolist(), strict=True)
+        return [None if i == UNKNOWN or thread is None else (thread, number) for i, thread, number in found]
+
+    def _forward_threads(self) -> dict[int, int]:
         """Return a map from autograd's number of a thread to the thread itself.
 
-        It is the thread whose forward operators have the most of the sequence numbers.
+        It is the thread whose forward operators have the most of the sequence numbers; of equals, the first.
         """
-        threads = {thread for thread, _ in self._forward}
-        votes: dict[int, Counter[int]] = defaultdict(Counter)
-        for op in ops:
-            for thread in threads:
-                made = self._forward.get((thread, op.sequence))
-                if op.forward_thread and made and made.start_s < op.start_s:
-                    votes[op.forward_thread][thread] += 1
-        return {number: counts.most_common(1)[0][0] for number, counts in votes.items()}
+        ops, which = self._ops, np.flatnonzero(self._ops.forward_thread != 0)
+        votes: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+        numbers = ops.sequence[which].tolist()
+        for place, thread in enumerate({thread for thread, _ in self._forward}):
+            made = np.array([self._forward.get((thread, number), UNKNOWN) for number in numbers], np.int64)
+            voted = np.flatnonzero((made != UNKNOWN) & (ops.start_s[made] < ops.start_s[which]))
+            found = np.unique(ops.forward_thread[which[voted]], return_index=True, return_counts=True)
+            for number, first, count in zip(*(column.tolist() for column in found), strict=True):
+                votes[number].append((-count, int(voted[first]), place, thread))
+        return {number: min(given)[-1] for number, given in votes.items()}
 
-    def forward_ranges(self, kernel: Kernel) -> tuple[str, ...]:
-        """Return the ranges, outermost first, in which the forward operator of the kernel's backward operator ran."""
-        backward = [op for op in self._ops(kernel) if op.forward_thread]
-        if not backward:
-            return ()
-        thread = self._threads.get(backward[-1].forward_thread)
-        made = self._forward.get((thread, backward[-1].sequence)) if thread is not None else None
-        if made is None or made.start_s > backward[-1].start_s or made.thread not in self._ranges:
-            return ()
-        return self._ranges[made.thread].at(made.start_s)
-
-    def forward_number(self, kernel: Kernel) -> tuple[int, int] | None:
-        """Return (thread, sequence number) of the forward operator that launched the kernel, or made its backward."""
-        ops = self._ops(kernel)
-        if not ops:
-            return None
-        backward = [op for op in ops if op.forward_thread]
-        if not backward:
-            return ops[-1].thread, ops[-1].sequence
-        thread = self._threads.get(backward[-1].forward_thread)
-        return None if thread is None else (thread, backward[-1].sequence)
-
-    def _ops(self, kernel: Kernel) -> tuple[Op, ...]:
-        if kernel.thread is None or kernel.launch_start_s is None or kernel.thread not in self.lines:
-            return ()
-        return self.lines[kernel.thread].at(kernel.launch_start_s)
+    def _open(self, wanted: Bools) -> Ints:
+        """Return for each kernel the innermost wanted operator that was open when the kernel was launched."""
+        ops, kernels = self._ops, self._trace.kernels
+        which = np.flatnonzero(wanted & (ops.end_s > ops.start_s))
+        which = which[np.lexsort((-ops.end_s[which], ops.start_s[which], ops.thread[which]))]
+        start_s, end_s, thread = ops.start_s[which], ops.end_s[which], ops.thread[which]
+        parent, _ = nested(start_s, end_s, thread)
+        found = np.full(len(kernels), UNKNOWN)
+        if not len(which):
+            return found
+        launched = ~np.isnan(kernels.launch_start_s)
+        for number in np.unique(thread).tolist():
+            first, last = np.searchsorted(thread, [number, number + 1])
+            mine = np.flatnonzero(launched & (kernels.thread == number))
+            at = first + np.searchsorted(start_s[first:last], kernels.launch_start_s[mine], "right") - 1
+            found[mine] = np.where(at < first, UNKNOWN, at)
+        while (ended := (found != UNKNOWN) & (end_s[found] <= kernels.launch_start_s)).any():
+            found[ended] = parent[found[ended]]
+        return np.where(found == UNKNOWN, UNKNOWN, which[found])

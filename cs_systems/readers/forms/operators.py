@@ -9,12 +9,11 @@ import functools
 import itertools
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cs_systems.formulas.operator_flops import takes_arguments
 from cs_systems.readers.forms.trace import UNKNOWN, Bools, Categorical, Floats, Ints, Ranges
 
 MOST_TENSORS = 2  # tensors of a list that a text shows
@@ -122,6 +121,31 @@ class Operators:
 
 def nested(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
     """Return (parent, depth) of each operator; they are in the order of their starts on each thread."""
+    if not len(start_s):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    first = np.searchsorted(thread, thread)
+    # Where operators nest, those around one are those begun before, less those ended by then.
+    parent, depth = np.full(len(start_s), UNKNOWN), np.empty(len(start_s), np.int64)
+    for begin, end in itertools.pairwise([*np.unique(first).tolist(), len(start_s)]):
+        begun, ends = start_s[begin:end], end_s[begin:end]
+        ended = np.searchsorted(np.sort(ends), begun, "right")
+        empty = np.concatenate([[0], np.cumsum(ends <= begun)])
+        itself = empty[np.searchsorted(begun, begun, "right")] - empty[:-1]  # of 0 s, and those after it at its start
+        depth[begin:end] = np.arange(end - begin) - ended + itself
+    order = np.argsort(depth, kind="stable")
+    levels = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
+    for above, level in itertools.pairwise(levels):
+        parent[level] = above[np.searchsorted(above, level) - 1]
+    inner = np.flatnonzero(depth)
+    around = parent[inner]
+    nests = depth.min() == 0 and (depth[around] == depth[inner] - 1).all() and (around >= first[inner]).all()
+    if nests and (end_s[around] > start_s[inner]).all() and (end_s[around] >= end_s[inner]).all():
+        return parent, depth
+    return _overlapping(start_s, end_s, thread)
+
+
+def _overlapping(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
+    """Return what `nested` does, one operator after the other, also where one ends after the one around it."""
     parent, depth, around = array("q"), array("q"), array("q")
     before = None
     ends = end_s.tolist()
@@ -134,65 +158,6 @@ def nested(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
         depth.append(len(around))
         around.append(number)
     return np.array(parent, np.int64), np.array(depth, np.int64)
-
-
-class OperatorReader:
-    """Collector of the operators of one process while a trace is read."""
-
-    def __init__(self) -> None:
-        self.signatures: list[Signature] = []
-        self._numbers: dict[tuple[str, str], int] = {}
-        self._code, self._thread, self._start_s, self._end_s = array("q"), array("q"), array("d"), array("d")
-
-    def __len__(self) -> int:
-        return len(self._code)
-
-    def add(self, name: str, start_s: float, end_s: float, thread: int, args: Mapping[str, Any]) -> None:
-        """Keep one operator.
-
-        Args:
-            name: Its name.
-            start_s: When it began.
-            end_s: When it ended.
-            thread: The thread that ran it.
-            args: The arguments of its event in Kineto's file.
-        """
-        shapes = args.get("Input Dims", args.get("Input dims"))  # the second before PyTorch 1.11
-        values = args.get("Concrete Inputs") if takes_arguments(name) else None
-        key = name, repr((shapes, values))
-        number = self._numbers.setdefault(key, len(self.signatures))
-        if number == len(self.signatures):
-            known = tuple(map(str, values)) if isinstance(values, list) else ()
-            self.signatures.append(Signature(name, _shapes(shapes), known))
-        self._code.append(number)
-        self._thread.append(thread)
-        self._start_s.append(start_s)
-        self._end_s.append(end_s)
-
-    def read(self) -> Operators | None:
-        """Return what was kept; None if nothing was."""
-        if not self._code:
-            return None
-        signature = Categorical(self.signatures, np.array(self._code, np.int64))
-        times = np.array(self._start_s), np.array(self._end_s)
-        return Operators(signature, *times, np.array(self._thread, np.int64))
-
-
-def _shapes(value: object) -> tuple[Any, ...] | None:
-    """Return recorded shapes as tuples; None if they have not the profiler's form."""
-    if not isinstance(value, list):
-        return None
-    shapes = [_shape(one) for one in value]
-    return None if None in shapes else tuple(shapes)
-
-
-def _shape(value: object) -> tuple[Any, ...] | None:
-    """Return the shape of a tensor, or the shapes of a list of tensors."""
-    if not isinstance(value, list):
-        return None
-    if all(type(size) is int for size in value):
-        return tuple(value)
-    return _shapes(value) if all(isinstance(one, list) and all(type(n) is int for n in one) for one in value) else None
 
 
 def of_ranges(ranges: Ranges) -> Operators | None:

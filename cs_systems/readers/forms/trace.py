@@ -330,6 +330,31 @@ class Op(NamedTuple):
     forward_thread: int
 
 
+@dataclass(frozen=True)
+class Ops:
+    """Fields of `Op` as columns."""
+
+    name: Categorical[str]
+    start_s: Floats
+    end_s: Floats
+    thread: Ints
+    sequence: Ints
+    forward_thread: Ints
+
+    @classmethod
+    def of(cls, rows: Sequence[Op]) -> Ops:
+        name, start, end, *numbers = zip(*rows, strict=True) if rows else ((),) * 6
+        times = np.array(start, np.float64), np.array(end, np.float64)
+        return cls(Categorical.of(name), *times, *(np.array(column, np.int64) for column in numbers))
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def __iter__(self) -> Iterator[Op]:
+        columns = (self.start_s, self.end_s, self.thread, self.sequence, self.forward_thread)
+        return map(Op, self.name, *(column.tolist() for column in columns))
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """Contents of a trace of one process.
@@ -349,7 +374,7 @@ class Trace:
     calls: list[Call]
     ranges: Ranges
     overheads: list[tuple[float, float]]  # when the profiler itself delayed the host: (start, end) in s
-    ops: list[Op] | None
+    ops: Ops | None
     limitations: tuple[str, ...]
     allocations: Allocations | None = None
     modules: Modules | None = None

@@ -15,6 +15,7 @@ from cs_systems.readers.forms.trace import (
     Function,
     Kernels,
     Op,
+    Ops,
     Range,
     Ranges,
     Trace,
@@ -73,7 +74,7 @@ def trace(steps: int, blocks: int, kernels: bool = True, communicates: bool = Tr
         calls=calls,
         ranges=_columns(Ranges, ranges),
         overheads=overheads,
-        ops=ops if kernels else None,
+        ops=_columns(Ops, ops) if kernels else None,
         limitations=(),
     )
 

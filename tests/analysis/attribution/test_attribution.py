@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cs_systems.analysis.attribution.places import NOWHERE, Place, attribute
 from cs_systems.analysis.attribution.profile import profile
+from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute
 from cs_systems.core.range_names import meaning
 from cs_systems.readers import read
-from cs_systems.readers.forms.trace import Trace
+from cs_systems.readers.forms.trace import UNKNOWN, Op, Ops, Trace
 from tests.recorded import AUTOGRAD, DATA, MAIN
 
 Event = dict[str, Any]
@@ -209,3 +211,24 @@ def test_loss_and_optimizer_are_layers(export: Callable[..., Path]) -> None:
 )
 def test_range_name_gives_phase_layer_and_part(name: str, means: tuple[str | None, str | None, str | None]) -> None:
     assert meaning(name) == means
+
+
+def test_innermost_operator_is_the_last_open_one_of_the_thread(kineto_trace: Trace) -> None:
+    """Operators by chance around the launches of a real trace, which overlap, too."""
+    random, kernels = np.random.default_rng(0), kineto_trace.kernels
+    launches = [*zip(kernels.launch_start_s.tolist(), kernels.thread.tolist(), strict=True)]
+    threads = [*{thread for _, thread in launches}]
+    for count in (1, 10, 200):
+        spans = np.sort(random.choice(kernels.launch_start_s, (count, 2)), axis=1) + random.choice(
+            [0, 1e-7], (count, 2)
+        )
+        backward, thread = random.integers(0, 2, count), random.choice(threads, count)
+        numbers = zip(thread.tolist(), range(count), backward.tolist(), strict=True)
+        rows = [Op("aten::mm", *span, *number) for span, number in zip(spans.tolist(), numbers, strict=True)]
+        route = SequenceRoute(kineto_trace, Ops.of(rows))
+        for i, (time, of_thread) in enumerate(launches):
+            around = [op for op in rows if op.thread == of_thread and op.start_s <= time < op.end_s]
+            around.sort(key=lambda op: (op.start_s, -op.end_s))
+            of_backward = [op.sequence for op in around if op.forward_thread]
+            assert route.innermost[i] == (around[-1].sequence if around else UNKNOWN)
+            assert route.backward[i] == (of_backward[-1] if of_backward else UNKNOWN)
