@@ -30,7 +30,7 @@ WORTH_S = 1.0  # a trace that is read faster is not kept
 SETTLED_S = 2.0  # since the last change of a file; one that changed just now may change again unnoticed
 LONG = 64  # a shorter list is kept as JSON
 Reader = Callable[..., Trace]
-_READERS = Path(__file__).parent  # a change in any file of this folder changes the version
+_READERS = Path(__file__).parent  # a change in any file of this folder, or of one inside, changes the version
 # Classes of which a trace consists, by name. Another class makes a trace unfit for the cache.
 _CLASSES: dict[str, Any] = {
     name: value
@@ -77,9 +77,9 @@ def _key(path: Path, process: int | None) -> str | None:
 
 
 @cache
-def _version() -> str:
+def _version(readers: Path = _READERS) -> str:
     digest = hashlib.sha256(np.__version__.encode())
-    for file in sorted(_READERS.rglob("*.py")):
+    for file in sorted(readers.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -141,6 +141,17 @@ def test_other_code_or_process_is_read_again(one: Path, monkeypatch: pytest.Monk
     assert reader.times == 3
 
 
+@pytest.mark.parametrize("file", ["kineto.py", "forms/trace.py"])
+def test_changed_file_of_the_readers_changes_the_version(tmp_path: Path, file: str) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    for folder in (before, after):
+        shutil.copytree(Path(cache.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    assert cache._version(before) == cache._version(after)
+    with (after / file).open("a") as changed:
+        changed.write("CHANGED = True\n")
+    assert cache._version(before) != cache._version.__wrapped__(after)
+
+
 def test_file_that_changed_just_now_is_not_kept(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SETTLED_S", 60.0)
     cached(one, None, read=Counting())
