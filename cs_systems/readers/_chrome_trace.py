@@ -111,7 +111,7 @@ class Text:
         self.path = path
         self.text, self.at, self.arrays = "", 0, 1
         self._file = file
-        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()  # without a byte-order mark
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def extend(self) -> bool:
         """Read more text behind what is not decoded yet; return False at the end of the file.

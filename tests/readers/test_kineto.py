@@ -52,6 +52,13 @@ def test_array_of_events_is_accepted(kineto_events: list[Event], tmp_path: Path)
     assert len(read(path).kernels) == 714
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_byte_order_mark_is_skipped(kineto_path: Path, kineto_trace: Trace, tmp_path: Path, compressed: bool) -> None:
+    content = b"\xef\xbb\xbf" + gzip.decompress(kineto_path.read_bytes())
+    (path := tmp_path / "trace.json").write_bytes(gzip.compress(content) if compressed else content)
+    assert columns(read(path)) == columns(kineto_trace)
+
+
 def test_further_arrays_of_events_are_read_and_named(
     kineto_events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
