@@ -17,7 +17,7 @@ from cs_systems.analysis.attribution.places import Place
 from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute
 from cs_systems.config import Phase
 from cs_systems.core.range_names import UNATTRIBUTED
-from cs_systems.readers.forms.trace import UNKNOWN, Bools, Categorical, Floats, Ints, Trace
+from cs_systems.readers.forms.trace import UNKNOWN, Bools, Categorical, Floats, Ints, Trace, distinct
 
 LEAST_SHARE = 0.6  # of the time of a pass, in the repeated part
 SURE_SHARE = 0.85
@@ -68,7 +68,7 @@ class Layers(NamedTuple):
     tried: str | None = None
 
 
-def with_blocks(trace: Trace, places: Categorical[Place]) -> Layers:
+def with_blocks(trace: Trace, places: Categorical[Place], route: SequenceRoute | None) -> Layers:
     """Give kernels of forward and backward their block, where the trace names no layer and phases are known."""
     phase = np.array([place.phase for place in places.values], object)
     known = (Phase.FORWARD, Phase.BACKWARD)
@@ -88,7 +88,7 @@ def with_blocks(trace: Trace, places: Categorical[Place]) -> Layers:
         return Layers(places, tried=f"forward's kernels do not repeat as those of blocks do{_best(found)}")
     block = sure[0][1]
     backward = np.flatnonzero(of_model & (phase == Phase.BACKWARD)[places.codes])
-    also, of_backward = _backward(trace, backward, blocks, block.blocks) if len(backward) else ("", 1.0)
+    also, of_backward = _backward(trace, route, backward, blocks, block.blocks) if len(backward) else ("", 1.0)
     confidence = "high" if min(share, of_backward) >= SURE_SHARE else "medium"
     how = (
         f"no range names a layer: {block.blocks} blocks are found by repetition, {block.period} kernels each, with "
@@ -148,10 +148,10 @@ def _number(blocks: Ints, which: Ints, one: Repetition, backward: bool = False) 
     blocks[inside] = one.blocks - 1 - numbers if backward else numbers
 
 
-def _backward(trace: Trace, which: Ints, blocks: Ints, count: int) -> tuple[str, float]:
+def _backward(trace: Trace, route: SequenceRoute | None, which: Ints, blocks: Ints, count: int) -> tuple[str, float]:
     """Give the kernels of backward their block; return the words for the note, and the share of time explained."""
-    if trace.ops:
-        _by_sequence(SequenceRoute(trace, trace.ops), which, blocks)
+    if route is not None:
+        _by_sequence(route, which, blocks)
         share = _share(trace, which, blocks)
         if share >= LEAST_SHARE:
             return f"; backward by autograd's sequence numbers, with {share:.0%} of its time", share
@@ -178,8 +178,13 @@ def _placed(places: Categorical[Place], blocks: Ints) -> Categorical[Place]:
     numbers = {place: n for n, place in enumerate(places.values)}
     codes = places.codes.copy()
     which = np.flatnonzero(blocks != UNKNOWN)
-    for i, code, block in zip(which.tolist(), codes[which].tolist(), blocks[which].tolist(), strict=True):
-        codes[i] = numbers.setdefault(places.values[code]._replace(layer=f"block {block}"), len(numbers))
+    first, pairs = distinct(codes[which], blocks[which])
+    to = np.empty(len(first), np.int64)
+    for pair in np.argsort(first).tolist():
+        at = which[first[pair]]
+        place = places.values[codes[at]]._replace(layer=f"block {blocks[at]}")
+        to[pair] = numbers.setdefault(place, len(numbers))
+    codes[which] = to[pairs]
     return Categorical(list(numbers), codes)
 
 

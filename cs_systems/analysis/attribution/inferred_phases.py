@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cs_systems.analysis.attribution.kernel_families import family, is_collective
-from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute
+from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute, route_of
 from cs_systems.config import Phase
 from cs_systems.core.range_names import COMMUNICATION, meaning
 from cs_systems.readers.forms.trace import Bools, Ops, Ranges, Timeline, Trace
@@ -38,7 +38,7 @@ def are_marked(trace: Trace) -> bool:
 
 def infers_backward(trace: Trace) -> bool:
     """Return whether operators or their ranges tell backward from the rest."""
-    return bool(inferred(trace, SequenceRoute(trace, trace.ops) if trace.ops else None))
+    return bool(inferred(trace, route_of(trace)))
 
 
 def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:

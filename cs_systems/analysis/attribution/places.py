@@ -24,7 +24,7 @@ import numpy as np
 
 from cs_systems.analysis.attribution.inferred_phases import are_marked, inferred
 from cs_systems.analysis.attribution.kernel_families import is_collective
-from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute
+from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute, route_of
 from cs_systems.config import Phase
 from cs_systems.core.range_names import COMMUNICATION, FUSED, UNATTRIBUTED, meaning, refined
 from cs_systems.readers.forms.modules import Modules
@@ -45,12 +45,12 @@ NOWHERE = Place(UNATTRIBUTED, UNATTRIBUTED, None)
 NOTHING_OPEN: Timeline[str] = Timeline(np.empty(0), np.empty(0), ())
 
 
-def attribute(trace: Trace) -> Categorical[Place]:
-    """Return a Place for each kernel of the trace, in order."""
+def attribute(trace: Trace, route: SequenceRoute | None = None) -> Categorical[Place]:
+    """Return a Place for each kernel of the trace, in order; `route` is the trace's, where it is known already."""
     kernels = trace.kernels
     found = places_at(trace.ranges, kernels.thread, kernels.launch_start_s, trace.modules)
     places = {place: n for n, place in enumerate(found.values)}
-    route = SequenceRoute(trace, trace.ops) if trace.ops else None
+    route = route or route_of(trace)
 
     def change(which: Bools, **fields: Any) -> None:
         listed, own = list(places), found.codes[which]
@@ -96,11 +96,15 @@ def _layers_by_sequence(trace: Trace, route: SequenceRoute, places: dict[Place, 
     """Give backward kernels without a layer that of their forward operator; update `codes` and add to `places`."""
     blind = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
     which = np.flatnonzero(np.isin(codes, blind))
+    found: dict[tuple[str, ...], int] = {}  # the ranges around the forward operator → the place
     for i, ranges in zip(which.tolist(), route.forward_ranges(which), strict=True):
-        if ranges:
+        if not ranges:
+            continue
+        if ranges not in found:
             forward = place_of(ranges, modules=trace.modules)
             place = Place(Phase.BACKWARD.value, forward.layer, forward.part, module=forward.module)
-            codes[i] = places.setdefault(place, len(places))
+            found[ranges] = places.setdefault(place, len(places))
+        codes[i] = found[ranges]
 
 
 def main_timeline(ranges: Ranges) -> Timeline[str]:

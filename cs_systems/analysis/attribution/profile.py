@@ -16,6 +16,7 @@ from cs_systems.analysis.attribution.gaps import Gaps, gaps_in
 from cs_systems.analysis.attribution.inferred_layers import with_blocks
 from cs_systems.analysis.attribution.inferred_phases import are_marked, how_inferred
 from cs_systems.analysis.attribution.places import Place, attribute, main_thread
+from cs_systems.analysis.attribution.sequence_numbers import route_of
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.range_names import COMMUNICATION, PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
 from cs_systems.core.statistics import ROUNDING_S
@@ -175,7 +176,8 @@ def profile(
     if empty := int((~has_kernel).sum()) if has_kernel.any() else 0:
         how = [*how, f"{empty} of {len(chosen)} steps launched no kernel and are left out"]
         chosen = [step for step, counts in zip(chosen, has_kernel.tolist(), strict=True) if counts]
-    layers, kernels = with_blocks(trace, attribute(trace)), trace.kernels
+    route, kernels = route_of(trace), trace.kernels
+    layers = with_blocks(trace, attribute(trace, route), route)
     places = layers.places
     number, inside = steps_of(kernels.launched_s, chosen)
     known = steps_of(kernels.launched_s, left_out)[1] if left_out else np.zeros(len(kernels), bool)

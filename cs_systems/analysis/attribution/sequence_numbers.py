@@ -8,6 +8,7 @@ thread by a number of autograd's own.
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import repeat
 
 import numpy as np
 
@@ -29,8 +30,10 @@ class SequenceRoute:
         # Of the operators that share a number, the last is the innermost, which made the node.
         forward = np.flatnonzero(ops.forward_thread == 0)
         forward = forward[np.argsort(ops.start_s[forward], kind="stable")]
-        numbers = zip(ops.thread[forward].tolist(), ops.sequence[forward].tolist(), strict=True)
-        self._forward = dict(zip(numbers, forward.tolist(), strict=True))
+        self._forward: dict[int, dict[int, int]] = {}  # thread → sequence number → index
+        for thread in dict.fromkeys(ops.thread[forward].tolist()):
+            mine = forward[ops.thread[forward] == thread]
+            self._forward[thread] = dict(zip(ops.sequence[mine].tolist(), mine.tolist(), strict=True))
         self._threads = self._forward_threads()
 
     def under(self, wanted: Bools) -> Bools:
@@ -41,7 +44,8 @@ class SequenceRoute:
         """Return for each kernel the ranges, outermost first, around the forward operator of its backward operator."""
         ops, backward = self._ops, self.backward[kernels]
         numbers = self._numbers_of(backward)
-        made = np.array([UNKNOWN if n is None else self._forward.get(n, UNKNOWN) for n in numbers], np.int64)
+        known = (None if n is None else self._forward[n[0]].get(n[1]) for n in numbers)
+        made = np.array([UNKNOWN if index is None else index for index in known], np.int64)
         made[ops.start_s[made] > ops.start_s[backward]] = UNKNOWN
         found: list[tuple[str, ...]] = [()] * len(kernels)
         for thread, line in self._trace.ranges.timelines.items():
@@ -75,8 +79,8 @@ class SequenceRoute:
         ops, which = self._ops, np.flatnonzero(self._ops.forward_thread != 0)
         votes: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
         numbers = ops.sequence[which].tolist()
-        for place, thread in enumerate({thread for thread, _ in self._forward}):
-            made = np.array([self._forward.get((thread, number), UNKNOWN) for number in numbers], np.int64)
+        for place, thread in enumerate({*self._forward}):
+            made = np.array([*map(self._forward[thread].get, numbers, repeat(UNKNOWN))], np.int64)
             voted = np.flatnonzero((made != UNKNOWN) & (ops.start_s[made] < ops.start_s[which]))
             found = np.unique(ops.forward_thread[which[voted]], return_index=True, return_counts=True)
             for number, first, count in zip(*(column.tolist() for column in found), strict=True):
@@ -102,3 +106,8 @@ class SequenceRoute:
         while (ended := (found != UNKNOWN) & (end_s[found] <= kernels.launch_start_s)).any():
             found[ended] = parent[found[ended]]
         return np.where(found == UNKNOWN, UNKNOWN, which[found])
+
+
+def route_of(trace: Trace) -> SequenceRoute | None:
+    """Return the route of a trace's kernels; None where its operators have no sequence numbers."""
+    return SequenceRoute(trace, trace.ops) if trace.ops else None
