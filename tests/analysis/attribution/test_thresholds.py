@@ -14,7 +14,7 @@ from cs_systems.analysis.attribution.gaps import LATENCY, LAUNCH, causes, gap_ro
 from cs_systems.analysis.attribution.inferred_layers import repetition
 from cs_systems.analysis.attribution.overlap import Intervals, Streams, median_step, picture, union
 from cs_systems.analysis.attribution.profile import profile
-from cs_systems.readers._read import read
+from cs_systems.readers import read
 from cs_systems.readers.forms.trace import Step
 from tests.analysis.attribution.test_gaps import trace
 from tests.analysis.attribution.test_inferred_layers import BLOCK, found_in, layers, step
