@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from _index import PROFILES, ROOT
+from _legible import problems
 from _study import APART, FIGURE_FILE, ORDER, PAGE_FILE, Study, cells, picture_of, records_of
 
 from cs_systems.record import RunRecord, read_records
@@ -62,13 +63,18 @@ def _of_records(folder: Path, kind: str, chosen: Callable[[RunRecord], bool]) ->
 
 def draw_all() -> int:
     """Draw every figure; return exit status 1 if a text is cut or overlaps another one."""
+    import matplotlib
+
     from cs_systems.report.figures import plot
+    from cs_systems.report.figures.drawing import texts_from_outside
 
     status = 0
     for file, draw in gallery():
-        problems = plot.illegible(plot.write(draw, file))
-        print(file.relative_to(ROOT), *problems, sep="\n    ", flush=True)
-        status |= bool(problems)
+        written = plot.write(draw, file)
+        with matplotlib.rc_context(plot.STYLE), texts_from_outside():
+            found = problems(written)
+        print(file.relative_to(ROOT), *found, sep="\n    ", flush=True)
+        status |= bool(found)
     if status:
         print("texts of these figures are cut or overlap; change the figure's drawing", file=sys.stderr)
     return status

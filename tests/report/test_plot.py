@@ -15,8 +15,8 @@ from cs_systems.record import RunRecord, read_records
 from cs_systems.report import palette
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.labels import labels
-from cs_systems.report.figures.legible import problems
 from cs_systems.report.figures.warmup import causes
+from scripts.studies._legible import problems
 from tests.report.conftest import Build, attention_config, failed
 
 

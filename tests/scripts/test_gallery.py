@@ -5,8 +5,8 @@ import importlib
 import matplotlib
 import pytest
 
-from cs_systems.report.figures.legible import problems
 from cs_systems.report.figures.plot import STYLE
+from scripts.studies._legible import problems
 from tests.scripts.conftest import ROOT
 
 PROFILES = ROOT / "profiles"

@@ -19,7 +19,6 @@ from cs_systems.report import palette
 from cs_systems.report.figures.drawing import GREY, INK, plain_lines, texts_from_outside, wrap_labels
 from cs_systems.report.figures.kinds import KINDS
 from cs_systems.report.figures.labels import subject
-from cs_systems.report.figures.legible import problems
 from cs_systems.report.files import write_file
 from cs_systems.report.frame import CLEAN, by_kind, frame, without_retried
 from cs_systems.report.tables.layout import is_timed
@@ -126,14 +125,6 @@ def write(draw: Callable[[], Figure], file: str | Path) -> Figure:
         drawn = wrap_labels(draw())
         write_file(path, _bytes(drawn, ending, "white"))
         return drawn
-
-
-def illegible(drawn: Figure) -> list[str]:
-    """Return the texts of a written figure that are cut or overlap, as in `legible.problems`; draws it once more."""
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE), texts_from_outside():
-        return problems(drawn)
 
 
 def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
