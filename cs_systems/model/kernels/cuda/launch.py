@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.model.kernels.cuda.driver import Launch, Macros, tensor_map
-from cs_systems.model.kernels.cuda.launch_forward import ForwardOptions, forward
+from cs_systems.model.kernels.cuda.launch_forward import forward
 from cs_systems.model.kernels.driver import Address
 from cs_systems.model.kernels.layout import computed_d_head, heads_together, padded_d_head
 
@@ -115,14 +115,14 @@ class Problem:
         batch, heads, _, _ = self.q.shape
         return batch * heads * self.padded_q // self._tile.queries * 8
 
-    def forward(self, o: Tensor, lse: Tensor, options: ForwardOptions | None = None) -> Launch:
+    def forward(self, o: Tensor, lse: Tensor) -> Launch:
         """Return the launch that writes o and lse (batch, heads, seq_q).
 
         lse is float32, natural logarithm, −inf where no key is seen.
         """
         return forward(
             self.q, self.k, self.v, o, causal=self.causal, offset=self.offset, scale=self.scale,
-            multiprocessors=self.multiprocessors, options=options,
+            multiprocessors=self.multiprocessors,
         )  # fmt: skip
 
     def prepare(

@@ -85,7 +85,7 @@ def first_row(seq_q: int, rows: int) -> int:
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, *,
-    causal: bool, offset: int, scale: float, multiprocessors: int, options: ForwardOptions | None = None,
+    causal: bool, offset: int, scale: float, multiprocessors: int,
 ) -> Launch:  # fmt: skip
     """Return the launch that writes o and lse (batch, heads, seq_q).
 
@@ -96,7 +96,7 @@ def forward(
     batch, heads, seq_q, d_head = q.shape
     heads_kv, seq_k = k.shape[1:3]
     depth = padded_d_head(d_head)
-    options = options or OPTIONS[depth]
+    options = OPTIONS[depth]
     rows, group = ROWS * options.consumers, heads // heads_kv
     row_tiles = -(-seq_q // rows)
     sizes = Sizes(
