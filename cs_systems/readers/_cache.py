@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from cs_systems.readers.forms import jobs, operators, trace
+from cs_systems.readers.forms import columns, jobs, operators, trace
+from cs_systems.readers.forms.columns import Categorical
 from cs_systems.readers.forms.modules import Modules
 from cs_systems.readers.forms.operators import Operators
-from cs_systems.readers.forms.trace import Categorical, Trace
+from cs_systems.readers.forms.trace import Trace
 
 LARGEST_BYTES = 2 << 30  # of all entries together
 WORTH_S = 1.0  # a trace that is read faster is not kept
@@ -34,7 +35,7 @@ _READERS = Path(__file__).parent  # a change in any file of this folder, or of o
 # Classes of which a trace consists, by name. Another class makes a trace unfit for the cache.
 _CLASSES: dict[str, Any] = {
     name: value
-    for module in (trace, jobs, operators)
+    for module in (columns, trace, jobs, operators)
     for name, value in vars(module).items()
     if isinstance(value, type) and (is_dataclass(value) or hasattr(value, "_fields"))
 }

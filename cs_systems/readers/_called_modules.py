@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cs_systems.readers.forms.columns import UNKNOWN, Range
 from cs_systems.readers.forms.modules import Modules
 from cs_systems.readers.forms.operators import nested
-from cs_systems.readers.forms.trace import UNKNOWN, Range
 from cs_systems.record import Row
 
 PREFIX = "nn.Module: "

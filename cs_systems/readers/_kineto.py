@@ -34,21 +34,9 @@ from cs_systems.readers._operators import OperatorReader
 from cs_systems.readers._processes import chosen_process, listed, ranges_elsewhere
 from cs_systems.readers._stalls import stalls
 from cs_systems.readers.forms import jobs
+from cs_systems.readers.forms.columns import UNKNOWN, Floats, Range, Ranges
 from cs_systems.readers.forms.modules import HEADER, Modules, unpacked
-from cs_systems.readers.forms.trace import (
-    UNKNOWN,
-    Call,
-    Copy,
-    Floats,
-    Function,
-    KernelRow,
-    Kernels,
-    Launch,
-    Range,
-    Ranges,
-    Trace,
-    without_collector,
-)
+from cs_systems.readers.forms.trace import Call, Copy, Function, KernelRow, Kernels, Launch, Trace, without_collector
 
 LONGEST_S = 1e9  # from the first event: a time further off is damaged
 LATEST_US = 1e17  # in the profiler's clock: 3,000 years

@@ -15,7 +15,8 @@ from operator import itemgetter
 
 import numpy as np
 
-from cs_systems.readers.forms.trace import Bools, Call, Floats, Ints, Kernels
+from cs_systems.readers.forms.columns import Bools, Floats, Ints
+from cs_systems.readers.forms.trace import Call, Kernels
 
 _LAUNCH = re.compile(r"(cuda|cu|hip)\w*Launch\w*Kernel|cudaLaunch(_v\d+)?$")
 _CAPTURE = re.compile(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate")

@@ -23,23 +23,9 @@ from cs_systems.readers import _sqlite as sqlite
 from cs_systems.readers._lost_kernels import explains, launches_kernel, lost_launches
 from cs_systems.readers._processes import chosen_process, ranges_elsewhere
 from cs_systems.readers._stalls import stalls
+from cs_systems.readers.forms.columns import NO_RANGES, UNKNOWN, Categorical, Floats, Ints, Ranges, distinct
 from cs_systems.readers.forms.jobs import Job
-from cs_systems.readers.forms.trace import (
-    NO_KERNELS,
-    NO_RANGES,
-    UNKNOWN,
-    Allocations,
-    Call,
-    Categorical,
-    Copy,
-    Floats,
-    Function,
-    Ints,
-    Kernels,
-    Ranges,
-    Trace,
-    distinct,
-)
+from cs_systems.readers.forms.trace import NO_KERNELS, Allocations, Call, Copy, Function, Kernels, Trace
 
 KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 COPIES = {"memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY", "memset": "CUPTI_ACTIVITY_KIND_MEMSET"}

@@ -11,8 +11,9 @@ from msgspec import UNSET
 
 from cs_systems.formulas.operator_flops import takes_arguments
 from cs_systems.readers._chrome_trace import NOTHING, Arguments, plain
+from cs_systems.readers.forms.columns import Categorical, Floats
 from cs_systems.readers.forms.operators import Operators, Signature
-from cs_systems.readers.forms.trace import Categorical, Floats, Ops
+from cs_systems.readers.forms.trace import Ops
 
 
 class OperatorReader:

@@ -27,20 +27,9 @@ from cs_systems.core.validation import is_whole
 from cs_systems.readers._lost_kernels import explains, launches_kernel, lost_launches
 from cs_systems.readers._processes import chosen_process
 from cs_systems.readers._stalls import stalls
+from cs_systems.readers.forms.columns import Floats, Range, Ranges
 from cs_systems.readers.forms.jobs import Job
-from cs_systems.readers.forms.trace import (
-    Call,
-    Copy,
-    Floats,
-    Function,
-    KernelRow,
-    Kernels,
-    Launch,
-    Range,
-    Ranges,
-    Trace,
-    without_collector,
-)
+from cs_systems.readers.forms.trace import Call, Copy, Function, KernelRow, Kernels, Launch, Trace, without_collector
 
 KEY = "rocprofiler-sdk-tool"
 LARGEST_BYTES = 1 << 29  # of the JSON: it takes about six times as much memory

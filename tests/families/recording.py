@@ -16,7 +16,8 @@ from cs_systems.machine.device import resolve
 from cs_systems.measure.profilers._torch_profiler import trace_path
 from cs_systems.measure.profilers.kineto import region
 from cs_systems.readers import read
-from cs_systems.readers.forms.trace import Categorical, Function, Kernels, Trace
+from cs_systems.readers.forms.columns import Categorical
+from cs_systems.readers.forms.trace import Function, Kernels, Trace
 from tests.families.conftest import Made
 
 

@@ -15,9 +15,10 @@ import pytest
 from cs_systems.readers import _cache as cache
 from cs_systems.readers import read
 from cs_systems.readers._cache import cached
+from cs_systems.readers.forms.columns import Categorical
 from cs_systems.readers.forms.modules import Modules
 from cs_systems.readers.forms.operators import Operators
-from cs_systems.readers.forms.trace import Categorical, Trace
+from cs_systems.readers.forms.trace import Trace
 from tests.analysis.comparison.test_ranks import write
 
 

@@ -13,7 +13,7 @@ from cs_systems.analysis.attribution.profile import profile
 from cs_systems.cli import main
 from cs_systems.readers import read
 from cs_systems.readers._called_modules import called_modules
-from cs_systems.readers.forms.trace import Range
+from cs_systems.readers.forms.columns import Range
 from tests.analysis.attribution.test_foreign import AUTOGRAD, event, kernel
 
 Tree = Sequence[Any]  # a name, then the trees of what it calls

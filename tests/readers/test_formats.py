@@ -26,7 +26,8 @@ from cs_systems.core.formats import Format, begins
 
 
 def read(path, process=None):
-    from cs_systems.readers.forms.trace import NO_RANGES, Function, Kernels, Trace
+    from cs_systems.readers.forms.columns import NO_RANGES
+    from cs_systems.readers.forms.trace import Function, Kernels, Trace
 
     times = [float(word) for word in path.read_text().split()[1:]]
     rows = [

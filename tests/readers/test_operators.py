@@ -16,8 +16,8 @@ from cs_systems.analysis.attribution.profile import profile
 from cs_systems.cli import main
 from cs_systems.core.rows import OperatorRow
 from cs_systems.readers import read
+from cs_systems.readers.forms.columns import UNKNOWN
 from cs_systems.readers.forms.operators import nested
-from cs_systems.readers.forms.trace import UNKNOWN
 from tests.analysis.attribution.test_foreign import AUTOGRAD, event, kernel, marked
 
 Event = dict[str, Any]

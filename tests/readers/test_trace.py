@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cs_systems.readers.forms.trace import Timeline, distinct, timelines
+from cs_systems.readers.forms.columns import Timeline, distinct, timelines
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda s: (min(s), max(s))), max_size=12)
 

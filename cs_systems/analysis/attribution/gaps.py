@@ -26,7 +26,8 @@ import numpy as np
 from cs_systems.core.rows import GapRow, Results
 from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.readers._stalls import stalls
-from cs_systems.readers.forms.trace import Bools, Floats, Ints, Kernels, Step, Trace
+from cs_systems.readers.forms.columns import Bools, Floats, Ints
+from cs_systems.readers.forms.trace import Kernels, Step, Trace
 
 COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH, LOST, UNSEEN = CAUSES = (
     "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "launch-bound", "launch not recorded",

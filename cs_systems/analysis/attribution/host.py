@@ -10,7 +10,8 @@ import numpy as np
 from cs_systems.analysis.attribution.places import NOTHING_OPEN, main_timeline, place_of
 from cs_systems.core.range_names import UNATTRIBUTED, general
 from cs_systems.core.rows import RangeRow
-from cs_systems.readers.forms.trace import Floats, Ints, Ranges, Step, Timeline, distinct, steps_of
+from cs_systems.readers.forms.columns import Floats, Ints, Ranges, Timeline, distinct
+from cs_systems.readers.forms.trace import Step, steps_of
 
 Key = tuple[str | None, str]  # (phase, name of the range)
 

@@ -17,7 +17,8 @@ from cs_systems.analysis.attribution.places import Place
 from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute
 from cs_systems.config import Phase
 from cs_systems.core.range_names import UNATTRIBUTED
-from cs_systems.readers.forms.trace import UNKNOWN, Bools, Categorical, Floats, Ints, Trace, distinct
+from cs_systems.readers.forms.columns import UNKNOWN, Bools, Categorical, Floats, Ints, distinct
+from cs_systems.readers.forms.trace import Trace
 
 LEAST_SHARE = 0.6  # of the time of a pass, in the repeated part
 SURE_SHARE = 0.85

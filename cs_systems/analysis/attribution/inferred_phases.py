@@ -21,7 +21,8 @@ from cs_systems.analysis.attribution.kernel_families import family, is_collectiv
 from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute, route_of
 from cs_systems.config import Phase
 from cs_systems.core.range_names import COMMUNICATION, meaning
-from cs_systems.readers.forms.trace import Bools, Ops, Ranges, Timeline, Trace
+from cs_systems.readers.forms.columns import Bools, Ranges, Timeline
+from cs_systems.readers.forms.trace import Ops, Trace
 
 _BACKWARD = re.compile(r"\bautograd::engine::|Backward\d*\b")  # of an operator, also as emit_nvtx names its range
 

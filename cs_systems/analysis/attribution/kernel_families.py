@@ -11,8 +11,9 @@ import functools
 import re
 
 from cs_systems.core.printable import INDENT
+from cs_systems.readers.forms.columns import Bools
 from cs_systems.readers.forms.jobs import COLLECTIVE
-from cs_systems.readers.forms.trace import Bools, Kernels
+from cs_systems.readers.forms.trace import Kernels
 
 FAMILIES = (
     "matmul", "attention", "softmax", "elementwise", "reduction", "norm", "copy", "collective", "optimizer", "other",

@@ -17,7 +17,8 @@ from cs_systems.analysis.attribution.inferred_phases import are_marked, infers_b
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.range_names import MEANS, PARTS, PHASES, STEP, Meaning, general, is_operator, meaning
 from cs_systems.core.validation import choices, did_you_mean, nearest, one_of
-from cs_systems.readers.forms.trace import Categorical, Trace
+from cs_systems.readers.forms.columns import Categorical
+from cs_systems.readers.forms.trace import Trace
 
 BUILT_IN = Path(__file__).with_suffix(".toml")
 MEANINGS = (STEP, *PHASES, *PARTS)

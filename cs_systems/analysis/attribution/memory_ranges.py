@@ -8,7 +8,8 @@ from cs_systems.analysis.attribution.places import places_at
 from cs_systems.analysis.attribution.profile import find_steps
 from cs_systems.config import ConfigError
 from cs_systems.core.rows import MemoryRange
-from cs_systems.readers.forms.trace import Categorical, Trace, steps_of
+from cs_systems.readers.forms.columns import Categorical
+from cs_systems.readers.forms.trace import Trace, steps_of
 
 MEMORY_USAGE = "--cuda-memory-usage=true"
 

@@ -16,8 +16,9 @@ from cs_systems.analysis.attribution.tables import NO_COSTS, Costs
 from cs_systems.core.range_names import general
 from cs_systems.core.rows import OperatorRow, Row
 from cs_systems.formulas.operator_flops import MAY_HIDE, Work, operator_work
+from cs_systems.readers.forms.columns import UNKNOWN, Floats, Ints, Ranges, distinct
 from cs_systems.readers.forms.operators import Operators, of_ranges, shapes_text
-from cs_systems.readers.forms.trace import UNKNOWN, Floats, Ints, Ranges, Trace, distinct, steps_of
+from cs_systems.readers.forms.trace import Trace, steps_of
 
 
 def operators_of(trace: Trace) -> Operators | None:

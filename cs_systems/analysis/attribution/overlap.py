@@ -37,7 +37,8 @@ from cs_systems.config import ConfigError, Phase
 from cs_systems.core.range_names import COMMUNICATION, UNATTRIBUTED, meaning
 from cs_systems.core.rows import Interval, OverlapRow, SkewRow, StreamTimes
 from cs_systems.core.statistics import ROUNDING_S, excess_s
-from cs_systems.readers.forms.trace import Bools, Categorical, Floats, Ints, Kernels, Step, Trace, steps_of
+from cs_systems.readers.forms.columns import Bools, Categorical, Floats, Ints
+from cs_systems.readers.forms.trace import Kernels, Step, Trace, steps_of
 
 GLOO = "gloo:"  # prefix of the range of each gloo collective
 _SENDS = ("c10d::", "record_param_comms")  # operators that communicate

@@ -27,8 +27,9 @@ from cs_systems.analysis.attribution.kernel_families import is_collective
 from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute, route_of
 from cs_systems.config import Phase
 from cs_systems.core.range_names import COMMUNICATION, FUSED, UNATTRIBUTED, meaning, refined
+from cs_systems.readers.forms.columns import Bools, Categorical, Floats, Ints, Ranges, Timeline
 from cs_systems.readers.forms.modules import Modules
-from cs_systems.readers.forms.trace import Bools, Categorical, Floats, Ints, Ranges, Timeline, Trace
+from cs_systems.readers.forms.trace import Trace
 
 
 class Place(NamedTuple):

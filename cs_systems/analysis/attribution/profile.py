@@ -22,19 +22,8 @@ from cs_systems.core.range_names import COMMUNICATION, PHASES, STEPS, UNATTRIBUT
 from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.units import counted
 from cs_systems.readers._lost_kernels import zero_kernels
-from cs_systems.readers.forms.trace import (
-    Bools,
-    Categorical,
-    Function,
-    Ints,
-    Kernels,
-    Ranges,
-    Step,
-    Trace,
-    distinct,
-    steps_of,
-    without_collector,
-)
+from cs_systems.readers.forms.columns import Bools, Categorical, Ints, Ranges, distinct
+from cs_systems.readers.forms.trace import Function, Kernels, Step, Trace, steps_of, without_collector
 
 BY_PHASES = "no range is named step: a step is assumed to last from one forward to the last phase before the next"
 LEAST_LONGER = 0.01  # of a step: kernels that end later belong to its time

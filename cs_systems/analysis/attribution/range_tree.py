@@ -19,7 +19,8 @@ from cs_systems.analysis.attribution.tables import NO_COSTS, Costs
 from cs_systems.core.printable import INDENT
 from cs_systems.core.range_names import general
 from cs_systems.core.rows import RangeTreeRow
-from cs_systems.readers.forms.trace import Floats, Ints, Ranges, Timeline, distinct, steps_of
+from cs_systems.readers.forms.columns import Floats, Ints, Ranges, Timeline, distinct
+from cs_systems.readers.forms.trace import steps_of
 
 
 class Path(NamedTuple):

@@ -12,8 +12,9 @@ from itertools import repeat
 
 import numpy as np
 
+from cs_systems.readers.forms.columns import UNKNOWN, Bools, Ints
 from cs_systems.readers.forms.operators import nested
-from cs_systems.readers.forms.trace import UNKNOWN, Bools, Ints, Ops, Trace
+from cs_systems.readers.forms.trace import Ops, Trace
 
 
 class SequenceRoute:

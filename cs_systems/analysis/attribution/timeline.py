@@ -19,7 +19,8 @@ from cs_systems.analysis.attribution.tables import NO_COSTS, TABLES, Costs, exte
 from cs_systems.core.printable import LONGEST_NAME, shortened
 from cs_systems.core.range_names import UNATTRIBUTED, meaning
 from cs_systems.core.rows import NoteRow, Results, Row
-from cs_systems.readers.forms.trace import Call, Copy, Function, Kernel, Range, Ranges, Step, Trace, steps_of
+from cs_systems.readers.forms.columns import Range, Ranges
+from cs_systems.readers.forms.trace import Call, Copy, Function, Kernel, Step, Trace, steps_of
 
 T = TypeVar("T")
 K = TypeVar("K")

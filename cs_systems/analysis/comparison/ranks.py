@@ -31,8 +31,9 @@ from cs_systems.core.range_names import UNATTRIBUTED
 from cs_systems.core.rows import CollectiveRow, JobRankRow
 from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.units import counted, human
+from cs_systems.readers.forms.columns import Floats
 from cs_systems.readers.forms.jobs import PAIRWISE, Job, kind
-from cs_systems.readers.forms.trace import Floats, Trace, steps_of
+from cs_systems.readers.forms.trace import Trace, steps_of
 
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # end on all ranks at once
 TOLERANCE_S = 100e-6  # by which aligned clocks may still differ

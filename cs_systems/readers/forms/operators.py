@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cs_systems.readers.forms.trace import UNKNOWN, Bools, Categorical, Floats, Ints, Ranges
+from cs_systems.readers.forms.columns import UNKNOWN, Bools, Categorical, Floats, Ints, Ranges
 
 MOST_TENSORS = 2  # tensors of a list that a text shows
 # The range of an operator under emit_nvtx: `aten::mm, op_id = 3, sizes = [[2, 4], [4, 8]]`.

@@ -7,29 +7,28 @@ row made from the columns, and UNKNOWN or NaN in a column.
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cs_systems.readers.forms.columns import (
+    UNKNOWN,
+    Bools,
+    Categorical,
+    Floats,
+    Ints,
+    Ranges,
+    distinct,
+)
 from cs_systems.readers.forms.jobs import Job, Message
 from cs_systems.readers.forms.modules import Modules
-
-if TYPE_CHECKING:
-    from cs_systems.readers.forms.operators import Operators
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-T = TypeVar("T")
-UNKNOWN = -1
+from cs_systems.readers.forms.operators import Operators
 
 
 @contextmanager
@@ -46,76 +45,6 @@ def without_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-class Categorical(Sequence[T]):
-    """Long column with few distinct values: entry i is `values[codes[i]]`."""
-
-    def __init__(self, values: Sequence[T], codes: Ints) -> None:
-        self.values, self.codes = values, codes
-
-    @classmethod
-    def of(cls, entries: Iterable[T]) -> Categorical[T]:
-        numbers: dict[T, int] = {}
-        codes = [numbers.setdefault(entry, len(numbers)) for entry in entries]
-        return cls(list(numbers), np.array(codes, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.take(i) if isinstance(i, slice) else self.values[self.codes[i]]
-
-    def __iter__(self) -> Iterator[T]:
-        return map(self.values.__getitem__, self.codes.tolist())
-
-    def take(self, which: Ints | Bools | slice) -> Categorical[T]:
-        return Categorical(self.values, self.codes[which])
-
-    def codes_where(self, wanted: Callable[[T], object]) -> Bools:
-        """Return for each entry whether its value is wanted; `wanted` is called once for each distinct value."""
-        return np.array([bool(wanted(value)) for value in self.values], bool)[self.codes]
-
-
-def distinct(*columns: Ints) -> tuple[Ints, Ints]:
-    """Return (first, codes) of the distinct rows of a table given by its columns.
-
-    `first[k]` is the index of the first row equal to the k-th distinct row; row i equals the `codes[i]`-th distinct
-    row.
-    """
-    table = np.stack(columns)
-    if (key := _small(table)) is None:
-        return _sorted(table)
-    # Rows of small numbers are counted; only the distinct ones are sorted.
-    first = np.full(int(key.max()) + 1, UNKNOWN)
-    first[key[::-1]] = np.arange(len(key))[::-1]  # of equal rows, the first is assigned last
-    known = np.flatnonzero(first != UNKNOWN)
-    of_known, codes = _sorted(table[:, first[known]])
-    numbers = np.empty(len(first), np.int64)
-    numbers[known] = codes
-    return first[known[of_known]], numbers[key]
-
-
-def _small(table: Ints) -> Ints | None:
-    """Return a number of each row that equal rows share; None where there are too few rows for as high numbers."""
-    if not table.size:
-        return None
-    low, high = table.min(axis=1).tolist(), table.max(axis=1).tolist()
-    sizes = [last - first + 1 for first, last in zip(low, high, strict=True)]
-    if math.prod(sizes) > table.shape[1]:
-        return None
-    return np.asarray(np.ravel_multi_index([*(table - np.array(low)[:, None])], sizes))
-
-
-def _sorted(table: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct rows as `distinct` does, in the order of a hash."""
-    # One sort by a hash is faster than one by every column; the check below detects rows that share a hash.
-    multipliers = np.random.default_rng(0).integers(1, 2**62, len(table), dtype=np.int64) * 2 + 1
-    hashed = (table * multipliers[:, None]).sum(axis=0)  # wraps around
-    _, first, codes = np.unique(hashed, return_index=True, return_inverse=True)
-    if not all((column[first][codes] == column).all() for column in table):
-        _, first, codes = np.unique(table, axis=1, return_index=True, return_inverse=True)
-    return first, codes.reshape(-1)
 
 
 class Function(NamedTuple):
@@ -267,53 +196,6 @@ class Call(NamedTuple):
     thread: int
 
 
-class Range(NamedTuple):
-    """Named part of the program: an NVTX range or a `record_function`."""
-
-    name: str
-    start_s: float
-    end_s: float
-    thread: int
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """Fields of `Range` as columns."""
-
-    name: Categorical[str]
-    start_s: Floats
-    end_s: Floats
-    thread: Ints
-
-    @classmethod
-    def of(cls, rows: Sequence[Range]) -> Ranges:
-        name, start, end, thread = zip(*rows, strict=True) if rows else ((),) * 4
-        times = np.array(start, np.float64), np.array(end, np.float64)
-        return cls(Categorical.of(name), *times, np.array(thread, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.start_s)
-
-    def __iter__(self) -> Iterator[Range]:
-        return map(Range, self.name, self.start_s.tolist(), self.end_s.tolist(), self.thread.tolist())
-
-    def take(self, which: Ints | Bools) -> Ranges:
-        return Ranges(self.name.take(which), self.start_s[which], self.end_s[which], self.thread[which])
-
-    @functools.cached_property
-    def timelines(self) -> dict[int, Timeline[str]]:
-        """Timeline of the open ranges' names, for each thread with a range."""
-        return timelines(self.thread, self.start_s, self.end_s, self.name)
-
-    def named(self, wanted: Callable[[str], object]) -> list[Range]:
-        """Return the ranges with a wanted name in order of their start, an enclosing range before those inside it."""
-        found = self.take(self.name.codes_where(wanted))
-        return list(found.take(np.lexsort((-found.end_s, found.start_s))))
-
-
-NO_RANGES = Ranges(Categorical([], _none), _never, _never, _none)
-
-
 class Step(NamedTuple):
     """One step by the host's clock: the extent of its range.
 
@@ -392,7 +274,7 @@ class Trace:
     """
 
     source: str
-    profiler: str  # "nsys", "kineto" or "rocprofv3"
+    profiler: str  # "nsys", "kineto", "rocprofv3" …
     devices: dict[int, str]  # number → name
     kernels: Kernels
     copies: list[Copy]
@@ -408,57 +290,3 @@ class Trace:
     messages: Mapping[int, Message] = field(default_factory=dict)
     lacks_kernels: bool = False
     lost_launches: Floats = field(default_factory=lambda: np.empty(0))
-
-
-class Timeline(Generic[T]):
-    """Stack of the open intervals over time, on one thread.
-
-    `stacks[stack[i]]` (outermost first) is open from `times[i]` to `times[i + 1]`; the first and the last time are
-    infinite. Equal stacks are stored once.
-
-    Intervals need not nest: an NVTX start/end range may end before one that it encloses.
-    """
-
-    def __init__(self, start_s: Floats, end_s: Floats, values: Sequence[T]) -> None:
-        lasting = np.flatnonzero(end_s > start_s)
-        start_s, end_s, count = start_s[lasting], end_s[lasting], len(lasting)
-        # At equal times ends come before begins, and the interval that ends last begins first.
-        edges, begins = np.concatenate([start_s, end_s]), np.arange(2 * count) < count
-        order = np.lexsort((np.tile(-end_s, 2), begins, edges))
-        times, stack = [-math.inf], [0]
-        known: dict[tuple[T, ...], int] = {(): 0}
-        active: list[int] = []
-        opened: list[T] = []
-        items = lasting.tolist()
-        for time, edge in zip(edges[order].tolist(), order.tolist(), strict=True):
-            if edge < count:
-                active.append(edge)
-                opened.append(values[items[edge]])
-            else:  # nearly always the innermost interval ends
-                at = -1 if active[-1] == edge - count else active.index(edge - count)
-                del active[at], opened[at]
-            number = known.setdefault(tuple(opened), len(known))
-            if time == times[-1]:
-                stack[-1] = number
-            else:
-                times.append(time)
-                stack.append(number)
-        self.times: Floats = np.array([*times, math.inf])
-        self.stack: Ints = np.array(stack)
-        self.stacks = list(known)
-
-    def at(self, time_s: float) -> tuple[T, ...]:
-        return self.stacks[int(self.stack[self.times.searchsorted(time_s, "right") - 1])]
-
-    def index(self, time_s: Floats) -> Ints:
-        """Return the number of the stack that is open at each time."""
-        return self.stack[np.searchsorted(self.times, time_s, "right") - 1]
-
-
-def timelines(thread: Ints, start_s: Floats, end_s: Floats, values: Sequence[T]) -> dict[int, Timeline[T]]:
-    """Return a Timeline for each thread that has an interval."""
-    lines, values = {}, list(values)
-    for number in np.unique(thread).tolist():
-        own = np.flatnonzero(thread == number)
-        lines[number] = Timeline(start_s[own], end_s[own], [values[i] for i in own.tolist()])
-    return lines

@@ -7,19 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cs_systems.readers.forms.trace import (
-    NO_KERNELS,
-    Call,
-    Categorical,
-    Copy,
-    Function,
-    Kernels,
-    Op,
-    Ops,
-    Range,
-    Ranges,
-    Trace,
-)
+from cs_systems.readers.forms.columns import Categorical, Range, Ranges
+from cs_systems.readers.forms.trace import NO_KERNELS, Call, Copy, Function, Kernels, Op, Ops, Trace
 from tests.analysis.attribution.work import counted
 
 MAIN, AUTOGRAD = 1, 2

@@ -17,7 +17,8 @@ from cs_systems.analysis.attribution.profile import profile
 from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute
 from cs_systems.core.range_names import meaning
 from cs_systems.readers import read
-from cs_systems.readers.forms.trace import UNKNOWN, Op, Ops, Trace
+from cs_systems.readers.forms.columns import UNKNOWN
+from cs_systems.readers.forms.trace import Op, Ops, Trace
 from tests.recorded import AUTOGRAD, DATA, MAIN
 
 Event = dict[str, Any]

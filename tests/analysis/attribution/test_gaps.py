@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from cs_systems.analysis.attribution.gaps import CAUSES, LATENCY, LAUNCH, LOST, causes, gap_rows, gaps_in
 from cs_systems.readers._stalls import stalls
-from cs_systems.readers.forms.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Ranges, Step, Trace
+from cs_systems.readers.forms.columns import Categorical, Ranges
+from cs_systems.readers.forms.trace import NO_KERNELS, Call, Copy, Function, Kernels, Step, Trace
 
 END = 40
 Spans = list[tuple[int, int]]

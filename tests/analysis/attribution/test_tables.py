@@ -16,7 +16,7 @@ from cs_systems.analysis.comparison.profiles import difference, doubts
 from cs_systems.config import ConfigError
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.readers import read
-from cs_systems.readers.forms.trace import NO_RANGES
+from cs_systems.readers.forms.columns import NO_RANGES
 from tests.recorded import MAIN
 
 Export = Callable[..., Path]
