@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cs_systems.analysis.attribution import module_tables
+from cs_systems.analysis.attribution import module_tables, tables
 from cs_systems.analysis.attribution.gaps import LATENCY, LAUNCH, causes, gap_rows, gaps_in, idle_by_cause
 from cs_systems.analysis.attribution.inferred_layers import repetition
 from cs_systems.analysis.attribution.overlap import Intervals, Streams, median_step, picture, union
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.readers import read
 from cs_systems.readers.forms.trace import Step
+from tests.analysis.attribution.test_foreign import kernel, marked
 from tests.analysis.attribution.test_gaps import trace
 from tests.analysis.attribution.test_inferred_layers import BLOCK, found_in, layers, step
 
@@ -117,3 +119,68 @@ def test_picture_joins_what_is_closer_than_a_thousandth_of_the_step() -> None:
         (0.0, pytest.approx(0.3)),
         (pytest.approx(0.3011), pytest.approx(0.4)),
     ]
+
+
+def test_kernel_whose_launch_returned_as_the_gap_began_is_the_device_s() -> None:
+    made = trace([(0.0, 1.0, 0.0), (1.0 + 50e-6, 2.0, 1.0)], [], [], [])
+    found = causes(made, 0, gaps_in(made.kernels, [Step("step", 0.0, 2.0)])[0])
+    assert found[LATENCY].sum() == pytest.approx(50e-6)
+    assert found[LAUNCH].sum() == 0
+
+
+def test_time_without_a_kernel_is_unknown_where_the_trace_lacks_some() -> None:
+    made = replace(trace([(0, 1, 0), (4, 5, 3)], [(1, 2)], [], []), lacks_kernels=True)
+    found = causes(made, 0, gaps_in(made.kernels, [Step("step", 0, 5)])[0])
+    assert {cause: times.sum() for cause, times in found.items() if times.any()} == {"kernels not recorded": 3.0}
+
+
+@pytest.mark.parametrize(("ends_us", "lasts_us", "longer"), [(100.9, 100.0, False), (101.1, 101.1, True)])
+def test_step_lasts_until_kernels_that_end_a_hundredth_later(
+    write_trace: WriteTrace, ends_us: float, lasts_us: float, longer: bool
+) -> None:
+    made = profile(read(write_trace([marked("step", 0, 100), *kernel("gemm", 20, ends_us, launched=5)])))
+    assert [row["wall_s"] * 1e6 for row in tables.steps(made)] == [pytest.approx(lasts_us)]
+    assert any("until their kernels end" in note for note in made.notes) is longer
+
+
+@pytest.mark.parametrize(("unsplit_us", "noted"), [(9, False), (11, True)])
+def test_backward_of_which_half_has_no_layer_is_noted(write_trace: WriteTrace, unsplit_us: int, noted: bool) -> None:
+    events = [
+        marked("step", 0, 100), marked("forward", 0, 10), marked("backward", 10, 90), marked("block 0", 20, 30),
+        *kernel("gemm", 40, 50, launched=22), *kernel("gemm", 60, 60 + unsplit_us, launched=50),
+    ]  # fmt: skip
+    made = profile(read(write_trace(events)))
+    assert any("backward is not split" in note for note in tables.notes("layers", made, tables.layers(made))) is noted
+
+
+def test_softmax_is_compared_with_products_where_a_phase_has_both() -> None:
+    rows: Any = [
+        {"phase": phase, "family": family, "time_s": time_s}
+        for phase, family, time_s in (
+            *(("forward", "softmax", 1.0), ("forward", "softmax", 2.0), ("forward", "matmul", 4.0)),
+            *(("backward", "softmax", 1.0), ("loss", "matmul", 1.0), ("optimizer", "attention", 1.0)),
+        )
+    ]
+    assert tables._split(rows) == [
+        "forward: softmax takes 0.75 times as long as the matrix products",
+        "optimizer: a fused kernel computes scores, softmax and value together, so they have no separate times",
+    ]
+
+
+def test_times_of_a_step_that_disagree_by_3_percent_are_warned_of() -> None:
+    def warned(*rows: tuple[int, float, float | None]) -> list[str]:
+        made: Any = [
+            {"step": number, "residual_share": apart, "wall_s": 1.0, "event_s": event_s}
+            for number, apart, event_s in rows
+        ]
+        return tables._reconciled(made)
+
+    limit = 0.03
+    assert warned((0, limit * 0.999, 1 + limit * 0.999), (1, -limit * 0.999, 1 - limit * 0.999), (2, 0.0, None)) == []
+    (found,) = warned((0, limit * 1.001, None), (1, -limit * 2, None), (1, limit * 1.5, None), (2, 0.0, None))
+    assert f"differ by over {limit:.0%} in 2 of 3 steps, most in step 1 (-{2 * limit:.1%})" in found
+    for event_s in (1 + limit * 1.001, 1 - limit * 1.001):
+        (found,) = warned((7, 0.0, event_s))
+        assert found.startswith(
+            f"warning: step 7 takes {event_s * 1e3:.3g} ms by events and 1e+03 ms by the wall clock"
+        )
