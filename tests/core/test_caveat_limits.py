@@ -1,78 +1,10 @@
-"""Limits of the caveats: each is absent on one side of its limit, and given on the other."""
+"""Numbers in the texts of caveats, and what a loop that ended early is told."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
-from cs_systems.core.caveats import (
-    Caveat,
-    caveats,
-    cut_short,
-    launch_bound_phases,
-    not_restored,
-    of_spread,
-    recomputed,
-    skipped_steps,
-)
-from tests.core.test_caveats import CLEAN, codes, samples
-
-
-def of(measurement: Any, before: Any = CLEAN, after: Any = CLEAN) -> tuple[Caveat, ...]:
-    return caveats(measurement, before, after)
-
-
-@pytest.mark.parametrize(("lag_s", "phases"), [(0.0999, ["backward"]), (0.1, []), (-0.01, ["backward"])])
-def test_phase_that_ends_within_a_tenth_of_it_after_its_submission_is_launch_bound(
-    lag_s: float, phases: list[str]
-) -> None:
-    (sample, *_) = samples().samples
-    sample = replace(sample, phases_s={"backward": 1.0, "loss": 0.0}, lag_s={"backward": lag_s, "loss": 0.0})
-    assert launch_bound_phases(replace(samples(), samples=(sample,))) == phases
-
-
-@pytest.mark.parametrize(("count", "found"), [(2, ["few-samples"]), (3, [])])
-def test_three_steps_show_a_spread(count: int, found: list[str]) -> None:
-    assert codes(samples(count=count)) == found
-
-
-@pytest.mark.parametrize(
-    ("count", "message"),
-    [
-        (0, "0 timed steps are too few to show a spread"),
-        (1, "1 timed step is too few to show a spread"),
-        (2, "2 timed steps are too few to show a spread"),
-    ],
-)
-def test_too_few_steps_are_counted(count: int, message: str) -> None:
-    assert [caveat.message for caveat in of_spread(samples(count=count), "step")] == [message]
-
-
-@pytest.mark.parametrize(("clock_hz", "found"), [(97e6, []), (96.9e6, ["throttled"])])
-def test_clock_below_97_percent_is_throttled(clock_hz: float, found: list[str]) -> None:
-    capped = replace(CLEAN, throttle_reasons=("power cap",), sm_clock_hz=100e6, sm_clock_max_hz=100e6)
-    assert codes(samples(sm_clock_hz=clock_hz), after=capped) == found
-    assert codes(samples(sm_clock_hz=clock_hz), before=capped, after=replace(capped, throttle_reasons=None)) == found
-
-
-@pytest.mark.parametrize(
-    ("known", "message"),
-    [
-        ({"compiles": 1}, "10 compilations during timed steps"),
-        ({"device_mallocs": 3}, "30 cudaMalloc calls during timed steps"),
-    ],
-)
-def test_events_of_all_timed_steps_are_counted(known: dict[str, int], message: str) -> None:
-    assert [caveat.message for caveat in of(samples(**known))] == [message]
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (None, 2), (2, None)])
-def test_most_processes_seen_on_the_gpu_count(before: int | None, after: int | None) -> None:
-    first, last = (replace(CLEAN, other_processes=count) for count in (before, after))
-    (caveat,) = of(samples(), first, last)
-    assert caveat.message == "2 other processes used the GPU"
+from cs_systems.core.caveats import cut_short, not_restored, recomputed, skipped_steps
 
 
 @pytest.mark.parametrize(
