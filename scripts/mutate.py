@@ -51,7 +51,7 @@ TESTS = (
     *("tests/analysis", "tests/core/test_caveat_limits.py", "tests/core/test_statistics.py"),
     *("tests/core/test_statistics_limits.py", "tests/core/test_step_kinds.py", "tests/core/test_step_kind_limits.py"),
     *("tests/readers/test_called_modules.py", "tests/readers/test_operators.py", "tests/cli/test_analyze_command.py"),
-    *("tests/cli/test_snapshot_command.py", "tests/cli/test_parallel_cli.py"),
+    *("tests/cli/test_snapshot_command.py", "tests/cli/test_parallel_cli.py", "tests/readers/test_lost_kernels.py"),
     "tests/measure/workloads/test_numerics.py",
 )
 # Names of tests that take long and that others repeat: bytecodes counted, thousands of simulated comparisons.

@@ -13,6 +13,16 @@ from cs_systems.analysis.memory.allocations import OutOfMemory, Replay, replay, 
 from cs_systems.analysis.memory.annotations import BLOCK, _Highest, _joined, by_annotation
 from cs_systems.analysis.memory.categories import attribute
 from cs_systems.analysis.memory.out_of_memory import _cause, _without, out_of_memory
+from cs_systems.analysis.memory.tables import (
+    at_peak,
+    composition,
+    devices,
+    differences,
+    file_row,
+    fragmentation,
+    segments,
+    timeline,
+)
 from cs_systems.analysis.memory.tensor_names import TensorNames
 from cs_systems.readers.snapshot import Settings, read
 
@@ -221,3 +231,116 @@ def test_free_memory_of_a_failed_request_is_that_of_its_moment(tmp_path: Path) -
     assert row["cause"].startswith("too little memory: 2.00 MiB more than was free")
     assert row["where"] is not None
     assert "train.py:1" in row["where"]
+
+
+# categories and tables
+
+FORWARD = [{"filename": "model.py", "line": 7, "name": "forward"}]
+BACKWARD = [{"filename": "graph.py", "line": 1, "name": "_engine_run_backward"}]
+A, B = 1 << 40, 2 << 40
+
+
+@pytest.mark.parametrize(
+    ("size", "category"), [(8_519_680, "workspaces"), (33_554_432, "workspaces"), (8_519_168, "activations")]
+)
+def test_block_of_cublas_size_that_outlives_a_step_is_a_workspace(tmp_path: Path, size: int, category: str) -> None:
+    events = [event("alloc", A, size, 1, frames=FORWARD)]
+    for n in range(2):
+        events += [event("alloc", B + 4096 * n, 512, 2 + n, frames=stack) for stack in (FORWARD, BACKWARD)]
+    found = attribute(replayed(tmp_path, events))
+    assert found.allocations[0].category == category
+
+
+@pytest.mark.parametrize(
+    ("freed_after", "category"),
+    [(0, "temporaries"), (1, "activations"), (2, "activations")],  # events from the first backward on
+)
+def test_block_of_forward_that_backward_needs_is_an_activation(tmp_path: Path, freed_after: int, category: str) -> None:
+    events = [event("alloc", A, 4096, 1, frames=FORWARD), event("alloc", B, 512, 3, frames=BACKWARD),
+              event("alloc", B + 512, 512, 4, frames=BACKWARD)]  # fmt: skip
+    stack = FORWARD if freed_after == 0 else BACKWARD
+    events.insert(1 + freed_after, event("free_completed", A, 4096, 1 + freed_after, frames=stack))
+    found = attribute(replayed(tmp_path, events))
+    assert next(one.category for one in found.allocations if one.allocation.address == A) == category
+
+
+def stretches() -> list[Data]:
+    return [
+        event("alloc", A, 1024, 10, frames=FORWARD), event("alloc", A + 1024, 2048, 20, frames=FORWARD),
+        event("free_completed", A + 1024, 2048, 30, frames=FORWARD),
+        event("alloc", A + 4096, 512, 1_000_030, frames=BACKWARD),
+        event("free_completed", A, 1024, 1_000_050, frames=BACKWARD),
+    ]  # fmt: skip
+
+
+def test_stretches_have_their_bytes_before_at_most_and_after(tmp_path: Path) -> None:
+    found = attribute(replayed(tmp_path, stretches(), [segment(A, 8192, (A + 4096, 512))]))
+    forward, backward = timeline(found, UNNAMED)
+    assert (forward["phase"], forward["first_event"], forward["events"]) == ("forward", 0, 3)
+    assert (forward["start_s"], forward["duration_s"]) == (0.0, pytest.approx(20e-6))
+    assert (forward["before_bytes"], forward["peak_bytes"], forward["after_bytes"]) == (0, 3072, 1024)
+    assert (backward["phase"], backward["first_event"], backward["events"]) == ("backward", 3, 2)
+    assert (backward["start_s"], backward["duration_s"]) == (pytest.approx(1.00002), pytest.approx(20e-6))
+    assert (backward["before_bytes"], backward["peak_bytes"], backward["after_bytes"]) == (1024, 1536, 512)
+    assert [forward["is_peak"], backward["is_peak"]] == [True, False]
+
+
+def test_reserved_memory_at_the_end_is_free_in_segments_or_between_blocks(tmp_path: Path) -> None:
+    made = [segment(A, 20 * MIB, (A + 2 * MIB, 8 * MIB)), segment(B, 30 * MIB), segment(B << 1, 4 * MIB, (B << 1, MIB))]
+    found = attribute(replayed(tmp_path, [], made))
+    (pool,) = fragmentation(found, UNNAMED)
+    assert (pool["segments"], pool["reserved_bytes"], pool["allocated_bytes"]) == (3, 54 * MIB, 9 * MIB)
+    assert (pool["free_segments_bytes"], pool["inactive_split_bytes"]) == (30 * MIB, 15 * MIB)
+    assert (pool["inactive_splits"], pool["largest_split_bytes"]) == (3, 10 * MIB)
+    rows = [
+        (row["address"], row["allocated_bytes"], row["inactive_split_bytes"], row["inactive_splits"],
+         row["largest_split_bytes"])
+        for row in segments(found, UNNAMED)
+    ]  # fmt: skip
+    assert rows == [
+        (f"{A:#x}", 8 * MIB, 12 * MIB, 2, 10 * MIB), (f"{B << 1:#x}", MIB, 3 * MIB, 1, 3 * MIB),
+        (f"{B:#x}", 0, 0, 0, 0),
+    ]  # fmt: skip
+
+
+def test_row_of_a_file_has_the_largest_category_at_its_peak(tmp_path: Path) -> None:
+    found = attribute(replayed(tmp_path, stretches(), [segment(A, 8192, (A + 4096, 512))]))
+    row = file_row(found, "a.pickle")
+    assert (row["duration_s"], row["peak_bytes"], row["reserved_bytes"]) == (pytest.approx(1.00004), 3072, 8192)
+    assert (row["category"], row["category_share"]) == ("temporaries", pytest.approx(2 / 3))
+    assert file_row(attribute(replayed(tmp_path, [], [segment(A, 8192)])), "b.pickle")["category"] is None
+
+
+def test_allocations_are_grouped_the_largest_first(tmp_path: Path) -> None:
+    events = [event("alloc", A + n * 4096, size, n) for n, size in enumerate((512, 1024, 512, 512, 1024, 2048))]
+    rows = at_peak(attribute(replayed(tmp_path, events)), UNNAMED)
+    assert [(row["bytes"], row["allocations"], row["total_bytes"]) for row in rows] == [
+        (2048, 1, 2048), (1024, 2, 2048), (512, 3, 1536),
+    ]  # fmt: skip
+    (row,) = composition(attribute(replayed(tmp_path, [event("alloc", A, 300, 1), event("alloc", B, 700, 2)])), UNNAMED)
+    assert (row["allocations"], row["bytes"], row["rounding_bytes"], row["share"]) == (2, 1536, 536, 1.0)
+
+
+def test_peaks_of_two_snapshots_differ_most_first(tmp_path: Path) -> None:
+    a, b = (
+        attribute(replayed(tmp_path, [event("alloc", A + n * 4096, size, n, frames=stack)
+                                      for n, (size, stack) in enumerate(made)]))
+        for made in (((512, FORWARD), (512, BACKWARD), (512, BACKWARD)), ((1024, FORWARD), (512, FORWARD), (1024, [])))
+    )  # fmt: skip
+    rows = differences(a, b, lambda found, each: each.phase)
+    assert [(row["what"], row["a_bytes"], row["b_bytes"], row["difference_bytes"]) for row in rows] == [
+        ("forward", 512, 1536, 1024), ("backward", 1024, 1024, 0),
+    ]  # fmt: skip
+    assert sum(row["b_allocations"] for row in rows) == 3
+
+
+def test_sum_of_devices_is_highest_when_both_are(tmp_path: Path) -> None:
+    """Device 0 has 1,024 and then 512 bytes more, of which 1,024 are freed before device 1 has 2,048."""
+    first = [event("alloc", A, 1024, 10), event("alloc", A + 4096, 512, 20), event("free_completed", A, 1024, 30)]
+    second = [event("alloc", B, 512, 15), event("alloc", B + 4096, 2048, 40)]
+    one, two = (attribute(replayed(tmp_path, events)) for events in (first, second))
+    row, other, whole = devices([one, two])
+    assert (row["peak_bytes"], row["peak_time_s"], row["end_bytes"]) == (1536, pytest.approx(10e-6), 512)
+    assert (other["peak_bytes"], other["peak_time_s"]) == (2560, pytest.approx(30e-6))
+    assert (whole["peak_bytes"], whole["peak_time_s"]) == (3072, pytest.approx(30e-6))
+    assert (whole["end_bytes"], whole["events"], whole["reserved_bytes"]) == (3072, 5, None)
