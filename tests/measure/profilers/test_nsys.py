@@ -27,7 +27,7 @@ from cs_systems.formulas.cost import FULL_MATRIX_CUDA
 from cs_systems.formulas.memory.model import kept_by_a_block
 from cs_systems.measure.profilers import ProfileLost, _nsys, nsys, nsys_memory
 from cs_systems.measure.profilers._blocks import gradients_of_a_block
-from cs_systems.readers._nsys import exported
+from cs_systems.readers.nsys import exported
 from cs_systems.record import Row, RunRecord, read_records
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=2, profiler="nsys")
