@@ -55,36 +55,11 @@ def distinct(*columns: Ints) -> tuple[Ints, Ints]:
     row.
     """
     table = np.stack(columns)
-    if (key := _small(table)) is None:
-        return _sorted(table)
-    # Rows of small numbers are counted; only the distinct ones are sorted.
-    first = np.full(int(key.max()) + 1, UNKNOWN)
-    first[key[::-1]] = np.arange(len(key))[::-1]  # of equal rows, the first is assigned last
-    known = np.flatnonzero(first != UNKNOWN)
-    of_known, codes = _sorted(table[:, first[known]])
-    numbers = np.empty(len(first), np.int64)
-    numbers[known] = codes
-    return first[known[of_known]], numbers[key]
-
-
-def _small(table: Ints) -> Ints | None:
-    """Return a number of each row that equal rows share; None where there are too few rows for as high numbers."""
-    if not table.size:
-        return None
-    low, high = table.min(axis=1).tolist(), table.max(axis=1).tolist()
-    sizes = [last - first + 1 for first, last in zip(low, high, strict=True)]
-    if math.prod(sizes) > table.shape[1]:
-        return None
-    return np.asarray(np.ravel_multi_index([*(table - np.array(low)[:, None])], sizes))
-
-
-def _sorted(table: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct rows as `distinct` does, in the order of a hash."""
     # One sort by a hash is faster than one by every column; the check below detects rows that share a hash.
     multipliers = np.random.default_rng(0).integers(1, 2**62, len(table), dtype=np.int64) * 2 + 1
     hashed = (table * multipliers[:, None]).sum(axis=0)  # wraps around
     _, first, codes = np.unique(hashed, return_index=True, return_inverse=True)
-    if not all((column[first][codes] == column).all() for column in table):
+    if not all((column[first][codes] == column).all() for column in columns):
         _, first, codes = np.unique(table, axis=1, return_index=True, return_inverse=True)
     return first, codes.reshape(-1)
 
