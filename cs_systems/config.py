@@ -16,11 +16,13 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from cs_systems.core.checkpoint_plan import segments
+from cs_systems.core import plugins
+from cs_systems.core.checkpoint_plan import FORMS, segments
 from cs_systems.core.collectives import CollectiveShape
 from cs_systems.core.display import Displayed
+from cs_systems.core.fields import EVERY, Field, Subject, applies, check_values, declared, leaves
 from cs_systems.core.phases import Phase as Phase
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.shapes import ALIGNMENTS as ALIGNMENTS
@@ -28,21 +30,17 @@ from cs_systems.core.shapes import PRESETS as PRESETS
 from cs_systems.core.shapes import AttentionShape as AttentionShape
 from cs_systems.core.shapes import ModelConfig as ModelConfig
 from cs_systems.core.shapes import preset as preset
-from cs_systems.core.validation import ConfigError as ConfigError
+from cs_systems.core.units import human
 from cs_systems.core.validation import (
+    OPTIONS,
     arguments_checked,
-    counts,
     did_you_mean,
     field_types,
     fields_checked,
-    flags,
-    not_negative,
-    number,
-    of_type,
     settings,
     shown,
-    whole,
 )
+from cs_systems.core.validation import ConfigError as ConfigError
 from cs_systems.core.validation import one_of as one_of
 
 
@@ -73,6 +71,7 @@ class Precision(StrEnum):
         return self in (Precision.BF16, Precision.FP16, Precision.FP8)
 
 
+STEP_MODES = (Mode.FORWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP)
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager")
 SWITCHES = {
     **dict.fromkeys(("on", "true", "yes", "1", "inductor"), "default"),
@@ -80,29 +79,25 @@ SWITCHES = {
 }
 # Modes in which Inductor launches kernels one by one, so that a trace attributes them to layers.
 MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
-OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused", "adamw_master", "adamw_bf16_state")
-COMPILE_SCOPES = ("model", "block")
-GRAPHS = ("none", "step")
+OPTIMIZERS = ("adamw", "adamw_foreach", "adamw_fused", "adamw_master", "adamw_bf16_state")
 _MOST_BLOCKS = 4096  # of a model from outside the package, whose own number is known once it is built
-L2_STATES = ("clear", "warm")
-ALLOCATORS = ("default", "expandable_segments")
-# These workloads use every field that describes the computation; any other workload may ignore some.
-CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
-_BUILT_IN_STEPS = ("train_step", "training_curve")
-BUILT_IN_ONLY = ("compile_scope", "graph", "parts")  # fields that apply to those steps alone
-STRATEGY_FIELDS = ("bucket_size_mb", "tp_degree")  # options of strategies that are fields of their own
-# Tuples of texts, with an example of one.
-_TUPLES = {
-    "strategy_args": "comm_dtype=bf16", "profiler_args": "--option", "workload_args": "width=128",
-    "parts": "fused_rmsnorm",
-}  # fmt: skip
+_BUILT_IN = frozenset({Subject.STEP, Subject.CURVE, Subject.ERRORS})
+_TRAINED = frozenset({Subject.STEP, Subject.CURVE})
+_OWN = frozenset({Subject.OWN, Subject.MODEL})
+_STEPS = _BUILT_IN | _OWN | {Subject.TOY}
+_RANKS = frozenset({Subject.STEP}) | _OWN
+_NUMERIC = EVERY - {Subject.COLLECTIVE, Subject.LOOP}
+CONFIGURED = (*sorted(_BUILT_IN), Subject.ATTENTION)  # subjects whose cells are described by the defaults too
 # Arguments that are often given to RunConfig or run, and what to write instead.
 INSTEAD = {
-    **{f.name: f"write model=preset('small', {f.name}={{value}})" for f in dataclasses.fields(ModelConfig)},
+    **{name: f"write model=preset('small', {name}={{value}})" for name in declared(ModelConfig)},
     "size": "write model=preset({value})",
     "context_length": "use seq_len",
 }
-_UNNAMED = ("train_step", "attention", "collective")  # the rest of a cell's description identifies these
+
+
+def _within(memory_bytes: int) -> str:
+    return f"within {human(memory_bytes, 'bytes')}"
 
 
 @functools.partial(fields_checked, instead=INSTEAD)
@@ -114,59 +109,221 @@ class RunConfig:
     the batch of one rank for any `world_size`: weak scaling.
     """
 
-    workload: str = "train_step"
-    model: ModelConfig = PRESETS["small"]
-    shape: AttentionShape | None = None
-    collective: CollectiveShape | None = None
-    batch_size: int = 4
-    seq_len: int | None = None  # tokens; None: the model's context length
-    mode: Mode = Mode.TRAIN_STEP
-    attention: str = "naive"
-    precision: Precision = Precision.FP32
-    compile: str = "none"
-    compile_scope: str = "model"  # "block": each block, so that compile time does not grow with depth
-    graph: str = "none"  # "step": the whole step as one CUDA graph
-    parts: tuple[str, ...] = ()  # plug-ins of training/parts
-    optimizer: str = "default"
-    checkpoint: str = "none"  # a plan of `checkpoint_plan`
-    keep_graph: bool = False
-    device: str = "auto"
-    warmup: int = 5  # steps
-    warmup_s: float = 0.0  # minimum duration of the warm-up, beside `warmup` steps
-    steps: int = 10
-    rounds: int = 1  # number of measurement rounds; the steps are divided among them
-    l2: str = "warm"
-    memory_limit_bytes: int | None = None
-    allocator: str = "default"  # settings of the caching allocator beside those of PYTORCH_CUDA_ALLOC_CONF
-    seed: int = 0
-    world_size: int = 1  # ranks, each with its own device
-    strategy: str = "single"  # strategy of `parallel`; several are joined by +
-    bucket_size_mb: float | None = None  # 2²⁰ bytes, for a strategy with buckets; None: its default
-    tp_degree: int | None = None  # ranks that divide each block (tensor parallelism); None: all
-    strategy_args: tuple[str, ...] = ()  # further options of the strategy: ("max_ctas=16", "comm_dtype=bf16")
-    profiler: str = "none"
-    profiler_args: tuple[str, ...] = ()  # further options of the profiler's own command
-    workload_args: tuple[str, ...] = ()  # arguments of a foreign workload's factory: ("width=128", "lr=3e-4")
-    inputs: str | None = None  # path.py:batch or package.module:batch, if the workload names a model
+    workload: Annotated[
+        str,
+        Field(
+            "train_step, or your own, path.py:name: a step(), or a factory (config, device) of (model, batch)",
+            takes="many",
+            spoken=True,
+            plugin="workloads",
+        ),
+    ] = "train_step"
+    workload_args: Annotated[
+        tuple[str, ...],
+        Field(
+            "arguments of your workload's factory: lr=3e-4 width=128", frozenset({Subject.OWN}),
+            option="--set", takes="one", heading="set", part_of="workload", example="width=128",
+        ),
+    ] = ()  # fmt: skip
+    inputs: Annotated[
+        str | None,
+        Field(
+            "batch or batches, if --workload names a model", frozenset({Subject.OWN}),
+            takes="one", part_of="workload", words="inputs {}", example="a text, path/to/file.py:name",
+            plugin="workloads",
+        ),
+    ] = None  # fmt: skip
+    model: Annotated[
+        ModelConfig,
+        Field(
+            "sizes of the language model", _BUILT_IN | {Subject.OWN}, example="a ModelConfig, such as preset('small')"
+        ),
+    ] = PRESETS["small"]
+    seq_len: Annotated[
+        int | None,
+        Field(
+            "tokens per sequence", _BUILT_IN | {Subject.OWN},
+            option="--context-length", heading="seq", like="model.context_length", least=1,
+        ),
+    ] = None  # fmt: skip
+    batch_size: Annotated[
+        int, Field("sequences per step", _BUILT_IN | {Subject.OWN}, takes="many", heading="batch", spoken=True, least=1)
+    ] = 4
+    shape: Annotated[
+        AttentionShape | None,
+        Field("shape of the call", frozenset({Subject.ATTENTION, Subject.OWN}), example="an AttentionShape"),
+    ] = None
+    attention: Annotated[
+        str,
+        Field(
+            "backends (cs-systems doctor lists them), or path.py:function",
+            _BUILT_IN | {Subject.ATTENTION, Subject.OWN},
+            takes="many", spoken=True, example="a text, such as 'naive' or 'sdpa_flash'", plugin="attention",
+        ),
+    ] = "naive"  # fmt: skip
+    precision: Annotated[
+        Precision,
+        Field(
+            "fp32 (TF32 off), tf32, bf16 and fp16 (autocast), bf16-pure (no autocast), fp8", _NUMERIC,
+            takes="many", spoken=True,
+        ),
+    ] = Precision.FP32  # fmt: skip
+    mode: Annotated[
+        Mode,
+        Field(", ".join(STEP_MODES), _OWN | {Subject.STEP, Subject.TOY, Subject.ATTENTION}, takes="many", spoken=True),
+    ] = Mode.TRAIN_STEP
+    compile: Annotated[
+        str,
+        Field(
+            f"torch.compile: {', '.join(COMPILE_MODES)}", _STEPS,
+            takes="many", words="compile={}", values=COMPILE_MODES, meant=SWITCHES, called="compile mode",
+        ),
+    ] = "none"  # fmt: skip
+    compile_scope: Annotated[
+        str,
+        Field(
+            "model, or block: compile time does not grow with depth", _TRAINED,
+            takes="one", heading="compiled", part_of="compile", words="by {}", values=("model", "block"),
+        ),
+    ] = "model"  # fmt: skip
+    graph: Annotated[
+        str,
+        Field(
+            "none, or step: the whole step as one CUDA graph", _TRAINED,
+            takes="one", words="graph of the {}", values=("none", "step"),
+        ),
+    ] = "none"  # fmt: skip
+    parts: Annotated[
+        tuple[str, ...],
+        Field(
+            f"computed in another way: {', '.join(plugins.names('training.parts'))}", _TRAINED,
+            takes="one", example="fused_rmsnorm", joined="+", empty="none", plugin="training.parts",
+        ),
+    ] = ()  # fmt: skip
+    checkpoint: Annotated[
+        str,
+        Field(
+            f"activation checkpointing: {', '.join(FORMS)}", _STEPS,
+            takes="many words", words="checkpoint={}", example="the text 'none', or a plan such as 'every:1'",
+        ),
+    ] = "none"  # fmt: skip
+    optimizer: Annotated[
+        str,
+        Field(
+            ", ".join(OPTIMIZERS), _TRAINED | _OWN | {Subject.TOY},
+            takes="one", usual="adamw_fused", values=OPTIMIZERS,
+        ),
+    ] = "default"  # fmt: skip
+    strategy: Annotated[
+        str,
+        Field(
+            "strategies, joined by +: ddp_bucketed+zero1; options after a colon: ddp_bucketed:comm_dtype=bf16", _RANKS,
+            example="a text, such as 'single' or 'ddp_bucketed'",
+        ),
+    ] = "single"  # fmt: skip
+    strategy_args: Annotated[
+        tuple[str, ...],
+        Field(
+            "further options of the strategy", _RANKS,
+            option="--strategy", column=False, part_of="strategy", example="comm_dtype=bf16", joined=":",
+        ),
+    ] = ()  # fmt: skip
+    bucket_size_mb: Annotated[
+        float | None,
+        Field(
+            "bucket size in MiB, for strategies with buckets", _RANKS,
+            heading="bucket MB", part_of="strategy", words="buckets of {:g} MB", above=0,
+        ),
+    ] = None  # fmt: skip
+    tp_degree: Annotated[
+        int | None,
+        Field("neighbouring ranks that divide each block", _RANKS, part_of="strategy", words="tp_degree={}", least=1),
+    ] = None
+    world_size: Annotated[
+        int,
+        Field(
+            "number of ranks; if there are GPUs, each rank needs its own", _RANKS | {Subject.COLLECTIVE, Subject.LOOP},
+            heading="ranks", is_measurement=True, words="{} ranks", least=1,
+        ),
+    ] = 1  # fmt: skip
+    collective: Annotated[
+        CollectiveShape | None,
+        Field("collective call", frozenset({Subject.COLLECTIVE, Subject.OWN}), example="a CollectiveShape"),
+    ] = None
+    keep_graph: Annotated[
+        bool,
+        Field(
+            "in mode forward, record the graph for backward (not with no_grad)",
+            _OWN | {Subject.STEP, Subject.TOY, Subject.ATTENTION}, takes="one", words="graph kept",
+        ),
+    ] = False  # fmt: skip
+    l2: Annotated[
+        str,
+        Field(
+            "L2 cache before each step: warm, clear", frozenset({Subject.ATTENTION, Subject.OWN}),
+            takes="one", words=lambda value: "" if value == "warm" else f"L2 {value}", spoken=True,
+            values=("clear", "warm"), called="l2 state",
+        ),
+    ] = "warm"  # fmt: skip
+    warmup: Annotated[
+        int,
+        Field("untimed steps before the timed ones", takes="one", identity=False, is_measurement=True, least=0),
+    ] = 5
+    warmup_s: Annotated[
+        float,
+        Field(
+            "shortest warm-up in seconds, with more steps if needed", EVERY - {Subject.LOOP},
+            takes="one", identity=False, is_measurement=True, least=0,
+        ),
+    ] = 0.0  # fmt: skip
+    steps: Annotated[int, Field("timed steps", takes="one", identity=False, is_measurement=True, least=1)] = 10
+    rounds: Annotated[
+        int,
+        Field(
+            "measurement rounds; the steps are divided among them", EVERY - {Subject.LOOP},
+            takes="one", identity=False, is_measurement=True, least=1,
+        ),
+    ] = 1  # fmt: skip
+    seed: Annotated[
+        int,
+        Field("random seed of parameters and data", _NUMERIC, takes="one", identity=False, is_measurement=True),
+    ] = 0
+    device: Annotated[str, Field("auto, cpu, cuda or cuda:N", takes="one", is_measurement=True, words="")] = "auto"
+    memory_limit_bytes: Annotated[
+        int | None,
+        Field(
+            "emulate a GPU with less memory: 8GiB, 24GB",
+            option="--memory-limit", takes="one", heading="memory limit", is_measurement=True,
+            words=_within, least=1,
+        ),
+    ] = None  # fmt: skip
+    allocator: Annotated[
+        str,
+        Field(
+            "default, or expandable_segments: fewer gaps in a GPU's memory", EVERY - {Subject.LOOP},
+            takes="one", is_measurement=True, values=("default", "expandable_segments"),
+        ),
+    ] = "default"  # fmt: skip
+    profiler: Annotated[
+        str,
+        Field(
+            "profiler of the timed steps", identity=False, is_measurement=True,
+            words="under {}", example="a text, such as 'none' or 'kineto'", plugin="profilers",
+        ),
+    ] = "none"  # fmt: skip
+    profiler_args: Annotated[
+        tuple[str, ...],
+        Field(
+            "further options of the profiler's own command", column=False, identity=False, is_measurement=True,
+            part_of="profiler", words="", example="--option",
+        ),
+    ] = ()  # fmt: skip
 
     def __post_init__(self) -> None:
         _check_types(self)
-        for name, kind in (("mode", Mode), ("precision", Precision)):
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                one_of(name, value, kind)
-                object.__setattr__(self, name, kind(value))
-        counts(self, "batch_size", "steps", "rounds")
-        whole(self, "warmup", "seed")
-        number(self, "warmup_s")
-        not_negative(self, "warmup", "warmup_s")
+        check_values(self)
+        _check_subject(self)
         _check_step(self)
-        try:
-            segments(self.checkpoint, _MOST_BLOCKS if is_foreign(self.workload) else self.model.num_layers)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        one_of("l2 state", self.l2, L2_STATES)
-        one_of("allocator", self.allocator, ALLOCATORS)
         if self.steps < self.rounds:
             raise ConfigError(
                 f"steps is {self.steps}, less than rounds {self.rounds}; give at least one step for each round",
@@ -175,36 +332,30 @@ class RunConfig:
             )
         if self.profiler != "none" and self.rounds > 1:
             raise ConfigError(f"rounds is {self.rounds}, but a profile covers one round; leave out rounds", "rounds")
-        if self.seq_len is not None:
-            counts(self, "seq_len")
-            if self.seq_len > self.model.context_length:
-                raise ConfigError(
-                    f"seq_len is {self.seq_len}, more than context_length {self.model.context_length} of the "
-                    f"ModelConfig; lower seq_len, or give a ModelConfig with context_length {self.seq_len}"
-                )
-        if self.memory_limit_bytes is not None:
-            counts(self, "memory_limit_bytes")
-        if self.workload == "attention" and self.shape is None:
-            object.__setattr__(self, "shape", AttentionShape())
-        if self.workload == "collective" and self.collective is None:
-            object.__setattr__(self, "collective", CollectiveShape())
-        if self.workload != "attention" and ":" not in self.workload and self.mode is Mode.BACKWARD:
-            raise ConfigError("mode backward requires workload attention; use mode forward-backward")
-        if self.workload == "attention" and self.checkpoint != "none":
+        if self.seq_len is not None and self.seq_len > self.model.context_length:
             raise ConfigError(
-                "checkpoint requires a model, and workload attention has none; leave out checkpoint", "checkpoint"
+                f"seq_len is {self.seq_len}, more than context_length {self.model.context_length} of the "
+                f"ModelConfig; lower seq_len, or give a ModelConfig with context_length {self.seq_len}"
             )
-        if self.workload == "attention" and self.mode is Mode.TRAIN_STEP:
+        settings(self, "workload_args")
+        if self.inputs is not None and ":" not in self.inputs:
             raise ConfigError(
-                "mode is train-step, which workload attention does not have; set mode to forward, backward or "
-                "forward-backward",
-                "mode",
+                f"inputs is {shown(self.inputs)}; write path/to/file.py:name or package.module:name", "inputs"
             )
-        _check_foreign(self)
         _check_ranks(self)
         numbered = self.device.startswith("cuda:") and self.device[5:].isdigit()
         if self.device not in ("auto", "cpu", "cuda") and not numbered:
             raise ConfigError(f"unknown device {self.device!r}; use auto, cpu, cuda or cuda:N")
+
+    @property
+    def subject(self) -> Subject:
+        """Thing that the cell measures, which decides the fields that apply."""
+        return Subject.of(self.workload)
+
+    @property
+    def of_any_measurement(self) -> RunConfig:
+        """Cell with the defaults of all fields that say only how it is measured."""
+        return replace(self, **{name: each.default for name, each in FIELDS.items() if not each.field.identity})
 
     @property
     def is_distributed(self) -> bool:
@@ -214,12 +365,14 @@ class RunConfig:
     @property
     def own_code(self) -> dict[str, tuple[str, ...]]:
         """Names of code outside the package, by the field that has them; fields without any are left out."""
-        named = {
-            "attention": (self.attention,), "workload": (self.workload,), "inputs": (self.inputs or "",),
-            "parts": self.parts,
-        }  # fmt: skip
-        found = {field: tuple(filter(is_foreign, names)) for field, names in named.items()}
+        found = {field: tuple(filter(is_foreign, names)) for field, names in self.plugin_names.items()}
         return {field: names for field, names in found.items() if names}
+
+    @property
+    def plugin_names(self) -> dict[str, tuple[str, ...]]:
+        """Names of plug-ins, by the field that has them."""
+        values = {name: getattr(self, name) for name, each in FIELDS.items() if each.field.plugin}
+        return {name: value if isinstance(value, tuple) else (value,) * bool(value) for name, value in values.items()}
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -230,7 +383,7 @@ class RunConfig:
     @property
     def strategy_options(self) -> dict[str, Any]:
         """Options of the strategy that are set."""
-        options = {name: getattr(self, name) for name in STRATEGY_FIELDS}
+        options = {name: getattr(self, name) for name in STRATEGY_OPTIONS if name != "strategy_args"}
         return {name: value for name, value in options.items() if value is not None} | settings(self, "strategy_args")
 
     @property
@@ -253,7 +406,7 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as a dict that survives a JSON round trip: tuples become lists."""
-        lists = {name: list(getattr(self, name)) for name in _TUPLES}
+        lists = {name: list(getattr(self, name)) for name, each in FIELDS.items() if each.kind is tuple}
         return dataclasses.asdict(self) | lists
 
     @classmethod
@@ -267,12 +420,16 @@ class RunConfig:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+FIELDS = declared(RunConfig)
+LEAVES = leaves(RunConfig)  # by path, such as model.d_model
+OPTIONS.update((path if each.name == "name" else each.name, each.option) for path, each in LEAVES.items())
+STRATEGY_OPTIONS: dict[str, Any] = {
+    name: each.default for name, each in FIELDS.items() if each.field.part_of == "strategy"
+}
+
+
 def _check_types(config: RunConfig) -> None:
-    """Raise ConfigError for a field of the wrong type, unless it is a number or an enumeration; make lists tuples."""
-    of_type(config, ModelConfig, "a ModelConfig, such as preset('small')", "model")
-    of_type(config, AttentionShape | None, "an AttentionShape", "shape")
-    of_type(config, CollectiveShape | None, "a CollectiveShape", "collective")
-    of_type(config, str | None, "a text, path/to/file.py:name", "inputs")
+    """Raise ConfigError for a workload or a device that is an object instead of its name."""
     if isinstance(config.workload, ModelConfig):
         raise ConfigError("workload is a ModelConfig; write RunConfig(model=preset('small'))", "workload")
     if not isinstance(config.workload, str):
@@ -284,64 +441,43 @@ def _check_types(config: RunConfig) -> None:
         usable = is_torch and device.type in ("cpu", "cuda")
         remedy = f"'{device}'" if usable else "'auto', 'cpu', 'cuda' or 'cuda:N'"
         raise ConfigError(f"device is {given}; write {remedy}", "device")
-    of_type(config, str, "a text, such as 'naive' or 'sdpa_flash'", "attention")
-    of_type(config, str, "a text, such as 'single' or 'ddp_bucketed'", "strategy")
-    of_type(config, str, "a text, such as 'none' or 'kineto'", "profiler")
-    of_type(config, str, "the text 'none', or a plan such as 'every:1'", "checkpoint")
-    flags(config, "keep_graph")
-    for name, example in _TUPLES.items():
-        words = getattr(config, name)
-        if not isinstance(words, list | tuple):
-            raise ConfigError(
-                f"{name} is {shown(words)}; give a tuple of texts, such as ({example!r},), or a list of such tuples to "
-                "grid"
-            )
-        if (wrong := next((word for word in words if not isinstance(word, str)), "")) != "":
-            raise ConfigError(f"{name} has the element {shown(wrong)}; each must be a text, such as {example!r}")
-        object.__setattr__(config, name, tuple(words))  # JSON turns tuples into lists
+
+
+def _check_subject(config: RunConfig) -> None:
+    """Raise ConfigError for a field that would have no effect; give a call its default shape."""
+    subject = config.subject
+    if subject is Subject.ATTENTION and config.shape is None:
+        object.__setattr__(config, "shape", AttentionShape())
+    if subject is Subject.COLLECTIVE and config.collective is None:
+        object.__setattr__(config, "collective", CollectiveShape())
+    kind: type = type(config)
+    for name, each in declared(kind).items():
+        value, owner = getattr(config, name), each.field.part_of
+        if value == each.default:
+            continue
+        if subject not in each.subjects:
+            raise ConfigError(f"{applies(name, each.subjects, config.workload)}; leave out {name}", name)
+        if owner in ("compile", "profiler") and getattr(config, owner) == FIELDS[owner].default:
+            words = f"{name} {each.text(value)} has no effect while {owner} is {FIELDS[owner].default}"
+            raise ConfigError(f"{words}; set {owner}, or leave out {name}", owner, name)
 
 
 def _check_step(config: RunConfig) -> None:
-    """Raise ConfigError for an unknown way to compute a training step, or one that would not be applied."""
-    one_of("compile mode", config.compile, COMPILE_MODES, SWITCHES)
-    one_of("compile scope", config.compile_scope, COMPILE_SCOPES)
-    if config.compile_scope != "model" and config.compile == "none":
+    """Raise ConfigError for a mode, checkpoint plan or parts that the workload does not have."""
+    if config.subject is Subject.ATTENTION and config.mode is Mode.TRAIN_STEP:
         raise ConfigError(
-            f"compile_scope {config.compile_scope} has no effect while compile is none; set compile to a mode such as "
-            "default, or leave out compile_scope",
-            "compile",
-            "compile_scope",
+            "mode is train-step, which workload attention does not have; set mode to forward, backward or "
+            "forward-backward",
+            "mode",
         )
-    one_of("graph", config.graph, GRAPHS)
-    if config.optimizer != RunConfig.optimizer:
-        one_of("optimizer", config.optimizer, OPTIMIZERS[1:])
+    if config.subject not in (Subject.ATTENTION, Subject.OWN) and config.mode is Mode.BACKWARD:
+        raise ConfigError("mode backward requires workload attention; use mode forward-backward")
+    try:
+        segments(config.checkpoint, _MOST_BLOCKS if is_foreign(config.workload) else config.model.num_layers)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if twice := next((name for name in config.parts if config.parts.count(name) > 1), None):
         raise ConfigError(f"parts names {twice} twice; name each part once", "parts")
-    if config.workload not in _BUILT_IN_STEPS:
-        for name in BUILT_IN_ONLY:
-            if getattr(config, name) != getattr(RunConfig, name):
-                raise ConfigError(f"{built_in_only(name, config.workload)}; leave out {name}", name)
-
-
-def built_in_only(what: str, workload: str) -> str:
-    """Return why an option, which changes how the built-in model computes, cannot be applied to a workload."""
-    return f"{what} applies to the built-in model only, and the workload is {workload}"
-
-
-def _check_foreign(config: RunConfig) -> None:
-    """Raise ConfigError if options for workloads from outside the package are malformed or lack such a workload."""
-    settings(config, "workload_args")
-    for needing in ("workload_args", "inputs"):
-        if getattr(config, needing) and ":" not in config.workload:
-            raise ConfigError(
-                f"{needing} requires a workload of your own, path.py:name, and the workload is {config.workload}; "
-                f"leave out {needing}",
-                needing,
-            )
-    if config.inputs is not None and ":" not in config.inputs:
-        raise ConfigError(
-            f"inputs is {shown(config.inputs)}; write path/to/file.py:name or package.module:name", "inputs"
-        )
 
 
 def _check_ranks(config: RunConfig) -> None:
@@ -349,8 +485,7 @@ def _check_ranks(config: RunConfig) -> None:
 
     `parallel.check` checks that the strategy exists and accepts its options.
     """
-    counts(config, "world_size")
-    if doubled := (given := settings(config, "strategy_args")).keys() & {*STRATEGY_FIELDS}:
+    if doubled := (given := settings(config, "strategy_args")).keys() & STRATEGY_OPTIONS.keys():
         name = min(doubled)
         raise ConfigError(
             f"strategy_args sets '{name}', which must be set separately; leave it out there, and use "
@@ -359,27 +494,11 @@ def _check_ranks(config: RunConfig) -> None:
             name,
         )
     if config.collective is not None:
-        if config.workload != "collective" and ":" not in config.workload:
-            raise ConfigError(
-                f"workload {config.workload} runs no collective, but collective "
-                f"{config.collective.collective} is given; use workload collective"
-            )
         config.collective.check(config.world_size)
-    if config.bucket_size_mb is not None:
-        number(config, "bucket_size_mb")
-        if config.bucket_size_mb <= 0:
-            raise ConfigError(f"bucket_size_mb is {config.bucket_size_mb}; it must be above 0", "bucket_size_mb")
-    if config.tp_degree is not None:
-        counts(config, "tp_degree")
     if config.strategy == "single" and config.world_size > 1 and config.workload == "train_step":
         remedy = "use a strategy such as ddp_bucketed, or world_size 1"
         raise ConfigError(
             f"strategy single trains on one process, got world_size {config.world_size}; {remedy}", "world_size"
-        )
-    if config.strategy != "single" and config.workload != "train_step" and ":" not in config.workload:
-        raise ConfigError(
-            f"strategy {config.strategy} applies to workload train_step or one of your own, path.py:name, and the "
-            f"workload is {config.workload}; use such a workload, or leave out strategy"
         )
     if config.is_distributed and config.device.startswith("cuda:"):
         raise ConfigError(f"device {config.device} is a single GPU, but each rank needs its own; use device cuda")
@@ -396,8 +515,8 @@ def _without_defaults(config: Any) -> dict[str, Any]:
 
 def _build(cls: type, data: Mapping[str, Any]) -> Any:
     hints = field_types(cls)
-    known = {f.name for f in dataclasses.fields(cls)}
-    if unknown := sorted(set(data) - known):
+    known = declared(cls)
+    if unknown := sorted(data.keys() - known):
         newer = "a newer version wrote this configuration"
         near = did_you_mean(unknown[0], known)
         remedy = f"{near} If {newer}, upgrade cs-systems" if near else f"leave it out, or upgrade cs-systems if {newer}"
@@ -428,12 +547,10 @@ def grid(base: RunConfig | None = None, **axes: Iterable[Any]) -> Grid:
     base = RunConfig() if base is None else base
     if not isinstance(base, RunConfig):
         raise ConfigError(f"base is {shown(base)}; give a RunConfig, and the axes by name: grid(size=['small'])")
-    model_fields = {f.name for f in dataclasses.fields(ModelConfig)} - {"name"}
-    shape_fields = {f.name for f in dataclasses.fields(AttentionShape)}
-    run_fields = {f.name for f in dataclasses.fields(RunConfig)}
+    model_fields, shape_fields, run_fields = declared(ModelConfig).keys() - {"name"}, declared(AttentionShape), FIELDS
     listed: dict[str, list[Any]] = {}
     for axis, values in axes.items():
-        one_of("axis", axis, sorted(run_fields | model_fields | shape_fields | {"size"}))
+        one_of("axis", axis, sorted({*run_fields, *model_fields, *shape_fields, "size"}))
         if isinstance(values, str) or not isinstance(values, Iterable):
             example = f", such as {axis}=[{shown(values)}]" if isinstance(values, str | int | float) else ""
             raise ConfigError(f"{axis} is {shown(values)}; give a list of values{example}")
@@ -448,7 +565,7 @@ def grid(base: RunConfig | None = None, **axes: Iterable[Any]) -> Grid:
         if not isinstance(model, ModelConfig):
             raise ConfigError(f"model is {shown(model)}; it must be a ModelConfig, such as preset('small')")
         if shape := {k: cell.pop(k) for k in list(cell) if k in shape_fields}:
-            if (workload := run.get("workload", base.workload)) in _BUILT_IN_STEPS:
+            if Subject.of(workload := run.get("workload", base.workload)) in _TRAINED:
                 axis = next(iter(shape))
                 meant = {"batch": "batch_size", "seq": "seq_len", "heads": "num_heads"}.get(axis)
                 remedy = f"use {meant}" if meant else f"leave out {axis}"
@@ -471,34 +588,23 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
     For a workload that is not CONFIGURED, only fields that differ from their defaults appear, because it is unknown
     whether it uses the others.
     """
-    silent = {*without}
-    if config.workload not in CONFIGURED:
+    silent, subject = {*without}, config.subject
+    if subject not in CONFIGURED:
         default = RunConfig()
         silent |= _same(config, default) | {f"model.{name}" for name in _same(config.model, default.model)}
         silent -= {"seq_len"} - {*without}  # None is the model's context length, which is compared separately
-    if config.workload in _UNNAMED:
-        silent.add("workload")
-    parts = {
-        "workload": config.workload,
-        "workload_args": " ".join(config.workload_args),
-        "": _words(config, silent),
-        "attention": config.attention,
-        "precision": config.precision.value,
-        "mode": config.mode.value,
-        "compile": "" if config.compile == "none" else f"compile={config.compile}",
-        "compile_scope": "" if config.compile_scope == "model" else f"by {config.compile_scope}",
-        "graph": "" if config.graph == "none" else f"graph of the {config.graph}",
-        "parts": "+".join(config.parts),
-        "optimizer": "" if config.optimizer == "default" else config.optimizer,
-        "checkpoint": "" if config.checkpoint == "none" else f"checkpoint={config.checkpoint}",
-        "strategy": "" if config.strategy == "single" else ":".join([config.strategy, *config.strategy_args]),
-        "bucket_size_mb": "" if config.bucket_size_mb is None else f"buckets of {config.bucket_size_mb:g} MB",
-        "tp_degree": "" if config.tp_degree is None else f"tp_degree={config.tp_degree}",
-        "world_size": "" if config.world_size == 1 else f"{config.world_size} ranks",
-        "allocator": "" if config.allocator == "default" else config.allocator,
-        "profiler": "" if config.profiler == "none" else f"under {config.profiler}",
-    }
-    return " · ".join(text for name, text in parts.items() if text and name not in silent)
+    if subject in (Subject.STEP, Subject.ATTENTION, Subject.COLLECTIVE):
+        silent.add("workload")  # the rest of the description identifies these
+    texts = []
+    for name, each in FIELDS.items():
+        if name == "model":
+            texts.append(_words(config, silent))
+        elif name in silent or subject not in each.subjects or not (each.field.identity or name == "profiler"):
+            continue
+        elif each.field.column and not dataclasses.is_dataclass(each.kind) and name not in ("seq_len", "batch_size"):
+            options = config.strategy_args if name == "strategy" else ()
+            texts.append(":".join([each.words(getattr(config, name)), *options]))
+    return " · ".join(filter(None, texts))
 
 
 def same_fields(configs: Sequence[RunConfig]) -> set[str]:
@@ -537,12 +643,14 @@ def _model_words(config: RunConfig, silent: Collection[str]) -> str:
 
 
 def _shape_words(shape: AttentionShape, silent: Collection[str]) -> str:
-    sizes = {name: getattr(shape, name) for name in ("batch", "heads", "seq", "d_head")}
+    values = {each: getattr(shape, name) for name, each in declared(AttentionShape).items()}
+    sizes = {each.name: value for each, value in values.items() if each.field.spoken and each.kind is int}
     shown = {name: size for name, size in sizes.items() if f"shape.{name}" not in silent}
     whole = len(shown) == len(sizes)
     words = ["×".join(map(str, sizes.values()))] if whole else [f"{name} {size}" for name, size in shown.items()]
-    if shape.causal and "shape.causal" not in silent:
-        words.append("causal")
-    if shape.window is not None and "shape.window" not in silent:
-        words.append(f"window {shape.window}")
-    return " ".join(words)
+    words += [
+        each.words(value)
+        for each, value in values.items()
+        if f"shape.{each.name}" not in {*silent, *(f"shape.{n}" for n in sizes)}
+    ]
+    return " ".join(filter(None, words))

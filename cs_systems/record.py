@@ -27,6 +27,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import origin, plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.display import Displayed, report
+from cs_systems.core.fields import Subject
 from cs_systems.core.formats import GZIP_MAGIC, head, refuse_other
 from cs_systems.core.rows import Results
 from cs_systems.core.rows import Row as Row
@@ -40,7 +41,6 @@ OR_AGAIN = "or measure again into another folder"  # remedy for a malformed line
 NO_TIMING = frozenset({"nan-loss", "inf-loss"})  # caveat codes: arithmetic on NaN or inf may take a different time
 # Workloads whose results are their tables; the time of their step has no meaning.
 UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
-LOOP = "loop "  # prefix of the workload of a record that a Recorder made: `loop NAME`
 LONGEST_S = 1e9  # upper limit of a step's duration: 30 years
 LATEST_UNIX_S = 2e11  # the year 8307; later dates cannot be shown
 # Types of a record's fields, checked because a file may come from any program.
@@ -234,7 +234,7 @@ class RunRecord(Displayed):
     @property
     def is_loop(self) -> bool:
         """Flag of a user's own loop, which a Recorder measured."""
-        return bool(self.config["workload"].startswith(LOOP))
+        return Subject.of(self.config["workload"]) is Subject.LOOP
 
     @cached_property
     def run_config(self) -> RunConfig:

@@ -36,13 +36,17 @@ PUBLISHED = {  # d_model, d_ff, num_layers, num_heads
 configs = st.builds(
     RunConfig,
     model=st.sampled_from(sorted(PRESETS)).map(PRESETS.__getitem__),
-    shape=st.none() | st.builds(AttentionShape, batch=st.integers(1, 9), seq=st.integers(1, 99), causal=st.booleans()),
     batch_size=st.integers(1, 64),
     mode=st.sampled_from([Mode.FORWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP]),
     precision=st.sampled_from(Precision),
     steps=st.integers(3, 50),
     rounds=st.integers(1, 3),
     seed=st.integers(0, 5),
+) | st.builds(
+    RunConfig,
+    workload=st.just("attention"),
+    mode=st.sampled_from([Mode.FORWARD, Mode.BACKWARD]),
+    shape=st.builds(AttentionShape, batch=st.integers(1, 9), seq=st.integers(1, 99), causal=st.booleans()),
 )
 
 

@@ -17,21 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_args, g
 from tyro.conf import Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from cs_systems.config import (
-    BUILT_IN_ONLY,
-    COMPILE_MODES,
-    OPTIMIZERS,
-    PRESETS,
-    ConfigError,
-    Mode,
-    ModelConfig,
-    RunConfig,
-    built_in_only,
-    grid,
-    one_of,
-)
+from cs_systems.config import FIELDS, LEAVES, PRESETS, STEP_MODES, ConfigError, Mode, RunConfig, grid, one_of
 from cs_systems.core import plugins
-from cs_systems.core.checkpoint_plan import FORMS
+from cs_systems.core.fields import Declared, Subject, applies
 from cs_systems.core.recipes import RECIPES
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option, shown
@@ -40,7 +28,6 @@ from cs_systems.core.validation import option, shown
 # which is a third of the time that `--help` takes.
 MaybeText = Optional[str]  # noqa: UP045
 T = TypeVar("T")
-STEP_MODES = ("forward", "forward-backward", "train-step")
 
 
 def _whole(word: str) -> int:
@@ -278,16 +265,79 @@ def check_keep_graph(keep_graph: bool, modes: Collection[str]) -> None:
         refuse(["keep_graph"], "--keep-graph requires mode forward, because the other modes always keep the graph")
 
 
+def derived(*fields: Declared) -> Callable[[type[T]], type[T]]:
+    """Decorate the class of some options, before it becomes a dataclass, with the options of the fields.
+
+    An option that the class writes itself stays as it is.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        own, cls.__annotations__ = cls.__annotations__, {}
+        for each in fields:
+            name = _name(each)
+            if name not in own:
+                own[name], default = _option(each)
+                setattr(cls, name, default)
+            cls.__annotations__[name] = own.pop(name)
+        cls.__annotations__ |= own
+        return cls
+
+    return decorate
+
+
+def _name(each: Declared) -> str:
+    return each.option.removeprefix("--").replace("-", "_")
+
+
+def _option(each: Declared) -> tuple[Any, Any]:
+    """Return the annotation and the default of a field's option."""
+    field, word = each.field, "FLOAT" if each.kind is float else "INT" if each.kind is int else "STR"
+    is_part = each.path.startswith("model.") and each.name != "name"
+    usual = "the preset's" if is_part else field.usual
+    if each.name.endswith("_bytes"):
+        return Annotated[MaybeText, optional("SIZE", field.meaning)], None
+    if field.takes == "one":
+        if each.kind is bool:
+            return Annotated[bool, flag(field.meaning)], False
+        if each.kind is tuple:
+            return Annotated[MaybeNames, flag(field.meaning)], ()
+        if is_part or each.is_optional:
+            kind: Any = {int: MaybeInt, float: MaybeFloat}.get(each.kind, MaybeText)
+            return Annotated[kind, optional("PATH:NAME" if field.plugin else word, field.meaning, usual)], None
+        kind = {int: Int, float: Float}.get(each.kind, str)
+        if usual:
+            return Annotated[kind, optional(word, field.meaning, usual)], each.default
+        return Annotated[kind, arg(help=field.meaning, aliases=field.aliases or None)], each.default
+    kind = {int: Numbers, float: Decimals}.get(each.kind, Plans if field.takes == "many words" else Names)
+    hint = f"(default: {usual})" if usual else None
+    default = () if is_part or each.is_optional else (each.default,)
+    return Annotated[kind, arg(help=field.meaning, aliases=field.aliases or None, help_behavior_hint=hint)], default
+
+
+def of_subject(subject: Subject) -> list[Declared]:
+    """Return the fields with an option that say what a cell of a subject is."""
+    return [each for each in LEAVES.values() if each.field.takes and subject in each.subjects and not each.always]
+
+
+def axes_of(args: Any, subject: Subject) -> dict[str, Sequence[Any]]:
+    """Return the values that options give the fields of a subject, by the name of the field."""
+    axes = {}
+    for each in of_subject(subject):
+        value = getattr(args, _name(each))
+        values = [value] * (value is not None) if each.field.takes == "one" else value
+        if values:
+            axes[each.name] = values
+    return axes
+
+
 @dataclass(frozen=True)
+@derived(*(each for name, each in FIELDS.items() if "workload" in (name, each.field.part_of)))
 class Workloads:
     """Step to measure: the built-in language model's, or your own."""
 
-    workload: Annotated[
-        Names,
-        arg(help="train_step, or your own, path.py:name: a step(), or a factory (config, device) of (model, batch)"),
-    ] = ("train_step",)
-    inputs: Annotated[MaybeText, optional("PATH:NAME", "batch or batches, if --workload names a model")] = None
-    set: Annotated[MaybeNames, flag("arguments of your workload's factory: lr=3e-4 width=128")] = ()
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def base(self, base: RunConfig) -> RunConfig:
         """Return the base with this workload. Raises ConfigError for a file without the name of an object in it."""
@@ -297,46 +347,24 @@ class Workloads:
 
 
 @dataclass(frozen=True)
+@derived(*of_subject(Subject.STEP))
 class ModelCells:
     """Training steps to measure: every combination of the values given."""
 
     size: Annotated[Names, arg(help=f"presets: {', '.join(PRESETS)}")] = ("small",)
-    context_length: Annotated[
-        Numbers, arg(help="tokens per sequence", help_behavior_hint="(default: the preset's)")
-    ] = ()
-    batch_size: Annotated[Numbers, arg(help="sequences per step")] = (4,)
-    precision: Annotated[
-        Names, arg(help="fp32 (TF32 off), tf32, bf16 and fp16 (autocast), bf16-pure (no autocast), fp8")
-    ] = ("fp32",)
-    attention: Annotated[Names, arg(help="backends (cs-systems doctor lists them), or path.py:function")] = ("naive",)
-    mode: Annotated[Names, arg(help=", ".join(STEP_MODES))] = ("train-step",)
-    compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
-    checkpoint: Annotated[Plans, arg(help=f"activation checkpointing: {', '.join(FORMS)}")] = ("none",)
     recipe: Annotated[
         MaybeNames,
-        flag(
-            f"named sets of the options above and below: {', '.join(RECIPES)}; an option that is given replaces "
-            "the recipe's"
-        ),
+        flag(f"named sets of the options above: {', '.join(RECIPES)}; an option that is given replaces the recipe's"),
     ] = ()
-    compile_scope: Annotated[
-        str, optional("STR", "model, or block: compile time does not grow with depth", "model")
-    ] = "model"
-    graph: Annotated[str, optional("STR", "none, or step: the whole step as one CUDA graph", "none")] = "none"
-    parts: Annotated[MaybeNames, flag(f"computed in another way: {', '.join(plugins.names('training.parts'))}")] = ()
-    optimizer: Annotated[str, optional("STR", ", ".join(OPTIMIZERS[1:]), "adamw_fused")] = "default"
-    keep_graph: Annotated[bool, flag("in mode forward, record the graph for backward (not with no_grad)")] = False
-    d_model: Annotated[MaybeInt, optional("INT", "width of the model", "the preset's")] = None
-    d_ff: Annotated[MaybeInt, optional("INT", "width of the feed-forward layers", "the preset's")] = None
-    num_layers: Annotated[MaybeInt, optional("INT", "number of blocks", "the preset's")] = None
-    num_heads: Annotated[MaybeInt, optional("INT", "attention heads per block", "the preset's")] = None
-    vocab_size: Annotated[MaybeInt, optional("INT", "tokens in the vocabulary", "the preset's")] = None
-    rope_theta: Annotated[MaybeFloat, optional("FLOAT", "base of the rotary embedding", "the preset's")] = None
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def configs(self, base: RunConfig, workloads: Workloads | None = None) -> list[RunConfig]:
         check_modes(self.mode, STEP_MODES)
         check_keep_graph(self.keep_graph, self.mode)
-        if self.optimizer != ModelCells.optimizer and Mode.TRAIN_STEP not in self.mode:
+        if self.optimizer != RunConfig.optimizer and Mode.TRAIN_STEP not in self.mode:
             refuse(["optimizer"], f"--optimizer requires mode train-step, got {' and '.join(self.mode)}")
         if {*self.checkpoint} != {"none"} and {*self.mode} == {Mode.FORWARD} and not self.keep_graph:
             raise ConfigError(
@@ -344,20 +372,16 @@ class ModelCells:
                 "--checkpoint, choose another "
                 "--mode, or add --keep-graph"
             )
-        names = [f.name for f in fields(ModelConfig) if f.name not in ("name", "context_length")]
-        overrides = {name: [getattr(self, name)] for name in names if getattr(self, name) is not None}
-        axes: dict[str, Sequence[Any]] = {"size": self.size, **overrides}
-        for name in ("context_length", "batch_size", "precision", "compile", "attention", "mode", "checkpoint"):
-            if values := getattr(self, name):
-                axes[name] = values
-        axes |= {name: [getattr(self, name)] for name in ("optimizer", "keep_graph", "graph", "parts")}
+        axes = axes_of(self, Subject.STEP)
+        axes = {"size": axes.pop("name"), **axes}
+        axes.pop("compile_scope")  # only in cells that are compiled
         if workloads is not None:
             base, axes = workloads.base(base), {"workload": workloads.workload, **axes}
         return self._scoped(self._with_recipes(grid(base, **axes)))
 
     def _scoped(self, configs: list[RunConfig]) -> list[RunConfig]:
         """Return the cells with --compile-scope, in those that are compiled. Raises ConfigError if none is."""
-        if self.compile_scope == ModelCells.compile_scope:
+        if self.compile_scope == RunConfig.compile_scope:
             return configs
         if all(c.compile == "none" for c in configs):
             raise ConfigError(
@@ -383,8 +407,8 @@ class ModelCells:
 
 def _check_recipe(name: str, options: Mapping[str, Any], config: RunConfig) -> None:
     """Raise ConfigError if the options that a recipe adds to a cell contradict it: nobody gave them by themselves."""
-    if plugins.is_foreign(config.workload) and options.keys() & set(BUILT_IN_ONLY):
-        raise ConfigError(f"{built_in_only(f'--recipe {name}', config.workload)}; leave out --recipe")
+    if unfit := [FIELDS[option] for option in options if config.subject not in FIELDS[option].subjects]:
+        raise ConfigError(f"{applies(f'--recipe {name}', unfit[0].subjects, config.workload)}; leave out --recipe")
     if "compile_scope" in options and options.get("compile", config.compile) == "none":
         raise ConfigError(
             f"--recipe {name} compiles each block, and --compile none forbids it; leave out --compile, or use "
@@ -392,31 +416,27 @@ def _check_recipe(name: str, options: Mapping[str, Any], config: RunConfig) -> N
         )
 
 
+_MEASUREMENT = [each for each in FIELDS.values() if each.field.takes and each.field.is_measurement]
+
+
 @dataclass(frozen=True)
+@derived(*_MEASUREMENT)
 class Steps:
     """Measurement of each cell. A cell is one combination of the values above."""
 
-    warmup: Annotated[Int, arg(help="untimed steps before the timed ones")] = 5
-    warmup_s: Annotated[Float, arg(help="shortest warm-up in seconds, with more steps if needed")] = 0.0
-    steps: Annotated[Int, arg(help="timed steps")] = 10
-    rounds: Annotated[Int, arg(help="measurement rounds; the steps are divided among them")] = 1
-    seed: Annotated[Int, arg(help="random seed of parameters and data")] = 0
-    device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
-    memory_limit: Annotated[MaybeText, optional("SIZE", "emulate a GPU with less memory: 8GiB, 24GB")] = None
-    allocator: Annotated[str, arg(help="default, or expandable_segments: fewer gaps in a GPU's memory")] = "default"
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def base(self, **rest: Any) -> RunConfig:
-        return RunConfig(
-            warmup=self.warmup,
-            warmup_s=self.warmup_s,
-            steps=self.steps,
-            rounds=self.rounds,
-            seed=self.seed,
-            device=self.device,
-            memory_limit_bytes=None if self.memory_limit is None else parse_bytes(self.memory_limit, "--memory-limit"),
-            allocator=self.allocator,
-            **rest,
-        )
+        given = {each: getattr(self, _name(each)) for each in _MEASUREMENT}
+        values: dict[str, Any] = {
+            each.name: parse_bytes(value, each.option) if isinstance(value, str) and each.kind is int else value
+            for each, value in given.items()
+        }
+        return RunConfig(**values | rest)
 
 
 @dataclass(frozen=True)

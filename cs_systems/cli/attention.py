@@ -7,29 +7,31 @@ On a GPU, kernels are timed without the launch overhead of the CPU, and the time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
 from cs_systems.cli._options import (
     MaybeNames,
     Names,
-    Numbers,
     Steps,
     Sweep,
+    axes_of,
     check_keep_graph,
     check_modes,
-    flag,
+    derived,
+    of_subject,
 )
 from cs_systems.config import ConfigError, Mode, RunConfig, grid, one_of
+from cs_systems.core.fields import Subject
 
 DTYPES = ("bf16", "fp16", "fp32", "tf32")
 CAUSAL = {"false": (False,), "true": (True,), "both": (False, True)}
 
 
 @dataclass(frozen=True)
+@derived(*of_subject(Subject.ATTENTION))
 class AttentionCells:
     """Attention calls to measure: every combination of the values given."""
 
@@ -37,32 +39,21 @@ class AttentionCells:
         "naive",
         "sdpa_flash",
     )
-    batch: Annotated[Numbers, arg(aliases=["--batch-size"], help="sequences per call")] = (8,)
-    heads: Annotated[Numbers, arg(help="query heads")] = (16,)
-    heads_kv: Annotated[
-        Numbers, arg(help="key and value heads", help_behavior_hint="(default: as many as --heads)")
-    ] = ()
-    seq: Annotated[Numbers, arg(aliases=["--context-length"], help="queries per sequence")] = (1024,)
-    seq_k: Annotated[Numbers, arg(help="keys per sequence", help_behavior_hint="(default: as many as queries)")] = ()
-    d_head: Annotated[Numbers, arg(help="dimension of one head")] = (64,)
     precision: Annotated[Names, arg(aliases=["--dtype"], help=f"dtype of the tensors: {', '.join(DTYPES)}")] = ("bf16",)
     causal: Annotated[MaybeNames, arg(metavar="[false|true|both]", help="causal mask; without a value: true")] = (
         "false",
     )
-    align: Annotated[
-        str, arg(help="corner of the causal mask if --seq and --seq-k differ: upper_left, lower_right")
-    ] = "upper_left"
-    window: Annotated[
-        Numbers,
-        arg(help="keys that a causal query sees, up to its own", help_behavior_hint="(default: all)"),
-    ] = ()
     mode: Annotated[Names, arg(help="forward, backward (alone, over a retained graph), forward-backward")] = (
         "forward",
         "backward",
         "forward-backward",
     )
-    keep_graph: Annotated[bool, flag("in mode forward, record the graph for backward (not with no_grad)")] = False
-    l2: Annotated[str, arg(help="L2 cache before each step: warm, clear")] = "warm"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def configs(self, steps: Steps) -> list[RunConfig]:
         words = [one_of("value of --causal", word.lower(), CAUSAL) for word in self.causal or ("true",)]
@@ -79,20 +70,9 @@ class AttentionCells:
             )
         for word in self.precision:
             one_of("dtype", word, DTYPES)
-        axes: dict[str, Sequence[Any]] = {}
         causal = list(dict.fromkeys(value for word in words for value in CAUSAL[word]))
-        for name in ("batch", "heads", "heads_kv", "seq", "seq_k", "d_head"):
-            if values := getattr(self, name):
-                axes[name] = values
-        axes |= {"causal": causal} | ({"window": self.window} if self.window else {})
-        axes |= {
-            "align": [self.align],
-            "precision": self.precision,
-            "attention": self.attention,
-            "mode": self.mode,
-        }
-        base = steps.base(workload="attention", mode=Mode.FORWARD, keep_graph=self.keep_graph, l2=self.l2)
-        return grid(base, **axes)
+        base = steps.base(workload="attention", mode=Mode.FORWARD)
+        return grid(base, **axes_of(self, Subject.ATTENTION) | {"causal": causal})
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import MaybeInt, MaybePath, Names, Numbers, Steps, Sweep, optional, parse_bytes
+from cs_systems.cli._options import MaybeInt, MaybePath, Names, Numbers, Steps, Sweep, optional, parse_bytes, refuse
 from cs_systems.cli._output import (
     Format,
     Open,
@@ -72,7 +72,7 @@ class CommCells:
     ] = None
 
     def configs(self, steps: Steps) -> list[RunConfig]:
-        base = steps.base(workload="collective")
+        base = steps.base(workload="collective", seed=RunConfig.seed)  # the option shuffles the cells alone
         sizes = dict.fromkeys((size, ":" in text) for text in self.size for size in parse_sizes(text))
         return [
             replace(base, collective=self._call(name, dtype, size, ranks if of_range else None), world_size=ranks)
@@ -131,6 +131,8 @@ ARGS = Comm
 def run(args: Comm) -> int:
     from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, print_figure_and_paths
 
+    if args.steps.seed and not args.sweep.shuffle:
+        refuse(["seed"], "--seed has no effect on collectives without --shuffle")
     configs = args.cells.configs(args.steps)
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep)

@@ -18,14 +18,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import Int, MaybePath, Names, Numbers, Sweep, Workloads, flag, given, optional, refuse
+from cs_systems.cli._options import (
+    Int,
+    MaybePath,
+    Names,
+    Numbers,
+    Sweep,
+    Workloads,
+    flag,
+    given,
+    of_subject,
+    optional,
+    refuse,
+)
 from cs_systems.cli._output import (
     Format,
     Open,
@@ -38,7 +50,8 @@ from cs_systems.cli._output import (
     sources_of,
     terminal_width,
 )
-from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
+from cs_systems.config import FIELDS, PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of
+from cs_systems.core.fields import Subject
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain, visible
 from cs_systems.core.rows import Row, as_tables
@@ -111,8 +124,8 @@ class PrecisionOptions:
 
 
 ARGS = PrecisionOptions
-OF_TIMING = ("warmup", "steps", "rounds", "seed", "train_steps", "explain")
-OF_PRESETS = ("attention", "context_length", "batch_size")
+OF_TIMING = {"train_steps", "explain", *(name for name, each in FIELDS.items() if not each.field.identity)}
+OF_PRESETS = {each.name for each in of_subject(Subject.STEP) if Subject.TOY not in each.subjects}
 NUMERICS = ("accumulation", "normalization")
 
 
@@ -290,13 +303,7 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
     from cs_systems.analysis.comparison.precision import BASELINE, CURVES, ERRORS
 
     chosen = [one_of("precision", name, Precision) for name in args.precision] or list(Precision)
-    axes: dict[str, Sequence[object]] = {
-        "workload": args.step.workload,
-        "size": args.size,
-        "batch_size": [args.batch_size],
-        "attention": args.attention,
-    }
-    axes |= {"context_length": args.context_length} if args.context_length else {}
+    axes: dict[str, Sequence[object]] = {"workload": args.step.workload, "size": args.size, **_of_presets(args)}
     axes |= {"precision": [*dict.fromkeys([BASELINE, *map(Precision, chosen)])]}
     if args.train_steps < 0:
         raise ConfigError(f"--train-steps is {args.train_steps}; it must be at least 0")
@@ -322,17 +329,19 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
     return timed, apart
 
 
+def _of_presets(args: PrecisionOptions) -> dict[str, Sequence[object]]:
+    """Return the values of the options that only presets have, by field."""
+    values = {each.name: getattr(args, each.name) for each in fields(args) if each.name in OF_PRESETS}
+    return {name: value if isinstance(value, tuple) else [value] for name, value in values.items() if value}
+
+
 def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
     base = RunConfig(profiler="dtypes", warmup=0, steps=1, device=args.device)
     axes: dict[str, Sequence[object]] = {"mode": [args.mode], "precision": args.precision or TABLES}
     if model in PRESETS:
-        axes |= {"context_length": args.context_length} if args.context_length else {}
-        axes |= {"model": [preset(model)], "batch_size": [args.batch_size], "attention": args.attention}
-        return grid(base, **axes)
+        return grid(base, size=[model], **axes, **_of_presets(args))
     if _is_own(args):
-        axes |= {"context_length": args.context_length} if args.context_length else {}
-        axes |= {"batch_size": [args.batch_size], "attention": args.attention, "workload": [model]}
-        return grid(args.step.base(base), **axes)
+        return grid(args.step.base(base), workload=[model], **axes, **_of_presets(args))
     workload = model if ":" in model else one_of("model", model, [TOY, *PRESETS])
     return grid(base, workload=[workload], **axes)
 

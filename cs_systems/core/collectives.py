@@ -18,8 +18,10 @@ an algorithm with the least traffic. It can be compared with the rated bandwidth
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from cs_systems.core.validation import ConfigError, counts, fields_checked, one_of
+from cs_systems.core.fields import Field, check_values
+from cs_systems.core.validation import ConfigError, fields_checked
 
 BUS_FACTORS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -51,15 +53,17 @@ BYTES_A_SAMPLE = 64 * 2**20
 class CollectiveShape:
     """One collective call of `size_bytes` (defined above) in `dtype`; a sample times `calls` calls in a row."""
 
-    collective: str = "all_reduce"
-    size_bytes: int = 2**20
-    dtype: str = "fp32"
-    calls: int = 1
+    collective: Annotated[str, Field(", ".join(COLLECTIVES), spoken=True, values=COLLECTIVES)] = "all_reduce"
+    size_bytes: Annotated[int, Field("bytes of one call", option="--size", heading="size", spoken=True, least=1)] = (
+        2**20
+    )
+    dtype: Annotated[str, Field(", ".join(ELEMENT_BYTES), takes="many", spoken=True, values=tuple(ELEMENT_BYTES))] = (
+        "fp32"
+    )
+    calls: Annotated[int, Field("consecutive calls per sample", spoken=True, least=1)] = 1
 
     def __post_init__(self) -> None:
-        one_of("collective", self.collective, COLLECTIVES)
-        one_of("dtype", self.dtype, ELEMENT_BYTES)
-        counts(self, "size_bytes", "calls")
+        check_values(self)
 
     def unit_bytes(self, world_size: int) -> int:
         """Return the unit of the size: one element, times the number of ranks where each has an equal share."""

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from cs_systems.core.validation import (
-    ConfigError,
-    arguments_checked,
-    counts,
-    fields_checked,
-    flags,
-    number,
-    one_of,
-    texts,
-)
+from cs_systems.core.fields import Field, check_values
+from cs_systems.core.validation import ConfigError, arguments_checked, fields_checked, one_of
 
 MOST_LAYERS = 10_000  # a checkpoint plan lists each layer
 MOST_TRIED = 1 << 16  # limit of the search for divisors, which bounds its time
@@ -36,23 +28,25 @@ def causal_offset(seq_q: int, seq_k: int, align: str) -> int:
 class ModelConfig:
     """Configuration of a BasicTransformerLM; `context_length` is its longest sequence, in tokens."""
 
-    name: str = "custom"
-    d_model: int = 768
-    d_ff: int = 3072
-    num_layers: int = 12
-    num_heads: int = 12
-    vocab_size: int = 10_000
-    context_length: int = 512
-    rope_theta: float = 10_000.0
+    name: Annotated[
+        str, Field("name of the sizes", option="--size", takes="many", column=False, spoken=True, short="name")
+    ] = "custom"
+    d_model: Annotated[int, Field("width of the model", takes="one", heading="d_model", short="d", least=1)] = 768
+    d_ff: Annotated[
+        int, Field("width of the feed-forward layers", takes="one", heading="d_ff", short="ff", least=1)
+    ] = 3072
+    num_layers: Annotated[int, Field("number of blocks", takes="one", heading="layers", short="L", least=1)] = 12
+    num_heads: Annotated[int, Field("attention heads per block", takes="one", short="h", least=1)] = 12
+    vocab_size: Annotated[int, Field("tokens in the vocabulary", takes="one", short="V", least=1)] = 10_000
+    context_length: Annotated[int, Field("tokens per sequence", takes="many", heading="ctx", spoken=True, least=1)] = (
+        512
+    )
+    rope_theta: Annotated[float, Field("base of the rotary embedding", takes="one", short="θ", above=0)] = 10_000.0
 
     def __post_init__(self) -> None:
-        texts(self, "name")
-        counts(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length")
+        check_values(self)
         if self.num_layers > MOST_LAYERS:
             raise ConfigError(f"num_layers is {self.num_layers}; it must be at most {MOST_LAYERS:,}", "num_layers")
-        number(self, "rope_theta")
-        if self.rope_theta <= 0:
-            raise ConfigError(f"rope_theta is {self.rope_theta}; it must be above 0", "rope_theta")
         if self.d_model % self.num_heads:
             raise ConfigError(
                 f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}{self._origin()}; "
@@ -160,23 +154,43 @@ class AttentionShape:
     window: a causal query sees only the last `window` keys up to its own (Beltagy et al. 2020, section 3.1); None: all.
     """
 
-    batch: int = 8
-    heads: int = 16
-    seq: int = 1024
-    d_head: int = 64
-    causal: bool = False
-    heads_kv: int | None = None
-    seq_k: int | None = None
-    align: str = "upper_left"
-    window: int | None = None
+    batch: Annotated[
+        int, Field("sequences per call", aliases=("--batch-size",), takes="many", spoken=True, least=1)
+    ] = 8
+    heads: Annotated[int, Field("query heads", takes="many", spoken=True, least=1)] = 16
+    seq: Annotated[
+        int, Field("queries per sequence", aliases=("--context-length",), takes="many", spoken=True, least=1)
+    ] = 1024
+    d_head: Annotated[int, Field("dimension of one head", takes="many", heading="d_head", spoken=True, least=1)] = 64
+    causal: Annotated[
+        bool, Field("causal mask", takes="one", words=lambda value: "causal" if value else "", spoken=True)
+    ] = False
+    heads_kv: Annotated[
+        int | None,
+        Field(
+            "key and value heads", takes="many", usual="as many as --heads", like="heads", words="heads_kv {}", least=1
+        ),
+    ] = None
+    seq_k: Annotated[
+        int | None,
+        Field("keys per sequence", takes="many", usual="as many as queries", like="seq", words="seq_k {}", least=1),
+    ] = None
+    align: Annotated[
+        str,
+        Field(
+            "corner of the causal mask if --seq and --seq-k differ: upper_left, lower_right",
+            takes="one",
+            values=ALIGNMENTS,
+            called="alignment",
+        ),
+    ] = "upper_left"
+    window: Annotated[
+        int | None,
+        Field("keys that a causal query sees, up to its own", takes="many", usual="all", words="window {}", least=1),
+    ] = None
 
     def __post_init__(self) -> None:
-        counts(self, "batch", "heads", "seq", "d_head")
-        flags(self, "causal")
-        for name in ("heads_kv", "seq_k", "window"):
-            if getattr(self, name) is not None:
-                counts(self, name)
-        one_of("alignment", self.align, ALIGNMENTS)
+        check_values(self)
         if self.window is not None and not self.causal:
             raise ConfigError(
                 f"window is {self.window}, but causal is False; set causal=True, or leave out window", "window"

@@ -34,16 +34,12 @@ class ConfigError(ValueError):
         return re.sub(whole, lambda found: option(found[0]), str(self)) if names else str(self)
 
 
-# Options of the command line, by field, where the field's name is not that of the option.
-_OPTIONS = {
-    "model.name": "size", "seq_len": "context-length", "strategy_args": "strategy", "workload_args": "set",
-    "memory_limit_bytes": "memory-limit", "size_bytes": "size",
-}  # fmt: skip
+OPTIONS: dict[str, str] = {}  # option of the command line by field, where their names differ; declarations fill it
 
 
 def option(field: str) -> str:
     """Return the option of the command line that sets a field: `batch_size` → `--batch-size`."""
-    return f"--{_OPTIONS.get(field) or field.rpartition('.')[2].replace('_', '-')}"
+    return OPTIONS.get(field) or f"--{field.rpartition('.')[2].replace('_', '-')}"
 
 
 @functools.cache

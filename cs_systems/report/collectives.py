@@ -13,12 +13,8 @@ from cs_systems.record import RunRecord
 WORKLOAD = "collective"
 TRANSFER = "transfer"
 SET_UP = ("start_s", "init_process_group_s", "new_group_s", "first_call_s")
-# Columns of a cell and of its step in the frame, with pandas types; `call_s` is one call on the straggler.
+# Columns of a cell and of its step in the frame besides its fields, with pandas types; `call_s`: on the straggler.
 CELL_COLUMNS = {
-    "collective": "object",
-    "size_bytes": "Int64",
-    "dtype": "object",
-    "calls": "Int64",
     "backend": "object",
     "link_bytes_per_s": "float64",
     "link_source": "object",
@@ -74,7 +70,7 @@ def cell(record: RunRecord) -> dict[str, Any]:
         return {}
     ran, link, setup = (first_row(record.results, name) for name in ("ran", "link", "setup"))
     return {
-        **{name: shape[name] for name in ("collective", "size_bytes", "dtype", "calls")},
+        **shape,
         "backend": ran.get("backend"),
         "link_bytes_per_s": link.get("peak_bytes_per_s"),
         "link_source": link.get("source"),

@@ -6,102 +6,43 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from cs_systems.config import CONFIGURED, ModelConfig
+from cs_systems.config import LEAVES, ModelConfig
+from cs_systems.core.fields import Declared, Subject
 from cs_systems.core.rows import first_row
 from cs_systems.record import NO_TIMING, RunRecord
 from cs_systems.report import collectives, origins
 from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT
 
+_KINDS = {int: INTEGER, float: REAL, bool: FLAG}
 _FITTING: dict[str, type | tuple[type, ...]] = {TEXT: str, INTEGER: int, REAL: (int, float), FLAG: bool}
-_RUN_FIELDS = {
-    "attention": TEXT,
-    "precision": TEXT,
-    "mode": TEXT,
-    "compile": TEXT,
-    "compile_scope": TEXT,
-    "graph": TEXT,
-    "parts": TEXT,
-    "checkpoint": TEXT,
-    "keep_graph": FLAG,
-    "device": TEXT,
-    "warmup": INTEGER,
-    "warmup_s": REAL,
-    "steps": INTEGER,
-    "rounds": INTEGER,
-    "l2": TEXT,
-    "memory_limit_bytes": INTEGER,
-    "allocator": TEXT,
-    "seed": INTEGER,
-    "strategy": TEXT,
-    "bucket_size_mb": REAL,
-    "tp_degree": INTEGER,
-    "world_size": INTEGER,
-    "profiler": TEXT,
-}
-_MODEL_FIELDS = {
-    "size": TEXT,
-    "d_model": INTEGER,
-    "d_ff": INTEGER,
-    "num_layers": INTEGER,
-    "num_heads": INTEGER,
-    "vocab_size": INTEGER,
-    "rope_theta": REAL,
-    "context_length": INTEGER,
-    "seq_len": INTEGER,
-    "batch_size": INTEGER,
-    "optimizer": TEXT,
-}
-_SHAPE_FIELDS = {
-    "batch": INTEGER,
-    "heads": INTEGER,
-    "heads_kv": INTEGER,
-    "seq": INTEGER,
-    "seq_k": INTEGER,
-    "d_head": INTEGER,
-    "causal": FLAG,
-    "align": TEXT,
-    "window": INTEGER,
-}
-# Fields of a configuration that describe a step, not its measurement; foreign workloads may ignore them.
+SIZE = "size"  # column of the model's name, with the fields that differ from the preset
+
+
+def _ordered() -> dict[str, Declared]:
+    """Return the fields that have a column, by its name; a field that is like another stands next to it."""
+    found: dict[str, list[Declared]] = {}
+    for path, each in LEAVES.items():
+        if each.field.column or each.field.short:
+            found.setdefault(LIKE.get(path, path), []).append(each)
+    return {SIZE if each.path == "model.name" else each.name: each for of_one in found.values() for each in of_one}
+
+
+LIKE = {
+    path: ".".join([*path.split(".")[:-1], each.field.like]) for path, each in LEAVES.items() if each.field.like
+}  # path of a field → path of the field whose value it has where it is None
+FIELD_COLUMNS = _ordered()
+_FIELD_KINDS = {name: _KINDS.get(each.kind, TEXT) for name, each in FIELD_COLUMNS.items()}
+# Fields that describe a step, not its measurement; workloads from outside the package may ignore them.
 _STEP_FIELDS = {
-    **_MODEL_FIELDS,
-    **_SHAPE_FIELDS,
-    **{
-        name: _RUN_FIELDS[name]
-        for name in (
-            *("attention", "precision", "mode", "compile", "compile_scope", "graph", "parts"),
-            *("checkpoint", "keep_graph", "l2"),
-        )
-    },
+    name: _FIELD_KINDS[name] for name, each in FIELD_COLUMNS.items() if Subject.OWN in each.subjects and not each.always
 }
-# Fields that no loop of a user's own reads; the rest of its step's fields are cleared as for any foreign workload.
-_NOT_OF_LOOPS = (
-    "attention",
-    "mode",
-    "compile",
-    "compile_scope",
-    "graph",
-    "parts",
-    "checkpoint",
-    "keep_graph",
-    "l2",
-    "allocator",
-    "seed",
-    "rounds",
-    "warmup_s",
-    "strategy",
-)
 _RAN = ("attention_version", "tokens", "executed_d_head", "block_q", "block_k", "resident")
 # Columns of a record, equal in each of its rows; `record` is its position among the given records.
 CELL_COLUMNS: dict[str, str] = {
     "record": INTEGER,
     "key": TEXT,
     "repeat": INTEGER,
-    "workload": TEXT,
-    "workload_args": TEXT,
-    **_MODEL_FIELDS,
-    **_SHAPE_FIELDS,
-    **_RUN_FIELDS,
+    **_FIELD_KINDS,
     "status": TEXT,
     "reason": TEXT,
     "warnings": TEXT,
@@ -139,18 +80,7 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
         "record": index,
         "key": record.key,
         "repeat": record.repeat,
-        "workload": config["workload"],
-        "workload_args": " ".join(config.get("workload_args", ())) or None,
-        **{name: config.get(name) for name in _RUN_FIELDS},
-        "compile_scope": None if config.get("compile") == "none" else config.get("compile_scope", "model"),
-        "graph": config.get("graph", "none"),
-        "allocator": config.get("allocator", "default"),
-        "parts": "+".join(config.get("parts", ())) or "none",
-        "checkpoint": config.get("checkpoint", "none"),  # older records have none, as they have no strategy
-        "strategy": ":".join([config.get("strategy", "single"), *config.get("strategy_args", ())]),
-        "world_size": config.get("world_size", 1),
-        **(_shape(config["shape"]) if config.get("shape") else {}),
-        **(_model(config) if config["workload"] != "attention" else {}),
+        **_configured(config),
         "status": record.status,
         "reason": record.reason or _left_out(record),
         "warnings": "; ".join(dict.fromkeys(w.code for w in record.warnings)) or None,
@@ -170,17 +100,15 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
         "ceiling_precision": ceiling.get("precision"),
         **collectives.cell(record),
     }
-    if config["workload"] not in CONFIGURED:  # its own report takes precedence over the configuration
+    if Subject.of(config["workload"]) in _UNKNOWN:  # its own report takes precedence over the configuration
         fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
         cell["reported"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
         uses = ran.get("uses")  # absent in records before version 0.2
         cell |= {
             **cell["reported"],
-            "takes_config": ran.get("takes_config", True),
+            "takes_config": ran.get("takes_config", not record.is_loop),
             "uses": None if uses is None else _columns(uses),
         }
-    if record.is_loop:
-        cell |= {"takes_config": False, **dict.fromkeys(_NOT_OF_LOOPS)}
     if measurement:
         cell["held"] = all(s.held_s is not None for s in measurement.timed)
         cell["setup_s"] = measurement.setup_s
@@ -196,13 +124,13 @@ def _left_out(record: RunRecord) -> str | None:
 
 
 def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:
-    """Set to null the fields that a workload outside CONFIGURED is not known to use.
+    """Set to null the fields that a workload from outside the package is not known to use.
 
     A field is known to be used if the workload reports it, or if it applied or was read. A cell that did not run uses
     what the workload's other cells use. Of older records that is not known: there, a field counts as used if the
     records differ in it and the workload takes a configuration.
     """
-    foreign = [cell for cell in cells if cell["workload"] not in CONFIGURED]
+    foreign = [cell for cell in cells if Subject.of(cell["workload"]) in _UNKNOWN]
     varied: dict[tuple[str, str], set[Any]] = {}
     for cell in foreign:
         for name in _STEP_FIELDS:
@@ -226,34 +154,40 @@ def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:
 def _columns(uses: str) -> frozenset[str]:
     """Return the columns of the fields that a workload used, which its record lists with spaces between them."""
     names = set(uses.split())
-    if names & {"name", "d_model", "d_ff", "num_layers", "num_heads"}:
-        names.add("size")
-    if names & {"seq_len", "context_length"}:
-        names |= {"seq_len", "context_length"}
+    if names & {LEAVES[path].name for path in _MODEL}:
+        names.add(SIZE)
+    for path, other in LIKE.items():
+        pair = {LEAVES[path].name, LEAVES[other].name}
+        names |= pair if path == "seq_len" and names & pair else set()
     if {"d_model", "num_heads"} <= names:
         names.add("d_head")
     return frozenset(names)
 
 
-def _model(config: Mapping[str, Any]) -> dict[str, Any]:
+_UNKNOWN = (Subject.OWN, Subject.LOOP)
+_MODEL = tuple(path for path, each in LEAVES.items() if each.field.short)  # fields that the name of a size shows
+
+
+def _configured(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of the fields that apply to the subject of a configuration."""
+    subject, cell = Subject.of(config["workload"]), dict[str, Any]()
+    for name, each in FIELD_COLUMNS.items():
+        if subject not in each.subjects:
+            continue
+        value = each.of(config)
+        if value is None and each.path in LIKE:
+            value = LEAVES[LIKE[each.path]].of(config)
+        owner = LEAVES.get(each.field.part_of)
+        is_moot = owner is not None and owner.of(config) == owner.default
+        cell[name] = None if is_moot else each.text(value)
     model = config["model"]
-    return {
-        **model,
-        "size": _label(tuple(model.items())),
-        "seq_len": _first_known(config.get("seq_len"), model["context_length"]),
-        "batch_size": config.get("batch_size"),
-        "optimizer": config.get("optimizer"),
-        "d_head": model["d_model"] // model["num_heads"],
-    }
-
-
-def _shape(shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the call's shape with heads_kv and seq_k, also where the configuration leaves them to heads and seq."""
-    return {
-        **shape,
-        "heads_kv": _first_known(shape.get("heads_kv"), shape["heads"]),
-        "seq_k": _first_known(shape.get("seq_k"), shape["seq"]),
-    }
+    if subject in LEAVES["model.name"].subjects:
+        cell[SIZE] = _label(tuple(model.items()))
+        if cell.get("d_head") is None:
+            cell["d_head"] = model["d_model"] // model["num_heads"]
+    if "strategy" in cell:
+        cell["strategy"] = ":".join([cell["strategy"], *config.get("strategy_args", ())])
+    return cell
 
 
 @lru_cache(maxsize=1024)

@@ -70,15 +70,16 @@ MALFORMED = {
     "memory --fits 8XB": "--fits '8XB' is not a size in bytes; use a form such as 8GiB or 512B",
     "memory --best-checkpoint --budget 8": "--budget '8' has no unit; use 8GiB, 8GB, or 8B for bytes",
     "time --workload own:f --parts fused_rmsnorm": (
-        "cs-systems: --parts applies to the built-in model only, and the workload is own:f; leave out --parts\n"
+        "--parts applies only to train_step and training_curve, and the workload is own:f; leave out --parts\n"
     ),
     "time --workload own:f --set width": "--set has 'width', which is not of the form name=value; write width=VALUE",
     "time --workload own:f --set a=1 a=2": "--set sets a twice; set it once",
+    "comm --seed 3": "--seed has no effect on collectives without --shuffle; leave out --seed\n",
     "time --set a=1": (
-        "--set requires a workload of your own, path.py:name, and the workload is train_step; leave out --set\n"
+        "--set applies only to a workload of your own, path.py:name, and the workload is train_step; leave out --set\n"
     ),
     "time --workload own:f --recipe fast": (
-        "--recipe fast applies to the built-in model only, and the workload is own:f; leave out --recipe\n"
+        "--recipe fast applies only to train_step and training_curve, and the workload is own:f; leave out --recipe\n"
     ),
     "time --size tiny --recipe fast --compile none": (
         "--recipe fast compiles each block, and --compile none forbids it; leave out --compile, or use --recipe eager\n"

@@ -88,7 +88,7 @@ def test_shape_round_trips_json_and_changes_the_key() -> None:
 
 def test_collective_with_another_workload_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="workload train_step runs no collective, but collective broadcast is given; use workload"
+        ConfigError, match=r"collective applies only to collective and a workload of your own, .*; leave out collective"
     ):
         RunConfig(collective=CollectiveShape("broadcast"))
 

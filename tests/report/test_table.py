@@ -12,7 +12,8 @@ import pytest
 
 from cs_systems.config import ConfigError, RunConfig, preset
 from cs_systems.core.caveats import REMEDIES, Caveat
-from cs_systems.record import LOOP, RunRecord, read_records
+from cs_systems.core.fields import LOOP
+from cs_systems.record import RunRecord, read_records
 from cs_systems.report.tables import columns
 from cs_systems.report.tables import records as table
 from cs_systems.report.tables.formats import FORMATS

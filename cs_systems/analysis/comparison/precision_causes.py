@@ -9,13 +9,11 @@ from statistics import median
 
 from cs_systems.analysis.attribution.gaps import LAUNCH, idle_by_cause
 from cs_systems.analysis.comparison.precision import BASELINE, Speedup, interval, speedup
-from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.config import FIELDS, ConfigError, RunConfig, describe
 from cs_systems.record import RunRecord, median_s
 
 PRODUCTS = ("matmul", "attention")  # kernel families that run on tensor cores
 CASTS = "copy"  # a cast is a copy into another dtype
-# Fields that may differ besides the precision.
-FIELDS = ("attention", "compile", "optimizer", "checkpoint", "mode", "batch_size", "model")
 UNCHANGED = 0.05  # kernel times that differ by less than this fraction count as equal
 
 
@@ -62,9 +60,8 @@ def computation(record: RunRecord) -> tuple[RunConfig, str | None]:
 
     `auto` and `cuda` may mean the same device.
     """
-    config = replace(record.run_config, device="auto", profiler="none", profiler_args=())
     device = record.environment.device if record.environment else None
-    return replace(config, warmup=0, warmup_s=0.0, steps=1, rounds=1), device
+    return replace(record.run_config.of_any_measurement, device="auto"), device
 
 
 def causes(
@@ -82,7 +79,12 @@ def causes(
     times_a, times_b = _families(a), _families(b)
     whole_a, whole_b = sum(times_a.values()), sum(times_b.values())
     config_a, config_b = a.run_config, b.run_config
-    differs = [name for name in FIELDS if getattr(config_a, name) != getattr(config_b, name)]
+    differs = [
+        name
+        for name, each in FIELDS.items()
+        if each.field.identity and not each.field.is_measurement and name != "precision"
+        if getattr(config_a, name) != getattr(config_b, name)
+    ]
     return {
         "cell": describe(config_b, {"precision", "profiler", *differs}),
         "precision": config_b.precision.value,

@@ -14,18 +14,19 @@ from pathlib import Path, PurePath
 from statistics import median
 from typing import Any, TypedDict
 
-from cs_systems.config import ConfigError, describe
+from cs_systems.config import FIELDS, ConfigError, describe
 from cs_systems.core import statistics
 from cs_systems.core.caveats import REMEDIES
+from cs_systems.core.fields import Subject
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import command_line
 from cs_systems.core.rows import SIDES, first_row
 from cs_systems.core.units import counted
-from cs_systems.record import LOOP, Environment, RunRecord
+from cs_systems.record import Environment, RunRecord
 
-# These fields describe the measurement and not the computation: cells match even if they differ.
-_NOT_IDENTITY = {"steps", "warmup", "warmup_s", "rounds", "seed", "profiler", "profiler_args"}
-_SOURCES = ("workload", "attention", "inputs")
+_SOURCES = tuple(
+    name for name, each in FIELDS.items() if each.kind is str and each.field.plugin and each.field.identity
+)
 _MACHINE = (
     *("device_name", "torch", "triton", "cuda", "driver", "python"),
     *("code_version", "git_commit", "float32_matmul"),
@@ -204,7 +205,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in config.items():
         flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return {name: value for name, value in flat.items() if name not in _NOT_IDENTITY}
+    return {name: value for name, value in flat.items() if name not in FIELDS or FIELDS[name].field.identity}
 
 
 def _identities(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -246,8 +247,7 @@ def _of_two_workloads(compared: Mapping[str, tuple[Any, Any]]) -> list[str]:
     if "workload" not in compared:
         return []
     a, b = compared["workload"]
-    kinds = ["loop" if name.startswith(LOOP) else "own" if is_foreign(name) else name for name in (a, b)]
-    if kinds[0] != kinds[1]:
+    if Subject.of(a) is not Subject.of(b) or not (is_foreign(a) or Subject.of(a) is Subject.LOOP):
         raise ConfigError(
             f"the baseline measures {a} and the candidate {b}, which are different steps; compare runs of one workload"
         )

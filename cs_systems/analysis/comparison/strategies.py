@@ -14,13 +14,12 @@ from dataclasses import replace
 from typing import Any, TypedDict
 
 from cs_systems.analysis.attribution.overlap import Reconciled, reconcile
-from cs_systems.config import RunConfig
+from cs_systems.config import STRATEGY_OPTIONS, RunConfig
 from cs_systems.core import plugins, statistics
 from cs_systems.core.rows import OverlapRow, Row, first_row
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import RunRecord
 
-DEFAULT_OPTIONS: Any = {"bucket_size_mb": None, "tp_degree": None, "strategy_args": ()}
 STAGES = ("built", "forward", "backward", "optimizer")
 
 
@@ -85,7 +84,7 @@ class StageRow(CellColumns):
 
 def group_of(config: RunConfig) -> RunConfig:
     """Return the config that all cells of a group share."""
-    alone = replace(config, strategy="single", world_size=1, **DEFAULT_OPTIONS)
+    alone = replace(config, strategy="single", world_size=1, **STRATEGY_OPTIONS)
     return replace(alone, profiler="none", warmup=0, steps=1, rounds=1)
 
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 from cs_systems.analysis.attribution.gaps import PROFILER, idle_by_cause
 from cs_systems.config import CONFIGURED, Mode, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
+from cs_systems.core.fields import Subject
 from cs_systems.core.rows import CeilingRow, CostRow, KernelRow, PhaseRow, Results, Row, as_tables, first_row
 from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import step_memory
 from cs_systems.formulas.peaks import peak_flops
-from cs_systems.record import LOOP, UNTIMED_WORKLOADS, Measurement, RunRecord, measured_by
+from cs_systems.record import UNTIMED_WORKLOADS, Measurement, RunRecord, measured_by
 
 if TYPE_CHECKING:
     from cs_systems.analysis.memory.categories import Attribution
@@ -130,7 +131,7 @@ class Evidence:
     @property
     def is_loop(self) -> bool:
         """Flag of a user's own loop, which has no options of `cs-systems time`."""
-        return self.config is not None and self.config.workload.startswith(LOOP)
+        return self.config is not None and self.config.subject is Subject.LOOP
 
     def remedy(self, caveat: str) -> str:
         """Return the remedy of a caveat, by its code."""

@@ -21,6 +21,7 @@ from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
 from cs_systems.core.caveats import LOOP_REMEDIES, Caveat
+from cs_systems.core.fields import LOOP
 from cs_systems.core.rows import Ran, Results
 from cs_systems.core.statistics import total
 from cs_systems.core.units import counted
@@ -29,7 +30,7 @@ from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, WAITING, Call, in_order
-from cs_systems.record import LOOP, Environment, Measurement, Row, RunRecord, Sample, make_key
+from cs_systems.record import Environment, Measurement, Row, RunRecord, Sample, make_key
 
 _Batch = Counter[tuple[tuple[int, ...], ...]]  # calls of the models in a step by the shapes of their tensors
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from cs_systems.analysis.timing_caveats import timing_caveats
-from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
+from cs_systems.config import FIELDS, MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
 from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
 from cs_systems.core.shapes import AttentionCall
@@ -183,25 +183,16 @@ def _turn(
         return CellRecord(cell.index, record, process_group.is_of_peers(error)), not devices.is_poisoned(error)
 
 
-_PACKAGES = {
-    "workload": "workloads",
-    "inputs": "workloads",
-    "attention": "attention",
-    "parts": "training.parts",
-}
-"""Field of a config that may name a user's code → package of its plug-ins, in the order in which they are imported."""
-
-
 def _load_sources(cells: list[_Cell], emit: Emit) -> None:
     """Import the code from outside the package, so that its changes to the process apply to all of its cells."""
     for cell in cells:
         if not cell.config.sources:
             continue
         emit(Visit(cell.index))  # names the cell to blame if the import kills or hangs the process
-        for role, package in _PACKAGES.items():
-            for name in cell.config.own_code.get(role, ()):
+        for role, names in cell.config.own_code.items():
+            for name in names:
                 with suppress(Exception):  # raised again, and recorded, when the cell is built
-                    plugins.get(package, name)
+                    plugins.get(FIELDS[role].field.plugin, name)
 
 
 def _disturbances(cell: _Cell, clean: ProcessState) -> list[str]:

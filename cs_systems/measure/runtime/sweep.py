@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from cs_systems.config import INSTEAD, ConfigError, ModelConfig, RunConfig
+from cs_systems.config import FIELDS, INSTEAD, ConfigError, ModelConfig, RunConfig
 from cs_systems.core import parts, plugins
 from cs_systems.core.display import Displayed, report
 from cs_systems.core.rows import ForecastRow, PreflightRow
@@ -78,10 +78,8 @@ def check(
                 f"profiler {name} cannot record ranks, which a strategy, a collective or world_size above 1 requires; "
                 "use profiler kineto"
             )
-    for name in {name for c in configs for name in (c.workload, c.inputs) if name}:
-        plugins.check("workloads", name)
-    for name in {c.attention for c in configs}:
-        plugins.check("attention", name)
+    for field, name in dict.fromkeys((f, n) for c in configs for f, names in c.plugin_names.items() for n in names):
+        plugins.check(FIELDS[field].field.plugin, name)
     for names in {c.parts for c in configs}:
         parts.check(names)
     for config in configs:

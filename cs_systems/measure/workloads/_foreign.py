@@ -10,10 +10,11 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from cs_systems.config import STRATEGY_FIELDS, ConfigError, Mode, RunConfig
+from cs_systems.config import FIELDS, ConfigError, Mode, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.fields import Subject
 from cs_systems.core.shapes import PRESETS
-from cs_systems.core.validation import settings, shown
+from cs_systems.core.validation import option, settings, shown
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.measure.workloads._module import APPLIED, ModuleStep
@@ -21,10 +22,10 @@ from cs_systems.measure.workloads._observed import observed
 from cs_systems.measure.workloads._setup import TrainingSetup
 
 FORMS = "(model, batch), (model, batch, loss), a dict or TrainingSetup of such parts, a step to call, or a Workload"
-_STEP_FIELDS = (
-    "batch_size", "seq_len", "mode", "attention", "precision", "compile", "optimizer", "checkpoint", "keep_graph", "l2",
-    "strategy", "strategy_args", *STRATEGY_FIELDS,
-)  # fmt: skip
+# Fields that a workload from outside the package has to use, if they are set.
+_READ = tuple(
+    name for name, each in FIELDS.items() if Subject.OWN in each.subjects and not each.always and name != "model"
+)
 
 
 _METHODS = {  # of a Workload beside step, each with its shortest form
@@ -32,7 +33,6 @@ _METHODS = {  # of a Workload beside step, each with its shortest form
     "cost": "def cost(self): return None",
     "describe": "def describe(self): return {}",
 }
-_WORDS = {"model.name": "size", "strategy_args": "strategy"}  # fields whose option of the command line is another word
 
 
 class ForeignWorkload:
@@ -74,7 +74,7 @@ class ForeignWorkload:
         if self.config.inputs is not None:  # the model beside them gets no config
             read += " named as inputs, or named alone as one that returns (model, batch)"
         if not name.startswith(plugins.LIVE):
-            options = ", ".join(dict.fromkeys(_WORDS.get(field, field.rpartition(".")[2]) for field in fields))
+            options = ", ".join(dict.fromkeys(_word(field) for field in fields))
             return f"{name} does not use {options}; {read}, or leave out {options}"
         of_preset = any(field.startswith("model.") for field in fields)
         arguments = [f"{field}=" for field in fields if not field.startswith("model.")]
@@ -90,7 +90,7 @@ class ForeignWorkload:
         checked = {"precision"} if config.profiler == "dtypes" else set()  # held against the dtypes that ran
         if config.shape is not None and config.mode is Mode.FORWARD_BACKWARD:
             checked |= {"mode"}  # a call of attention has no training step: this is its whole
-        for name in _STEP_FIELDS:
+        for name in _READ:
             if getattr(config, name) != getattr(default, name) and name not in used | checked:
                 yield name
         for name in config.model.changed():
@@ -359,7 +359,7 @@ def from_result(
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
     if setup is not None:
-        return ForeignWorkload(config, ModuleStep(config, device, setup), read, APPLIED + _OF_STRATEGY)
+        return ForeignWorkload(config, ModuleStep(config, device, setup), read, APPLIED)
     if isinstance(result, nn.Module):
         raise ConfigError(f"{name} returned a module without inputs; return (module, batch), or (module, batch, loss)")
     if callable(getattr(result, "step", None)):
@@ -397,7 +397,10 @@ def _no_form(result: Any, give: str) -> str:
     return f"{shown(result)}; {give} {FORMS}"
 
 
-_OF_STRATEGY = ("strategy_args", *STRATEGY_FIELDS)
+def _word(field: str) -> str:
+    """Return the word for a field that the command line and RunConfig share: an option's name where it has another."""
+    name = field.rpartition(".")[2]
+    return option(field).removeprefix("--") if field in ("model.name", "strategy_args") else name
 
 
 def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:

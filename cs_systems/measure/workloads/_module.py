@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cs_systems.config import ConfigError, Mode, Phase, Precision, RunConfig
+from cs_systems.config import FIELDS, ConfigError, Mode, Phase, Precision, RunConfig
+from cs_systems.core.fields import Subject
 from cs_systems.core.rows import Ran
 from cs_systems.core.validation import shown
 from cs_systems.machine.device import Device
@@ -32,7 +33,7 @@ from cs_systems.model.training import fp8
 from cs_systems.model.training.checkpointing import checkpoint_blocks, without_effect
 
 # Fields of a RunConfig that apply to any module, by their names in tables.
-APPLIED = ("mode", "precision", "compile", "checkpoint", "optimizer", "keep_graph", "strategy")
+APPLIED = tuple(name for name, each in FIELDS.items() if Subject.MODEL in each.subjects and not each.always)
 
 
 class ModuleStep(Training):

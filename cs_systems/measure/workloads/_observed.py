@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
-from cs_systems.config import AttentionShape, ModelConfig, RunConfig
-from cs_systems.core.collectives import CollectiveShape
+from cs_systems.config import RunConfig
 from cs_systems.core.validation import did_you_mean
 
 _READ = "_read"
@@ -47,28 +47,9 @@ class _Observed:
         raise AttributeError(f"{what} has no field {name!r}; {remedy}", name=name, obj=self)
 
 
-class _ObservedModel(_Observed, ModelConfig):
-    pass
-
-
-class _ObservedShape(_Observed, AttentionShape):
-    pass
-
-
-class _ObservedCollective(_Observed, CollectiveShape):
-    pass
-
-
-class _ObservedRun(_Observed, RunConfig):
-    pass
-
-
-_KINDS: dict[type, type] = {
-    ModelConfig: _ObservedModel,
-    AttentionShape: _ObservedShape,
-    CollectiveShape: _ObservedCollective,
-    RunConfig: _ObservedRun,
-}
+@functools.cache
+def _observed_kind(kind: type) -> type:
+    return type(f"_Observed{kind.__name__}", (_Observed, kind), {})
 
 
 def observed(config: RunConfig) -> tuple[RunConfig, set[str]]:
@@ -82,10 +63,11 @@ def observed(config: RunConfig) -> tuple[RunConfig, set[str]]:
 
 
 def _copy(config: Any, read: set[str], prefix: str) -> Any:
-    made: Any = object.__new__(_KINDS[type(config)])
+    kind: type = type(config)
+    made: Any = object.__new__(_observed_kind(kind))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if type(value) in _KINDS:
+        if dataclasses.is_dataclass(value):
             value = _copy(value, read, f"{field.name}.")
         made.__dict__[field.name] = value
     made.__dict__.update({_READ: read, "_prefix": prefix})

@@ -62,10 +62,6 @@ class Attention:
 
     @staticmethod
     def preflight(config: RunConfig, device: Device, *, packed: bool = False) -> int | None:
-        if config.compile != "none":
-            raise Unavailable(
-                "compile applies to models only; leave out compile, or use the attention backend named compiled"
-            )
         if config.precision is Precision.FP8:
             raise Unavailable("no attention backend computes in fp8, which is for linear layers; use bf16")
         if config.l2 == "clear" and not device.is_cuda:

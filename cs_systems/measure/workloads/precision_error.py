@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import Mode, Precision, RunConfig
+from cs_systems.core.fields import Subject
 from cs_systems.core.rows import PrecisionErrorRow, Ran, Results
 from cs_systems.formulas.cost import parameter_count
 from cs_systems.machine import device as devices
@@ -42,7 +43,7 @@ class PrecisionError:
     """Workload that compares one step in the config's precision with its reference."""
 
     def __init__(self, config: RunConfig, device: Device) -> None:
-        self.config = replace(config, mode=Mode.FORWARD_BACKWARD)
+        self.config = _step_of(config)
         self.device = device
         self.preflight(config, device)
         self._begin(_reference_dtype(self.config, device))
@@ -61,7 +62,7 @@ class PrecisionError:
 
         Raises Unavailable where the cell cannot run, and where fp32 would be compared with itself.
         """
-        config = replace(config, mode=Mode.FORWARD_BACKWARD)
+        config = _step_of(config)
         low = TrainStep.preflight(config, device)
         dtype = _reference_dtype(config, device)
         if dtype is torch.float32 and config.precision is Precision.FP32:
@@ -149,6 +150,11 @@ class PrecisionError:
 
     def describe(self) -> Ran:
         return {"tokens": self.tokens, "loss": self.low_loss}
+
+
+def _step_of(config: RunConfig) -> RunConfig:
+    """Return the cell of the training step that is compared."""
+    return replace(config, workload=Subject.STEP, mode=Mode.FORWARD_BACKWARD)
 
 
 def farthest(errors: Mapping[str, float]) -> str | None:

@@ -9,13 +9,12 @@ This workload does not measure time, because it reads the loss after every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cs_systems.config import Mode, RunConfig
+from cs_systems.config import RunConfig
 from cs_systems.core.rows import Ran, Results, TrainingCurveRow
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads.train_step import TrainStep
@@ -27,8 +26,8 @@ class TrainingCurve:
     """Workload of `config.steps` training steps; its table holds the loss of each."""
 
     def __init__(self, config: RunConfig, device: Device) -> None:
-        self.config = replace(config, mode=Mode.TRAIN_STEP)
-        self.train = TrainStep(self.config, device)
+        self.config = config
+        self.train = TrainStep(config, device)
         self.device = device
         self.random = torch.Generator().manual_seed(config.seed)
         self.alphabet = min(ALPHABET, config.model.vocab_size)
@@ -37,7 +36,7 @@ class TrainingCurve:
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int | None:
-        return TrainStep.preflight(replace(config, mode=Mode.TRAIN_STEP), device)
+        return TrainStep.preflight(config, device)
 
     def prepare(self) -> None:
         batch = self.batch()

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cs_systems.config import LEAVES
+from cs_systems.core.fields import Subject
 from cs_systems.record import UNTIMED_WORKLOADS, measured_by
+from cs_systems.report.frame_cells import FIELD_COLUMNS, LIKE, SIZE
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Default columns of a workload's table.
+    """Default columns of a subject's table; those that distinguish its cells are `identity(subject)`.
 
-    identity: columns that distinguish the cells, in this order; constant ones move to the caption.
-    measured: columns after the phases' times. leaves: columns dropped first if the terminal is too narrow.
-    has_times: True if a row shows the times of the step and its phases.
+    first: columns that come first. measured: columns after the phases' times. leaves: columns dropped first if the
+    terminal is too narrow. has_times: True if a row shows the times of the step and its phases.
     """
 
-    identity: tuple[str, ...]
     measured: tuple[str, ...]
     leaves: tuple[str, ...]
+    first: tuple[str, ...] = ()
     has_times: bool = True
 
 
@@ -26,53 +28,38 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Conditions of the measurement.
-ENDING = _names("memory_limit_bytes allocator device_name torch code_version seed repeat")
 LAYOUTS = {
-    "train_step": Layout(
-        identity=(
-            *_names(
-                "size context_length seq_len batch_size attention precision mode compile compile_scope graph parts"
-            ),
-            *_names("checkpoint optimizer strategy bucket_size_mb tp_degree world_size keep_graph"),
-            *ENDING,
-        ),
+    Subject.STEP: Layout(
         measured=_names("spread tokens_per_s model_flops_per_s mfu peak_allocated_bytes note"),
         leaves=_names(
             "loss.median_s model_flops_per_s spread optimizer.median_s tokens_per_s peak_allocated_bytes mfu"
         ),
     ),
-    "attention": Layout(
-        identity=(
-            *_names(
-                "attention mode batch heads heads_kv seq seq_k d_head executed_d_head causal align window precision"
-            ),
-            *("compile", "l2", *ENDING),
-        ),
+    Subject.ATTENTION: Layout(
+        first=("attention", "mode"),
         measured=_names("range_s model_flops_per_s hardware_flops_per_s mfu peak_allocated_bytes note"),
         leaves=_names(
             "forward.median_s backward.median_s hardware_flops_per_s mfu range_s peak_allocated_bytes model_flops_per_s"
         ),
     ),
-    "collective": Layout(
-        identity=(*_names("collective dtype world_size size_bytes calls"), *ENDING),
+    Subject.COLLECTIVE: Layout(
+        first=("collective", "dtype"),
         measured=_names("call_s algbw_bytes_per_s busbw_bytes_per_s link_share skew.median_s note"),
         leaves=_names("calls dtype skew.median_s algbw_bytes_per_s"),
         has_times=False,  # a step is a synchronisation and several calls
     ),
 }
 OTHER = Layout(
-    identity=(
-        *_names(
-            "workload_args size context_length seq_len batch_size batch heads seq d_head causal attention precision"
-        ),
-        "mode",
-        *_names("compile checkpoint optimizer strategy bucket_size_mb tp_degree world_size"),
-        *ENDING,
-    ),
     measured=_names("range_s tokens_per_s samples_per_s model_flops_per_s mfu peak_allocated_bytes note"),
     leaves=_names("model_flops_per_s samples_per_s tokens_per_s range_s mfu peak_allocated_bytes"),
 )
+# Conditions of the measurement: fields of every subject, and what else a cell is measured with.
+_CONDITIONS = tuple(
+    name
+    for name, each in FIELD_COLUMNS.items()
+    if each.field.is_measurement and each.field.identity and Subject.ATTENTION in each.subjects and name != "device"
+)
+ENDING = (*_CONDITIONS, *_names("device_name torch code_version seed repeat"))
 ESSENTIAL = _names("forward.median_s backward.median_s")  # phases that a narrow terminal keeps
 
 UNTIMED = ("memory", "values")  # where a profiler measures these, the step's time has no meaning
@@ -86,24 +73,14 @@ def is_timed(workload: str, profiler: str) -> bool:
 
 
 # A column that only repeats the other one is left out.
-ECHOES = {"seq_len": "context_length", "heads_kv": "heads", "seq_k": "seq", "executed_d_head": "d_head"}
-# Constants that a caption omits, and values that mean "nothing special".
-SILENT_COLUMNS = frozenset({"device_name", "code_version", "seed", "repeat", "keep_graph", "align"})
-SILENT_VALUES = frozenset({"none", "default", "single", "model"})
-ONE_RANK = {"world_size": 1}
+ECHOES = {LEAVES[path].name: LEAVES[other].name for path, other in LIKE.items()} | {"executed_d_head": "d_head"}
+# Constants that a caption omits.
+SILENT_COLUMNS = frozenset(_names("device_name code_version seed repeat"))
 
 TITLES = {
-    "context_length": "ctx",
-    "seq_len": "seq",
-    "batch_size": "batch",
-    "num_layers": "layers",
-    "d_model": "d_model",
-    "d_ff": "d_ff",
-    "d_head": "d_head",
+    **{name: each.field.heading for name, each in FIELD_COLUMNS.items() if each.field.heading},
     "device_name": "device",
-    "memory_limit_bytes": "memory limit",
     "code_version": "code",
-    "compile_scope": "compiled",
     "executed_d_head": "padded d_head",
     "ran_optimizer": "optimizer",
     "median_s": "median",
@@ -120,10 +97,6 @@ TITLES = {
     "ceiling_flops_per_s": "ceiling",
     "mfu": "MFU",
     "hfu": "HFU",
-    "bucket_size_mb": "bucket MB",
-    "workload_args": "set",
-    "world_size": "ranks",
-    "size_bytes": "size",
     "call_s": "per call",
     "algbw_bytes_per_s": "algbw",
     "busbw_bytes_per_s": "busbw",
@@ -166,7 +139,30 @@ OF_RANKS = {  # additions to a legend if a step has several ranks
 
 
 def layout(workload: str) -> Layout:
-    return LAYOUTS.get(workload, OTHER)
+    return LAYOUTS.get(Subject.of(workload), OTHER)
+
+
+def identity(workload: str) -> tuple[str, ...]:
+    """Return the columns that distinguish the cells of a workload, in order; constant ones move to the caption."""
+    subject, first = Subject.of(workload), layout(workload).first
+    subject = Subject.OWN if subject is Subject.LOOP else subject  # both report what ran
+    found = [
+        name
+        for name, each in FIELD_COLUMNS.items()
+        if subject in each.subjects and each.field.identity and (name == SIZE or not each.field.short)
+    ]
+    named = [name for name in found if name not in (*first, *ENDING, "workload", "device")]
+    if "d_head" in named:
+        named.insert(named.index("d_head") + 1, "executed_d_head")
+    return (*first, *named, *ENDING)
+
+
+def is_silent(column: str, value: object) -> bool:
+    """Return whether a caption omits a constant: its default that is not worth mentioning."""
+    each = FIELD_COLUMNS.get(column)
+    if each is None or each.field.spoken:
+        return False
+    return bool(value == each.text(each.default) or value == each.field.empty)
 
 
 def title(column: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.analysis.comparison import loop_time
-from cs_systems.config import PRESETS, ConfigError, one_of
+from cs_systems.config import FIELDS, PRESETS, ConfigError, one_of
 from cs_systems.core import units
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
 from cs_systems.core.printable import text_cell
@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
 
 # Fields of a configuration that apply to any step, including one that takes no configuration.
-ANY_STEP_FIELDS = (
-    *("device", "memory_limit_bytes", "allocator", "precision", "seed"),
-    *("warmup", "warmup_s", "steps", "rounds", "profiler"),
-)
-
-
+ANY_STEP_FIELDS = ("precision", *(name for name, each in FIELDS.items() if each.field.is_measurement))
 MOST_REASONS = 3  # of one caveat that a note spells out
 _PLACES = re.compile(r"(.*\bin: )(.*)")
 _NUMBER = re.compile(r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?")
@@ -210,12 +205,12 @@ def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
     A value that is unknown, or means nothing special, is left out.
     """
     apart, constant = [], []
-    for name in layout.layout(whole["workload"].iloc[0]).identity:
+    for name in layout.identity(whole["workload"].iloc[0]):
         if (echo := layout.ECHOES.get(name)) and not (whole[name] != whole[echo]).fillna(False).any():
             continue
         if whole[name].nunique(dropna=False) > 1:
             apart.append(name)
-        elif not whole[name].isna().all() and not _is_silent(name, whole[name].iloc[0]):
+        elif not whole[name].isna().all() and not layout.is_silent(name, whole[name].iloc[0]):
             constant.append(name)
     if not apart:
         apart = constant[:1] if constant and constant[0] not in layout.ENDING else ["workload"]
@@ -271,7 +266,7 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     common = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
     if rows["ran_optimizer"].nunique() == 1:
         common["ran_optimizer"] = rows["ran_optimizer"].dropna().iloc[0]
-    named = [_named(c, v) for c, v in common.items() if not _is_silent(c, v)]
+    named = [_named(c, v) for c, v in common.items() if not layout.is_silent(c, v)]
     parts = [subject]
     if named:
         parts.append(f"constant: {', '.join(dict.fromkeys(named))}")
@@ -282,10 +277,6 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
         held = tuple(rows["held"].dropna().unique()) if shown_phases == [STEP] else ()
         parts.append(f"medians of {span} steps{clock.get(held, '')}")
     return "; ".join(parts)
-
-
-def _is_silent(column: str, value: Any) -> bool:
-    return value in layout.SILENT_VALUES or layout.ONE_RANK.get(column) == value
 
 
 def _is_timed(rows: pd.DataFrame) -> bool:

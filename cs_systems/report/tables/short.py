@@ -6,12 +6,14 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from cs_systems.config import ModelConfig
+from cs_systems.core.fields import declared
 from cs_systems.report.tables.columns import Column
 from cs_systems.report.tables.table import Table
 
 PREDICTED = ": predicted "  # in a note, between `oom` and the bytes
 # Field of a model that differs from its preset → its abbreviation: `large+num_layers=32` becomes `large+L32`.
-FIELDS = {"num_layers": "L", "d_model": "d", "d_ff": "ff", "num_heads": "h", "vocab_size": "V", "rope_theta": "θ"}
+FIELDS = {name: each.field.short for name, each in declared(ModelConfig).items() if each.field.short}
 
 
 def letters(codes: Iterable[str]) -> dict[str, str]:

@@ -325,7 +325,7 @@ REFUSED = {
         "inputs= requires an nn.Module as model=, got a ModelConfig; give a module, or leave out inputs=$"
     ),
     "run(model=Net(), inputs=X, parts=('fused_rmsnorm',))": (
-        "parts applies to the built-in model only, and the workload is live Net; leave out parts$"
+        "parts applies only to train_step and training_curve, and the workload is live Net; leave out parts$"
     ),
     "run(workload=5)": r"workload is 5; give a factory \(config, device\), \(model, batch\), \(model, batch, loss\), a",
     "run(workload=Net)": r"workload is the class Net, and a module requires inputs; use run\(model=Net\(…\), ",
@@ -339,7 +339,7 @@ REFUSED = {
     "RunConfig(d_ff=8)": r"RunConfig has no argument 'd_ff'; write model=preset\('small', d_ff=8\)$",
     "RunConfig(context_length=8)": "RunConfig has no argument 'context_length'; use seq_len$",
     "RunConfig(checkpoint='every:1', workload='attention', mode='forward')": (
-        "checkpoint requires a model, and workload attention has none; leave out checkpoint$"
+        "checkpoint does not apply to workload attention; leave out checkpoint$"
     ),
     "run(Net())": r"config is a Net; give a RunConfig, or call run\(model=…\) for a ModelConfig, ",
     "run(model=Net())": "model= requires inputs=; give one batch, or a DataLoader of batches",

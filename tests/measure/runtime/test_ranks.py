@@ -152,7 +152,7 @@ def test_more_ranks_than_devices_are_unavailable() -> None:
         ),
         (
             {"strategy": "ddp_flat", "workload": "attention", "mode": "forward"},
-            "strategy ddp_flat applies to workload train_step or one of your own, .* and the workload is attention",
+            "strategy applies only to train_step and a workload of your own, .* and the workload is attention",
         ),
     ],
 )

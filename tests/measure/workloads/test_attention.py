@@ -186,7 +186,6 @@ def test_description_names_the_backend() -> None:
     [
         ({"precision": Precision.TF32}, "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32"),
         ({"l2": "clear"}, "l2 clear requires a GPU; use l2 warm"),
-        ({"compile": "default"}, "compile applies to models only; leave out compile, or use the attention"),
         ({"attention": "flex"}, "flex: FlexAttention has no backward on the CPU; use mode forward, or attention"),
     ],
 )
