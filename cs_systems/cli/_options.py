@@ -28,6 +28,7 @@ from cs_systems.core.validation import option, shown
 # which is a third of the time that `--help` takes.
 MaybeText = Optional[str]  # noqa: UP045
 T = TypeVar("T")
+L = TypeVar("L", bound=Sequence[Any])
 
 
 def _whole(word: str) -> int:
@@ -461,7 +462,7 @@ class Sweep:
         optional("K/N", "run share K of N of the sweep (K from 0): cells K, K+N, …, for N jobs", "all cells"),
     ] = None
 
-    def of_share(self, cells: Sequence[T]) -> Sequence[T]:
+    def of_share(self, cells: L) -> L:
         """Return the cells of this job. Raises ConfigError."""
         if self.part is None:
             return cells
@@ -475,7 +476,7 @@ class Sweep:
                 f"--part {self.part} selects no cell, because the sweep has only {counted(len(cells), 'cell')}; use "
                 f"K/N with N at most {len(cells)}, such as 0/{len(cells)}"
             )
-        return mine
+        return type(cells)(mine)  # type: ignore[call-arg]
 
     def folder(self, command: str) -> Path:
         return self.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}"

@@ -102,12 +102,12 @@ def exit_status(records: Sequence[RunRecord]) -> int:
 
 def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: int) -> tuple[Path, list[RunRecord]]:
     """Measure the cells, showing progress; return the folder of the records, and all records in it."""
-    check(configs, options.repeats, options.timeout_s)
+    cells = options.of_share(check(configs, options.repeats, options.timeout_s))
     folder = options.claim(command)
     try:
         with _progress() as shown:
             for _ in sweep(
-                options.of_share(configs),
+                cells,
                 out=folder,
                 repeats=options.repeats,
                 timeout_s=options.timeout_s,
@@ -137,8 +137,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
     from cs_systems.core.units import counted, human
 
     options = options or Sweep()
-    configs = options.of_share(configs)
-    check(configs, options.repeats, options.timeout_s)
+    configs = options.of_share(check(configs, options.repeats, options.timeout_s))
     table = Table("cell", "predicted peak", "", box=None, pad_edge=False)
     for config, row in zip(configs, preflight(configs, timeout_s=options.timeout_s), strict=True):
         predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]

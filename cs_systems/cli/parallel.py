@@ -139,8 +139,7 @@ def run(args: Parallel) -> int:
     )
     from cs_systems.measure.runtime.sweep import check
 
-    configs = cells(args)
-    check(configs)
+    configs: Sequence[RunConfig] = check(cells(args))
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep)
     args = page_asked(args)

@@ -47,8 +47,14 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+class Cells(list[RunConfig]):
+    """Cells that `check` let in; what is made of them needs no second look."""
+
+
 def _listed(configs: Iterable[RunConfig]) -> list[RunConfig]:
     """Return the cells as a list. Raises ConfigError if they are anything but RunConfigs."""
+    if isinstance(configs, Cells):
+        return configs
     if isinstance(configs, RunConfig):
         raise ConfigError("configs is a single RunConfig; give a list, or measure it with run(config)")
     cells = list(configs) if isinstance(configs, Iterable) and not isinstance(configs, str) else [configs]
@@ -63,12 +69,21 @@ def _listed(configs: Iterable[RunConfig]) -> list[RunConfig]:
 
 def check(
     configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | None = None, *, runs_here: bool = True
-) -> None:
-    """Raise ConfigError for an invalid sweep before anything runs.
+) -> Cells:
+    """Return the cells. Raises ConfigError for an invalid sweep before anything runs.
 
     That is a name that no plug-in has, strategies that cannot be combined, a profiler that cannot work here (unless
-    the cells run on another machine), or invalid options of the sweep itself.
+    the cells run on another machine), or invalid options of the sweep itself. Cells that were checked before are not
+    checked again.
     """
+    if not is_whole(repeats) or repeats < 1:
+        raise ConfigError(f"repeats is {shown(repeats)}; it must be at least 1, a whole number", "repeats")
+    if timeout_s is not None and not is_number(timeout_s):
+        raise ConfigError(f"timeout_s is {shown(timeout_s)}; it must be a number of seconds", "timeout_s")
+    if timeout_s is not None and not 0 < timeout_s <= _YEAR_S:
+        raise ConfigError(f"timeout_s is {timeout_s:g}; it must be more than 0 s and at most a year", "timeout_s")
+    if isinstance(configs, Cells):
+        return configs
     for name in {c.profiler for c in configs}:
         profiler: Profiler = plugins.get("profilers", name)
         if runs_here and (reason := profiler.problem()):
@@ -85,12 +100,7 @@ def check(
     for config in configs:
         if config.strategy != "single" or config.strategy_options:
             parallel.check_config(config)
-    if not is_whole(repeats) or repeats < 1:
-        raise ConfigError(f"repeats is {shown(repeats)}; it must be at least 1, a whole number", "repeats")
-    if timeout_s is not None and not is_number(timeout_s):
-        raise ConfigError(f"timeout_s is {shown(timeout_s)}; it must be a number of seconds", "timeout_s")
-    if timeout_s is not None and not 0 < timeout_s <= _YEAR_S:
-        raise ConfigError(f"timeout_s is {timeout_s:g}; it must be more than 0 s and at most a year", "timeout_s")
+    return Cells(configs)
 
 
 _FIELDS = tuple(f.name for f in fields(RunConfig))
@@ -264,8 +274,7 @@ def preflight(configs: Iterable[RunConfig], *, timeout_s: float | None = None) -
 
     timeout_s: for each config; two minutes by default.
     """
-    cells = _listed(configs)
-    check(cells, timeout_s=timeout_s)
+    cells = check(_listed(configs), timeout_s=timeout_s)
     with Supervisor(timeout_s=timeout_s) as supervisor:
         return supervisor.preflight(cells)
 
@@ -285,7 +294,7 @@ def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[s
 
     The `folder` must exist when the commands run. The profiler need not be on this machine.
     """
-    check(configs, runs_here=False)
+    configs = check(configs, runs_here=False)
     with Supervisor() as supervisor:
         prefixes = [profiled.prefix(folder.absolute(), c, 0) for c in configs]
         return [
@@ -324,8 +333,7 @@ def sweep(
     Raises ConfigError for malformed input, and OSError for a folder that cannot be written, before the first cell runs.
     """
     observed.refuse_inside("sweep")
-    cells = _listed(configs)
-    check(cells, repeats, timeout_s)
+    cells = check(_listed(configs), repeats, timeout_s)
     _check_options(out=out, fresh=fresh, skip_oom=skip_oom, interleave=interleave, record_host=record_host)
     if shuffle_seed is not None and not is_whole(shuffle_seed):
         raise ConfigError(f"shuffle_seed is {shown(shuffle_seed)}; it must be a whole number")
@@ -335,7 +343,7 @@ def sweep(
         )
     if not cells:
         raise ConfigError("configs is empty; give at least one RunConfig")
-    cells = list(dict.fromkeys(cells))
+    cells = Cells(dict.fromkeys(cells))
     measured = _measured(
         cells,
         out=out,
