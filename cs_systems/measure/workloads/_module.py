@@ -27,7 +27,7 @@ from cs_systems.measure.workloads._batches import (
 )
 from cs_systems.measure.workloads._calls import check_precision
 from cs_systems.measure.workloads._setup import TrainingSetup, check_scheduler
-from cs_systems.measure.workloads._training import Training, compiled, strategy_of
+from cs_systems.measure.workloads._training import Training, clip_unavailable, compiled, strategy_of
 from cs_systems.model.parallel._collectives import counting
 from cs_systems.model.training import fp8
 from cs_systems.model.training.checkpointing import checkpoint_blocks, without_effect
@@ -44,7 +44,7 @@ class ModuleStep(Training):
 
     def __init__(self, config: RunConfig, device: Device, setup: TrainingSetup) -> None:
         check_precision(config, device)
-        self.setup, model = setup, setup.model
+        self.setup, self.clip_norm, model = setup, setup.clip_norm, setup.model
         if config.precision is Precision.FP8 and not fp8.use_fp8(model):
             if type(model) in fp8.REPLACED:
                 raise Unavailable(
@@ -84,8 +84,8 @@ class ModuleStep(Training):
             name = type(self.setup.optimizer).__name__
             remedy = f"give a function such as lambda parameters: {name}(parameters, lr=…)"
             raise Unavailable(f"an optimizer object ({name}) {why}; {remedy}")
-        if shared and self.setup.clip_norm is not None:
-            raise Unavailable(f"clip_norm {why}; leave out clip_norm")
+        if self.setup.clip_norm is not None and (reason := clip_unavailable("clip_norm", config)):
+            raise Unavailable(reason)
         if self.setup.accumulate > 1 and splits:
             raise Unavailable(
                 f"accumulate {self.setup.accumulate} is not supported by strategy {config.strategy}; "
@@ -151,10 +151,7 @@ class ModuleStep(Training):
                     yield Phase.BACKWARD, self._backward
             if self.config.mode is not Mode.FORWARD and self.strategy.splits:
                 yield Phase.SYNCHRONIZE, self._synchronize
-            if self.config.mode is Mode.TRAIN_STEP:
-                if self.setup.clip_norm is not None:
-                    yield Phase.CLIP, self._clip
-                yield Phase.OPTIMIZER, self._update
+            yield from self._updates()
 
     def _fetch(self) -> None:
         batches = self.setup.batches
@@ -218,12 +215,6 @@ class ModuleStep(Training):
                 "give a loss function as loss= (in a factory also as (model, batch, loss))"
             )
         return self.output.square().mean()
-
-    def _clip(self) -> None:
-        assert self.optimizer is not None
-        assert self.setup.clip_norm is not None
-        self.scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.setup.clip_norm)
 
     def _update(self) -> None:
         super()._update()

@@ -35,7 +35,10 @@ class Training:
         calls: the collectives that the package started in the last step.
         optimizer: the optimizer; it and `optimizer_name` are None in modes without an update.
         loss: the loss of the last step, a scalar.
+        clip_norm: the largest norm of all gradients together, None for any.
     """
+
+    clip_norm: float | None = None
 
     def __init__(self, config: RunConfig, device: Device, model: nn.Module) -> None:
         self.config, self.device, self.model = config, device, model
@@ -91,7 +94,13 @@ class Training:
             yield Phase.BACKWARD, self._backward
             if self.strategy.splits:
                 yield Phase.SYNCHRONIZE, self._synchronize
+        yield from self._updates()
+
+    def _updates(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Yield the phases that change the parameters."""
         if self.config.mode is Mode.TRAIN_STEP:
+            if self.clip_norm is not None:
+                yield Phase.CLIP, self._clip
             yield Phase.OPTIMIZER, self._update
 
     def tables(self) -> Results:
@@ -139,10 +148,24 @@ class Training:
     def _synchronize(self) -> None:
         self.strategy.finish_gradients(self.wrapped)
 
+    def _clip(self) -> None:
+        assert self.optimizer is not None
+        assert self.clip_norm is not None
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.clip_norm)
+
     def _update(self) -> None:
         assert self.optimizer is not None
         self.scaler.step(self.optimizer)
         self.scaler.update()
+
+
+def clip_unavailable(name: str, config: RunConfig) -> str | None:
+    """Return why gradients cannot be clipped under the strategy of a cell: a rank knows the norm of its share alone."""
+    if not strategy_of(config).splits - {"batch"}:
+        return None
+    why = f"is not supported by strategy {config.strategy}, which divides the model or the optimizer's state"
+    return f"{name} {why}; leave out {name}"
 
 
 def compiled(function: Callable[..., Any], mode: str, *, keeps_buffers: bool = False) -> Callable[..., Any]:
