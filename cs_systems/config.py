@@ -214,6 +214,13 @@ class RunConfig:
             takes="one", usual="adamw_fused", values=OPTIMIZERS,
         ),
     ] = "default"  # fmt: skip
+    clip: Annotated[
+        float | None,
+        Field(
+            "largest norm of all gradients together", _TRAINED,
+            takes="many", usual="none", heading="clip norm", words="clip {:g}", above=0,
+        ),
+    ] = None  # fmt: skip
     strategy: Annotated[
         str,
         Field(

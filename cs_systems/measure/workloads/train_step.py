@@ -23,7 +23,7 @@ from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Unavailable, _graph
 from cs_systems.measure.workloads._calls import COMPUTE_DTYPES, check_backend, check_output
-from cs_systems.measure.workloads._training import Training, compile_blocks, compiled, strategy_of
+from cs_systems.measure.workloads._training import Training, clip_unavailable, compile_blocks, compiled, strategy_of
 from cs_systems.model.attention import AttentionBackend, AttentionCall
 from cs_systems.model.parallel import ParallelStrategy
 from cs_systems.model.training import checkpointing, fp8, parts, triton_operators
@@ -67,6 +67,7 @@ class TrainStep(Training):
             checkpointing.apply_checkpointing(model, config.checkpoint)
         self.world_tokens = divided * self.tokens.numel()
         self.parameters = sum(p.numel() for p in model.parameters())
+        self.clip_norm = config.clip
         super().__init__(config, device, model)
         if begin := next((part.during_backward for part in chosen if part.during_backward), None):
             assert isinstance(self.optimizer, MasterAdamW)
@@ -202,12 +203,22 @@ def _options_unavailable(config: RunConfig) -> str | None:
         )
     if config.optimizer in MOMENTS and (reason := triton_operators.unavailable_on_gpu(config, "use adamw_fused")):
         return f"optimizer {config.optimizer}: {reason}"
+    if config.clip is not None and (reason := _clip_unavailable(config)):
+        return reason
     if config.compile_scope == "block" and config.is_distributed and "features" in strategy_of(config).splits:
         return (
             f"strategy {config.strategy} divides each block over ranks, which compile_scope block does not support; "
             "use compile_scope model"
         )
     return None
+
+
+def _clip_unavailable(config: RunConfig) -> str | None:
+    if config.mode is not Mode.TRAIN_STEP:
+        return f"clip requires mode train-step, got {config.mode.value}; leave out clip"
+    if early := [name for name, part in parts.chosen(config.parts).items() if part.during_backward]:
+        return f"clip requires all gradients before the update, but {early[0]} updates in backward; leave out one"
+    return clip_unavailable("clip", config)
 
 
 def _attention_call(config: RunConfig, device: Device) -> AttentionCall:

@@ -314,7 +314,9 @@ def test_optimizer_with_a_closure_is_refused(measure: Measure) -> None:
 
 
 def test_options_of_own_workloads_require_one() -> None:
-    with pytest.raises(ConfigError, match=r"^workload_args applies only to a workload of your own, path\.py:name, ") as raised:
+    with pytest.raises(
+        ConfigError, match=r"^workload_args applies only to a workload of your own, path\.py:name, "
+    ) as raised:
         RunConfig(workload_args=("a=1",))
     assert raised.value.with_options().endswith("and the workload is train_step; leave out --set")
     with pytest.raises(ConfigError, match=r"^inputs requires .* and the workload is train_step; leave out inputs$"):
