@@ -8,7 +8,7 @@ from statistics import median
 
 from cs_systems.config import Phase
 from cs_systems.core.rows import first_row
-from cs_systems.core.statistics import interval, summary
+from cs_systems.core.statistics import interval, quantile, summary
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import Measurement, Row, RunRecord
 from cs_systems.report import collectives
@@ -25,6 +25,7 @@ PHASE_COLUMNS: dict[str, str] = {
     "std_s": REAL,
     "p10_s": REAL,
     "p90_s": REAL,
+    "p99_s": REAL,
     "spread": REAL,
     "ci_low_s": REAL,
     "ci_high_s": REAL,
@@ -75,6 +76,7 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
             "std_s": durations.std,
             "p10_s": durations.p10,
             "p90_s": durations.p90,
+            "p99_s": quantile(known, 0.99),
             "ci_low_s": low,
             "ci_high_s": high,
             **_host(measurement, phase),

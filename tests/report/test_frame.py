@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from cs_systems.config import ConfigError, Mode, RunConfig, preset
-from cs_systems.record import RunRecord, append_record
+from cs_systems.record import Measurement, RunRecord, Sample, append_record
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, frame, load
 from cs_systems.report.tables.records import render
 from tests.report.conftest import OVERHEAD_S, Build, ok
@@ -20,6 +20,15 @@ def test_frame_has_row_for_each_phase_and_the_step(train_records: list[RunRecord
     assert sorted(data.columns) == sorted([*CELL_COLUMNS, *PHASE_COLUMNS])
     assert list(data[data["record"] == 0]["phase"]) == ["forward", "loss", "backward", "optimizer", "step"]
     assert data["record"].nunique() == len(train_records)
+
+
+def test_p99_is_shown_on_request() -> None:
+    samples = tuple(Sample(0, False, n / 1000, {"forward": n / 1000}, {}) for n in range(1, 102))
+    record = RunRecord("a", RunConfig().to_dict(), "ok", measurement=Measurement("monotonic", samples, 0.0))
+    assert frame(record).set_index("phase")["p99_s"].to_dict() == pytest.approx({"forward": 0.1, "step": 0.1})
+    text = render([record], "markdown", columns=["size", "p99_s", "forward.p99_s"])
+    assert "| size | p99 (ms) | forward p99 (ms) |" in " ".join(text.split())
+    assert "p99" not in render([record], "markdown")
 
 
 def test_prompt_of_80_columns_shows_the_times_the_peak_and_the_mfu(train_records: list[RunRecord]) -> None:
