@@ -21,7 +21,7 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import origin, plugins
@@ -29,8 +29,8 @@ from cs_systems.core.caveats import Caveat
 from cs_systems.core.display import Displayed, report
 from cs_systems.core.fields import Subject
 from cs_systems.core.formats import GZIP_MAGIC, head, refuse_other
-from cs_systems.core.rows import Results
-from cs_systems.core.rows import Row as Row
+from cs_systems.core.tables import Row as Row
+from cs_systems.core.tables import Table, Tables
 from cs_systems.core.validation import shown
 
 SCHEMA_VERSION = 4  # the only schema that is read; scripts/migrate_records.py brings earlier records to it
@@ -57,6 +57,52 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "artifacts": (Mapping, "an object"),
     "origin": (Mapping | None, "an object or null"),
 }
+
+
+class Ran(TypedDict, total=False):
+    """Description of what really ran, in `ran`: one row, with the columns that apply to the workload.
+
+    A user's own workload may add columns of its own.
+    """
+
+    tokens: int | None  # in a step, of this rank
+    samples: int | None  # of a user's own batch, in a step, of this rank
+    world_tokens: int | None  # in a step, of all ranks
+    timed_tokens: int | None  # in all timed steps, of all ranks; only where their batches differ in size
+    timed_samples: int | None
+    parameters: int
+    loss: float | None  # of the last step
+    attention: str
+    attention_version: str | None
+    attention_path: str  # source file of a user's own attention, and its hash
+    attention_sha256: str
+    workload_path: str
+    workload_sha256: str
+    inputs_path: str
+    inputs_sha256: str
+    parts_path: str  # those of a user's own parts, with spaces between
+    parts_sha256: str
+    checkpoint: str
+    optimizer: str | None
+    rounds: int
+    resident: bool | None  # whether the workload stayed in memory between rounds; None with one round
+    takes_config: bool  # whether the configuration had an effect on a user's own workload
+    graph_breaks: int | None  # of torch.compile; None where the cell compiled nothing itself
+    uses: str  # fields of the configuration that a user's own workload read, or that applied to it; spaces between
+    precision: str
+    mode: str
+    d_head: int
+    l2: str
+    launches_hidden: bool
+    graph: str | None
+    executed_d_head: int | None
+    block_q: int | None
+    block_k: int | None
+    backend: str  # of collectives, with its version
+    world_size: int
+    calls: int  # collectives in one `transfer`
+    sent_bytes: int  # size of a rank's buffer
+    received_bytes: int
 
 
 class DamagedRecord(ConfigError):
@@ -220,7 +266,7 @@ class RunRecord(Displayed):
     environment: Environment | None = None
     measurement: Measurement | None = None
     warnings: tuple[Caveat, ...] = ()
-    results: Results = field(default_factory=Results)
+    results: Tables = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
     predicted: bool = False
     origin: Origin | None = None  # None before it is written
@@ -515,3 +561,6 @@ def append_record(path: str | os.PathLike[str], record: RunRecord) -> None:
 def _ends_with_newline(stream: Any) -> bool:
     stream.seek(-1, os.SEEK_END)
     return bool(stream.read(1) == b"\n")
+
+
+RAN = Table("ran", Ran, "description of what ran")

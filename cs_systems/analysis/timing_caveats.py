@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from cs_systems.core import statistics
-from cs_systems.core.caveats import Caveat, broken_graph, caveat, no_number
-from cs_systems.core.rows import GraphBreakRow
+from cs_systems.core.caveats import Caveat, GraphBreakRow, broken_graph, caveat, no_number
 from cs_systems.core.units import counted
 from cs_systems.record import Environment, Measurement
 

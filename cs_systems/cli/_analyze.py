@@ -13,13 +13,15 @@ from cs_systems.cli._output import Format, Open
 from cs_systems.core.formats import offered
 from cs_systems.core.range_names import PHASES
 from cs_systems.core.sources import Source, is_archive
-from cs_systems.report.tables import modules
-from cs_systems.report.tables.files import SHOWN as OF_RANKS
-from cs_systems.report.tables.profile import SHOWN
+from cs_systems.core.tables import names_in
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.readers.forms.jobs import Job
+
+_ROOM = "analysis.attribution"
+OF_TRACE = names_in(f"{_ROOM}.tables", f"{_ROOM}.range_tree", f"{_ROOM}.operator_table", f"{_ROOM}.module_tables")
+OF_RANKS = names_in("analysis.comparison.ranks")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Analyze:
     table: Annotated[
         Names,
         arg(
-            help=f"tables to show: {', '.join((*SHOWN, *modules.SHOWN))}; of ranks: {', '.join(OF_RANKS)}",
+            help=f"tables to show: {', '.join(OF_TRACE)}; of ranks: {', '.join(OF_RANKS)}",
             help_behavior_hint="(default: all)",
         ),
     ] = ()

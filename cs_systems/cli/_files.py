@@ -16,6 +16,7 @@ from cs_systems.cli._tables import (
     chosen_tables,
     document_text,
     first_reasons,
+    first_rows,
     none_readable,
 )
 from cs_systems.config import ConfigError
@@ -24,10 +25,9 @@ from cs_systems.core.printable import command_line
 from cs_systems.core.sources import Source, is_archive
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option
-from cs_systems.report.tables.files import CAPTIONS, FILES, FILES_CAPTION, HOLDS, HOLDS_CAPTION, LONG, NOTES, SHOWN
 
 if TYPE_CHECKING:
-    from cs_systems.core.rows import FileRow, Row
+    from cs_systems.analysis.attribution.inventory import FileRow
 
 
 class OfRank(NamedTuple):
@@ -85,28 +85,23 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
 
 def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
     """Return the tables of a job: its ranks and its collectives."""
-    from cs_systems.analysis.comparison.ranks import collective_rows, merged, rank_rows, straggler, summary
+    from cs_systems.analysis.comparison.ranks import TABLES, merged, straggler, summary
 
-    tables = chosen_tables(args.table, SHOWN, False, args.format, args.top)
-    check_top(args.top, tables, [*LONG])
+    tables = chosen_tables(args.table, TABLES, False, args.format, args.top)
+    check_top(args.top, tables, TABLES)
     if args.process is not None and any(one.process is not None for one in ranks):
         refuse(
             ["process"], "--process has no effect, because the ranks are the processes of the file and all are merged"
         )
     # Only one trace is in memory at a time.
     job = merged([summary(read_profiles(args, [one.source], one.process)[0], one.rank) for one in ranks])
-    calls = collective_rows(job)
-    made: dict[str, Sequence[Row]] = {"ranks": rank_rows(job), "collectives": calls, "beside": calls}
     parts: list[Part] = []
     for name in tables:
-        rows = made[name]
+        rows = TABLES[name](job)
         if not rows and not args.table:
             continue
-        notes = [*NOTES[name]]
-        top = (args.top or (len(rows) if args.format == "csv" else LONG[name])) if name in LONG else len(rows)
-        if rows[top:]:
-            notes.append(f"{counted(len(rows) - top, 'more row')}; --top shows more")
-        parts.append((CAPTIONS[name], rows[:top], SHOWN[name], notes))
+        shown, more = first_rows(TABLES[name], rows, args.top, args.format)
+        parts.append((TABLES[name], shown, [f"{counted(more, 'more row')}; --top shows more"] if more else []))
     first = job.ranks[0]
     given_paths = dict.fromkeys(str(one.source.given) for one in ranks)
     where = next(iter(given_paths)) if len(given_paths) == 1 else f"{first.source} …"
@@ -123,7 +118,14 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
 
 def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     """Return the list of the files with what each holds, and the commands that read them."""
-    from cs_systems.analysis.attribution.inventory import row_of_error, row_of_other, row_of_profile, traces_in
+    from cs_systems.analysis.attribution.inventory import (
+        FILES,
+        HOLDS,
+        row_of_error,
+        row_of_other,
+        row_of_profile,
+        traces_in,
+    )
     from cs_systems.readers._paths import cells_of
 
     traces = traces_in(sources)
@@ -166,9 +168,9 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
             notes.append(f"read one with: {command_line('cs-systems', command, example)}")
     if args.format != "csv" and len(roots) == 1:
         rows = [{**row, "file": _inside(row["file"], roots)} for row in rows]
-    parts: list[Part] = [(FILES_CAPTION, rows, FILES, notes)]
+    parts: list[Part] = [(FILES, rows, notes)]
     if args.format != "csv":
-        parts.insert(0, (HOLDS_CAPTION, rows, HOLDS, []))
+        parts.insert(0, (HOLDS, rows, []))
     where = ", ".join(map(str, sorted(roots)[:3])) + (" …" if len(roots) > 3 else "")
     heading = [
         f"{where} · {counted(len(rows), 'file')}",

@@ -9,9 +9,9 @@ from dataclasses import replace
 from cs_systems.cli._memory_text import say
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.plugins import is_foreign
-from cs_systems.core.rows import ForecastRow
 from cs_systems.core.units import human
 from cs_systems.formulas.memory.fit import CONTEXT_BYTES, MOST, Change, largest, with_context
+from cs_systems.formulas.memory.tables import ForecastRow
 from cs_systems.record import RunRecord
 
 Forecast = Callable[[RunConfig], ForecastRow]

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._output import terminal_width
 from cs_systems.config import describe
 from cs_systems.core.printable import command_line, visible, within
-from cs_systems.core.rows import MemoryComponentRow, MemoryRangeRow, ResidualBlockRow, ResidualRow, Row, as_tables
+from cs_systems.core.tables import Row, Table
+from cs_systems.formulas.memory import tables
 from cs_systems.record import RunRecord
 from cs_systems.report.files import standard_output
 
-SHOWN = {
-    "step": "step",
-    "phase": "phase",
-    "allocated_bytes": "alloc.",
-    "predicted_allocated_bytes": "predicted",
-    "peak_allocated_bytes": "peak",
-    "predicted_peak_bytes": "predicted",
-    "residual_bytes": "off",
-    "reserved_bytes": "reserved",
-    "device_used_bytes": "device",
-    "resident_bytes": "process",
-}
-PREDICTED_ALONE = {  # headings of predictions without a measurement
-    "predicted_allocated_bytes": "predicted",
-    "predicted_peak_bytes": "predicted peak",
-}
+if TYPE_CHECKING:
+    from cs_systems.analysis.attribution.memory_ranges import MemoryRangeRow
+
 CHECKPOINT = "checkpoint: it keeps its input, and backward recomputes the rest"
 SELECTIVE = (
     "a selective checkpoint also keeps outputs that are no saved tensors: `predicted` counts them, `kept` does not"
@@ -39,11 +28,6 @@ SELECTIVE = (
 COMPILED = "the compiler decides which tensors a compiled model keeps"
 ROOM_OF_NUMBERS = 24  # width of the columns count, bytes and share, with the space between them
 TOP = 5  # rows of the table of saved tensors; the record has all
-NOTES = {
-    "residual_bytes": "off: measured peak minus predicted peak",
-    "device_used_bytes": "device: in use by all processes, the CUDA context included",
-    "resident_bytes": "process: resident memory, Python and torch included",
-}
 
 
 def print_memory(record: RunRecord, folder: Path) -> None:
@@ -56,36 +40,32 @@ def print_memory(record: RunRecord, folder: Path) -> None:
             "no snapshot: memory ran out while the model was built or in the warm-up, before the snapshot began; use "
             "--warmup 0, or a smaller model or batch\n"
         )
-    tables = as_tables(results)
-    if rows := tables.get("memory_phases"):
-        shown = [name for name in SHOWN if name in ("step", "phase") or any(row[name] is not None for row in rows)]
-        notes = [note for name, note in NOTES.items() if name in shown]
-        reasons = [row["reason"] for row in results.get("memory_unpredicted", ())]
+    if rows := tables.MEMORY_PHASES.of(results):
+        reasons = [row["reason"] for row in tables.MEMORY_UNPREDICTED.of(results)]
         if record.run_config.compile != "none":
             reasons = reasons or [COMPILED]
-        notes += [f"predicted memory: unknown; {reason}" for reason in reasons]
-        titles = SHOWN if "allocated_bytes" in shown else SHOWN | PREDICTED_ALONE
-        print_table([{name: row[name] for name in shown} for row in rows], title, notes, titles)
-    if predicted := results.get("memory_components"):
-        print_table(by_phase(predicted), "predicted memory by component, after each phase of the second step", [], {})
-    if owners := results.get("memory_parts"):
-        named = [
-            {"owner": f"= {row['part']}" if row["total"] else row["part"], "bytes": row["bytes"]} for row in owners
-        ]
-        print_table(
-            named, "device memory by owner, after the last step", ["=: sum of the rows above"], {"bytes": "size"}
-        )
-    if residuals := results.get("residuals"):
+        notes = [f"predicted memory: unknown; {reason}" for reason in reasons]
+        is_measured = any(row["allocated_bytes"] is not None for row in rows)
+        headings = {} if is_measured else {"predicted_peak_bytes": "predicted peak"}
+        print_table(replace(tables.MEMORY_PHASES, caption=title, headings=headings), rows, notes)
+    if predicted := tables.MEMORY_COMPONENTS.of(results):
+        print_rows(by_phase(predicted), tables.MEMORY_COMPONENTS.caption)
+    if owners := tables.MEMORY_PARTS.of(results):
+        named = [{**row, "part": f"= {row['part']}" if row["total"] else row["part"]} for row in owners]
+        print_table(tables.MEMORY_PARTS, named)
+    if residuals := tables.RESIDUALS.of(results):
         _print_residuals(residuals, record, title)
     if "memory_ranges" in results:
-        print_ranges(results["memory_ranges"], title, results["memory_ranges_of"][0]["sees"])
+        from cs_systems.analysis.attribution.memory_ranges import MEMORY_RANGES, MEMORY_RANGES_OF
+
+        print_ranges(MEMORY_RANGES.of(results), title, MEMORY_RANGES_OF.of(results)[0]["sees"])
     for name, file in record.artifacts.items():
         print(visible(f"{name}: {folder / file}"))
     if "snapshot" in record.artifacts:
         print(f"read it: {command_line('cs-systems', 'snapshot', folder / record.artifacts['snapshot'])}\n")
 
 
-def _print_residuals(rows: Sequence[ResidualRow], record: RunRecord, title: str) -> None:
+def _print_residuals(rows: Sequence[tables.ResidualRow], record: RunRecord, title: str) -> None:
     """Print the largest tensors that forward keeps for backward, and the bytes that each block keeps."""
     from cs_systems.core.units import human
 
@@ -93,7 +73,7 @@ def _print_residuals(rows: Sequence[ResidualRow], record: RunRecord, title: str)
     of_modules = any(row["module"] for row in rows)  # a compiled model has one operation and no modules
     columns = (*(("module",) if of_modules else ()), "operation", "shape", "dtype", "count", "total_bytes")
     largest: Sequence[Row] = rows[:TOP]
-    top = [{name: row[name] for name in columns} | {"of all": f"{row['share']:.1%}"} for row in largest]
+    top = [{name: row[name] for name in columns} | {"share": f"{row['share']:.1%}"} for row in largest]
     taken = sum(2 + max(len(str(row[name])) for row in top) for name in columns if name in ("module", "shape", "dtype"))
     for row in top:
         row["operation"] = within(row["operation"] or "", max(12, (terminal_width() or 80) - taken - ROOM_OF_NUMBERS))
@@ -102,17 +82,18 @@ def _print_residuals(rows: Sequence[ResidualRow], record: RunRecord, title: str)
     notes = [
         f"total {human(whole, 'bytes')}; {rest}; parameters and tensors that are kept already are not counted again"
     ]
-    for stream in results.get("residual_stream", ()):
+    for stream in tables.RESIDUAL_STREAM.of(results):
         notes.append(f"one tensor of the residual stream takes {human(stream['bytes'], 'bytes')}")
-    print_table(top, f"{title}: tensors that forward keeps for backward", notes, {"total_bytes": "kept"})
-    _print_blocks(results["residual_blocks"], record.run_config.checkpoint.startswith("selective"))
-    if changes := results.get("backward_blocks", []):
-        note = "predicted: gradients that a block's backward allocates, minus the tensors that the block kept"
-        titles = {"change_bytes": "allocated", "gradient_bytes": "gradients", "predicted_bytes": "predicted"}
-        _print_beside_prediction(changes, "change of allocated memory during each block's backward", note, titles)
+    named = replace(
+        tables.RESIDUALS, caption=f"{title}: {tables.RESIDUALS.caption}", shown=" ".join([*columns, "share"])
+    )
+    print_table(named, top, notes)
+    _print_blocks(tables.RESIDUAL_BLOCKS.of(results), record.run_config.checkpoint.startswith("selective"))
+    if changes := tables.BACKWARD_BLOCKS.of(results):
+        print_table(tables.BACKWARD_BLOCKS, changes, alike=_sizes(tables.BACKWARD_BLOCKS))
 
 
-def _print_blocks(rows: Sequence[ResidualBlockRow], selective: bool) -> None:
+def _print_blocks(rows: Sequence[tables.ResidualBlockRow], selective: bool) -> None:
     """Print the bytes that each block keeps; equal blocks, and checkpoints of equally many blocks, share a row."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for row in rows:
@@ -124,8 +105,7 @@ def _print_blocks(rows: Sequence[ResidualBlockRow], selective: bool) -> None:
     ]
     notes = [CHECKPOINT] if any(row.get("checkpoint") for row in rows) else []
     notes += [SELECTIVE] if notes and selective else []
-    titles = {"bytes": "kept", "predicted_bytes": "predicted"}
-    _print_beside_prediction(blocks, "kept for backward by each block", "predicted: by formula", titles, notes)
+    print_table(tables.RESIDUAL_BLOCKS, blocks, notes, _sizes(tables.RESIDUAL_BLOCKS))
 
 
 def _span(names: Sequence[str], under_one: int | None) -> str:
@@ -138,18 +118,15 @@ def _span(names: Sequence[str], under_one: int | None) -> str:
     return f"{spans(covered)}: a checkpoint{f' every {under_one}' if names[1:] else ''}"
 
 
-def _print_beside_prediction(
-    rows: Sequence[Row], caption: str, note: str, titles: dict[str, str], notes: Sequence[str] = ()
-) -> None:
-    """Print the rows without unknown columns; `note` explains the prediction."""
-    names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
-    alike = [name for name in titles if name in names]
-    known = [{name: row[name] for name in names} for row in rows]
-    print_table(known, caption, [*notes, *([note] if "predicted_bytes" in names else [])], titles, alike=alike)
+def _sizes(table: Table[Any]) -> list[str]:
+    """Return the columns of bytes, which are compared with each other."""
+    return [name for name in table.titles if name.endswith("bytes")]
 
 
 def print_ranges(rows: Sequence[MemoryRangeRow], title: str, sees: str) -> None:
     """Print CUDA allocations by phase and layer; equal layers of a phase share a row."""
+    from cs_systems.analysis.attribution.memory_ranges import MEMORY_RANGES
+
     if not rows:
         say(
             f"{title}: no recorded step called cudaMalloc, because the allocator's cache had enough memory; add "
@@ -167,16 +144,13 @@ def print_ranges(rows: Sequence[MemoryRangeRow], title: str, sees: str) -> None:
         | {"most_bytes": max(row["most_bytes"] for row in members)}
         for key, members in groups.items()
     ]
-    unknown = {name for name in shown[0] if all(row[name] is None for row in shown)}
-    titles = {name: name.removesuffix("_bytes") for name in shown[0] if name.endswith("_bytes") and name not in unknown}
     notes = [
         f"cudaMalloc and cudaFree calls recorded by nsys, of {sees}; most: highest use minus use at the step's start"
     ]
     if sees != "tensors":
         notes.append("freed tensors stay in the allocator's cache; add --no-caching-allocator to see each tensor")
-    told = [{name: value for name, value in row.items() if name not in unknown} for row in shown]
-    headings = titles | {"allocations": "calls"}
-    print_table(told, f"{title}: device memory of one step, by range", notes, headings, alike=list(titles))
+    named = replace(MEMORY_RANGES, caption=f"{title}: {MEMORY_RANGES.caption}")
+    print_table(named, shown, notes, _sizes(named))
 
 
 def spans(names: Sequence[str]) -> str:
@@ -187,7 +161,7 @@ def spans(names: Sequence[str]) -> str:
     return ", ".join([*blocks_text, *(name for name in names if not re.fullmatch(r"block \d+", name))])
 
 
-def by_phase(rows: Sequence[MemoryComponentRow]) -> list[Row]:
+def by_phase(rows: Sequence[tables.MemoryComponentRow]) -> list[Row]:
     """Return a row for each component, with a column for each phase of the last step, and the sum."""
     last = max(row["step"] for row in rows)
     phases = list(dict.fromkeys(row["phase"] for row in rows if row["step"] in (0, last)))
@@ -201,13 +175,18 @@ def by_phase(rows: Sequence[MemoryComponentRow]) -> list[Row]:
     return [*made, {"component": "all", **total}]
 
 
-def print_table(
-    rows: Sequence[Row], caption: str, notes: Sequence[str], titles: dict[str, str], alike: Sequence[str] = ()
-) -> None:
+def print_table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str] = (), alike: Sequence[str] = ()) -> None:
+    from cs_systems.report.tables.rows import render_table
+
+    width = terminal_width()
+    print(render_table(table, rows, "terminal", notes, width, width is not None, alike))
+
+
+def print_rows(rows: Sequence[Row], caption: str) -> None:
     from cs_systems.report.tables.rows import render_rows
 
     width = terminal_width()
-    print(render_rows(rows, "terminal", caption, notes, titles, width, color=width is not None, alike=alike))
+    print(render_rows(rows, "terminal", caption, width=width, color=width is not None))
 
 
 def say(text: str) -> None:

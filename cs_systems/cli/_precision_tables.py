@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from textwrap import fill
+from typing import Any
 
 from cs_systems.analysis.comparison import precision, precision_causes
 from cs_systems.analysis.comparison.precision import ErrorRow, GainRow, LearningRow
 from cs_systems.config import Precision
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.tables import Row, Table
+from cs_systems.record import RunRecord
 from cs_systems.report.tables.formats import paragraph, text_width
 from cs_systems.report.tables.records import counted_caveats
 
 UNKNOWN = "–"
-Part = tuple[str, Sequence[Row], Sequence[Row], dict[str, str], list[str]]  # rows, and the same as they are shown
-GAINS = {
-    "precision": "precision", "forward_s": "fwd", "loss_s": "loss", "backward_s": "bwd",
-    "synchronize_s": "sync", "optimizer_s": "opt", "step_s": "step", "gain": "gain", "interval": "interval",
-    "tokens_per_s": "tokens/s", "mfu": "MFU", "peak_allocated_bytes": "peak",
-}  # fmt: skip
-ERRORS = {
-    "precision": "precision", "logits": "logits", "loss": "loss", "gradients": "gradients",
-    "worst": "worst parameter's", "underflow": "underflow", "not finite": "not finite",
-}  # fmt: skip
-LEARNING = {
-    "precision": "precision", "steps": "steps", "first": "first loss", "last": "last 10%", "apart": "largest deviation",
-    "loss_scale": "loss scale", "skipped": "skipped",
-}  # fmt: skip
+
+
+class ShownGain(GainRow):
+    """Step of a cell in one precision, with its gain as a person reads it."""
+
+    gain: str | None
+    interval: str | None
+
+
+GAINS = Table(
+    "gains",
+    ShownGain,
+    "time of a step",
+    "precision forward_s loss_s backward_s synchronize_s optimizer_s step_s gain interval tokens_per_s mfu "
+    "peak_allocated_bytes",
+)
+ERRORS = Table(
+    "errors",
+    ErrorRow,
+    "relative error against a reference of the same parameters and batch",
+    "precision logits_error loss_error gradient_error worst_parameter_error underflow_share nonfinite_share",
+)
+LEARNING = Table(
+    "learning",
+    LearningRow,
+    "training on the same data",
+    "precision steps first_loss last_loss largest_deviation loss_scale skipped",
+)
+Part = tuple[Table[Any], Sequence[Row], Sequence[Row], list[str]]  # rows, the same as they are shown, notes
 MEDIANS = "times: medians over all rounds"
 INTERVAL = "gain: fp32's step time over this precision's; interval: 95% confidence, from"
 OWN_PEAK = "MFU: relative to the peak of each precision"
@@ -50,17 +68,17 @@ SCALED = "loss scale: factor on fp16's loss; skipped: steps whose gradients over
 
 def comparison_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """Return the tables of each cell for which there are records, and the sentences about profiled cells."""
-    from cs_systems.report.tables.rows import render_rows
+    from cs_systems.report.tables.rows import render_rows, render_table
 
-    texts = []
-    for caption, rows, shown, titles, notes in _parts(records):
+    texts, color = [], width is not None
+    for table, rows, shown, notes in _parts(records):
         if format == "csv":
             texts.append(render_rows(rows, "csv"))
         elif all(row["status"] != "ok" for row in rows):
             failed = [{name: row[name] for name in ("precision", "status")} for row in rows]
-            texts.append(render_rows(failed, format, caption, _reasons(rows), width=width, color=width is not None))
+            texts.append(render_rows(failed, format, table.caption, _reasons(rows), width=width, color=color))
         else:
-            texts.append(_text(caption, shown, titles, notes, format, width))
+            texts.append(render_table(table, shown, format, notes, width, color))
     sentences = [precision_causes.sentence(row) for row in precision_causes.explained(records)]
     unexplained = [f"not explained: {why}" for why in _unprofiled(records)]
     return [
@@ -81,29 +99,21 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
         notes += [MIXED_OWN if own else MIXED] if fp8 else []
         notes += [MIXED_PEAK] if any(row["mfu"] for row in fp8) and not own else []
         notes += [*_reasons(rows), *map(str, counted_caveats(chain.from_iterable(found.values())))]
-        parts.append((f"{precision.name_of(cell)}: time of a step", rows, [*map(_gain, rows)], GAINS, notes))
+        table: Table[Any] = replace(GAINS, caption=f"{precision.name_of(cell)}: {GAINS.caption}")
+        parts.append((table, rows, [*map(_gain, rows)], notes))
     for cell, found in precision.by_cell(records, precision.ERRORS).items():
         of_errors = precision.errors(found)
         references = ", ".join(dict.fromkeys(row["reference"] for row in of_errors if row["reference"])) or UNKNOWN
         caption = f"{precision.name_of(cell)}: relative error against {references} of the same parameters and batch"
-        titles = ERRORS | {"logits": "outputs"} if is_foreign(cell.workload) else ERRORS
-        parts.append((caption, of_errors, [*map(_error, of_errors)], titles, [UNDERFLOW, *_reasons(of_errors)]))
+        headings = {"logits_error": "outputs"} if is_foreign(cell.workload) else {}
+        table = replace(ERRORS, caption=caption, headings=headings)
+        parts.append((table, of_errors, [*map(_error, of_errors)], [UNDERFLOW, *_reasons(of_errors)]))
     for cell, found in precision.by_cell(records, precision.CURVES).items():
         curves = precision.learning(found)
         notes = [SCALED] if any(row["loss_scale"] for row in curves) else []
-        caption = f"{precision.name_of(cell)}: training on the same data"
-        parts.append((caption, curves, [*map(_lesson, curves)], LEARNING, notes + _reasons(curves)))
+        table = replace(LEARNING, caption=f"{precision.name_of(cell)}: {LEARNING.caption}")
+        parts.append((table, curves, [*map(_lesson, curves)], notes + _reasons(curves)))
     return parts
-
-
-def _text(
-    caption: str, rows: Sequence[Row], titles: dict[str, str], notes: list[str], format: str, width: int | None
-) -> str:
-    from cs_systems.report.tables.rows import render_rows
-
-    shown = [name for name in titles if any(row[name] not in (None, UNKNOWN) for row in rows)]
-    plain = [{name: row[name] for name in shown} for row in rows]
-    return render_rows(plain, format, caption, notes, titles, width, color=width is not None)
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
@@ -115,23 +125,22 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
     return [f"{', '.join(names)}: {why}" for why, names in found.items()]
 
 
-def _gain(row: GainRow) -> Row:
+def _gain(row: GainRow) -> ShownGain:
     gain = None if row["speedup"] is None else f"{row['speedup']:.2f}×"
     return {**row, "gain": gain, "interval": precision.interval(row)}
 
 
 def _error(row: ErrorRow) -> Row:
-    scale = row["loss_scale"]
-    name = row["precision"] if scale is None else f"{row['precision']}, loss × {scale:,.0f}"
-    lost = row["nonfinite_share"]
+    """Return the row with its numbers as texts."""
+    scale, lost = row["loss_scale"], row["nonfinite_share"]
+    relative = ("logits_error", "loss_error", "gradient_error", "worst_parameter_error")
+    known: Row = row
     return {
-        "precision": name,
-        "logits": _relative(row["logits_error"]),
-        "loss": _relative(row["loss_error"]),
-        "gradients": _relative(row["gradient_error"]),
-        "worst": _relative(row["worst_parameter_error"]),
-        "underflow": _share(row["underflow_share"]),
-        "not finite": _share(lost) if lost else None,
+        **row,
+        "precision": row["precision"] if scale is None else f"{row['precision']}, loss × {scale:,.0f}",
+        **{name: _relative(known[name]) for name in relative},
+        "underflow_share": _share(row["underflow_share"]),
+        "nonfinite_share": _share(lost) if lost else None,
     }
 
 
@@ -144,15 +153,13 @@ def _share(value: float | None) -> str | None:
 
 
 def _lesson(row: LearningRow) -> Row:
+    """Return the row with its losses as texts."""
     first, last, apart = row["first_loss"], row["last_loss"], row["largest_deviation"]
     return {
-        "precision": row["precision"],
-        "steps": row["steps"],
-        "loss_scale": row["loss_scale"],
-        "skipped": row["skipped"],
-        "first": None if first is None else f"{first:.4f}",
-        "last": None if last is None else f"{last:.4f}",
-        "apart": None if apart is None else f"{apart:.2g} at step {row['at_step']}",
+        **row,
+        "first_loss": None if first is None else f"{first:.4f}",
+        "last_loss": None if last is None else f"{last:.4f}",
+        "largest_deviation": None if apart is None else f"{apart:.2g} at step {row['at_step']}",
     }
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cs_systems.analysis.comparison import SIDES
 from cs_systems.analysis.memory.allocations import BEFORE
 from cs_systems.analysis.memory.categories import UNKNOWN, Attribution
+from cs_systems.analysis.memory.tables import moment, tables_at
 from cs_systems.analysis.memory.tensor_names import TensorNames
-from cs_systems.core.rows import SIDES
 from cs_systems.core.units import counted, human
 from cs_systems.record import Row
 from cs_systems.report import origins
-from cs_systems.report.tables.snapshot import moment, shown
 
 MOST_CAUSES = 5
-SUMS = "the row `all` is the sum of the devices over time; its peak is less than the sum of peaks at different times"
 
 
 def heading(found: Attribution, names: TensorNames, recorded: Sequence[str] = ()) -> list[str]:
@@ -142,7 +141,7 @@ def notes(name: str, found: Attribution, rows: Sequence[Row]) -> list[str]:
         ]
     if name == "annotations" and rows:
         when = shown_moment(found)
-        title = shown(name, when)["at_peak_bytes"]
+        title = tables_at(when)[name].titles["at_peak_bytes"]
         return [
             f"count, {title}: allocations made under the name, and their bytes alive {when}; maximum, change: of all "
             "allocated memory during a range"

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._output import Format, terminal_width
 from cs_systems.config import ConfigError, one_of
-from cs_systems.core.printable import LONGEST_NAME, shortened
-from cs_systems.record import Row
-from cs_systems.report.tables.profile import OPTIONAL, says_something
-from cs_systems.report.tables.snapshot import LEAVES
+from cs_systems.core.tables import Row, Table
 
 if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Diagnosis
 
-Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
+Part = tuple[Table[Any], Sequence[Row], Sequence[str]]  # with its rows and the notes below it
 SHARES = "of baseline: change relative to the row's own time; of all time: to all kernel time"
-COMPARED = tuple(f"{side}_{unit}" for side in ("a", "b", "difference") for unit in ("s", "bytes"))
 MOST_REASONS = 5  # unreadable files whose reason is shown
-# Width of the other columns of a table with such a column.
-BESIDE = {
-    "kernel": 52, "range": 55, "annotation": 48, "operator": 60, "caller": 60, "file": 50, "scope": 45, "module": 50,
-    "path": 50,
-}  # fmt: skip
 
 
 def chosen_tables(
@@ -42,12 +34,20 @@ def chosen_tables(
     return tables
 
 
-def check_top(top: int | None, tables: Sequence[str], long: Sequence[str]) -> None:
+def check_top(top: int | None, chosen: Sequence[str], tables: Mapping[str, Table[Any]]) -> None:
     """Raise ConfigError for a --top without effect: only the long tables are cut."""
-    if top is not None and not {*tables} & {*long}:
+    long = [name for name, table in tables.items() if table.most]
+    if top is not None and not {*chosen} & {*long}:
         raise ConfigError(
-            f"--top shortens only the tables {', '.join(long)}, and not {', '.join(tables)}; leave out --top"
+            f"--top shortens only the tables {', '.join(long)}, and not {', '.join(chosen)}; leave out --top"
         )
+
+
+def first_rows(table: Table[Any], rows: Sequence[Row], top: int | None, format: str) -> tuple[Sequence[Row], int]:
+    """Return (the rows to show, how many more there are): `top` of a long table, in CSV all unless it is given."""
+    most = top or (None if format == "csv" else table.most)
+    shown = rows[:most] if table.most else rows
+    return shown, len(rows) - len(shown)
 
 
 def first_reasons(reasons: Sequence[str]) -> list[str]:
@@ -65,57 +65,24 @@ def none_readable(reasons: Sequence[str]) -> str:
 
 
 def table_text(
-    caption: str,
+    table: Table[Any],
     rows: Sequence[Row],
-    titles: Mapping[str, str],
-    notes: Sequence[str],
+    notes: Sequence[str] = (),
     format: str = "terminal",
     output: Path | None = None,
 ) -> str:
-    """Return one table in a format of `report.rows.render_rows`; CSV has every column, the others those of `titles`.
+    """Return one table; CSV has every column, the others those that a person sees.
 
     output: the file that the text is for; None for the terminal.
     """
-    from cs_systems.report.tables.rows import render_rows
+    from cs_systems.report.tables.rows import render_rows, render_table
 
-    if format == "csv":
-        return render_rows(rows, "csv")
-    if not rows and format == "terminal":
-        notes = ["no data", *notes]
-    elif not rows:
-        rows, titles = [{"": "no data"}], {"": ""}
-    width = terminal_width(output)
-    shown = {c: title for c, title in titles.items() if rows and says_something(c, rows)}
-    short: dict[str, dict[Any, str]] = {}
-    for column in BESIDE.keys() & shown.keys():
-        from cs_systems.analysis.attribution.kernel_families import short_name, short_scope
-
-        rooms = {"terminal": max(20, (width or 80) - BESIDE[column]), "html": LONGEST_NAME}
-        shorter: dict[str, Callable[[str], str]] = {"kernel": short_name, "scope": short_scope}
-        change = shorter.get(column, str)
-        given = {row[column]: change(row[column]) for row in rows if row[column] is not None}
-        short[column] = dict(zip(given, shortened([*given.values()], rooms.get(format, 200)), strict=True))
-    return render_rows(
-        [{column: row[column] for column in shown} for row in rows],
-        format,
-        caption,
-        notes,
-        shown,
-        width,
-        width is not None,
-        optional=(*LEAVES, *OPTIONAL),
-        own_units=COMPARED,
-        short=short,
-    )
-
-
-def difference_part(by: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Part:
-    """Return the rows of `analysis.difference` as a table."""
-    titles = {
-        by: by, "a_s": "baseline", "b_s": "candidate", "difference_s": "change", "change_share": "of baseline",
-        "share": "of all time",
-    }  # fmt: skip
-    return f"kernel time per step by {by}, candidate compared with baseline", rows, titles, [*notes]
+    if rows or format == "csv":
+        width = terminal_width(output)
+        return render_table(table, rows, format, notes, width, width is not None)
+    if format == "terminal":
+        return render_rows((), format, table.caption, ["no data", *table.notes, *notes])
+    return render_rows([{"": "no data"}], format, table.caption, [*table.notes, *notes])
 
 
 def document_text(
@@ -148,8 +115,8 @@ def document_text(
         # In a pipe the first line is whole, so that a program finds the file in it.
         lines = [first if terminal_width(output) is None else fill(first), *map(fill, rest)]
         return [begin + "\n".join(lines) + "\n", *(table_text(*part, format, output) for part in parts)]
-    begun, *others = parts
+    (table, rows, notes), *others = parts
     return [
-        begin + table_text(*begun[:3], [*heading, *begun[3]], format, output),
+        begin + table_text(replace(table, notes=(*heading, *table.notes)), rows, notes, format, output),
         *(table_text(*part, format, output) for part in others),
     ]

@@ -9,34 +9,27 @@ Times under a profiler show shares and causes; to know how long a step takes, us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from cs_systems.cli._analyze import Analyze, read_profiles, recorded
+from cs_systems.analysis.comparison import SIDES
+from cs_systems.cli._analyze import OF_RANKS, OF_TRACE, Analyze, read_profiles, recorded
 from cs_systems.cli._files import inventory_text, no_file, ranks_in, ranks_text, refuse_unused
-from cs_systems.cli._options import (
-    given,
-    refuse,
-)
+from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import check_outputs, compared, deliver, joined, page_asked
-from cs_systems.cli._tables import SHARES, Part, check_top, chosen_tables, difference_part, document_text
+from cs_systems.cli._tables import SHARES, Part, check_top, chosen_tables, document_text, first_rows
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import TIMELINE, offered, refuse_other, suffixes
 from cs_systems.core.range_names import SPLITS
-from cs_systems.core.rows import SIDES, Results, Row, Tables, as_tables
 from cs_systems.core.sources import Source, opened
+from cs_systems.core.tables import Row, Tables
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option
-from cs_systems.report.tables import modules
-from cs_systems.report.tables.files import SHOWN as OF_RANKS
-from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
-    from cs_systems.analysis.attribution.tables import Costs
     from cs_systems.analysis.diagnosis import Diagnosis
-
 
 ARGS = Analyze
 
@@ -104,9 +97,10 @@ def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
 
 
 def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
-    long = LONG | modules.LONG
+    from cs_systems.analysis.attribution.timeline import DECLARED
+
     compares = len(sources) == 2
-    known = SPLITS if compares else SHOWN | modules.SHOWN
+    known = SPLITS if compares else OF_TRACE
     if of_ranks := [name for name in args.table if name in OF_RANKS and name not in known]:
         raise ConfigError(
             f"--table {of_ranks[0]} requires the traces of several ranks; give all of them and add --ranks, "
@@ -115,7 +109,7 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     tables = chosen_tables(args.table, known, compares, args.format, args.top)
     if compares and args.top:
         refuse(["top"], "a comparison of two traces shows every row")
-    check_top(args.top, tables, [*long])
+    check_top(args.top, tables, DECLARED)
     if args.format == "html" and not compares:
         unfit = [name for name in ("table", "top") if getattr(args, name)]
         refuse(unfit, "a page (--format html or --open) always shows every table")
@@ -125,7 +119,7 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
         from cs_systems.analysis.attribution.timeline import results, view
         from cs_systems.report.pages.profile import render
 
-        shown = {**as_tables(results(profiles[0])), "range_tree": range_tree(profiles[0])}
+        shown = {**results(profiles[0]), "range_tree": range_tree(profiles[0])}
         title = f"{sources[0].path.name}, by {profiles[0].trace.profiler}"
         return render(
             view(profiles[0]), shown, title, _diagnoses(profiles[0], shown), recorded(sources[0], profiles[0])
@@ -164,24 +158,23 @@ def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[st
 
 
 def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Profile) -> list[str]:
-    from cs_systems.analysis.attribution import module_tables, operator_table, range_tree
-    from cs_systems.analysis.attribution.tables import NO_COSTS, TABLES, notes
+    from cs_systems.analysis.attribution import module_tables, operator_table
+    from cs_systems.analysis.attribution.tables import NO_COSTS, TABLES, has_something, notes
+    from cs_systems.analysis.attribution.timeline import DECLARED
 
     parts: list[Part] = []
-    long = LONG | modules.LONG
-    functions = TABLES | module_tables.TABLES | range_tree.TABLES | operator_table.TABLES
-    made: dict[str, Sequence[Row]] = {name: functions[name](profile, NO_COSTS) for name in tables}
+    made: dict[str, Sequence[Row]] = {name: DECLARED[name](profile, NO_COSTS) for name in tables}
     if not args.table:
         may_be_empty = TABLES if profile.trace.kernels else {}
         made = {n: rows for n, rows in made.items() if has_something(n, rows) or (n in may_be_empty and not rows)}
         if not profile.trace.kernels:
-            made = {n: rows for n, rows in made.items() if n in TABLES or n in operator_table.TABLES}
-    filled = "" if not args.table or all(made.values()) else _filled_tables(profile, functions)
+            made = {n: rows for n, rows in made.items() if n in (*TABLES, "operators")}
+    filled = "" if not args.table or all(made.values()) else _filled_tables(profile)
     said = set[str]()  # what a note says of the whole profile stands under the first table alone
     for name, rows in made.items():
         if name in module_tables.TABLES:
             remarks = module_tables.notes(name, profile, rows)
-        elif name in operator_table.TABLES:
+        elif name == "operators":
             remarks = operator_table.notes(profile, rows)
         else:
             remarks = notes(name, profile, rows)
@@ -193,25 +186,23 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
         said.update(remarks)
         if not rows and not remarks and not args.table:
             continue
-        top = len(rows)
-        if name in long:
-            top = args.top or (top if args.format == "csv" else long[name])
-        if name == "kernels" and rows[top:]:
-            rest = sum(row["share"] for row in rows[top:])
-            remarks.append(f"{rest:.1%} of the time is in {counted(len(rows) - top, 'more kernel')}; --top shows more")
-        elif rows[top:]:
-            what = "ranges" if name == "range_tree" else name
-            remarks.append(f"{len(rows) - top} more {what}; --top shows more")
-        parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows[:top], (SHOWN | modules.SHOWN)[name], remarks))
+        shown, more = first_rows(DECLARED[name], rows, args.top, args.format)
+        if name == "kernels" and more:
+            rest = sum(row["share"] for row in rows[len(shown) :])
+            remarks.append(f"{rest:.1%} of the time is in {counted(more, 'more kernel')}; --top shows more")
+        elif more:
+            remarks.append(f"{more} more {'ranges' if name == 'range_tree' else name}; --top shows more")
+        parts.append((DECLARED[name], shown, remarks))
     found = None if args.table else _diagnoses(profile, made)
     return document_text(args.format, _heading(source, profile), parts, args.output, found, profile.incomplete)
 
 
-def _filled_tables(profile: Profile, functions: Mapping[str, Callable[[Profile, Costs], Sequence[Row]]]) -> str:
+def _filled_tables(profile: Profile) -> str:
     """Return the names of the tables with rows, and the reason for empty ones if the trace has no kernels."""
-    from cs_systems.analysis.attribution.tables import NO_COSTS
+    from cs_systems.analysis.attribution.tables import NO_COSTS, has_something
+    from cs_systems.analysis.attribution.timeline import DECLARED
 
-    filled = [name for name, function in functions.items() if has_something(name, function(profile, NO_COSTS))]
+    filled = [name for name, table in DECLARED.items() if has_something(name, table(profile, NO_COSTS))]
     reason = "" if profile.trace.kernels else "the trace has no kernels; "
     return f"{reason}tables with data: {', '.join(filled) or 'none'}"
 
@@ -224,7 +215,7 @@ def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:
     if not profile.trace.kernels or (profile.incomplete and profile.trace.lacks_kernels):
         return None
     tables = {name: made[name] if name in made else TABLES[name](profile, NO_COSTS) for name in _evidence.TABLES}
-    return apply_rules(_evidence.of_trace(cast(Results, tables), profile.trace.devices.get(profile.devices[0])))
+    return apply_rules(_evidence.of_trace(tables, profile.trace.devices.get(profile.devices[0])))
 
 
 def _heading(source: Source, profile: Profile) -> list[str]:
@@ -243,13 +234,15 @@ def _heading(source: Source, profile: Profile) -> list[str]:
 def _comparison(
     args: Analyze, tables: Sequence[str], sources: Sequence[Source], profiles: Sequence[Profile]
 ) -> list[str]:
-    from cs_systems.analysis.comparison.profiles import difference, doubts
+    from cs_systems.analysis.comparison.profiles import DIFFERENCES, difference, doubts
 
     a, b = profiles
     sides = list(zip(SIDES, sources, profiles, strict=True))
     heading = [" · ".join([f"{side}: {source.label}", *recorded(source, profile)]) for side, source, profile in sides]
     heading += [f"{side}: {profile.incomplete}" for side, _, profile in sides if profile.incomplete]
-    parts = [difference_part(by, difference(a, b, by)) for by in (SPLITS[name] for name in tables)]
-    parts[0][-1].append(SHARES)
-    parts[-1][-1].extend(doubts(a, b))
+    notes: dict[str, list[str]] = {name: [] for name in tables}
+    notes[tables[0]].append(SHARES)
+    notes[tables[-1]] += doubts(a, b)
+    splits = {name: SPLITS[name] for name in tables}
+    parts: list[Part] = [(DIFFERENCES[by], difference(a, b, by), notes[name]) for name, by in splits.items()]
     return document_text(args.format, heading, parts, args.output)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
@@ -28,29 +28,10 @@ from cs_systems.cli._output import (
 )
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.tables import Row, Table
+from cs_systems.record import RunRecord
 
 FACTOR = 4  # factor between neighbouring sizes of a range
-FITS = {
-    "collective": "collective", "dtype": "dtype", "world_size": "ranks", "latency_s": "α", "algbw_bytes_per_s": "β",
-    "busbw_bytes_per_s": "β as busbw", "half_bandwidth_bytes": "α β", "r_squared": "R²",
-    "worst_residual_share": "worst residual",
-}  # fmt: skip
-FIT_NOTES = [
-    "α: latency; β: the algbw that large sizes approach; α β: the size at which half of β is reached",
-    "the fit minimizes relative residuals, so that all sizes have equal weight; R² is that of these residuals",
-    "a worst residual above about 10% means that one line does not describe all sizes",
-]
-SETUPS = {
-    "collective": "collective", "dtype": "dtype", "world_size": "ranks", "start_s": "start",
-    "init_process_group_s": "init", "new_group_s": "new group", "size_bytes": "size", "first_call_s": "first call",
-    "call_s": "per call",
-}  # fmt: skip
-SETUP_NOTES = [
-    "start: from the start of a rank's process until it joins the others; init: init_process_group, on GPUs with "
-    "the creation of the communicator; new group: a second group of the same ranks",
-    "these times are of the slowest rank, occur once per process, and are not included in the times above",
-]
 
 
 @dataclass(frozen=True)
@@ -152,24 +133,22 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     """Return the tables of the calls, of the fits over the sizes, and of set-up. CSV has only the calls."""
     from cs_systems.report import collectives
     from cs_systems.report.tables.records import render
-    from cs_systems.report.tables.rows import render_rows
+    from cs_systems.report.tables.rows import render_table
 
-    tables = [render(records, format, width=width, color=width is not None)]
-    parts: list[tuple[str, Sequence[Row], dict[str, str], list[str]]] = [
-        ("fit of time by size: t(n) = α + n/β", collectives.fits(records), FITS, FIT_NOTES),
-        ("set-up, before the first sample", collectives.setups(records), SETUPS, SETUP_NOTES),
-    ]
-    for caption, rows, titles, notes in parts:
+    color = width is not None
+    tables = [render(records, format, width=width, color=color)]
+    for table in (collectives.fits, collectives.setups):
+        rows: Sequence[Row] = table(records)
         if rows and format != "csv":
-            shown = [{name: _readable(name, row[name]) for name in _telling(rows, [*titles])} for row in rows]
-            tables.append(render_rows(shown, format, caption, notes, titles, width, color=width is not None))
+            shown = [{name: _readable(name, value) for name, value in row.items()} for row in rows]
+            tables.append(render_table(_telling(table, rows), shown, format, (), width, color))
     return tables
 
 
-def _telling(rows: Sequence[Row], titles: Sequence[str]) -> list[str]:
-    """Drop unknown columns, and dtype and ranks if they are the same in all rows."""
+def _telling(table: Table[Any], rows: Sequence[Row]) -> Table[Any]:
+    """Return the table without dtype and ranks if they are the same in all rows."""
     alike = [name for name in ("dtype", "world_size") if len({row[name] for row in rows}) == 1]
-    return [name for name in titles if name not in alike and any(row[name] is not None for row in rows)]
+    return replace(table, shown=" ".join(name for name in table.titles if name not in alike))
 
 
 def _readable(name: str, value: object) -> object:

@@ -10,12 +10,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 
 from tyro.conf import Positional, arg
 
+from cs_systems.analysis.comparison import SIDES
 from cs_systems.cli import _output
 from cs_systems.cli._options import MaybePath, Names, one_name, optional
 from cs_systems.cli._output import Open, check_outputs, compared, deliver, joined, page_asked, terminal_width
@@ -23,8 +24,8 @@ from cs_systems.config import ConfigError, describe, one_of
 from cs_systems.core.formats import command_for
 from cs_systems.core.printable import command_line, visible
 from cs_systems.core.range_names import SPLITS
-from cs_systems.core.rows import SIDES
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.tables import Column, Table
+from cs_systems.record import RunRecord
 
 FORMATS = (*_output.FORMATS, "github")
 if TYPE_CHECKING:
@@ -60,11 +61,25 @@ class Compare:
 
 ARGS = Compare
 UNKNOWN = "–"
-PEAKS = ("A_bytes", "B_bytes")
-TITLES = {
-    "A_s": "baseline", "B_s": "candidate", "B/A": "ratio",
-    "A_bytes": "baseline peak", "B_bytes": "candidate peak",
-}  # fmt: skip
+
+
+class ShownRow(TypedDict):
+    """Phase of a cell in both runs, as a person reads it."""
+
+    cell: str
+    phase: str
+    a_s: Annotated[float, Column("baseline")]
+    b_s: Annotated[float, Column("candidate")]
+    ratio: str
+    interval: str
+    finds: str
+    a_bytes: Annotated[int | None, Column("baseline peak", own_unit=True, drop=1)]
+    b_bytes: Annotated[int | None, Column("candidate peak", own_unit=True, drop=2)]
+    verdict: str
+
+
+TIMINGS = Table("timings", ShownRow, "times, candidate compared with baseline")
+TIMES = ("a_s", "b_s")
 MEDIANS = "baseline, candidate: medians over all rounds; ratio: candidate over baseline"
 TOP = 10  # rows of a difference, without the sum
 PROFILED = "kernel times under a profiler: use them for shares and causes, not as timings"
@@ -160,17 +175,17 @@ def _pictures(found: Comparison) -> list[tuple[str, str]]:
 
 
 def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
-    from cs_systems.analysis.comparison.profiles import difference_of_records
-    from cs_systems.cli._tables import SHARES, difference_part, document_text
+    from cs_systems.analysis.comparison.profiles import DIFFERENCES, difference_of_records
+    from cs_systems.cli._tables import SHARES, Part, document_text
 
     found = [(by, difference_of_records(a, b, by)) for by in SPLITS.values()]
-    parts = []
+    parts: list[Part] = []
     for by, rows in found:
         if more := len(rows[TOP:-1]):
             notes = [f"{more} more with smaller differences; the records have all"]
-            parts.append(difference_part(by, [*rows[:TOP], rows[-1]], notes))
+            parts.append((DIFFERENCES[by], [*rows[:TOP], rows[-1]], notes))
         elif rows:
-            parts.append(difference_part(by, rows))
+            parts.append((DIFFERENCES[by], rows, []))
     sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in zip(SIDES, (a, b), strict=True))
     return "\n".join(document_text(args.format, [cell, sides, PROFILED, SHARES], parts, args.output))
 
@@ -185,38 +200,39 @@ def _compared(args: Compare, a: list[RunRecord], b: list[RunRecord]) -> Comparis
 
 
 def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
-    from cs_systems.report.tables.rows import render_rows
+    from cs_systems.report.tables.rows import render_rows, render_table
 
+    if args.format == "csv":
+        return render_rows(comparison.rows, "csv")
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
-    is_of_one_phase = args.format != "csv" and len(args.phase) == 1
-    timed = f"{args.phase[0]} time" if is_of_one_phase else "times"
+    of_one = args.phase[0] if len(args.phase) == 1 else None
+    timed = f"{of_one} time" if of_one else "times"
     caption = f"{timed}, candidate compared with baseline; {what or 'same configuration in both'}"
     blind: dict[str, dict[str, None]] = {}  # text without its percentages → texts that differ only in these
     for text in filter(None, (row["unseen"] for row in comparison.rows)):
         blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
     unseen = [f"not measured: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
-    legends = [MEDIANS, "finds: the smallest slowdown that this comparison can detect"]
-    rows: Sequence[Row] = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
-    if not any(row["a_peak_bytes"] and row["b_peak_bytes"] for row in comparison.rows) and args.format != "csv":
-        rows = [{name: value for name, value in row.items() if name not in PEAKS} for row in rows]
-    if args.format != "csv" and (shared := _shared([str(row["cell"]) for row in rows])):
+    rows = list(map(_readable, comparison.rows))
+    legends = [MEDIANS]
+    if any(row["finds"] != UNKNOWN for row in rows):
+        legends.append("finds: the smallest slowdown that this comparison can detect")
+    left_out = {"phase"} if of_one else set()
+    if not any(row["a_bytes"] and row["b_bytes"] for row in rows):
+        left_out |= {"a_bytes", "b_bytes"}
+    if shared := _shared([row["cell"] for row in rows]):
         caption += f"; in all cells: {' · '.join(shared)}"
-        rows = [{**row, "cell": _without(shared, str(row["cell"]))} for row in rows]
-    if is_of_one_phase:
-        rows = [{name: value for name, value in row.items() if name != "phase"} for row in rows]
-    if all(row.get("interval") == UNKNOWN for row in rows):
-        rows = [{name: value for name, value in row.items() if name != "interval"} for row in rows]
-    else:
+        for row in rows:
+            row["cell"] = _without(shared, row["cell"])
+    if any(row["interval"] != UNKNOWN for row in rows):
         noise = " or ".join(dict.fromkeys(row["noise"] for row in comparison.rows))
         legends.insert(0, f"interval: 95% confidence interval of the ratio, from {noise}")
     notes = [*legends, *unseen, *torn, *comparison.doubts]
+    shown = " ".join(name for name in TIMINGS.titles if name not in left_out)
+    table = replace(TIMINGS, caption=caption, shown=shown)
     if args.format == "github":
-        return _summary(comparison, rows, caption, notes)
-    alike = [name for name in ("A_s", "B_s") if rows and name in rows[0]]
+        return _summary(comparison, render_table(table, rows, "markdown", alike=TIMES), notes)
     width = terminal_width(args.output)
-    return render_rows(
-        rows, args.format, caption, notes, TITLES, width=width, alike=alike, optional=PEAKS, own_units=PEAKS
-    )
+    return render_table(table, rows, args.format, notes, width, alike=TIMES)
 
 
 def _shared(cells: Sequence[str]) -> list[str]:
@@ -237,35 +253,32 @@ def _parts(cell: str) -> list[tuple[str, str]]:
     return list(zip(found[::2], found[1::2], strict=True))
 
 
-def _summary(comparison: Comparison, rows: Sequence[Row], caption: str, notes: Sequence[str]) -> str:
+def _summary(comparison: Comparison, table: str, notes: Sequence[str]) -> str:
     """Return a heading with the verdicts, the table, and the notes folded away, in GitHub's Markdown."""
     from cs_systems.analysis.comparison.runs import is_larger
-    from cs_systems.report.tables.rows import render_rows
 
     verdicts = Counter("too noisy" if _is_noisy(row) else row["verdict"] for row in comparison.rows)
     verdicts["larger"] = sum(map(is_larger, comparison.rows))
     order = ("slower", "larger", "faster", "no difference", "too noisy", "unknown")
     counts = ", ".join(f"{verdicts[name]} {name}" for name in order if verdicts[name])
-    alike = [name for name in ("A_s", "B_s") if name in rows[0]]
-    table = render_rows(rows, "markdown", caption, titles=TITLES, alike=alike, own_units=PEAKS)
     folded = "".join(f"- {note}\n" for note in notes)
     return f"### {counts}\n\n{table}\n<details><summary>Notes</summary>\n\n{folded}\n</details>\n"
 
 
-def _readable(row: ComparisonRow) -> Row:
+def _readable(row: ComparisonRow) -> ShownRow:
     """Return the columns to show: the ratio's interval in one, and the least detectable difference."""
     low, high, resolution = row["ratio_low"], row["ratio_high"], row["resolution"]
     noisy = _is_noisy(row)
     return {
         "cell": row["cell"],
         "phase": row["phase"],
-        "A_s": row["a_median_s"],
-        "B_s": row["b_median_s"],
-        "B/A": f"{row['ratio']:.3f}" if row["ratio"] < 10 else f"{row['ratio']:.3g}",
+        "a_s": row["a_median_s"],
+        "b_s": row["b_median_s"],
+        "ratio": f"{row['ratio']:.3f}" if row["ratio"] < 10 else f"{row['ratio']:.3g}",
         "interval": UNKNOWN if low is None or noisy else f"{low:.3f}…{high:.3f}",  # one word: no narrow table breaks it
         "finds": UNKNOWN if resolution is None else "> 100%" if noisy else f"{resolution:.0%}",
-        "A_bytes": row["a_peak_bytes"],
-        "B_bytes": row["b_peak_bytes"],
+        "a_bytes": row["a_peak_bytes"],
+        "b_bytes": row["b_peak_bytes"],
         "verdict": "too noisy" if noisy else row["verdict"],
     }
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cs_systems.cli._memory_text import COMPILED, print_memory, print_table, say
+from cs_systems.cli._memory_text import COMPILED, print_memory, print_rows, say
 from cs_systems.cli._options import (
     MaybePath,
     MaybeText,
@@ -189,7 +189,7 @@ def _print_fits(args: Memory, configs: Sequence[RunConfig], device_bytes: int) -
             first = " ".join(change.what for change in fit.first)
             say(f"  change first: {first or 'no combination is enough; shard the model over several devices'}")
             rows = [{"change": c.what, "needed_bytes": c.needed_bytes, "fits": c.fits} for c in fit.changes]
-            print_table(rows, "each change alone", [], {})
+            print_rows(rows, "each change alone")
     return 0
 
 

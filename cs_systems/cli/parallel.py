@@ -43,46 +43,15 @@ from cs_systems.cli._output import (
 )
 from cs_systems.config import ConfigError, RunConfig, describe, one_of
 from cs_systems.core import plugins
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.tables import Row, Table
+from cs_systems.record import RunRecord
 
 WITH = ("overlap", "rank_memory")
 DDP = ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "torch_ddp")
-CELL = {"strategy": "strategy", "ranks": "ranks", "repeat": "repeat"}
-STEPS = CELL | {"step_s": "step", "p10_s": "p10", "p90_s": "p90", "tokens_per_s": "tokens/s",
-                "efficiency": "efficiency", "note": "note"}  # fmt: skip
-COMMUNICATION = CELL | {"by_difference_s": "longer", "of_step": "of step", "in_trace_s": "exposed",
-                        "hidden_s": "hidden", "hidden": "hidden %"}  # fmt: skip
-SKEW = CELL | {"transfer_s": "transfer", "waiting_s": "waiting"}
-DIFFERENCES = CELL | {"difference_s": "longer", "traced_difference_s": "traced", "exposed_s": "exposed",
-                      "slower_compute_s": "compute", "waits_longer_s": "idle"}  # fmt: skip
-VOLUMES = CELL | {"collectives": "calls", "sent_bytes": "sent", "formula_sent_bytes": "formula",
-                  "peak_allocated_bytes": "peak", "predicted_peak_bytes": "predicted"}  # fmt: skip
-STAGES = CELL | {"component": "component", "built_bytes": "built", "forward_bytes": "forward",
-                 "backward_bytes": "backward", "optimizer_bytes": "optimizer", "off": "off"}  # fmt: skip
-SPREAD = ("p10_s", "p90_s")  # dropped on a narrow terminal; cs-systems report shows it too
+CELL = ("strategy", "ranks", "repeat")
 # Time beyond the baseline.
 EXCESS = {"by_difference_s", "of_step", "difference_s", "traced_difference_s", "slower_compute_s", "waits_longer_s"}
 PERCENT = ("efficiency", "of_step", "hidden", "off")
-LEGENDS = {  # column → its explanation, shown below a table with that column
-    "efficiency": "efficiency: tokens/s over that of the same number of independent ranks",
-    "by_difference_s": "longer: step time minus that of one rank alone",
-    "in_trace_s": "exposed: communication without simultaneous computation, from a trace of the straggler",
-    "hidden_s": "hidden: communication with simultaneous computation, from the same trace",
-    "transfer_s": "transfer: time of the collectives after all ranks have joined",
-    "waiting_s": "waiting: time until all ranks have joined, of the rank that waits longest",
-    "difference_s": "longer: timed step minus that of one rank alone",
-    "traced_difference_s": "traced: the same of steps under the profiler = exposed communication + slower computation "
-    "+ additional idle time",
-    "sent_bytes": "sent: bytes that a rank sends in a step, counted by the strategy",
-    "formula_sent_bytes": "formula: bytes that a rank sends by ring algorithms",
-    "off": "off: largest deviation from the formula",
-}
-NOTES = {
-    "skew": [
-        "times are sums over all collectives, some of which run at the same time; means of the recorded steps",
-    ],
-    "stages": ["of the rank with the most bytes"],
-}
 ALLOCATED = "allocated: total of the device's allocator"
 BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
 
@@ -262,31 +231,20 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     written = []
     trained = [r for r in records if r.config["workload"] == "train_step" or plugins.is_foreign(r.config["workload"])]
     for group, own in parallel.groups(trained).items():
-        title = describe(group)
-        steps = parallel.steps(own)
+        steps, communication = parallel.steps(own), parallel.communication(own)
         disturbed = [_cell(row) for row in steps if (row["efficiency"] or 0) > MOST_EFFICIENT]
-        tables: list[tuple[str, str, Sequence[Row], dict[str, str]]] = [
-            ("steps", f"{title}: steps", steps, STEPS),
-            (
-                "communication",
-                "communication per step",
-                _without_excess(parallel.communication(own), disturbed),
-                COMMUNICATION,
-            ),
-            ("skew", "transfer and waiting per step", parallel.communication(own), SKEW),
-            (
-                "differences",
-                "causes of the longer step, compared with one rank",
-                _without_excess(parallel.differences(own), disturbed),
-                DIFFERENCES,
-            ),
-            ("volumes", "bytes sent and memory, per rank", parallel.volumes(own), VOLUMES),
-            ("stages", "memory of a rank after each stage of its first step", parallel.stages(own), STAGES),
+        tables: list[tuple[Table[Any], Sequence[Row]]] = [
+            (replace(parallel.steps, caption=f"{describe(group)}: steps"), steps),
+            (parallel.communication, _without_excess(communication, disturbed)),
+            (parallel.skew, communication),
+            (parallel.differences, _without_excess(parallel.differences(own), disturbed)),
+            (parallel.volumes, parallel.volumes(own)),
+            (parallel.stages, parallel.stages(own)),
         ]
         written += [
-            _table(rows, caption, [*NOTES.get(key, ()), *_notes_of(rows), *_of_a_cpu(key, own)], titles, format, width)
-            for key, caption, rows, titles in tables
-            if any(row[name] is not None for row in rows for name in titles if name not in CELL)
+            _table(table, rows, [*_notes_of(rows), *_of_a_cpu(table.name, own)], format, width)
+            for table, rows in tables
+            if any(row[name] is not None for row in rows for name in table.titles if name not in CELL)
         ]
     return written
 
@@ -313,19 +271,15 @@ def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:
     return [BLOCKING] if key == "communication" and on_cpu else []
 
 
-def _table(
-    rows: Sequence[Row], caption: str, notes: Sequence[str], titles: dict[str, str], format: str, width: int | None
-) -> str:
-    from cs_systems.report.tables.rows import render_rows
+def _table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str], format: str, width: int | None) -> str:
+    from cs_systems.report.tables.rows import render_table, tells_something
 
     same_ranks = len({row["ranks"] for row in rows if row["ranks"] > 1}) <= 1
-    known = [name for name in titles if any(row[name] not in (None, "") for row in rows)]
-    names = [name for name in known if name != "ranks" or not same_ranks]
+    names = [name for name in table.titles if tells_something(name, rows) and not (name == "ranks" and same_ranks)]
     shown = [{name: _percent(name, row[name]) for name in names} for row in rows]
     alike = [name for name in names if name.endswith("_bytes")] if "component" in names else []
-    headings = {name: titles[name] for name in names}
-    color = width is not None
-    return render_rows(shown, format, caption, notes, headings, width, color, alike, SPREAD, legends=LEGENDS)
+    table = replace(table, shown=" ".join(names))
+    return render_table(table, shown, format, notes, width, width is not None, alike)
 
 
 def _percent(name: str, value: Any) -> Any:

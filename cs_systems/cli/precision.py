@@ -54,7 +54,7 @@ from cs_systems.config import FIELDS, PRESETS, ConfigError, Mode, Precision, Run
 from cs_systems.core.fields import Subject
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain, visible
-from cs_systems.core.rows import Row, as_tables
+from cs_systems.core.tables import Row
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option
 from cs_systems.record import RunRecord
@@ -66,19 +66,6 @@ PRECISIONS = (
 )
 SIZES = ("small",)  # the default of --size for timings
 TABLES = ("bf16",)  # the default precision of --dtypes, --accumulation and --normalization
-HEADINGS = {
-    "what": "module",
-    "parameters": "param",
-    "inputs": "input",
-    "outputs": "output",
-    "output_gradients": "out grad",
-    "parameter_gradients": "param grad",
-    "cast": "cast",
-}
-NOTES = {
-    "output_gradients": "out grad: gradient of the output; param grad: gradients of the module's own parameters",
-    "cast": "cast: conversion from input to output, down to the low precision or up to fp32",
-}
 
 
 @dataclass(frozen=True)
@@ -391,10 +378,10 @@ def failed_text(record: RunRecord, format: str) -> str:
 
 def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:
     """Return the table of one record's dtypes, or only the reason if it has none."""
-    from cs_systems.analysis.comparison.dtypes import FP8_LAYER, SHORT, collapsed
+    from cs_systems.analysis.comparison.dtypes import FP8_LAYER, SHORT, collapsed, dtypes
     from cs_systems.cli._tables import table_text
 
-    rows = record.results.get("dtypes", [])
+    rows = dtypes.of(record.results)
     if not rows:
         return failed_text(record, format)
     shown = [{name: short(value, SHORT) for name, value in row.items()} for row in collapsed(rows)]
@@ -404,11 +391,12 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
             row["what"] = "outputs"
         if str(row["what"]).rpartition(".")[2].isdigit():  # an index in an nn.Sequential needs its type
             row["what"] = f"{row['what']} {row['type']}"
-    notes = [note for name, note in NOTES.items() if any(row[name] for row in as_tables(record.results)["dtypes"])]
+    notes = []
     if low := sum(row["type"] == FP8_LAYER for row in rows):
         notes.append(f"{FP8_LAYER} ({low} modules): multiplies in e4m3; the gradient of its output is in e5m2")
     notes += [f"{record.status}: {record.reason}"] if record.reason else []
-    return table_text(title(record), shown if format != "csv" else rows, HEADINGS, notes, format, output)
+    named = replace(dtypes, caption=title(record))
+    return table_text(named, shown if format != "csv" else rows, notes, format, output)
 
 
 def short(value: object, names: dict[str, str]) -> object:

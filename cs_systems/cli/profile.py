@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
@@ -32,11 +32,11 @@ from cs_systems.cli._options import (
 from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.core.printable import command_line, visible
-from cs_systems.core.rows import OverheadRow, as_tables
 from cs_systems.core.units import counted
 from cs_systems.record import RunRecord
-from cs_systems.report.tables import modules
-from cs_systems.report.tables.profile import CAPTIONS, SHOWN, drawn_step
+
+if TYPE_CHECKING:
+    from cs_systems.analysis.attribution.timeline import OverheadRow
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "operators", "parts", "attention", "gaps")
 WITH = ("nsys", "kineto", "ncu")
@@ -111,44 +111,50 @@ def _options(args: Profile) -> tuple[str, ...]:
 
 def print_profile(record: RunRecord, folder: Path) -> None:
     """Print the tables of one record of that folder, each with its notes, and the path of the trace."""
+    from cs_systems.analysis.attribution.timeline import DECLARED, NOTES, OVERHEAD
+
     results = record.results
     if "counters" in results:
         print(*counters_text(describe(record.run_config), results["counters"]), sep="\n")
         _print_artifacts(record, folder)
         return
-    for row in results.get("overhead", ()):
+    for row in OVERHEAD.of(results):
         say(overhead(record, row))
     if "coverage" not in results:  # a caveat of the record gives the reason
         print_of_host(record)
         _print_artifacts(record, folder)
         return
-    noted = results["notes"]
+    noted = NOTES.of(results)
     print(*(visible(note["note"]) for note in noted if note["table"] is None), sep="\n")
     for name in (n for n in PRINTED if n != "operators" or n in results):
-        rows = as_tables(results)[name]
+        rows = results[name]
         notes = [note["note"] for note in noted if note["table"] == name]
         if name == "kernels" and rows[TOP:]:
             rest = sum(row["share"] for row in rows[TOP:])
             notes.append(f"{rest:.1%} of the time is in {counted(len(rows) - TOP, 'more kernel')}; the record has all")
         shown = rows[:TOP] if name in ("kernels", "operators") else rows
-        print(table_text(CAPTIONS[name], shown, SHOWN[name], notes))
-    for name in (n for n in ("tree", "blocks", "classes") if as_tables(results).get(n)):
+        print(table_text(DECLARED[name], shown, notes))
+    for name in (n for n in ("tree", "blocks", "classes") if results.get(n)):
         notes = [note["note"] for note in noted if note["table"] == name]
-        print(table_text(modules.CAPTIONS[name], as_tables(results)[name], modules.SHOWN[name], notes))
+        print(table_text(DECLARED[name], results[name], notes))
     _print_artifacts(record, folder)
 
 
 def print_of_host(record: RunRecord) -> None:
     """Print the tables of a record whose trace holds no kernel, if it has one: the ranges and operators of the host."""
+    from cs_systems.analysis.attribution.timeline import DECLARED
+
     of_host = [n for n in ("ranges", "operators") if n in record.results and "coverage" not in record.results]
     if of_host and (steps := len(record.measurement.timed) if record.measurement else 0) > 1:
         print(f"The tables are means over all {steps} steps")
     for name in of_host:
-        print(table_text(CAPTIONS[name], as_tables(record.results)[name][:TOP], SHOWN[name], []))
+        print(table_text(DECLARED[name], record.results[name][:TOP]))
 
 
 def _print_artifacts(record: RunRecord, folder: Path) -> None:
-    one = drawn_step(as_tables(record.results).get("steps", ()))
+    from cs_systems.analysis.attribution.tables import drawn_step, steps
+
+    one = drawn_step(steps.of(record.results))
     for what, file in record.artifacts.items():
         print(visible(f"{what}: {folder / file}" + (f" ({one})" if one and what == "page" else "")))
 

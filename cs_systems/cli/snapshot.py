@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from cs_systems.analysis.memory.tables import AT_HIGHEST, AT_PEAK, TABLES, tables_at
 from cs_systems.cli._files import no_file, refuse_unused
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths, given, optional, refuse
 from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
@@ -24,19 +25,6 @@ from cs_systems.core.formats import command_for, refuse_other, suffixes
 from cs_systems.core.sources import Source, opened
 from cs_systems.core.units import counted
 from cs_systems.record import Row
-from cs_systems.report.tables.snapshot import (
-    AT_HIGHEST,
-    AT_PEAK,
-    DEVICES,
-    DIFFERENT,
-    FILES,
-    FILES_CAPTION,
-    LONG,
-    OPTIONAL,
-    SHOWN,
-    caption,
-    shown,
-)
 
 if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Diagnosis
@@ -44,6 +32,8 @@ if TYPE_CHECKING:
     from cs_systems.analysis.memory.tensor_names import TensorNames
 
 MOST_ROWS_OF_PAGE = 100
+IF_ANY = ("annotations", "out_of_memory")  # left out where they are empty, unless --table names them
+DIFFERENT = {"category": "category", "layer": "layer", "site": "source line"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ class SnapshotArgs:
             help_behavior_hint="",
         ),
     ] = ()
-    table: Annotated[Names, arg(help=f"tables to show: {', '.join(SHOWN)}", help_behavior_hint="(default: all)")] = ()
+    table: Annotated[Names, arg(help=f"tables to show: {', '.join(TABLES)}", help_behavior_hint="(default: all)")] = ()
     device: Annotated[MaybeInt, optional("N", "device to analyze, if the file has several", "all")] = None
     top: Annotated[MaybeInt, optional("N", "number of rows of long tables", "10; in CSV all")] = None
     size: Annotated[MaybeText, optional("PRESET", f"model, to name the tensors: {', '.join(PRESETS)}", "inferred")] = (
@@ -107,11 +97,11 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     if len(sources) > 2 or (len(sources) == 2 and any(source.is_inside for source in sources)):
         return _peaks(args, sources)
     compares = len(sources) == 2
-    tables = chosen_tables(args.table, DIFFERENT if compares else SHOWN, compares, args.format, args.top)
+    tables = chosen_tables(args.table, DIFFERENT if compares else TABLES, compares, args.format, args.top)
     if args.format == "html" and not compares and args.table:
         raise ConfigError("--format html shows every table of one snapshot; leave out --table")
     if not compares:
-        check_top(args.top, tables, LONG)
+        check_top(args.top, tables, TABLES)
     if compares and args.size is not None:
         refuse(["size"], "--size names the tensors of one snapshot, and two were given")
     if compares:
@@ -146,7 +136,7 @@ def _recorded(source: Source, found: Attribution) -> list[str]:
 
 def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     """Return one row for each of several snapshots."""
-    from cs_systems.analysis.memory.tables import file_row
+    from cs_systems.analysis.memory.tables import FILES, file_row
 
     options = {*given(args)} - {"files", "device", "format", "output", "open"}
     refuse(sorted(options), f"of {len(sources)} snapshots, only the peaks are shown")
@@ -160,7 +150,7 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     if not rows:
         raise ConfigError(none_readable(reasons))
     heading = [f"{', '.join(map(str, args.files[:3]))}{' …' if args.files[3:] else ''} · {len(sources)} snapshots"]
-    parts: list[Part] = [(FILES_CAPTION, rows, FILES, first_reasons(reasons))]
+    parts: list[Part] = [(FILES, rows, first_reasons(reasons))]
     title = f"Memory of {len(sources)} snapshots"
     return joined(document_text(args.format, heading, parts, args.output), args.format, title)
 
@@ -176,9 +166,8 @@ def _read_all(source: Source) -> list[Attribution]:
 def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribution], source: Source) -> list[str]:
     """Return a table of all devices, then each device's tables: the composition alone, unless --table names others."""
     from cs_systems.analysis.memory.tables import devices
-    from cs_systems.cli._snapshot_text import SUMS
 
-    overview: Part = ("devices", devices(found), DEVICES, [SUMS])
+    overview: Part = (devices, devices(found), [])
     heading = [f"{source.label} · {len(found)} devices", *_recorded(source, found[0])]
     text = document_text(args.format, heading, [overview], args.output)
     chosen = tables if args.table else ["composition", "out_of_memory"]
@@ -191,13 +180,13 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recor
 
     names = tensor_names(found, args.size)
     diagnoses = None if args.table else _diagnoses(found, names)
-    when = shown_moment(found)
+    declared = tables_at(shown_moment(found))
     parts: list[Part] = []
     for name in tables:
         rows, remarks = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
-        if not rows and name in OPTIONAL and not args.table:
+        if not rows and name in IF_ANY and not args.table:
             continue
-        parts.append((caption(name, when), rows, shown(name, when), remarks))
+        parts.append((declared[name], rows, remarks))
     return document_text(args.format, heading(found, names, recorded), parts, args.output, diagnoses, doubt(found))
 
 
@@ -210,12 +199,11 @@ def _diagnoses(found: Attribution, names: TensorNames) -> list[Diagnosis] | None
 
 def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[Sequence[Row], list[str]]:
     """Return the rows of a table, only the first `top` of a long one, and its notes."""
-    from cs_systems.analysis.memory.tables import TABLES
     from cs_systems.cli._snapshot_text import notes
 
     rows = TABLES[name](found, names)
     remarks = notes(name, found, rows)
-    if name not in LONG or top is None or not rows[top:]:
+    if not TABLES[name].most or top is None or not rows[top:]:
         return rows, remarks
     first, where = 0, ""
     if name == "timeline":
@@ -233,7 +221,7 @@ def _page(args: SnapshotArgs, found: Attribution, source: Source) -> str:
     from cs_systems.report.pages.snapshot import render
 
     names = tensor_names(found, args.size)
-    tables = {name: _table(name, found, names, args.top or MOST_ROWS_OF_PAGE) for name in SHOWN}
+    tables = {name: _table(name, found, names, args.top or MOST_ROWS_OF_PAGE) for name in TABLES}
     title = f"Memory of {args.files[0].name}"
     lines = heading(found, names, _recorded(source, found))
     return render(view(found, names), tables, lines, title, _diagnoses(found, names))
@@ -255,10 +243,7 @@ def _comparison(
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if rows[top:]:
             remarks.append(f"{counted(len(rows) - top, 'more row')}; --top shows more")
-        titles = {
-            "what": DIFFERENT[name], "a_bytes": "baseline", "b_bytes": "candidate", "difference_bytes": "change",
-            "a_allocations": "baseline count", "b_allocations": "candidate count",
-        }  # fmt: skip
         when = AT_PEAK if a.replay.has_peak and b.replay.has_peak else AT_HIGHEST
-        parts.append((f"memory {when} by {name}, candidate compared with baseline", rows[:top], titles, remarks))
+        caption = f"memory {when} by {name}, candidate compared with baseline"
+        parts.append((replace(differences, caption=caption, headings={"what": DIFFERENT[name]}), rows[:top], remarks))
     return document_text(args.format, heading, parts, args.output)

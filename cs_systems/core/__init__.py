@@ -3,6 +3,6 @@
 - input: `validation` (ConfigError and its checks), `shapes` (models and attention calls), `collectives` (collective
   calls, their sizes and bandwidths), `checkpoint_plan` (which blocks are recomputed), `formats` (which command reads
   a file), `plugins` (finds a backend, workload, strategy or profiler by its file's name)
-- results: `statistics` (quantiles, intervals, verdicts), `caveats` (doubts about a timing), `diagnostic` (one line of
-  `doctor`), `printable` (sanitized text)
+- results: `tables` (how a table is declared), `statistics` (quantiles, intervals, verdicts), `caveats` (doubts about a
+  timing), `diagnostic` (one line of `doctor`), `printable` (sanitized text)
 """

@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypedDict
 
+from cs_systems.core.tables import Table
 from cs_systems.core.units import counted
 
-if TYPE_CHECKING:
-    from cs_systems.core.rows import GraphBreakRow
+
+class GraphBreakRow(TypedDict):
+    """Place where torch.compile left the graph, in `graph_breaks`; the first ones of a cell."""
+
+    reason: str
+    place: str | None  # innermost line of the user's code: `train.py:12 in forward`
+    count: int
 
 
 @dataclass(frozen=True)
@@ -164,3 +170,6 @@ def broken_graph(rows: Sequence[GraphBreakRow]) -> str:
     first = rows[0]
     where = f" at {first['place']}" if first["place"] else ""
     return f"left the graph, first{where}: {first['reason']}"
+
+
+GRAPH_BREAKS = Table("graph_breaks", GraphBreakRow, "places where torch.compile left the graph")

@@ -10,11 +10,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated, TypedDict
 
 from cs_systems.config import ModelConfig, Phase
+from cs_systems.core.tables import Column, Table
 from cs_systems.formulas.cost import PhaseCost, parameter_count
+from cs_systems.formulas.memory.tables import PeaksRow
 
 NARROW_BYTES = 2  # bytes of one bf16 or fp16 element
+
+
+class RankRow(PeaksRow):
+    """Phase of one rank, in `ranks`: medians over the timed steps; the phase `step` holds the peaks."""
+
+    rank: int
+    phase: str
+    median_s: Annotated[float, Column("time")]
+    # For the last rank to begin the phase; None for `step`.
+    wait_s: Annotated[float | None, Column("wait for the last rank")]
+
+
+class SentRow(TypedDict):
+    """Communication of a step by one rank, in `sent`.
+
+    The first two are counted where our own strategies start the collectives, and None where torch starts some.
+    """
+
+    collectives: int | None
+    sent_bytes: float | None
+    formula_sent_bytes: float | None
+
+
+class SetupRow(TypedDict):
+    """Set-up of a process group, in `setup`: times of the slowest rank. All but the last are of its process."""
+
+    start_s: float | None
+    init_process_group_s: Annotated[float | None, Column("init")]
+    new_group_s: float | None
+    first_call_s: float | None  # of this cell
+
+
+class LinkRow(TypedDict):
+    """Ceiling of the rate between GPUs on one board, in `link`."""
+
+    peak_bytes_per_s: float | None
+    source: str | None
 
 
 @dataclass(frozen=True)
@@ -139,3 +179,15 @@ def tensor_parallel_bytes(payload: Payload, ranks: int) -> float:
     They come after attention and feed-forward in forward, and before them in backward (Shoeybi et al. 2019, section 3).
     """
     return 4 * payload.blocks * all_reduce_bytes(payload.residual_bytes, ranks)
+
+
+RANKS = Table(
+    "ranks",
+    RankRow,
+    "ranks: median time of each phase",
+    "rank phase median_s wait_s peak_allocated_bytes peak_reserved_bytes",
+    headings={"peak_allocated_bytes": "peak allocated", "peak_reserved_bytes": "peak reserved"},
+)
+SENT = Table("sent", SentRow, "communication of a step by one rank")
+SETUP = Table("setup", SetupRow, "set-up of the process group")
+LINK = Table("link", LinkRow, "highest rate between GPUs on one board")

@@ -23,10 +23,23 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from typing import NotRequired, TypedDict
 
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Phase, Precision
 from cs_systems.core import statistics
 from cs_systems.core.checkpoint_plan import Segment, segments
+from cs_systems.core.tables import Table
+
+
+class CostRow(TypedDict):
+    """Cost of a phase by formula, in `cost`; `step` is the sum of the phases."""
+
+    phase: str
+    model_flops: int | None
+    hardware_flops: int | None
+    bytes: int | None
+    score_flops: NotRequired[int | None]  # of the matrix products over the attention scores
+    score_bytes: NotRequired[int | None]
 
 
 @dataclass(frozen=True)
@@ -394,3 +407,6 @@ def attention_bytes(shape: AttentionShape, algorithm: AttentionAlgorithm, dtype_
     tiled = algorithm.block_q is not None
     scores = 0 if tiled else 2 * shape.batch * shape.heads * shape.seq * shape.key_length
     return dtype_bytes * (queries + keys + scores)
+
+
+COST = Table("cost", CostRow, "cost by formula, by phase")

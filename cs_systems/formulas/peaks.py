@@ -7,10 +7,21 @@ cards are those with fp32 accumulation, as in training. `fp32` is the rate outsi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from cs_systems.config import Precision
+from cs_systems.core.tables import Table
 
 TERA = 1e12
+
+
+class CeilingRow(TypedDict):
+    """Peak rates of the device, in `ceiling`; `source` names where they are from."""
+
+    precision: str
+    peak_flops_per_s: float
+    peak_bytes_per_s: float | None
+    source: str
 
 
 @dataclass(frozen=True)
@@ -118,3 +129,6 @@ def _find(device_name: str) -> DataSheet | None:
     for brand in ("NVIDIA ", "GeForce ", "Tesla "):
         name = name.removeprefix(brand)
     return next((sheet for sheet in DATA_SHEETS if name in sheet.names), None)
+
+
+CEILING = Table("ceiling", CeilingRow, "peak rates of the device")

@@ -10,8 +10,88 @@ import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cache
+from typing import TypedDict
 
 from cs_systems.config import Precision
+from cs_systems.core.tables import Table
+
+
+class ModuleDtypes(TypedDict):
+    """Module of a step with the dtypes of its tensors, in the order of the first calls; names are sorted."""
+
+    module: str
+    type: str
+    leaf: bool  # whether it has no child modules
+    root: bool  # whether no other module called it
+    calls: int
+    parameters: list[str]
+    inputs: list[str]
+    outputs: list[str]
+    output_gradients: list[str]
+    parameter_gradients: list[str]
+    autocast: list[str]  # contexts in which it was called, such as `cpu bfloat16` and `off`
+    devices: list[str]
+
+
+class AutocastContext(TypedDict):
+    """Autocast context that was entered, in `autocast_contexts`; `enabled` is torch's own result, not the argument."""
+
+    device: str
+    dtype: str
+    enabled: bool
+
+
+class AccumulationRow(TypedDict):
+    """Sum of one number added `count` times, in `accumulation`."""
+
+    variant: str
+    accumulator: str  # its dtype
+    addend: str
+    count: int
+    exact: float
+    sum: float
+    error: float
+
+
+class SummationRow(TypedDict):
+    """Error of a sum of uniform random numbers against float64, in `summation`."""
+
+    method: str
+    length: int
+    median_relative_error: float
+    largest_relative_error: float
+    unit_roundoff: float
+
+
+class NormalizationError(TypedDict):
+    """Error of an operation of which some steps are in low precision."""
+
+    error: float | None  # median relative error of the finite rows; None if there are none
+    finite: float  # share of rows without inf or NaN
+    unit_roundoff: float
+
+
+class NormalizationRow(NormalizationError):
+    """Step of an operation in low precision, in `normalization`."""
+
+    operation: str
+    case: str
+    step: str
+
+
+class NormalizationLimits(TypedDict):
+    """Sizes of the input from which on, and up to which, a low step gives a wrong result; None if none does."""
+
+    breaks_from: float | None
+    breaks_up_to: float | None
+    overflows: bool
+
+
+class NormalizationRangeRow(NormalizationLimits):
+    """Sizes at which a step in low precision gives wrong results, in `normalization_range`."""
+
+    operation: str
+    step: str
 
 
 @dataclass(frozen=True)
@@ -124,3 +204,10 @@ def _where(binade: Binade, accumulator: Format) -> str:
 
 def _ulps(number: float) -> str:
     return f"{number:.4g}" if number < 1000 else f"{number:,.1f}"
+
+
+AUTOCAST_CONTEXTS = Table("autocast_contexts", AutocastContext, "autocast contexts that were entered")
+ACCUMULATION = Table("accumulation", AccumulationRow, "sums of one number added many times")
+SUMMATION = Table("summation", SummationRow, "errors of sums of random numbers")
+NORMALIZATION = Table("normalization", NormalizationRow, "error by step in low precision")
+NORMALIZATION_RANGE = Table("normalization_range", NormalizationRangeRow, "input sizes at which a step fails")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from cs_systems.core.rows import AutocastContext, ModuleDtypes
+from cs_systems.formulas.rounding import AutocastContext, ModuleDtypes
 
 DEVICES = ("cpu", "cuda")
 PARTS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gradients")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cs_systems.core.rows import (
+from cs_systems.formulas.memory.tables import (
     BackwardChange,
     MemoryPartRow,
     MemoryReading,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from cs_systems.core.caveats import GraphBreakRow
 from cs_systems.core.printable import plain
-from cs_systems.core.rows import GraphBreakRow
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import sm_clock_hz
 

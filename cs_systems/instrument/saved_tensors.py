@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from cs_systems.core.rows import KeptByBlock, ResidualRow
+from cs_systems.formulas.memory.tables import KeptByBlock, ResidualRow
 from cs_systems.instrument.hooks import BackwardRoots, nodes_below
 from cs_systems.instrument.structure import Block, block_of_modules
 

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cs_systems.config import Phase
-from cs_systems.core.rows import ForecastPhase
 from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES, Block, CachingAllocator
+from cs_systems.formulas.memory.tables import ForecastPhase
 from cs_systems.instrument import convolutions
 from cs_systems.instrument.flop_counter import executed_flops
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from cs_systems.config import Precision
-from cs_systems.core.rows import MemoryInUse
 from cs_systems.core.units import counted
+from cs_systems.formulas.memory.tables import MemoryInUse
 
 # Faster than the clock of any data-center GPU, so that `occupy` lasts at least as long as requested.
 _SPIN_HZ = 2.2e9

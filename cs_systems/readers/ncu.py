@@ -16,11 +16,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, TypedDict, cast
 
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import Format
-from cs_systems.core.rows import CounterRow
+from cs_systems.core.tables import Column, Table
 from cs_systems.readers._paths import check_file
 
 INSTALL = "pip install 'cs-systems[ncu]', or put the folder extras/python of ncu on PYTHONPATH"
@@ -64,6 +64,40 @@ _FACTORS = {
 _UNITS = {"%": 1e-2, "ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3}
 _WHOLE = ("registers", "shared_bytes", "shared_load_conflicts", "shared_store_conflicts")
 _LAUNCH = {"grid": "launch__grid_dim", "block": "launch__block_dim"}
+
+
+class CounterRow(TypedDict):
+    """Hardware counters of one launch, in `counters`. `METRICS` names the metric of each column.
+
+    A share is of the peak that the chip can sustain.
+    """
+
+    kernel: Annotated[str, Column(beside=52)]
+    ranges: str  # open NVTX ranges, outermost first
+    grid: str | None
+    block: str | None
+    time_s: float | None
+    registers: Annotated[int | None, Column("regs")]  # per thread
+    shared_bytes: Annotated[int | None, Column("per block")]  # per block, including the driver's share
+    waves: float | None
+    occupancy_share: float | None
+    highest_occupancy_share: Annotated[float | None, Column("at most")]
+    sm_efficiency_share: Annotated[float | None, Column("SM eff.")]
+    sm_share: Annotated[float | None, Column("SM")]
+    memory_share: float | None
+    dram_share: Annotated[float | None, Column("DRAM")]
+    dram_read_bytes_per_s: Annotated[float | None, Column("read")]
+    dram_write_bytes_per_s: Annotated[float | None, Column("written")]
+    load_bytes_per_s: float | None
+    store_bytes_per_s: float | None
+    shared_load_bytes_per_s: Annotated[float | None, Column("load")]
+    shared_store_bytes_per_s: Annotated[float | None, Column("store")]
+    shared_load_conflicts: Annotated[int | None, Column("ld conflicts")]
+    shared_store_conflicts: Annotated[int | None, Column("st conflicts")]
+    warp_efficiency_share: Annotated[float | None, Column("warp eff.")]
+
+
+COUNTERS = Table("counters", CounterRow, "hardware counters of each kernel launch")
 
 
 def read(path: Path) -> list[CounterRow]:

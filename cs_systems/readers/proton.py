@@ -26,10 +26,9 @@ from typing import Any
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import Format, Unpacked
 from cs_systems.core.printable import INDENT
-from cs_systems.core.rows import ScopeKernelRow, ScopeRow
 from cs_systems.core.validation import is_number, is_whole, shown
 from cs_systems.readers._paths import check_file
-from cs_systems.readers.forms.scopes import Scopes
+from cs_systems.readers.forms.scopes import ScopeKernelRow, ScopeRow, Scopes
 
 SUFFIXES = (".hatchet", ".hatchet_msgpack")
 SCOPES = re.compile(rb'\s*\[\s*\{\s*"(children|frame|metrics)"\s*:')

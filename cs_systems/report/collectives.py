@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
-from cs_systems.core.rows import SetupRow, first_row
+from cs_systems.core.tables import Column, first_row, table
+from cs_systems.formulas.communication import SetupRow
 from cs_systems.formulas.latency_bandwidth import Fit, fit
 from cs_systems.record import RunRecord
 
@@ -41,18 +42,18 @@ class LineColumns(TypedDict):
 
     collective: str
     dtype: str
-    world_size: int
+    world_size: Annotated[int, Column("ranks")]
 
 
 class FitRow(LineColumns):
     """Fit of t(n) = α + n/β to the calls of a line."""
 
     sizes: int
-    latency_s: float  # α
-    algbw_bytes_per_s: float | None  # β
-    busbw_bytes_per_s: float | None  # β, as the rate of the bus
-    half_bandwidth_bytes: float | None  # α β
-    r_squared: float | None
+    latency_s: Annotated[float, Column("α")]  # α
+    algbw_bytes_per_s: Annotated[float | None, Column("β")]  # β
+    busbw_bytes_per_s: Annotated[float | None, Column("β as busbw")]  # β, as the rate of the bus
+    half_bandwidth_bytes: Annotated[float | None, Column("α β")]  # α β
+    r_squared: Annotated[float | None, Column("R²")]
     worst_residual_share: float | None
 
 
@@ -60,7 +61,7 @@ class LineSetupRow(LineColumns, SetupRow):
     """Set-up of a line's process, with the first call of the smallest size beside a later one."""
 
     size_bytes: int
-    call_s: float | None
+    call_s: Annotated[float | None, Column("per call")]
 
 
 def cell(record: RunRecord) -> dict[str, Any]:
@@ -122,6 +123,16 @@ def fitted(records: Sequence[RunRecord]) -> Fit | None:
     return fit([_size(record) for record in records], [call_s(record) or 0.0 for record in records])
 
 
+@table(
+    "fit of time by size: t(n) = α + n/β",
+    "collective dtype world_size latency_s algbw_bytes_per_s busbw_bytes_per_s half_bandwidth_bytes r_squared "
+    "worst_residual_share",
+    notes=(
+        "α: latency; β: the algbw that large sizes approach; α β: the size at which half of β is reached",
+        "the fit minimizes relative residuals, so that all sizes have equal weight; R² is that of these residuals",
+        "a worst residual above about 10% means that one line does not describe all sizes",
+    ),
+)
 def fits(records: Iterable[RunRecord]) -> list[FitRow]:
     """Return one row per line that has a fit."""
     rows: list[FitRow] = []
@@ -147,6 +158,15 @@ def fits(records: Iterable[RunRecord]) -> list[FitRow]:
     return rows
 
 
+@table(
+    "set-up, before the first sample",
+    "collective dtype world_size start_s init_process_group_s new_group_s size_bytes first_call_s call_s",
+    notes=(
+        "start: from the start of a rank's process until it joins the others; init: init_process_group, on GPUs with "
+        "the creation of the communicator; new group: a second group of the same ranks",
+        "of the slowest rank, once per process, and not part of the times above",
+    ),
+)
 def setups(records: Iterable[RunRecord]) -> list[LineSetupRow]:
     """Return one row per line with its set-up times."""
     rows: list[LineSetupRow] = []

@@ -13,7 +13,7 @@ from cs_systems.core.units import counted
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.tables import layout, records
 from cs_systems.report.tables.formats import terminal
-from cs_systems.report.tables.rows import table_of
+from cs_systems.report.tables.rows import plain_table
 from cs_systems.report.tables.table import Table
 
 MOST_CELLS = 20  # of a grid that are shown, so that it fits a screen
@@ -57,7 +57,7 @@ def _table_of_cells(cells: Sequence[RunConfig]) -> Table:
     common = describe(cells[0], silent) if apart else ""
     notes = [f"and {len(cells) - MOST_CELLS} more cells"] if len(cells) > MOST_CELLS else []
     caption = "; constant: ".join(filter(None, [counted(len(cells), "cell"), common]))
-    return table_of(lines, caption, notes, {name: layout.title(name) for name in apart})
+    return plain_table(lines, caption, notes, {name: layout.title(name) for name in apart})
 
 
 def _fields(cell: RunConfig) -> Row:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cs_systems.config import LEAVES, ModelConfig
 from cs_systems.core.fields import Declared, Subject
-from cs_systems.core.rows import first_row
+from cs_systems.core.tables import first_row
 from cs_systems.record import NO_TIMING, RunRecord
 from cs_systems.report import collectives, origins
 from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT

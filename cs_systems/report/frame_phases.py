@@ -7,8 +7,9 @@ from math import fsum, isfinite
 from statistics import median
 
 from cs_systems.config import Phase
-from cs_systems.core.rows import first_row
 from cs_systems.core.statistics import interval, quantile, summary
+from cs_systems.core.tables import first_row
+from cs_systems.formulas.cost import COST
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import Measurement, Row, RunRecord
 from cs_systems.report import collectives
@@ -57,7 +58,7 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
     if measurement is None or not measurement.timed or not record.is_timing:
         yield {}
         return
-    costs = {row["phase"]: row for row in record.results.get("cost", ())}
+    costs = {row["phase"]: row for row in COST.of(record.results)}
     for phase in (*(p for p in measurement.phase_names() if p != STEP), STEP):
         rounds = _rounds(measurement, phase)
         if not rounds:

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core.rows import as_tables
 from cs_systems.core.validation import field_types
 from cs_systems.record import OR_AGAIN, RunRecord, read_records
 from cs_systems.record import some_records as any_records
 
-# Columns are not checked: those of older versions and of users' own workloads are not in `Results`.
+# Columns are not checked: those of users' own workloads are declared nowhere.
 _TABLES = dict[str, list[dict[str, Any]]]
 _PLAIN = frozenset({str, int, float, bool})
 STATUSES = ("ok", "oom", "unavailable", "timeout", "killed", "error")
@@ -52,7 +51,7 @@ def _malformed(record: RunRecord) -> str | None:
     hints = field_types(RunConfig)
     if missing := {"workload", "model"} - record.config.keys():
         return f"config lacks {min(missing)}"
-    cells = ((t, n, v) for t, rows in as_tables(record.results).items() for row in rows for n, v in row.items())
+    cells = ((t, n, v) for t, rows in record.results.items() for row in rows for n, v in row.items())
     if nested := next(((t, n, v) for t, n, v in cells if isinstance(v, list | dict)), None):
         return f"{nested[1]} in table {nested[0]} is {repr(nested[2])[:80]}"
     problems = (_type_problem(v, hints[name], f"config.{name}") for name, v in record.config.items() if name in hints)
@@ -78,7 +77,7 @@ def _type_problem(value: Any, kind: Any, name: str) -> str | None:
         else:
             return _problem(value, name)
         return next(filter(None, (_type_problem(v, hints[n], f"{name}.{n}") for n, v in pairs.items())), None)
-    if typing.is_typeddict(kind):
+    if origin is Mapping:
         return _type_problem(value, _TABLES, name)
     if origin in (list, tuple):
         if not isinstance(value, list | tuple):

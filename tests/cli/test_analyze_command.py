@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from cs_systems.analysis.attribution import module_tables
+from cs_systems.analysis.attribution.timeline import DECLARED
+from cs_systems.analysis.comparison import SIDES
 from cs_systems.cli import main
-from cs_systems.core.rows import SIDES
-from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 from tests.recorded import MAIN
 
 DATA = Path(__file__).parents[1] / "data"
@@ -38,7 +39,8 @@ def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytes
     assert lines[1] == "recorded 2026-11-20 11:03 UTC"
     assert "not as timings" in lines[2]
     # One GPU does not communicate, and nsys records no operators.
-    assert {*CAPTIONS.values()} - {*lines} == {CAPTIONS["overlap"], CAPTIONS["operators"]}
+    lacking = {name for name, table in DECLARED.items() if table.caption not in lines} - {*module_tables.TABLES}
+    assert lacking == {"overlap", "operators"}
     assert any(line.startswith("elementwise direct_copy ") for line in lines)
     assert "30.8% of the time is in 30 more kernels; --top shows more" in lines
 
@@ -46,19 +48,19 @@ def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytes
 def test_options_choose_tables_and_number_of_rows(kineto_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(kineto_path, "--table", "families", "kernels", "--top", "3") == 0
     out = capsys.readouterr().out
-    assert CAPTIONS["families"] in out
-    assert CAPTIONS["gaps"] not in out
+    assert DECLARED["families"].caption in out
+    assert DECLARED["gaps"].caption not in out
     assert "37 more kernels" in out
 
 
-@pytest.mark.parametrize("table", sorted(SHOWN))
+@pytest.mark.parametrize("table", sorted({*DECLARED} - {*module_tables.TABLES}))
 def test_csv_has_all_columns_and_rows(
     nsys_path: Path, kineto_path: Path, capsys: pytest.CaptureFixture[str], table: str
 ) -> None:
     path = kineto_path if table == "operators" else nsys_path
     assert analyze(path, "--table", table, "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert {*SHOWN[table]} <= {*rows[0]}
+    assert {*DECLARED[table].columns} == {*rows[0]}
     if table == "kernels":
         assert len(rows) == 40
         assert "at::native::" in rows[6]["kernel"]  # in full

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from cs_systems.config import RunConfig
 from cs_systems.core.plugins import LIVE, holding
-from cs_systems.core.rows import ForecastRow
+from cs_systems.formulas.memory.tables import ForecastRow
 from cs_systems.instrument.known_values import RANDOM_CAVEAT, ValuedFakeMode
 from cs_systems.measure.runtime.forecast import forecast
 

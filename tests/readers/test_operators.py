@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cs_systems.analysis.attribution.operator_table import notes, operators
+from cs_systems.analysis.attribution.operator_table import OperatorRow, notes, operators
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.cli import main
-from cs_systems.core.rows import OperatorRow
 from cs_systems.readers import read
 from cs_systems.readers.forms.columns import UNKNOWN
 from cs_systems.readers.forms.operators import nested

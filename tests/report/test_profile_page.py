@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.attribution.profile import Profile, profile
+from cs_systems.analysis.attribution.tables import TABLES, drawn_step
 from cs_systems.analysis.attribution.timeline import results, view
 from cs_systems.cli import main
 from cs_systems.core.printable import LONGEST_NAME, within
-from cs_systems.core.rows import as_tables
 from cs_systems.core.units import human
 from cs_systems.readers import read
 from cs_systems.readers.forms.modules import checked
 from cs_systems.report.pages._packing import packed
 from cs_systems.report.pages.profile import render
-from cs_systems.report.tables.profile import CAPTIONS, SHOWN, drawn_step
 from tests.report.browser import POINTER, Page, browse, data_of, looks, opened, phone_tooltip, texts_between_tags
 
 DATA = Path(__file__).parents[1] / "data"
@@ -150,8 +149,7 @@ def test_page_states_step_coverage_and_captions(page: str) -> None:
         "100.0% of the kernel time belongs to a phase, and 39.2% to a layer or named module",
     ):
         assert expected in text
-    lacking = ("overlap", "range_tree", "operators")
-    assert {CAPTIONS[name].lower() for name in SHOWN if name not in lacking} <= texts_between_tags(page)
+    assert {table.caption.lower() for name, table in TABLES.items() if name != "overlap"} <= texts_between_tags(page)
     assert 'title="void at::native::' in page  # the full name, while the table shows the short one
 
 
@@ -162,8 +160,8 @@ def test_step_that_the_terminal_names_is_the_one_that_the_page_draws(nsys_path: 
         opening = f"opens at step {step['number']}, which took {human(step['wall_ns'] * 1e-9, 's')}; "
         mean_s = sum(row["wall_s"] for row in results(seen)["steps"]) / 3
         expected = f"{opening}the tables are means over 3 steps of {human(mean_s, 's')} on average"
-        assert drawn_step(as_tables(results(seen))["steps"]) == expected
-    assert drawn_step(as_tables(results(seen))["steps"][:1]) == ""
+        assert drawn_step(results(seen)["steps"]) == expected
+    assert drawn_step(results(seen)["steps"][:1]) == ""
 
 
 def test_table_sort_keys_are_finite_numbers(page: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.memory import timeline as memory_view
+from cs_systems.analysis.memory.tables import TABLES
 from cs_systems.cli import main
-from cs_systems.report.tables.snapshot import CAPTIONS
 from tests.report.browser import POINTER, Page, browse, data_of, looks, opened, phone_tooltip, texts_between_tags
 
 SNAPSHOT = Path(__file__).parents[1] / "data" / "snapshot_h200_step.pickle.gz"
@@ -72,7 +72,7 @@ def test_page_states_peak_categories_and_captions(page: str) -> None:
         "from autograd's own thread",
     ):
         assert expected in text
-    shown = {caption.lower() for name, caption in CAPTIONS.items() if name != "out_of_memory"}  # no request failed
+    shown = {table.caption.lower() for name, table in TABLES.items() if name != "out_of_memory"}  # no request failed
     assert shown <= texts_between_tags(page)
 
 

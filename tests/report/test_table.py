@@ -5,7 +5,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pandas as pd
 import pytest
@@ -13,12 +13,13 @@ import pytest
 from cs_systems.config import ConfigError, RunConfig, preset
 from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.core.fields import LOOP
+from cs_systems.core.tables import Column, Table
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.tables import columns
 from cs_systems.report.tables import records as table
 from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.records import counted_caveats, render, summarized, tables
-from cs_systems.report.tables.rows import render_rows
+from cs_systems.report.tables.rows import render_rows, render_table
 from cs_systems.report.tables.short import letters
 from tests.report.conftest import LAUNCH_BOUND, UNSTABLE, Build, attention_config, train_config
 
@@ -478,9 +479,15 @@ def test_values_of_other_orders_of_magnitude_have_their_own_unit(build: Build) -
     assert [c.cells for c in table.columns[1:]] == [("1.00 GiB", "1.00 GiB", "256 KiB"), ("1.00", "1.00", "0.000244")]
 
 
+class Sides(TypedDict):
+    what: str
+    a_bytes: Annotated[int, Column("baseline", own_unit=True)]
+    b_bytes: Annotated[int | None, Column("candidate", own_unit=True)]
+
+
 def test_cells_with_own_units_are_readable_side_by_side() -> None:
     rows = [{"what": "weights", "a_bytes": 3 * 2**30, "b_bytes": 512}, {"what": "loss", "a_bytes": 0, "b_bytes": None}]
-    lines = render_rows(rows, own_units=("a_bytes", "b_bytes")).splitlines()
+    lines = render_table(Table("sides", Sides, "two sides"), rows).splitlines()
     assert [line.split() for line in lines[-2:]] == [["weights", "3.00", "GiB", "512", "B"], ["loss", "0", "–"]]
 
 

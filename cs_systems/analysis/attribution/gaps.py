@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple, cast
+from typing import Annotated, NamedTuple, TypedDict, cast
 
 import numpy as np
 
-from cs_systems.core.rows import GapRow, Results
 from cs_systems.core.statistics import ROUNDING_S
+from cs_systems.core.tables import Column, Tables
 from cs_systems.readers._stalls import stalls
 from cs_systems.readers.forms.columns import Bools, Floats, Ints
 from cs_systems.readers.forms.trace import Kernels, Step, Trace
@@ -36,6 +36,17 @@ COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH, LOST, UNSEEN = CAUSES = (
 
 
 LATE_S = 100e-6  # from the end of a launch to its kernel: longer than any launch's own latency
+
+
+class GapRow(TypedDict):
+    """Time of a step without a kernel on a device by cause, in `gaps`; the share is of the step's wall time."""
+
+    device: Annotated[int, Column("GPU")]
+    cause: str
+    gaps_per_step: Annotated[float, Column("gaps")]
+    time_s: float
+    share: Annotated[float, Column("of wall time", drop=9)]
+    longest_s: Annotated[float, Column("longest")]  # of all steps
 
 
 class Span(NamedTuple):
@@ -117,13 +128,13 @@ def gap_rows(trace: Trace, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list
     return rows
 
 
-def idle_by_cause(tables: Results, clean_s: float | None = None) -> dict[str, float]:
+def idle_by_cause(tables: Tables, clean_s: float | None = None) -> dict[str, float]:
     """Return the time of a step without a kernel on the first device, by cause; empty without a table of gaps.
 
     clean_s: the duration of the step without the profiler, which slows the host down and so lengthens the gaps. The
         causes then divide what this step has besides kernels, in the proportions of the trace.
     """
-    rows: Sequence[GapRow] = tables.get("gaps", ())
+    rows = tables.get("gaps", ())
     lasted = {row["cause"]: row["time_s"] for row in rows if row["device"] == rows[0]["device"]}
     steps = [row for row in tables.get("steps", ()) if row["device"] == rows[0]["device"]] if rows else []
     idle_s = sum(lasted.values())

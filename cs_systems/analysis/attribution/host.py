@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence, Set
+from typing import Annotated, TypedDict
 
 import numpy as np
 
 from cs_systems.analysis.attribution.places import NOTHING_OPEN, main_timeline, place_of
 from cs_systems.core.range_names import UNATTRIBUTED, general
-from cs_systems.core.rows import RangeRow
+from cs_systems.core.tables import Column
 from cs_systems.readers.forms.columns import Floats, Ints, Ranges, Timeline, distinct
 from cs_systems.readers.forms.trace import Step, steps_of
 
 Key = tuple[str | None, str]  # (phase, name of the range)
+
+
+class RangeRow(TypedDict):
+    """Range of the host in a step, in `ranges`: wall time of the host, summed over threads."""
+
+    phase: str | None  # None outside of every phase
+    range: Annotated[str, Column(beside=55)]
+    calls_per_step: Annotated[float, Column("calls", drop=8)]
+    total_s: Annotated[float, Column("CPU time")]
+    self_s: Annotated[float, Column("self time", drop=1)]  # without the ranges inside
+    share: Annotated[float, Column("of wall time", drop=9)]  # of the steps' wall time
 
 
 def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[RangeRow]:

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated, TypedDict
 
 from cs_systems.analysis.attribution.kernel_families import is_collective
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.core.formats import TIMELINE, Format, named, recognised
-from cs_systems.core.rows import FileRow
 from cs_systems.core.sources import Source
+from cs_systems.core.tables import Column, Table
+
+
+class FileRow(TypedDict):
+    """File in a list of several; None is a value that the file does not have."""
+
+    file: Annotated[str, Column(beside=50)]
+    format: str
+    device: str | None
+    rank: int | None
+    duration_s: Annotated[float | None, Column(drop=1)]
+    kernels: int | None
+    steps: int | None
+    cell: str | None  # of the run that wrote the file
+    holds: Annotated[str | None, Column("tables with data")]  # tables with data
+    command: str | None  # that reads the file
 
 
 def traces_in(sources: Sequence[Source]) -> list[Source]:
@@ -89,3 +105,7 @@ def _row(source: Source, format: str, holds: str | None, command: str | None) ->
 def labelled(profile: Profile, source: Source) -> Profile:
     """Return the profile with the file's name to the user as its source."""
     return replace(profile, trace=replace(profile.trace, source=source.label))
+
+
+FILES = Table("files", FileRow, "files", "file format rank duration_s kernels steps")
+HOLDS = Table("holds", FileRow, "contents of the files", "file device cell holds")

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypedDict
+
 import numpy as np
 
 from cs_systems.analysis.attribution.places import places_at
 from cs_systems.analysis.attribution.profile import find_steps
 from cs_systems.config import ConfigError
-from cs_systems.core.rows import MemoryRange
+from cs_systems.core.tables import Column, Table
 from cs_systems.readers.forms.columns import Categorical
 from cs_systems.readers.forms.trace import Trace, steps_of
 
 MEMORY_USAGE = "--cuda-memory-usage=true"
+
+
+class MemoryRange(TypedDict):
+    """Device memory that a phase and layer allocate and free in a step: means over the steps."""
+
+    phase: str
+    layer: str
+    allocations: Annotated[float, Column("calls")]
+    allocated_bytes: float
+    freed_bytes: float
+    change_bytes: float
+    most_bytes: int  # in use meanwhile, above that in use when the step began; the largest of all steps
+
+
+class MemoryRangeRow(MemoryRange):
+    """Memory of a range with a block's prediction, in `memory_ranges`.
+
+    Predicted: the bytes kept by a block's forward, and by which its backward changes the bytes in use. None in other
+    rows, and where the closed form of eager code without checkpoints does not hold.
+    """
+
+    predicted_bytes: int | None
+
+
+class MemoryRangesOf(TypedDict):
+    """Subject of `memory_ranges`, in `memory_ranges_of`: tensors, or the caching allocator's requests."""
+
+    sees: str
 
 
 def memory_ranges(trace: Trace) -> list[MemoryRange]:
@@ -50,3 +80,12 @@ def memory_ranges(trace: Trace) -> list[MemoryRange]:
             }
         )
     return rows
+
+
+MEMORY_RANGES = Table(
+    "memory_ranges",
+    MemoryRangeRow,
+    "device memory of one step, by range",
+    "phase layer allocations allocated_bytes freed_bytes change_bytes predicted_bytes most_bytes",
+)
+MEMORY_RANGES_OF = Table("memory_ranges_of", MemoryRangesOf, "what the table of memory by range counts")

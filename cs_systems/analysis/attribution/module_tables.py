@@ -8,31 +8,92 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypedDict
 
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.tables import NO_COSTS, Costs
 from cs_systems.config import Phase
 from cs_systems.core import statistics
 from cs_systems.core.range_names import COMMUNICATION, UNATTRIBUTED
+from cs_systems.core.tables import Column, by_name, table
 from cs_systems.record import Row
 
 PHASES = (Phase.FORWARD.value, Phase.BACKWARD.value)
-SUMMED = (
-    "parameters",
-    "kept_bytes",
-    "flops",
-    "own_flops",
-    "calls_per_step",
-    "own_s",
-    "time_s",
-    "forward_s",
-    "backward_s",
+
+_OfClass = TypedDict("_OfClass", {"class": str})
+
+
+class Rates(TypedDict):
+    """Rate of FLOPs by the time, and its share of the device's peak."""
+
+    achieved_flops_per_s: Annotated[float | None, Column("rate", drop=6)]
+    ceiling_share: Annotated[float | None, Column("of ceiling")]
+
+
+class WorkRow(_OfClass, Rates):
+    """Time of modules in a step, and their FLOPs; None where a phase has no kernel in a module, or without a cost."""
+
+    forward_s: float | None
+    backward_s: float | None
+    time_s: float
+    share: Annotated[float | None, Column("share of time", drop=9)]
+    flops: Annotated[int | None, Column("work", drop=1)]
+
+
+class ClassRow(WorkRow):
+    """Class of modules, by the time outside of the modules inside them, in `classes`."""
+
+    modules: Annotated[int, Column("number")]
+
+
+class BlockRow(WorkRow):
+    """Block of the model, in `blocks`."""
+
+    block: str | None
+    path: str
+    parameters: int
+    calls_per_step: float
+    kept_bytes: Annotated[int | None, Column("kept")]
+
+
+class OwnTimes(TypedDict):
+    """Time outside of the modules inside, and its FLOPs."""
+
+    own_s: float
+    own_flops: int | None
+
+
+class TreeRow(ClassRow, OwnTimes):
+    """Modules with one path but for the numbers of their blocks, in `tree`; sums over them."""
+
+    module: Annotated[str, Column(beside=50)]
+    part: str | None
+    parameters: int | None
+    calls_per_step: float | None
+    kept_bytes: Annotated[int | None, Column("kept")]
+
+
+class ModuleRow(BlockRow, OwnTimes):
+    """Module of the model, in `modules`, in the order of the model."""
+
+    stack: str | None  # path of the list of blocks that it is in
+    layer: str
+    part: str | None
+    forward_flops: int | None
+    backward_flops: int | None
+
+
+_TIMES = "forward_s backward_s time_s share flops achieved_flops_per_s ceiling_share"
+
+
+@table(
+    "modules, per step",
+    f"path class part parameters {_TIMES} kept_bytes",
+    most=10,
+    headings={"path": "module"},
 )
-
-
-def modules(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+def modules(profile: Profile, costs: Costs = NO_COSTS) -> list[ModuleRow]:
     """Return one row for each module, in the order of the model."""
     known = profile.trace.modules
     if known is None:
@@ -51,24 +112,33 @@ def modules(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
             calls[path] += total.calls
     own_flops = _own_flops(known.by_path, costs.modules)
     phases = _phases(profile)
-    rows = []
+    rows: list[ModuleRow] = []
     for row in known.rows:
-        path = row["path"]
+        path, cost = row["path"], costs.modules.get(row["path"], {})
         rows.append(
             {
-                **{name: row[name] for name in ("path", "class", "block", "stack", "layer", "part", "parameters")},
-                **{f"{phase}_s": inside[path, phase] if phase in phases else None for phase in PHASES},
+                "path": path,
+                "class": row["class"],
+                "block": row["block"],
+                "stack": row["stack"],
+                "layer": row["layer"],
+                "part": row["part"],
+                "parameters": row["parameters"],
+                "forward_s": inside[path, PHASES[0]] if PHASES[0] in phases else None,
+                "backward_s": inside[path, PHASES[1]] if PHASES[1] in phases else None,
                 "calls_per_step": calls[path] / count,
                 "time_s": inside[path],
                 "own_s": own[path],
                 "share": inside[path] / profile.time_s * count if profile.time_s else None,
-                **{f"{phase}_flops": costs.modules.get(path, {}).get(f"{phase}_flops") for phase in PHASES},
-                "flops": _flops(costs.modules.get(path)),
+                "forward_flops": cost.get("forward_flops"),
+                "backward_flops": cost.get("backward_flops"),
+                "flops": _flops(cost),
                 "own_flops": own_flops.get(path),
-                "kept_bytes": costs.modules.get(path, {}).get("kept_bytes"),
+                "kept_bytes": cost.get("kept_bytes"),
+                **_rates(_flops(cost), inside[path], costs),
             }
         )
-    return [{**row, **_rates(row, costs)} for row in rows]
+    return rows
 
 
 def _phases(profile: Profile) -> set[str]:
@@ -76,58 +146,99 @@ def _phases(profile: Profile) -> set[str]:
     return {place.phase for _, place in profile.groups if place.module is not None}
 
 
-def tree(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+@table(
+    "module tree, the blocks of a list summed, per step",
+    f"module class modules part parameters {_TIMES} kept_bytes",
+)
+def tree(profile: Profile, costs: Costs = NO_COSTS) -> list[TreeRow]:
     """Return the modules with the blocks of each list summed: `layers.*.attn`; those that take no time are left out."""
-    rows = modules(profile, costs)
+    groups: dict[str, list[ModuleRow]] = defaultdict(list)
+    for row in modules(profile, costs):
+        groups[_general(row)].append(row)
+    rows: list[TreeRow] = []
+    for name, mine in groups.items():
+        time_s, flops = sum(one["time_s"] for one in mine), statistics.total(one["flops"] for one in mine)
+        rows.append(
+            {
+                "module": name,
+                "class": mine[0]["class"] if len({one["class"] for one in mine}) == 1 else "several",
+                "modules": len(mine),
+                "part": mine[0]["part"],
+                "parameters": statistics.total(one["parameters"] for one in mine),
+                "kept_bytes": statistics.total(one["kept_bytes"] for one in mine),
+                "flops": flops,
+                "own_flops": statistics.total(one["own_flops"] for one in mine),
+                "calls_per_step": statistics.total(one["calls_per_step"] for one in mine),
+                "own_s": sum(one["own_s"] for one in mine),
+                "time_s": time_s,
+                "forward_s": statistics.total(one["forward_s"] for one in mine),
+                "backward_s": statistics.total(one["backward_s"] for one in mine),
+                "share": time_s / profile.time_s * len(profile.steps) if profile.time_s else None,
+                **_rates(flops, time_s, costs),
+            }
+        )
+    return [row for row in rows if row["time_s"] or row["parameters"]]
 
-    def general(row: Row) -> str:
-        stack, path = row["stack"], str(row["path"])
-        if stack is None:
-            return path or str(row["class"])
-        return str(stack) + re.sub(r"^(\.?)\d+", r"\1*", path[len(stack) :])
 
-    return [row for row in _grouped(rows, general, "module", profile, costs) if row["time_s"] or row["parameters"]]
+def _general(row: ModuleRow) -> str:
+    """Return the module's path with a star for the number of its block."""
+    stack, path = row["stack"], row["path"]
+    return (path or row["class"]) if stack is None else stack + re.sub(r"^(\.?)\d+", r"\1*", path[len(stack) :])
 
 
-def blocks(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+@table("blocks, per step", f"block class parameters {_TIMES} kept_bytes")
+def blocks(profile: Profile, costs: Costs = NO_COSTS) -> list[BlockRow]:
     """Return one row for each block."""
-    rows = modules(profile, costs)
-    is_block = [row for row in rows if row["stack"] is not None and _is_block(row)]
-    kept = ("block", "path", "class", "parameters", *(f"{phase}_s" for phase in PHASES), "time_s", "share", "flops")
-    rates = ("achieved_flops_per_s", "ceiling_share", "kept_bytes", "calls_per_step")
-    return [{name: row[name] for name in (*kept, *rates)} for row in is_block]
+    return [
+        {
+            "block": row["block"],
+            "path": row["path"],
+            "class": row["class"],
+            "parameters": row["parameters"],
+            "forward_s": row["forward_s"],
+            "backward_s": row["backward_s"],
+            "time_s": row["time_s"],
+            "share": row["share"],
+            "flops": row["flops"],
+            "achieved_flops_per_s": row["achieved_flops_per_s"],
+            "ceiling_share": row["ceiling_share"],
+            "kept_bytes": row["kept_bytes"],
+            "calls_per_step": row["calls_per_step"],
+        }
+        for row in modules(profile, costs)
+        if row["stack"] is not None and re.fullmatch(r"\.?\d+", row["path"][len(row["stack"]) :])  # the block itself
+    ]
 
 
-def classes(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+@table("classes of modules by their own time, per step", f"class modules {_TIMES}")
+def classes(profile: Profile, costs: Costs = NO_COSTS) -> list[ClassRow]:
     """Return one row for each class of modules, by own time: the times of all classes add up."""
-    rows = modules(profile, costs)
+    of_modules = modules(profile, costs)
     times: dict[tuple[str, str], float] = defaultdict(float)
-    by_path, phases = {row["path"]: row for row in rows}, _phases(profile)
+    by_path, phases = {row["path"]: row for row in of_modules}, _phases(profile)
     for (_, place), total in profile.groups.items():
         if place.module is not None and place.phase in PHASES:
             times[by_path[place.module]["class"], place.phase] += total.time_s / len(profile.steps)
-    made = []
-    for name in dict.fromkeys(row["class"] for row in rows):
-        mine = [row for row in rows if row["class"] == name]
+    rows: list[ClassRow] = []
+    for name in dict.fromkeys(row["class"] for row in of_modules):
+        mine = [row for row in of_modules if row["class"] == name]
         own_s, flops = sum(row["own_s"] for row in mine), statistics.total(row["own_flops"] for row in mine)
-        row = {
-            "class": name,
-            "modules": len(mine),
-            **{f"{phase}_s": times[name, phase] if phase in phases else None for phase in PHASES},
-            "time_s": own_s,
-            "share": own_s / profile.time_s * len(profile.steps) if profile.time_s else None,
-            "flops": flops,
-        }
-        made.append({**row, **_rates(row, costs)})
-    return sorted((row for row in made if row["time_s"] or row["flops"]), key=lambda row: -row["time_s"])
+        rows.append(
+            {
+                "class": name,
+                "modules": len(mine),
+                "forward_s": times[name, PHASES[0]] if PHASES[0] in phases else None,
+                "backward_s": times[name, PHASES[1]] if PHASES[1] in phases else None,
+                "time_s": own_s,
+                "share": own_s / profile.time_s * len(profile.steps) if profile.time_s else None,
+                "flops": flops,
+                **_rates(flops, own_s, costs),
+            }
+        )
+    return sorted((row for row in rows if row["time_s"] or row["flops"]), key=lambda row: -row["time_s"])
 
 
-TABLES: dict[str, Callable[[Profile, Costs], list[Row]]] = {
-    "tree": tree,
-    "blocks": blocks,
-    "classes": classes,
-    "modules": modules,
-}
+TABLES = by_name(tree, blocks, classes, modules)
 
 
 def notes(name: str, profile: Profile, rows: Sequence[Row]) -> list[str]:
@@ -195,31 +306,7 @@ def _own_flops(paths: Iterable[str], costs: Mapping[str, Row]) -> dict[str, int]
     return own
 
 
-def _rates(row: Row, costs: Costs) -> Row:
-    flops, time_s = row["flops"], row["time_s"]
+def _rates(flops: int | None, time_s: float, costs: Costs) -> Rates:
     rate = flops / time_s if flops is not None and time_s else None
     peak = costs.ceilings.flops_per_s if costs.ceilings else None
     return {"achieved_flops_per_s": rate, "ceiling_share": rate / peak if rate is not None and peak else None}
-
-
-def _grouped(rows: Iterable[Row], key: Callable[[Row], str], title: str, profile: Profile, costs: Costs) -> list[Row]:
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    made: list[Row] = []
-    for name, mine in groups.items():
-        row = {
-            title: name,
-            "class": mine[0]["class"] if len({one["class"] for one in mine}) == 1 else "several",
-            "modules": len(mine),
-            "part": mine[0]["part"],
-            **{column: statistics.total(one[column] for one in mine) for column in SUMMED},
-        }
-        share = row["time_s"] / profile.time_s * len(profile.steps) if profile.time_s else None
-        made.append({**row, "share": share, **_rates(row, costs)})
-    return made
-
-
-def _is_block(row: Row) -> bool:
-    """Return whether the row is the block itself, not a module inside it: what follows its list's path is a number."""
-    return re.fullmatch(r"\.?\d+", str(row["path"])[len(row["stack"]) :]) is not None

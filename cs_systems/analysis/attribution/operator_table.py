@@ -7,6 +7,7 @@ A kernel belongs to the operators that were open on the launching thread when it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, TypedDict
 
 import numpy as np
 
@@ -14,11 +15,36 @@ from cs_systems.analysis.attribution.places import NOTHING_OPEN, main_timeline
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.tables import NO_COSTS, Costs
 from cs_systems.core.range_names import general
-from cs_systems.core.rows import OperatorRow, Row
+from cs_systems.core.tables import Column, Row, table
 from cs_systems.formulas.operator_flops import MAY_HIDE, Work, operator_work
 from cs_systems.readers.forms.columns import UNKNOWN, Floats, Ints, Ranges, distinct
 from cs_systems.readers.forms.operators import Operators, of_ranges, shapes_text
 from cs_systems.readers.forms.trace import Trace, steps_of
+
+
+class OperatorRow(TypedDict):
+    """Operator with the shapes of its inputs, in `operators`.
+
+    Columns of kernels are None in a trace without kernels. Self time is without the operators inside.
+    """
+
+    operator: Annotated[str, Column(beside=60)]
+    shapes: str | None  # None where they were not recorded
+    calls_per_step: Annotated[float, Column("calls", drop=8)]
+    host_s: Annotated[float, Column("CPU", drop=2)]
+    host_self_s: Annotated[float, Column("CPU self", drop=5)]
+    host_share: Annotated[float, Column("of wall", drop=3)]  # self time, of the step's wall time
+    kernels_per_step: float | None  # launched by the operator itself
+    device_s: Annotated[float | None, Column("GPU", drop=1)]  # of the kernels launched in it
+    device_self_s: Annotated[float | None, Column("GPU self")]
+    share: Annotated[float | None, Column(drop=9)]  # self time, of all kernel time
+    flops: float | None  # None where no formula is known
+    formula: str | None
+    # By the kernels' time; without kernels, by the host's.
+    achieved_flops_per_s: Annotated[float | None, Column("rate", drop=6)]
+    # Innermost range around it that takes the most of its time.
+    caller: Annotated[str | None, Column("called in", beside=60, drop=4)]
+    callers: int
 
 
 def operators_of(trace: Trace) -> Operators | None:
@@ -31,6 +57,12 @@ def _by_host(trace: Trace) -> bool:
     return not trace.kernels and not trace.devices
 
 
+@table(
+    "operators by input shapes, with the kernels launched in them, per step",
+    "operator shapes calls_per_step device_self_s device_s share host_self_s host_s host_share achieved_flops_per_s "
+    "caller",
+    most=15,
+)
 def operators(profile: Profile, costs: Costs = NO_COSTS) -> list[OperatorRow]:
     """Return one row for each operator and input shapes, per step, the longest first: by kernel time, else by host."""
     trace, steps, by_host = profile.trace, len(profile.steps), _by_host(profile.trace)
@@ -168,9 +200,6 @@ def largest(profile: Profile, costs: Costs = NO_COSTS) -> tuple[list[OperatorRow
     rows = operators(profile, costs)
     said = notes(profile, rows)
     return rows[:MOST], [*said, f"{len(rows) - MOST} more operators"] if rows[MOST:] else said
-
-
-TABLES = {"operators": operators}
 
 
 def notes(profile: Profile, rows: Sequence[Row]) -> list[str]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, TypedDict
+from typing import Annotated, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -35,8 +35,8 @@ from cs_systems.analysis.attribution.places import attribute
 from cs_systems.analysis.attribution.profile import find_steps
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.range_names import COMMUNICATION, UNATTRIBUTED, meaning
-from cs_systems.core.rows import Interval, OverlapRow, SkewRow, StreamTimes
 from cs_systems.core.statistics import ROUNDING_S, excess_s
+from cs_systems.core.tables import Column, Table
 from cs_systems.readers.forms.columns import Bools, Categorical, Floats, Ints
 from cs_systems.readers.forms.trace import Kernels, Step, Trace, steps_of
 
@@ -44,6 +44,45 @@ GLOO = "gloo:"  # prefix of the range of each gloo collective
 _SENDS = ("c10d::", "record_param_comms")  # operators that communicate
 _NO_COMPUTATION = (None, Phase.SYNCHRONIZE, COMMUNICATION)
 FINEST = 1000  # a picture shows intervals down to a step's duration divided by this
+
+
+class StreamTimes(TypedDict):
+    """Times of one step of a rank's communication and computation."""
+
+    step_s: float
+    compute_s: float
+    communication_s: float
+    hidden_s: float  # communication during computation
+    exposed_s: float  # communication alone
+    idle_s: float
+    collectives: int
+
+
+class SkewRow(TypedDict):
+    """Collectives of one rank in a step; None where the ranks' traces do not fit together."""
+
+    rank: int
+    transfer_s: float | None
+    waiting_s: float | None  # for the other ranks
+
+
+class RankOverlapRow(StreamTimes, SkewRow):
+    """Median step of one rank, in `overlap` of the profiler `overlap`."""
+
+
+class Interval(TypedDict):
+    """Interval to draw of one step's streams, from the step's start."""
+
+    stream: str  # "compute" or "communication"
+    phase: str | None  # that launched the computation
+    start_s: float
+    end_s: float
+
+
+class StreamRow(Interval):
+    """Interval of one rank, in `streams`."""
+
+    rank: int
 
 
 class HostWork(NamedTuple):
@@ -304,14 +343,20 @@ def _joined(intervals: Intervals, tolerance: float) -> list[tuple[float, float]]
 class Reconciled(TypedDict):
     """Difference between two steps, timed and traced, and the three terms of the traced one."""
 
-    difference_s: float
-    traced_difference_s: float  # other than difference_s by what the profiler and other programs do to the steps
+    difference_s: Annotated[float, Column("longer", "longer: timed step minus that of one rank alone")]
+    traced_difference_s: Annotated[
+        float,
+        Column(
+            "traced",
+            "traced: the same under the profiler: exposed communication, slower computation and additional idle time",
+        ),
+    ]  # other than difference_s by what the profiler and other programs do to the steps
     exposed_s: float  # communication without computation
-    slower_compute_s: float
-    waits_longer_s: float
+    slower_compute_s: Annotated[float, Column("compute")]
+    waits_longer_s: Annotated[float, Column("idle")]
 
 
-def reconcile(several: OverlapRow, alone: OverlapRow, several_s: float, alone_s: float) -> Reconciled:
+def reconcile(several: StreamTimes, alone: StreamTimes, several_s: float, alone_s: float) -> Reconciled:
     """Return why a step on several ranks takes `several_s` where the same step on one rank takes `alone_s`.
 
     `several_s` and `alone_s` are times without a profiler; `several` and `alone` are the `median_row` of a traced step
@@ -327,3 +372,7 @@ def reconcile(several: OverlapRow, alone: OverlapRow, several_s: float, alone_s:
         "slower_compute_s": slower_s,
         "waits_longer_s": idle_s,
     }
+
+
+RANK_OVERLAP = Table("overlap", RankOverlapRow, "communication and computation of each rank's median step")
+STREAMS = Table("streams", StreamRow, "communication and computation of one step, as intervals")

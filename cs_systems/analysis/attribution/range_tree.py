@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -18,9 +18,23 @@ from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.tables import NO_COSTS, Costs
 from cs_systems.core.printable import INDENT
 from cs_systems.core.range_names import general
-from cs_systems.core.rows import RangeTreeRow
+from cs_systems.core.tables import Column, table
 from cs_systems.readers.forms.columns import Floats, Ints, Ranges, Timeline, distinct
 from cs_systems.readers.forms.trace import steps_of
+
+
+class RangeTreeRow(TypedDict):
+    """Kernel time in a range of the program in one place, in `range_tree`; the share is of all kernel time."""
+
+    range: Annotated[str, Column(beside=55)]  # indented by its depth
+    path: Annotated[str, Column(beside=50)]  # names from the outermost range on
+    calls_per_step: Annotated[float, Column("kernels", drop=8)]  # kernels
+    time_s: float
+    self_s: Annotated[float, Column("self time", drop=1)]  # without the ranges inside
+    share: Annotated[float, Column(drop=9)]
+    idle_s: float | None  # when it was open on the host and no kernel ran; None for several devices
+    flops: float | None  # of the operators with a formula
+    achieved_flops_per_s: Annotated[float | None, Column("rate", drop=6)]
 
 
 class Path(NamedTuple):
@@ -30,6 +44,11 @@ class Path(NamedTuple):
     outer: int = 0
 
 
+@table(
+    "ranges by the time of the kernels launched in them, nested, per step",
+    "range calls_per_step time_s self_s share idle_s achieved_flops_per_s",
+    most=30,
+)
 def range_tree(profile: Profile, costs: Costs = NO_COSTS) -> list[RangeTreeRow]:
     """Return one row for each path of ranges, a range before those inside it, the longest first; per step."""
     calls: dict[tuple[str, ...], float] = defaultdict(float)
@@ -123,6 +142,3 @@ def _open(ranges: Ranges, thread: int, time_s: Floats) -> tuple[list[Path], Ints
         around = outer.stacks[other]
         paths.append(Path(tuple(map(general, (*around, *line.stacks[own]))), len(around)))
     return paths, codes
-
-
-TABLES = {"range_tree": range_tree}

@@ -1,7 +1,7 @@
-"""Tables of a profile, as rows of `core.rows`.
+"""Tables of a profile.
 
 Times and calls are those of one step: the mean over the steps. A share is of all kernel time unless stated otherwise.
-`TABLES` maps a table's name to its function; `notes` returns what a reader must know about one.
+`TABLES` holds each by its name; `notes` returns what a reader must know about one.
 """
 
 from __future__ import annotations
@@ -9,36 +9,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
-from cs_systems.analysis.attribution.gaps import gap_rows
-from cs_systems.analysis.attribution.host import range_rows
+from cs_systems.analysis.attribution.gaps import GapRow, gap_rows
+from cs_systems.analysis.attribution.host import RangeRow, range_rows
 from cs_systems.analysis.attribution.kernel_families import FAMILIES, family, is_collective
 from cs_systems.analysis.attribution.overlap import of_kernels
 from cs_systems.analysis.attribution.places import Place
 from cs_systems.analysis.attribution.profile import Profile, Sum
 from cs_systems.config import Phase
+from cs_systems.core import units
 from cs_systems.core.range_names import COMMUNICATION, LAYERS, LOOP_PHASES, PARTS, UNATTRIBUTED, meaning
-from cs_systems.core.rows import (
-    AttentionRow,
-    DeviceOverlapRow,
-    FamilyRow,
-    GapRow,
-    KernelRow,
-    LayerRow,
-    PartRow,
-    PassesRow,
-    PerStep,
-    PhaseRow,
-    RangeRow,
-    RatesRow,
-    RatioRow,
-    Row,
-    StepRow,
-)
 from cs_systems.core.statistics import excess_s
+from cs_systems.core.tables import Column, Row, by_name, table
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.readers.forms.trace import Function, steps_of
 
@@ -46,6 +31,118 @@ ALL = "all"
 DISAGREES = 0.03  # share of the wall clock; above it, a step's times disagree
 K = TypeVar("K")
 PHASES = (*(phase.value for phase in Phase), COMMUNICATION, *LOOP_PHASES, UNATTRIBUTED)
+
+
+class PerStep(TypedDict):
+    """Kernels of one step: the mean over the steps; the share is of all kernel time unless the table says otherwise."""
+
+    calls_per_step: Annotated[float, Column("calls", drop=8)]
+    time_s: float
+    share: Annotated[float, Column("share of time", drop=9)]
+
+
+class StepRow(TypedDict):
+    """Recorded step on one device, in `steps`.
+
+    It compares the step's time on the host's clock (wall), between the device's events, and on the GPU.
+    """
+
+    step: int
+    device: Annotated[int, Column("GPU")]
+    kernels: int
+    wall_s: Annotated[float, Column("wall clock")]
+    event_s: Annotated[float | None, Column("events")]
+    gpu_span_s: Annotated[float, Column("GPU span", drop=2)]  # from the first kernel's start to the last one's end
+    kernel_s: Annotated[float, Column("sum of kernels")]  # summed over kernels
+    # Of the wall time; overlapping kernels count once; None if kernels were not recorded.
+    busy_share: Annotated[float | None, Column("GPU busy")]
+    residual_s: Annotated[float, Column("wall − span", drop=1)]  # wall_s less gpu_span_s
+    residual_share: float
+
+
+class KernelRow(PerStep):
+    """Kernel by its full name, in `kernels`, with the launch configuration that took the most time."""
+
+    kernel: Annotated[str, Column(beside=52)]
+    family: str
+    mean_s: Annotated[float, Column(drop=3)]  # of one call
+    grid: str | None
+    block: str | None
+    registers: Annotated[int | None, Column("regs", drop=1)]  # per thread
+    shared_bytes: Annotated[int | None, Column(drop=2)]  # per block
+    shapes: int  # number of launch configurations
+
+
+class FamilyRow(PerStep):
+    """Family of kernels, in `families`."""
+
+    family: str
+
+
+class RatesRow(TypedDict):
+    """Rates of a phase's kernels, None where no cost is known."""
+
+    flops: Annotated[float | None, Column("work", drop=1)]
+    achieved_flops_per_s: Annotated[float | None, Column("rate", drop=6)]
+    bytes: float | None
+    achieved_bytes_per_s: Annotated[float | None, Column("traffic", drop=2)]
+    ceiling: Annotated[str | None, Column("bound by")]  # "compute" or "memory": the one that limits
+    ceiling_share: Annotated[float | None, Column("of ceiling")]  # of the limiting ceiling
+
+
+class PhaseRow(PerStep, RatesRow):
+    """Phase and family of kernels, in `phases`; each phase's family `all` comes first."""
+
+    phase: str
+    family: str
+
+
+class PassesRow(PerStep):
+    """Kernel time by pass of the step; None if no kernel of that pass is attributed to any name."""
+
+    forward_s: float | None
+    backward_s: float | None
+
+
+class LayerRow(PassesRow):
+    """Layer or named module, in `layers`, in the order of the model."""
+
+    layer: str
+
+
+class PartRow(PassesRow):
+    """Part of the blocks, summed over blocks, in `parts`."""
+
+    part: Annotated[str, Column("part of a block")]
+
+
+class AttentionRow(PerStep):
+    """Phase, part and family inside attention, in `attention`; the share is of the phase's attention."""
+
+    phase: str
+    part: str
+    family: str
+
+
+class RatioRow(TypedDict):
+    """Ratio of backward to forward in a step, in `ratio`, by one measure of time."""
+
+    measure: Annotated[str, Column("measured by")]
+    forward_s: float
+    backward_s: float
+    backward_to_forward: Annotated[float, Column("backward : forward")]
+
+
+class DeviceOverlapRow(TypedDict):
+    """Communication of one device in a step, in `overlap` of the profilers of kernels."""
+
+    device: Annotated[int, Column("GPU")]
+    collectives_per_step: Annotated[float, Column("collectives")]
+    communication_s: float
+    hidden_s: float
+    exposed_s: float
+    hidden_share: Annotated[float | None, Column("share hidden")]  # of the communication; None where there is none
+    share: Annotated[float, Column("exposed of wall time", drop=9)]  # of exposed communication, of the step
 
 
 class Ceilings(NamedTuple):
@@ -81,6 +178,11 @@ def _summed(profile: Profile, key: Callable[[Function, Place], K | None]) -> dic
     return dict(sorted(sums.items(), key=lambda item: -item[1].time_s))
 
 
+@table(
+    "steps: wall clock, GPU span and kernel time",
+    "step device kernels wall_s event_s gpu_span_s kernel_s busy_share residual_s",
+    most=10,
+)
 def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[StepRow]:
     """Return one row for each step and device, which compares the step's times."""
     idle = {device: gaps.idle_s(len(profile.steps)) for device, gaps in profile.gaps.items()}
@@ -105,6 +207,12 @@ def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[StepRow]:
     return rows
 
 
+@table(
+    "kernels by time, per step",
+    "kernel calls_per_step time_s mean_s share grid registers shared_bytes",
+    most=10,
+    headings={"share": "share"},
+)
 def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[KernelRow]:
     """Return one row for each kernel (full name)."""
     shapes: dict[str, list[tuple[float, Function]]] = defaultdict(list)
@@ -129,12 +237,17 @@ def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[KernelRow]:
     return rows
 
 
+@table("kernel families, per step", "family calls_per_step time_s share")
 def families(profile: Profile, costs: Costs = NO_COSTS) -> list[FamilyRow]:
     """Return one row for each family."""
     sums = _summed(profile, lambda function, place: family(function.name))
     return [{"family": name, **_per_step(profile, total)} for name, total in sums.items()]
 
 
+@table(
+    "phases by kernel family, per step",
+    "phase family calls_per_step time_s share flops achieved_flops_per_s achieved_bytes_per_s ceiling ceiling_share",
+)
 def phases(profile: Profile, costs: Costs = NO_COSTS) -> list[PhaseRow]:
     """Return phase × family, each phase's `all` first; rates and ceilings are None where no cost is known."""
     by_phase = _summed(profile, lambda function, place: place.phase)
@@ -169,6 +282,11 @@ def _rates(time_s: float, cost: PhaseCost | None, ceilings: Ceilings | None) -> 
     }
 
 
+@table(
+    "layers and named modules, per step",
+    "layer forward_s backward_s calls_per_step time_s share",
+    most=100,
+)
 def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[LayerRow]:
     """Return one row for each layer or named module, in the order of the model."""
     order = [form.split(" {}")[0] for form in (*_EMBEDDING_FIRST, COMMUNICATION, UNATTRIBUTED)]
@@ -189,6 +307,10 @@ def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[LayerRow]:
 _EMBEDDING_FIRST = sorted(LAYERS, key=lambda form: (form != "embedding", list(LAYERS).index(form)))
 
 
+@table(
+    "parts of a transformer block, sum over all blocks, per step",
+    "part forward_s backward_s calls_per_step time_s share",
+)
 def parts(profile: Profile, costs: Costs = NO_COSTS) -> list[PartRow]:
     """Return one row for each part of the blocks, summed over blocks.
 
@@ -237,6 +359,11 @@ def _by_phase(
     return sorted(rows, key=lambda row: order(row[0]))
 
 
+@table(
+    "inside attention, per step",
+    "phase part family calls_per_step time_s share",
+    headings={"share": "of attention"},
+)
 def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[AttentionRow]:
     """Return phase × part × family inside attention; the share is of the phase's attention."""
 
@@ -265,16 +392,22 @@ def _part_order(name: str) -> int:
     return list(PARTS).index(name) if name in PARTS else len(PARTS)
 
 
+@table("GPU idle time by cause, per step")
 def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[GapRow]:
     """Return the time without a kernel by cause; shares are of the steps' wall time."""
     return gap_rows(profile.trace, profile.gaps, profile.steps)
 
 
+@table("ranges by CPU time, per step", most=10)
 def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[RangeRow]:
     """Return the host's wall time in each range, not the device's time; shares are of the steps' wall time."""
     return range_rows(profile.trace.ranges, profile.steps)
 
 
+@table(
+    "backward time : forward time, per step (wall time: of the CPU's ranges)",
+    "measure forward_s backward_s backward_to_forward",
+)
 def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[RatioRow]:
     """Return the ratio of backward to forward, by kernel time and by wall time (the host's ranges).
 
@@ -316,6 +449,7 @@ def _phase_walls(profile: Profile) -> list[dict[str, float]]:
     return walls
 
 
+@table("communication during computation (hidden) and alone (exposed), per step")
 def overlap(profile: Profile, costs: Costs) -> list[DeviceOverlapRow]:
     """Return one row for each device, per step: its communication, hidden behind computation and exposed."""
     kernels, count = profile.trace.kernels, len(profile.steps)
@@ -340,19 +474,32 @@ def overlap(profile: Profile, costs: Costs) -> list[DeviceOverlapRow]:
     return rows
 
 
-TABLES: dict[str, Callable[[Profile, Costs], Sequence[Row]]] = {
-    "steps": steps,
-    "ratio": ratio,
-    "phases": phases,
-    "families": families,
-    "kernels": kernels,
-    "layers": layers,
-    "parts": parts,
-    "attention": attention,
-    "gaps": gaps,
-    "overlap": overlap,
-    "ranges": ranges,
-}
+TABLES = by_name(steps, ratio, phases, families, kernels, layers, parts, attention, gaps, overlap, ranges)
+
+
+def has_something(name: str, rows: Sequence[Row]) -> bool:
+    """Return whether a table is worth showing: a single GPU, for example, has no communication."""
+    return bool(rows) and (name != "overlap" or any(row["communication_s"] for row in rows))
+
+
+def mean_step_s(rows: Sequence[Row]) -> float | None:
+    """Return the mean wall time of the recorded steps, from the rows of `steps`; None without any."""
+    walls = {row["step"]: row["wall_s"] for row in rows}  # one row for each device
+    return sum(walls.values()) / len(walls) if walls else None
+
+
+def drawn_step(rows: Sequence[Row]) -> str:
+    """Return the step that the page's timeline begins with, and the mean of all, from `steps`; "" if there is no other.
+
+    It is the step with the median wall time (the shorter of two), as in `timeline.median_step`.
+    """
+    walls = sorted({(row["wall_s"], row["step"]) for row in rows if row["kernels"]})
+    mean_s, steps = mean_step_s(rows), len({row["step"] for row in rows})
+    if not walls or mean_s is None or steps == 1:
+        return ""
+    wall_s, number = walls[(len(walls) - 1) // 2]
+    opening = f"opens at step {number}, which took {units.human(wall_s, 's')}"
+    return f"{opening}; the tables are means over {steps} steps of {units.human(mean_s, 's')} on average"
 
 
 def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:

@@ -7,7 +7,7 @@ and each text once, in a table that the columns index. Threads of the host are n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypedDict, TypeVar, cast
+from typing import NamedTuple, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from cs_systems.analysis.attribution import module_tables, operator_table
 from cs_systems.analysis.attribution.kernel_families import FAMILIES, family, short_name
 from cs_systems.analysis.attribution.places import Place, main_thread
 from cs_systems.analysis.attribution.profile import Profile
+from cs_systems.analysis.attribution.range_tree import range_tree
 from cs_systems.analysis.attribution.tables import NO_COSTS, TABLES, Costs, extent, notes
 from cs_systems.core.printable import LONGEST_NAME, shortened
 from cs_systems.core.range_names import UNATTRIBUTED, meaning
-from cs_systems.core.rows import NoteRow, Results, Row
+from cs_systems.core.tables import Row, Table, Tables, by_name
 from cs_systems.readers.forms.columns import Range, Ranges
 from cs_systems.readers.forms.trace import Call, Copy, Function, Kernel, Step, Trace, steps_of
 
@@ -26,6 +27,33 @@ T = TypeVar("T")
 K = TypeVar("K")
 MOST_KERNELS = 250_000  # drawn: of more, the steps next to the one with the median wall time
 MOST_OPERATORS = 200_000  # drawn: of more, the longest
+
+
+class OverheadRow(TypedDict):
+    """Cost of profiling, in `overhead`: medians of the wall time of steps; None without enough warm-up."""
+
+    recorded_s: float
+    not_recorded_s: float | None  # the last steps of the warm-up
+    recorded_to_not_recorded: float | None
+
+
+class CoverageRow(TypedDict):
+    """Extent of a trace, in `coverage`: shares are of the kernel time."""
+
+    profiler: str
+    steps: int
+    kernels: int
+    kernel_s: float
+    phase_coverage: float
+    layer_coverage: float
+    fused_share: NotRequired[float]  # in kernels fused over several layers
+
+
+class NoteRow(TypedDict):
+    """Remark that a table needs, in `notes`; of the whole profile where the table is None."""
+
+    table: str | None
+    note: str
 
 
 class Times(TypedDict):
@@ -252,7 +280,15 @@ def _layer(trace: Trace, name: str) -> str | None:
     return meaning(name).layer
 
 
-def results(profile: Profile, costs: Costs = NO_COSTS) -> Results:
+# Every table of a trace, in the order in which they are shown.
+DECLARED = {
+    **TABLES,
+    **by_name(range_tree, operator_table.operators),
+    **module_tables.TABLES,
+}
+
+
+def results(profile: Profile, costs: Costs = NO_COSTS) -> Tables:
     """Return every table by name, and `notes`; `operators` only where the trace holds some."""
     rows: dict[str, Sequence[Row]] = {name: table(profile, costs) for name, table in TABLES.items()}
     of_operators: list[str] = []
@@ -270,7 +306,7 @@ def results(profile: Profile, costs: Costs = NO_COSTS) -> Results:
         for name in module_tables.TABLES.keys() & rows.keys()
         for note in module_tables.notes(name, profile, rows[name])
     ]
-    return cast(Results, rows | {"notes": all_notes})
+    return rows | {"notes": all_notes}
 
 
 def median_step(profile: Profile) -> int:
@@ -423,3 +459,8 @@ def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+OVERHEAD = Table("overhead", OverheadRow, "time of a step under the profiler, and before it")
+COVERAGE = Table("coverage", CoverageRow, "extent of the trace")
+NOTES = Table("notes", NoteRow, "remarks on the tables")

@@ -6,3 +6,5 @@ job's ranks: waiting, straggler, collectives), `precision` (each precision again
 steps against the later ones), `dtypes` (the dtypes of a step under autocast), `numerics` (sums and normalizations in
 low precision).
 """
+
+SIDES = ("baseline", "candidate")  # columns of the two sides begin with `a` and `b`

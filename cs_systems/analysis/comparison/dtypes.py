@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import Annotated, TypedDict
 
 from cs_systems.config import Precision
-from cs_systems.core.rows import AutocastContext, DtypeRow, ModuleDtypes
+from cs_systems.core.tables import Column, table
+from cs_systems.formulas.rounding import AutocastContext, ModuleDtypes
 
 AUTOCAST = {Precision.BF16: "bfloat16", Precision.FP16: "float16", Precision.FP8: "bfloat16"}
 FP8_LAYER = "Fp8Linear"  # of cs_systems.model.training.fp8
@@ -15,7 +17,31 @@ COLUMNS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gra
 LOW = frozenset(AUTOCAST.values())
 
 
-def table(modules: Sequence[ModuleDtypes], loss: Sequence[str]) -> list[DtypeRow]:
+class DtypeRow(TypedDict):
+    """Dtypes of a module's tensors, of the logits or of the loss, in `dtypes`; names joined by commas.
+
+    `cast` describes a leaf module: `down` (fp32 in, low precision out), `up`, or None if it kept the dtype.
+    """
+
+    what: Annotated[str, Column("module")]
+    type: str | None
+    calls: int | None
+    parameters: Annotated[str | None, Column("param")]
+    inputs: Annotated[str | None, Column("input")]
+    outputs: Annotated[str | None, Column("output")]
+    output_gradients: Annotated[
+        str | None,
+        Column("out grad", "out grad: gradient of the output; param grad: gradients of the module's own parameters"),
+    ]
+    parameter_gradients: Annotated[str | None, Column("param grad")]
+    autocast: str | None
+    cast: Annotated[
+        str | None, Column("", "cast: conversion from input to output, down to the low precision or up to fp32")
+    ]
+
+
+@table("dtypes of a step, by module", "what parameters inputs outputs output_gradients parameter_gradients cast")
+def dtypes(modules: Sequence[ModuleDtypes], loss: Sequence[str]) -> list[DtypeRow]:
     """Return a row for each module in the order of the calls, one for the logits, and one for the loss.
 
     The logits are the output of the first module called.

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cs_systems.config import Precision
-from cs_systems.core.rows import AccumulationRow, NormalizationRangeRow, NormalizationRow, Row, SummationRow
+from cs_systems.core.tables import Row
 from cs_systems.formulas import rounding
-from cs_systems.formulas.rounding import FORMATS, Format
 from cs_systems.record import RunRecord
 
 VALUE = 0.01  # the addend of the workload `accumulation`
 SHOWN_LENGTHS = (16, 256, 4096, 65536)
 
 
-def _formats(row: AccumulationRow) -> tuple[Format, Format]:
-    return FORMATS[Precision(row["addend"])], FORMATS[Precision(row["accumulator"])]
+def _formats(row: rounding.AccumulationRow) -> tuple[rounding.Format, rounding.Format]:
+    return rounding.FORMATS[Precision(row["addend"])], rounding.FORMATS[Precision(row["accumulator"])]
 
 
 def accumulated(records: Sequence[RunRecord]) -> list[Row]:
@@ -23,7 +22,7 @@ def accumulated(records: Sequence[RunRecord]) -> list[Row]:
 
     `why` is computed by arithmetic alone, without a measurement.
     """
-    rows = [row for record in records for row in record.results.get("accumulation", ())]
+    rows = [row for record in records for row in rounding.ACCUMULATION.of(record.results)]
     return [
         {
             "accumulator + addend": row["variant"],
@@ -47,9 +46,9 @@ def reasons(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def unexplained(records: Sequence[RunRecord]) -> list[AccumulationRow]:
+def unexplained(records: Sequence[RunRecord]) -> list[rounding.AccumulationRow]:
     """Return the sums that differ by any bit from the arithmetic of `rounding`; there should be none."""
-    rows = [row for record in records for row in record.results.get("accumulation", ())]
+    rows = [row for record in records for row in rounding.ACCUMULATION.of(record.results)]
     return [row for row in rows if row["sum"] != rounding.total(VALUE, *_formats(row), row["count"])]
 
 
@@ -58,7 +57,7 @@ def ulps(records: Sequence[RunRecord], count: int = 1000) -> list[Row]:
 
     They begin at 1, where errors become visible.
     """
-    rows = [row for record in records for row in record.results.get("accumulation", ())]
+    rows = [row for record in records for row in rounding.ACCUMULATION.of(record.results)]
     same = [row for row in rows if row["count"] == count and row["accumulator"] == row["addend"]]
     return [
         {
@@ -81,7 +80,7 @@ def summed(records: Sequence[RunRecord]) -> list[Row]:
     made: dict[tuple[str, str], dict[str, str | None]] = {}
     for record in records:
         precision = record.config["precision"]
-        for row in record.results.get("summation", ()):
+        for row in rounding.SUMMATION.of(record.results):
             key = (precision, row["method"])
             line = made.setdefault(key, {"dtype": precision, "added up": row["method"]})
             if row["length"] in SHOWN_LENGTHS:
@@ -89,7 +88,7 @@ def summed(records: Sequence[RunRecord]) -> list[Row]:
     return [*made.values()]
 
 
-def first_bad(rows: Sequence[SummationRow], method: str, roundoffs: float) -> int | None:
+def first_bad(rows: Sequence[rounding.SummationRow], method: str, roundoffs: float) -> int | None:
     """Return the shortest sum by that method with a median error above `roundoffs` unit roundoffs; None if none."""
     bad = (
         row["length"]
@@ -103,14 +102,14 @@ def normalized(records: Sequence[RunRecord]) -> list[Row]:
     """Return the error of each single step in low precision, in unit roundoffs, with a column per dtype."""
     made: dict[tuple[str, ...], dict[str, str]] = {}
     for record in records:
-        for row in record.results.get("normalization", ()):
+        for row in rounding.NORMALIZATION.of(record.results):
             key = (row["operation"], row["case"], row["step"])
             line = made.setdefault(key, dict(zip(("operation", "input", "in low precision"), key, strict=True)))
             line[record.config["precision"]] = in_roundoffs(row)
     return [*made.values()]
 
 
-def in_roundoffs(row: NormalizationRow) -> str:
+def in_roundoffs(row: rounding.NormalizationRow) -> str:
     """Format the error of a row, such as `26.7 u`, with the share of results that are inf or NaN."""
     if row["error"] is None:
         return "inf or NaN"
@@ -126,14 +125,14 @@ def ranges(records: Sequence[RunRecord]) -> list[Row]:
     made: dict[tuple[str, str], dict[str, str | None]] = {}
     precisions = [record.config["precision"] for record in records if "normalization_range" in record.results]
     for record in records:
-        for row in record.results.get("normalization_range", ()):
+        for row in rounding.NORMALIZATION_RANGE.of(record.results):
             key = (row["operation"], row["step"])
             line = made.setdefault(key, {"operation": key[0], "in low precision": key[1]} | dict.fromkeys(precisions))
             line[record.config["precision"]] = _breaks(row)
     return [line for line in made.values() if any(line[p] for p in precisions)]
 
 
-def _breaks(row: NormalizationRangeRow) -> str | None:
+def _breaks(row: rounding.NormalizationRangeRow) -> str | None:
     sentences = []
     if row["breaks_up_to"] is not None:
         sentences.append(f"σ ≤ {row['breaks_up_to']:g}")
@@ -146,12 +145,12 @@ ALL_STEPS, TORCH, WIDE = "all steps, sums ", "as torch does it", "fp32, result r
 GOOD_ENOUGH = 2.0  # unit roundoffs: with fp32 inside, half of one is left, and the difference is negligible
 
 
-Steps = dict[str, NormalizationRow]  # one operation on one kind of input, by the step in low precision
+Steps = dict[str, rounding.NormalizationRow]  # one operation on one kind of input, by the step in low precision
 
 
 def _cases(record: RunRecord) -> dict[tuple[str, str], Steps]:
     cases: dict[tuple[str, str], Steps] = {}
-    for row in record.results.get("normalization", ()):
+    for row in rounding.NORMALIZATION.of(record.results):
         cases.setdefault((row["operation"], row["case"]), {})[row["step"]] = row
     return cases
 
@@ -198,7 +197,7 @@ def _answer(record: RunRecord) -> list[str]:
 
 def _range_verdicts(record: RunRecord) -> list[str]:
     """Return, by operation, the steps that overflow the dtype and the input sizes from which they do."""
-    precision, rows = record.config["precision"], record.results.get("normalization_range", ())
+    precision, rows = record.config["precision"], rounding.NORMALIZATION_RANGE.of(record.results)
     sentences = []
     for operation in dict.fromkeys(row["operation"] for row in rows):
         first: dict[str, float] = {}  # the smaller size of a sum's two orders
@@ -213,7 +212,7 @@ def _range_verdicts(record: RunRecord) -> list[str]:
     return sentences
 
 
-def _roundoffs(row: NormalizationRow) -> float:
+def _roundoffs(row: rounding.NormalizationRow) -> float:
     """Return the error of a row in unit roundoffs; infinite if any result is inf or NaN."""
     return float("inf") if row["error"] is None or row["finite"] < 1 else float(row["error"] / row["unit_roundoff"])
 

@@ -5,17 +5,42 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypedDict
+from typing import Annotated, TypedDict, cast
 
 from cs_systems.analysis.comparison.runs import compare
 from cs_systems.config import Precision, RunConfig, describe
 from cs_systems.core.plugins import is_foreign
-from cs_systems.core.rows import TrainingCurveRow, first_row
+from cs_systems.core.tables import Column, Table, first_row
+from cs_systems.formulas.cost import COST
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import RunRecord, median_s
 
 BASELINE = Precision.FP32
 PHASES = ("forward", "loss", "backward", "synchronize", "optimizer")
+
+
+class PrecisionErrorRow(TypedDict):
+    """Relative errors of a step in low precision, in `precision_error`; None where an overflow made it infinite."""
+
+    reference: str | None  # dtype of the reference; None in a row without a measurement
+    loss_scale: float | None  # factor of the loss before backward; None without scaling
+    logits_error: Annotated[float | None, Column("logits")]
+    loss_error: Annotated[float | None, Column("loss")]
+    gradient_error: Annotated[float | None, Column("gradients")]
+    worst_parameter: str | None
+    worst_parameter_error: Annotated[float | None, Column("worst parameter's")]
+    # Of the gradient's elements that are not 0 in the reference.
+    underflow_share: Annotated[float | None, Column("underflow")]
+    nonfinite_share: Annotated[float | None, Column("not finite")]  # of the gradient's elements
+
+
+class TrainingCurveRow(TypedDict):
+    """Training step, in `training_curve`."""
+
+    step: int
+    loss: float  # before the step's update
+    loss_scale: float | None  # of that step's loss, for fp16
+    skipped: bool  # whether the update was skipped because a gradient overflowed
 
 
 class Speedup(TypedDict):
@@ -35,34 +60,20 @@ class GainRow(Speedup):
     """Step of a cell in one precision: medians of the step, whose ratio is the speed-up, and of its phases."""
 
     precision: str
-    forward_s: float | None
+    forward_s: Annotated[float | None, Column("fwd")]
     loss_s: float | None
-    backward_s: float | None
-    synchronize_s: float | None
-    optimizer_s: float | None
+    backward_s: Annotated[float | None, Column("bwd")]
+    synchronize_s: Annotated[float | None, Column("sync")]
+    optimizer_s: Annotated[float | None, Column("opt")]
     step_s: float | None
     tokens_per_s: float | None  # of all ranks
-    peak_allocated_bytes: int | None
-    mfu: float | None  # relative to the peak of the row's own precision
+    peak_allocated_bytes: Annotated[int | None, Column("peak")]
+    mfu: Annotated[float | None, Column("MFU")]  # relative to the peak of the row's own precision
     status: str
     reason: str | None
 
 
-class PrecisionErrors(TypedDict):
-    """Columns of the table `precision_error`, all None without a measurement."""
-
-    reference: str | None
-    loss_scale: float | None
-    logits_error: float | None
-    loss_error: float | None
-    gradient_error: float | None
-    worst_parameter: str | None
-    worst_parameter_error: float | None
-    underflow_share: float | None
-    nonfinite_share: float | None
-
-
-class ErrorRow(PrecisionErrors):
+class ErrorRow(PrecisionErrorRow):
     """Errors of a step in one precision, with the record's status."""
 
     precision: str
@@ -76,7 +87,8 @@ class LearningRow(TypedDict):
     precision: str
     steps: int | None
     first_loss: float | None
-    last_loss: float | None  # the mean over the last tenth of the steps, because each step has its own batch
+    # The mean over the last tenth of the steps, because each step has its own batch.
+    last_loss: Annotated[float | None, Column("last 10%")]
     largest_deviation: float | None  # from fp32's loss at the same step; None for fp32, and where fp32 is missing
     at_step: int | None
     loss_scale: str | None  # its history, in words
@@ -85,24 +97,8 @@ class LearningRow(TypedDict):
     reason: str | None
 
 
-ITSELF: Speedup = {
-    "speedup": None,
-    "speedup_low": None,
-    "speedup_high": None,
-    "verdict": None,
-    "noise": None,
-}  # fp32 is no faster than fp32
-NO_ERRORS: PrecisionErrors = {
-    "reference": None,
-    "loss_scale": None,
-    "logits_error": None,
-    "loss_error": None,
-    "gradient_error": None,
-    "worst_parameter": None,
-    "worst_parameter_error": None,
-    "underflow_share": None,
-    "nonfinite_share": None,
-}
+ITSELF = cast(Speedup, dict.fromkeys(Speedup.__annotations__))  # fp32 is no faster than fp32
+NO_ERRORS = cast(PrecisionErrorRow, dict.fromkeys(PrecisionErrorRow.__annotations__))
 HOPELESS = 1.0  # an interval is useless if even a doubling is below the resolution
 TIMED, ERRORS, CURVES = "train_step", "precision_error", "training_curve"
 
@@ -185,7 +181,7 @@ def interval(row: Speedup) -> str | None:
 
 
 def _step_flops(record: RunRecord) -> float | None:
-    return next((row["model_flops"] for row in record.results.get("cost", ()) if row["phase"] == "step"), None)
+    return next((row["model_flops"] for row in COST.of(record.results) if row["phase"] == "step"), None)
 
 
 def _over(above: float | None, below: float | None) -> float | None:
@@ -200,9 +196,9 @@ def errors(found: dict[Precision, list[RunRecord]]) -> list[ErrorRow]:
     rows: list[ErrorRow] = []
     for precision, records in found.items():
         last = records[-1]
-        for row in last.results.get("precision_error", ()):
+        for row in PRECISION_ERROR.of(last.results):
             rows.append({"precision": precision.value, **row, "status": last.status, "reason": last.reason})
-        if not last.results.get("precision_error"):
+        if not PRECISION_ERROR.of(last.results):
             rows.append({"precision": precision.value, **NO_ERRORS, "status": last.status, "reason": last.reason})
     return rows
 
@@ -217,7 +213,7 @@ def learning(found: dict[Precision, list[RunRecord]]) -> list[LearningRow]:
         broken = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
         most = max(apart, default=None) if broken is None else None
         tail = losses[-max(1, len(losses) // 10) :]
-        curve = last.results.get("training_curve", [])
+        curve = TRAINING_CURVE.of(last.results)
         rows.append(
             {
                 "precision": precision.value,
@@ -236,7 +232,7 @@ def learning(found: dict[Precision, list[RunRecord]]) -> list[LearningRow]:
 
 
 def _losses(records: Sequence[RunRecord]) -> list[float]:
-    return [row["loss"] for record in records[-1:] for row in record.results.get("training_curve", ())]
+    return [row["loss"] for record in records[-1:] for row in TRAINING_CURVE.of(record.results)]
 
 
 def scale_history(curve: Sequence[TrainingCurveRow]) -> str | None:
@@ -250,3 +246,7 @@ def _scales(curve: Sequence[TrainingCurveRow]) -> Iterator[str]:
         if (scale := row["loss_scale"]) is not None and scale != before:
             yield f"{scale:,.0f}" if before is None else f"{scale:,.0f} from step {row['step']}"
         before = row["loss_scale"]
+
+
+PRECISION_ERROR = Table("precision_error", PrecisionErrorRow, "relative errors of a step in low precision")
+TRAINING_CURVE = Table("training_curve", TrainingCurveRow, "loss of each training step")

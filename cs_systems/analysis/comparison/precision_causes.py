@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import median
 
 from cs_systems.analysis.attribution.gaps import LAUNCH, idle_by_cause
+from cs_systems.analysis.attribution.tables import families, steps
 from cs_systems.analysis.comparison.precision import BASELINE, Speedup, interval, speedup
 from cs_systems.config import FIELDS, ConfigError, RunConfig, describe
 from cs_systems.record import RunRecord, median_s
@@ -37,7 +38,7 @@ class CausesRow(Speedup):
 
 def pairs(records: Iterable[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
     """Return (fp32, another precision) of the same profiled cell, for all records with kernel tables."""
-    found = [r for r in records if r.results.get("families") and r.results.get("steps")]
+    found = [r for r in records if families.of(r.results) and steps.of(r.results)]
     baselines = {_apart(r): r for r in found if r.config["precision"] == BASELINE}
     return [(baselines[_apart(r)], r) for r in found if r.config["precision"] != BASELINE and _apart(r) in baselines]
 
@@ -104,8 +105,8 @@ def causes(
 
 
 def _families(record: RunRecord) -> dict[str, float]:
-    rows = record.results.get("families")
-    if not rows or not record.results.get("steps"):
+    rows = families.of(record.results)
+    if not rows or not steps.of(record.results):
         raise ConfigError(
             f"{describe(record.run_config)} has no table of kernels; profile it on a GPU with "
             "cs-systems precision --explain"
@@ -119,7 +120,7 @@ def _of(times: dict[str, float], families: Sequence[str]) -> float:
 
 def _launch_bound(record: RunRecord, clean_s: float | None) -> float:
     launch_s = idle_by_cause(record.results, clean_s).get(LAUNCH, 0.0)
-    return launch_s / (clean_s or median(row["wall_s"] for row in record.results["steps"] if row["device"] == 0))
+    return launch_s / (clean_s or median(row["wall_s"] for row in steps.of(record.results) if row["device"] == 0))
 
 
 def sentence(row: CausesRow) -> str:

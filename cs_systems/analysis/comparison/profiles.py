@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
+from typing import Annotated, TypedDict, cast
 
 from cs_systems.analysis.attribution.kernel_families import family
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.tables import ALL
+from cs_systems.analysis.comparison import SIDES
 from cs_systems.analysis.comparison.runs import different
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.range_names import SPLITS, UNATTRIBUTED
-from cs_systems.core.rows import SIDES, Row, as_tables
 from cs_systems.core.statistics import excess_s
+from cs_systems.core.tables import Column, Row, Table
 from cs_systems.record import RunRecord
 
 UNEQUAL = 0.05  # share of kernel time; with a larger difference, the sides' layers are not equally well known
 
 
-def difference(a: Profile, b: Profile, by: str) -> Sequence[Row]:
+class _Change(TypedDict):
+    """Time in the baseline and in the candidate, None where it is unknown, and their difference."""
+
+    a_s: Annotated[float | None, Column("baseline", own_unit=True)]
+    b_s: Annotated[float | None, Column("candidate", own_unit=True)]
+    difference_s: Annotated[float | None, Column("change", own_unit=True)]
+    change_share: Annotated[float | None, Column("of baseline")]
+    share: Annotated[float | None, Column("of all time")]
+
+
+class DifferenceRow(_Change, total=False):
+    """Kernel time of a step by phase, family or layer: one of the three names the row."""
+
+    phase: str
+    family: str
+    layer: str
+
+
+DIFFERENCES = {
+    by: Table(
+        "differences",
+        DifferenceRow,
+        f"kernel time per step by {by}, candidate compared with baseline",
+        f"{by} a_s b_s difference_s change_share share",
+    )
+    for by in SPLITS.values()
+}
+
+
+def difference(a: Profile, b: Profile, by: str) -> list[DifferenceRow]:
     """Return the difference of the kernel time per step, by `phase`, `family` or `layer`.
 
-    A row has a column that `by` names, and a_s, b_s, difference_s, change_share and share. The largest difference comes
-    first, and `all` last.
+    The largest difference comes first, and `all` last.
 
     `change_share` is the difference over a_s, the row's own time in the baseline, and None where that is 0. The share
     is the difference over all kernel time of the baseline, so that shares add up to the whole change. A family without
@@ -37,10 +67,10 @@ def difference(a: Profile, b: Profile, by: str) -> Sequence[Row]:
     return _rows(_times(a, by), _times(b, by), by)
 
 
-def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> Sequence[Row]:
+def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> list[DifferenceRow]:
     """Return the `difference` from the tables of two profiled cells' records; empty if a table is missing."""
     name = next(table for table, of in SPLITS.items() if of == by)
-    left, right = (as_tables(record.results).get(name, ()) for record in (a, b))
+    left, right = (record.results.get(name, ()) for record in (a, b))
     return _rows(_recorded(left, by), _recorded(right, by), by) if left and right else []
 
 
@@ -48,19 +78,20 @@ def _recorded(rows: Iterable[Row], by: str) -> Counter[str]:
     return Counter({row[by]: row["time_s"] for row in rows if by != "phase" or row["family"] == ALL})
 
 
-def _rows(times_a: Counter[str], times_b: Counter[str], by: str) -> Sequence[Row]:
+def _rows(times_a: Counter[str], times_b: Counter[str], by: str) -> list[DifferenceRow]:
     whole_a, whole_b = times_a.total(), times_b.total()
     names = sorted({*times_a, *times_b}, key=lambda name: -abs(times_b[name] - times_a[name]))
-    rows = []
+    rows: list[dict[str, object]] = []
     for name in names:
         left, right = (
             None if by == "layer" and name not in t and not _marked(t) else t[name] for t in (times_a, times_b)
         )
         rows.append({by: name, **_change(left, right, whole_a)})
-    return [*rows, {by: ALL, **_change(whole_a, whole_b, whole_a)}]
+    rows.append({by: ALL, **_change(whole_a, whole_b, whole_a)})
+    return cast("list[DifferenceRow]", rows)
 
 
-def _change(left: float | None, right: float | None, whole_s: float) -> dict[str, float | None]:
+def _change(left: float | None, right: float | None, whole_s: float) -> _Change:
     change = None if left is None or right is None else excess_s(right, left)
     change_share, share = (change / of_s if change is not None and of_s else None for of_s in (left, whole_s))
     return {"a_s": left, "b_s": right, "difference_s": change, "change_share": change_share, "share": share}

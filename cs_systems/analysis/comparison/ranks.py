@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -28,8 +28,8 @@ from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.config import ConfigError
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
 from cs_systems.core.range_names import UNATTRIBUTED
-from cs_systems.core.rows import CollectiveRow, JobRankRow
 from cs_systems.core.statistics import ROUNDING_S
+from cs_systems.core.tables import Column, by_name, table
 from cs_systems.core.units import counted, human
 from cs_systems.readers.forms.columns import Floats
 from cs_systems.readers.forms.jobs import PAIRWISE, Job, kind
@@ -40,6 +40,42 @@ TOLERANCE_S = 100e-6  # by which aligned clocks may still differ
 APART_S = 60.0  # between recordings; ranks of one job are recorded together
 FEW = 0.01  # share of a step; a smaller delay is not worth a name
 MOST_BESIDE = 2  # kinds of computation named beside a collective
+
+
+class JobRankRow(TypedDict):
+    """Rank of a job, from the traces of its ranks; times are of one step."""
+
+    rank: int
+    steps: int
+    step_s: float
+    busy_share: float | None  # of the step
+    compute_s: float
+    communication_s: Annotated[float, Column("comm.")]
+    exposed_s: float  # communication alone
+    idle_s: float
+    waiting_s: float | None  # for the last rank to arrive at each collective
+    transfer_s: float | None  # from the arrival of the last rank
+    late_s: float | None  # behind the first rank to arrive, mean of a collective
+    last_share: float | None  # of the collectives, where the rank was the last to arrive
+    host: str | None
+    file: Annotated[str, Column(beside=50)]
+
+
+class CollectiveRow(TypedDict):
+    """Collectives of one kind, group and size in the traces of a job's ranks; times are means of one call."""
+
+    collective: str
+    group: str | None
+    ranks: int
+    size_bytes: int | None  # by the definition of `core.collectives`
+    calls_per_step: Annotated[float, Column("calls", drop=8)]
+    time_s: float
+    waiting_s: float
+    transfer_s: float
+    algbw_bytes_per_s: float | None
+    busbw_bytes_per_s: float | None
+    hidden_share: float | None  # of the time
+    beside: str | None  # phase and family of the kernels that ran the longest meanwhile
 
 
 class Collective(NamedTuple):
@@ -281,7 +317,7 @@ def _matched(ranks: Sequence[Rank]) -> tuple[list[dict[int, Collective]], int]:
             members[call.group].add(rank)
             tables[rank][call.group, call.name, call.sequence if numbered else call.step].append(call)
     found: list[dict[int, Collective]] = []
-    for key in dict.fromkeys(key for table in tables.values() for key in table):
+    for key in dict.fromkeys(key for found_in in tables.values() for key in found_in):
         of = sorted(members[str(key[0])])
         listed = [tables[rank].get(key, []) for rank in of]
         if len(of) > 1 and len({*map(len, listed)}) == 1:
@@ -351,6 +387,15 @@ def _notes(
     return notes
 
 
+@table(
+    "ranks, per step",
+    "rank step_s busy_share compute_s communication_s exposed_s waiting_s late_s last_share",
+    name="ranks",
+    notes=(
+        "compute: kernels other than collectives, and copies; waiting: for the last rank to arrive; late: behind "
+        "the first rank, mean of a collective; last: share of the collectives in which the rank arrived last",
+    ),
+)
 def rank_rows(job: Merged) -> list[JobRankRow]:
     """Return one row for each rank, per step; waiting and lateness are None where nothing was matched."""
     rows: list[JobRankRow] = []
@@ -377,6 +422,13 @@ def rank_rows(job: Merged) -> list[JobRankRow]:
     return rows
 
 
+@table(
+    "collectives across the ranks, mean of one call",
+    "collective ranks size_bytes calls_per_step waiting_s transfer_s algbw_bytes_per_s busbw_bytes_per_s",
+    name="collectives",
+    notes=("transfer: from the arrival of the last rank; the bandwidths are those of the transfer",),
+    most=20,
+)
 def collective_rows(job: Merged) -> list[CollectiveRow]:
     """Return one row for each kind, group and size of collective, the longest first; times are means of one call.
 
@@ -442,3 +494,13 @@ def straggler(job: Merged) -> str | None:
         if longer_s > per_step_s / 2 and math.isfinite(longer_s):
             return f"{text}, and {what} {human(longer_s, 's')} longer than the median of the others"
     return text
+
+
+beside = replace(
+    collective_rows,
+    name="beside",
+    caption="computation beside the collectives, mean of one call on one rank",
+    shown="collective size_bytes group time_s hidden_share beside",
+    notes=("hidden: share of the time in which the rank also computed; beside: what it computed the longest",),
+)
+TABLES = by_name(rank_rows, collective_rows, beside)

@@ -14,13 +14,14 @@ from pathlib import Path, PurePath
 from statistics import median
 from typing import Any, TypedDict
 
+from cs_systems.analysis.comparison import SIDES
 from cs_systems.config import FIELDS, ConfigError, describe
 from cs_systems.core import statistics
 from cs_systems.core.caveats import REMEDIES
 from cs_systems.core.fields import Subject
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import command_line
-from cs_systems.core.rows import SIDES, first_row
+from cs_systems.core.tables import first_row
 from cs_systems.core.units import counted
 from cs_systems.record import Environment, RunRecord
 

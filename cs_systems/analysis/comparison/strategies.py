@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
-from cs_systems.analysis.attribution.overlap import Reconciled, reconcile
+from cs_systems.analysis.attribution.overlap import RANK_OVERLAP, RankOverlapRow, Reconciled, reconcile
 from cs_systems.config import STRATEGY_OPTIONS, RunConfig
 from cs_systems.core import plugins, statistics
-from cs_systems.core.rows import OverlapRow, Row, first_row
+from cs_systems.core.tables import Column, Row, first_row, table
+from cs_systems.formulas.memory.tables import RANK_MEMORY
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import RunRecord
 
+_CELL = "strategy ranks repeat"
 STAGES = ("built", "forward", "backward", "optimizer")
 
 
@@ -35,10 +37,13 @@ class StepRow(CellColumns):
     """Step of a cell, all ranks together."""
 
     step_s: float | None
-    p10_s: float | None
-    p90_s: float | None
+    p10_s: Annotated[float | None, Column(drop=1)]
+    p90_s: Annotated[float | None, Column(drop=2)]
     tokens_per_s: float | None  # of all ranks
-    efficiency: float | None  # that over the throughput of as many baselines; None without a baseline
+    # That over the throughput of as many baselines; None without a baseline.
+    efficiency: Annotated[
+        float | None, Column(note="efficiency: tokens/s over that of the same number of independent ranks")
+    ]
     note: str | None
 
 
@@ -48,13 +53,22 @@ class CommunicationRow(CellColumns):
     The first is the step's time beyond the baseline's step. The other is the straggler's trace.
     """
 
-    by_difference_s: float | None
+    by_difference_s: Annotated[float | None, Column("longer", "longer: step time minus that of one rank alone")]
     of_step: float | None  # by_difference_s over the step
-    in_trace_s: float | None  # exposed communication
-    hidden_s: float | None
-    hidden: float | None  # hidden_s over all communication
-    transfer_s: float | None  # of all collectives, mean over the recorded steps
-    waiting_s: float | None  # the longest of any rank, mean over the recorded steps
+    in_trace_s: Annotated[
+        float | None,
+        Column("exposed", "exposed: communication without simultaneous computation, from a trace of the straggler"),
+    ]  # exposed communication
+    hidden_s: Annotated[
+        float | None, Column(note="hidden: communication with simultaneous computation, from the same trace")
+    ]
+    hidden: Annotated[float | None, Column("hidden %")]  # hidden_s over all communication
+    # Of all collectives, mean over the recorded steps.
+    transfer_s: Annotated[float | None, Column(note="transfer: time of the collectives after all ranks have joined")]
+    # The longest of any rank, mean over the recorded steps.
+    waiting_s: Annotated[
+        float | None, Column(note="waiting: time until all ranks have joined, of the rank that waits longest")
+    ]
 
 
 class DifferenceRow(CellColumns, Reconciled):
@@ -64,11 +78,13 @@ class DifferenceRow(CellColumns, Reconciled):
 class VolumeRow(CellColumns):
     """Bytes of a cell per step and per rank; memory is that of the rank that holds most."""
 
-    collectives: int | None
-    sent_bytes: float | None
-    formula_sent_bytes: float | None
-    peak_allocated_bytes: int | None
-    predicted_peak_bytes: int | None
+    collectives: Annotated[int | None, Column("calls")]
+    sent_bytes: Annotated[float | None, Column(note="sent: bytes that a rank sends in a step, counted by the strategy")]
+    formula_sent_bytes: Annotated[
+        float | None, Column("formula", "formula: bytes that a rank sends by ring algorithms")
+    ]
+    peak_allocated_bytes: Annotated[int | None, Column("peak")]
+    predicted_peak_bytes: Annotated[int | None, Column("predicted")]
 
 
 class StageRow(CellColumns):
@@ -79,7 +95,8 @@ class StageRow(CellColumns):
     forward_bytes: int | None
     backward_bytes: int | None
     optimizer_bytes: int | None
-    off: float | None  # the largest deviation from the formula, over the formula's maximum
+    # The largest deviation from the formula, over the formula's maximum.
+    off: Annotated[float | None, Column(note="off: largest deviation from the formula")]
 
 
 def group_of(config: RunConfig) -> RunConfig:
@@ -135,6 +152,7 @@ def baseline(group: Iterable[RunRecord], repeat: int = 0) -> RunRecord | None:
     return next((r for r in alone if r.repeat == repeat), None)
 
 
+@table("steps", f"{_CELL} step_s p10_s p90_s tokens_per_s efficiency note")
 def steps(group: Sequence[RunRecord]) -> list[StepRow]:
     """Return the step of each cell."""
     rows: list[StepRow] = []
@@ -177,12 +195,13 @@ def _step_s(record: RunRecord | None) -> float | None:
     return record.measurement.median_s()
 
 
+@table("communication per step", f"{_CELL} by_difference_s of_step in_trace_s hidden_s hidden")
 def communication(group: Sequence[RunRecord]) -> list[CommunicationRow]:
     """Return the communication time of each cell on ranks."""
     rows: list[CommunicationRow] = []
     for record in on_ranks(group):
         step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
-        seen = straggler(seen_by("overlap", record, group))
+        seen: Row = straggler(seen_by("overlap", record, group)) or {}
         exposed_s = step_s - alone_s if step_s and alone_s else None
         rows.append(
             {
@@ -199,15 +218,28 @@ def communication(group: Sequence[RunRecord]) -> list[CommunicationRow]:
     return rows
 
 
-def straggler(record: RunRecord | None) -> OverlapRow:
-    """Return the row of the rank with the longest step, with the longest waiting of any; empty without a record."""
-    rows = record.results.get("overlap", []) if record else []
+skew = replace(
+    communication,
+    name="skew",
+    caption="transfer and waiting per step",
+    shown=f"{_CELL} transfer_s waiting_s",
+    notes=("times are sums over all collectives, some of which run at the same time; means of the recorded steps",),
+)
+
+
+def straggler(record: RunRecord | None) -> RankOverlapRow | None:
+    """Return the row of the rank with the longest step, with the longest waiting of any; None without a trace."""
+    rows = RANK_OVERLAP.of(record.results) if record else []
     if not rows:
-        return {}
+        return None
     waits = [row["waiting_s"] for row in rows if row["waiting_s"] is not None]
     return {**max(rows, key=lambda row: float(row["step_s"])), "waiting_s": max(waits, default=None)}
 
 
+@table(
+    "causes of the longer step, compared with one rank",
+    f"{_CELL} difference_s traced_difference_s exposed_s slower_compute_s waits_longer_s",
+)
 def differences(group: Sequence[RunRecord]) -> list[DifferenceRow]:
     """Return the reasons why a step on ranks is longer than the baseline's, of cells with traces of both."""
     rows: list[DifferenceRow] = []
@@ -220,6 +252,10 @@ def differences(group: Sequence[RunRecord]) -> list[DifferenceRow]:
     return rows
 
 
+@table(
+    "bytes sent and memory, per rank",
+    f"{_CELL} collectives sent_bytes formula_sent_bytes peak_allocated_bytes predicted_peak_bytes",
+)
 def volumes(group: Sequence[RunRecord]) -> list[VolumeRow]:
     """Return the bytes sent and held by each cell."""
     rows: list[VolumeRow] = []
@@ -243,11 +279,16 @@ def _peak_bytes(record: RunRecord | None) -> int | None:
     return record.measurement.peak_allocated_bytes if record and record.measurement else None
 
 
+@table(
+    "memory of a rank after each stage of its first step",
+    f"{_CELL} component built_bytes forward_bytes backward_bytes optimizer_bytes off",
+    notes=("of the rank with the most bytes",),
+)
 def stages(group: Sequence[RunRecord]) -> list[StageRow]:
     """Return each component's bytes by stage, of each cell."""
     rows: list[StageRow] = []
     for record in group:
-        found = [row for row in record.results.get("rank_memory", ()) if row["step"] <= 1]
+        found = [row for row in RANK_MEMORY.of(record.results) if row["step"] <= 1]
         for component in dict.fromkeys(row["component"] for row in found):
             measured, formula = (
                 [_most(found, component, stage, key) for stage in STAGES] for key in ("bytes", "expected_bytes")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from cs_systems.config import RunConfig, describe, same_fields
 from cs_systems.core import plugins
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
 from cs_systems.core.units import SCALES, best_unit, significant
 
 if TYPE_CHECKING:

@@ -10,13 +10,17 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
 from cs_systems.analysis.attribution.gaps import PROFILER, idle_by_cause
+from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
+from cs_systems.analysis.attribution.tables import KernelRow, kernels, ranges, steps
+from cs_systems.analysis.attribution.tables import phases as phase_rows
 from cs_systems.config import CONFIGURED, Mode, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
 from cs_systems.core.fields import Subject
-from cs_systems.core.rows import CeilingRow, CostRow, KernelRow, PhaseRow, Results, Row, as_tables, first_row
+from cs_systems.core.tables import Row, Tables, first_row
+from cs_systems.formulas.cost import COST
 from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import step_memory
-from cs_systems.formulas.peaks import peak_flops
+from cs_systems.formulas.peaks import CEILING, peak_flops
 from cs_systems.record import UNTIMED_WORKLOADS, Measurement, RunRecord, measured_by
 
 if TYPE_CHECKING:
@@ -112,7 +116,7 @@ class Evidence:
         has_mixed_steps: the steps are of several kinds or sizes, so that their spread is no noise.
     """
 
-    tables: Results = field(default_factory=Results)
+    tables: Tables = field(default_factory=dict)
     measurement: Measurement | None = None
     config: RunConfig | None = None
     device_name: str | None = None
@@ -150,9 +154,11 @@ class Evidence:
         """Duration of a step, above 0: without a profiler if known, else under it."""
         if self.clean_s is not None:
             return self.clean_s or None
-        steps, streams = self.tables.get("steps", ()), self.tables.get("overlap", ())
-        if steps:
-            return mean(row["wall_s"] for row in steps if row["device"] == steps[0]["device"]) or None  # as in tables
+        recorded, streams = steps.of(self.tables), RANK_OVERLAP.of(self.tables)
+        if recorded:
+            return (
+                mean(row["wall_s"] for row in recorded if row["device"] == recorded[0]["device"]) or None
+            )  # as in tables
         return max((row["step_s"] for row in streams if row.get("step_s")), default=None)
 
     @cached_property
@@ -169,9 +175,9 @@ class Evidence:
         """
         if self.measurement is not None and self.measurement.timed:
             return self.phase_s(Phase.INPUT) or 0.0
-        ranges = self.tables.get("ranges", ())
-        marked = [row["total_s"] for row in ranges if row["range"] == Phase.INPUT.value]
-        loaded = [row["total_s"] for row in ranges if row["range"].startswith("enumerate(DataLoader)")]
+        of_host = ranges.of(self.tables)
+        marked = [row["total_s"] for row in of_host if row["range"] == Phase.INPUT.value]
+        loaded = [row["total_s"] for row in of_host if row["range"].startswith("enumerate(DataLoader)")]
         waited = sum(marked or loaded)
         return min(waited, sum(self.idle_s.values())) if self.idle_s else waited
 
@@ -181,7 +187,7 @@ class Evidence:
 
     def rows_of(self, *families: str, phases: Iterable[str] | None = None, without: Iterable[str] = ()) -> list[Row]:
         """Return the rows of `phases` of these kernel families, in these phases or in all but those of `without`."""
-        of: Sequence[PhaseRow] = self.tables.get("phases", ())
+        of = phase_rows.of(self.tables)
         wanted = None if phases is None else {*phases}
         return [
             cast(Row, row)
@@ -192,7 +198,7 @@ class Evidence:
         ]
 
     def kernels(self) -> Sequence[KernelRow]:
-        return self.tables.get("kernels", ())
+        return kernels.of(self.tables)
 
     @property
     def has_compiled_kernels(self) -> bool:
@@ -217,8 +223,7 @@ class Evidence:
 
     def floor_s(self, phase: str) -> float | None:
         """Return the least time of a phase by its cost and the device's ceilings, or None where one is unknown."""
-        costs: Sequence[CostRow] = self.tables.get("cost", ())
-        ceilings: Sequence[CeilingRow] = self.tables.get("ceiling", ())
+        costs, ceilings = COST.of(self.tables), CEILING.of(self.tables)
         cost = next((row for row in costs if row["phase"] == phase), None)
         flops = cost.get("hardware_flops") if cost else None
         if cost is None or flops is None or not ceilings or not ceilings[0]["peak_flops_per_s"]:
@@ -227,15 +232,15 @@ class Evidence:
         return max(flops / ceilings[0]["peak_flops_per_s"], moved / rate if moved is not None and rate else 0.0)
 
 
-def _sound(tables: Results) -> Results:
+def _sound(tables: Tables) -> Tables:
     """Return the tables that rules read, with the rows that have every column that rules read of them."""
     names = {*_TEXTS, *_NUMBERS, *_MAY_BE_UNKNOWN}
     kept = {
         name: [row for row in rows if _is_sound(name, row)] if name in names else rows
-        for name, rows in as_tables(tables).items()
+        for name, rows in tables.items()
         if name in names or name == "ran"
     }
-    return cast(Results, {name: rows for name, rows in kept.items() if rows})
+    return {name: rows for name, rows in kept.items() if rows}
 
 
 def _is_sound(table: str, row: Row) -> bool:
@@ -257,9 +262,9 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     under = [(r, r.config.get("profiler", "none")) for r in records if has_times]
     timed = [r for r, profiler in under if profiler == "none" and r.is_timing]
     profiled = [r for r, profiler in under if profiler != "none" and measured_by(profiler) == "time"]
-    tables: Results = {}
+    tables: Tables = {}
     for record in (*profiled, *timed):
-        tables = cast(Results, {**as_tables(tables), **as_tables(record.results)})
+        tables = {**tables, **record.results}
     last = records[-1]
     environment = next((r.environment for r in reversed(records) if r.environment), None)
     on_gpu = environment is not None and environment.device != "cpu"
@@ -278,7 +283,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     )
 
 
-def of_trace(tables: Results, device_name: str | None) -> Evidence:
+def of_trace(tables: Tables, device_name: str | None) -> Evidence:
     """Return the evidence of a trace: its tables and its GPU."""
     return Evidence(tables=tables, device_name=device_name)
 
@@ -323,7 +328,7 @@ def _memory_of(record: RunRecord) -> MemoryUse | None:
     # Where reserved memory changed during the phase, only its highest is known, which may be at another time.
     around = {row.get("reserved_bytes") for row in phases[max(number - 1, 0) : number + 1]}
     reserved = reached.get("peak_reserved_bytes") if around == {reached.get("peak_reserved_bytes")} else None
-    rows: tuple[Row, ...] = (cast(Row, reached), cast(Row, categories))
+    rows: tuple[Row, ...] = (reached, cast(Row, categories))
     return MemoryUse(peak, reserved, reached["phase"], categories, rows=rows, checkpointed_bytes=checkpointed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
 
 NOTABLE = 3.0  # times the ceiling; well-tuned training steps stay below it
 REMEDY = "profile the step to see the cause (cs-systems profile --with kineto)"

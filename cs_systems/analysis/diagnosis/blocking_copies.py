@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.gaps import COPY
+from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
 
 REMEDY = "pin the host's memory (pin_memory=True), copy with non_blocking=True, and copy the next batch ahead"
 
@@ -16,7 +17,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if step_s is None or not idle_s:
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU copies memory and computes nothing"
-    rows: tuple[Row, ...] = tuple(row for row in evidence.tables["gaps"] if row["cause"] == COPY)
+    rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == COPY)
     return Diagnosis(cause, REMEDY, step_s, step_s - idle_s, evidence=rows)
 
 

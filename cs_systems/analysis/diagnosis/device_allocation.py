@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.gaps import MALLOC
+from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
 
 REMEDY = (
     "do not call torch.cuda.empty_cache() in the loop, keep shapes constant, and set "
@@ -19,7 +20,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if step_s is None or not idle_s:
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU is idle while the host allocates device memory"
-    rows: tuple[Row, ...] = tuple(row for row in evidence.tables["gaps"] if row["cause"] == MALLOC)
+    rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == MALLOC)
     return Diagnosis(cause, REMEDY, step_s, step_s - idle_s, evidence=rows)
 
 

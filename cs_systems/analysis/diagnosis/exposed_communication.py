@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
 from cs_systems.core import plugins
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 from cs_systems.formulas.rank_layout import options_of, overlaps, splits_of
 
@@ -24,7 +25,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s = evidence.step_s
     if step_s is None or evidence.setting("world_size") == 1:
         return None
-    rows: list[Row] = list(evidence.tables.get("overlap", ()))
+    rows: list[Row] = list(RANK_OVERLAP.of(evidence.tables))
     if rows:
         worst = max(rows, key=_share)
         share, of = _share(worst), _traced(worst)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.gaps import LATENCY
+from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 
@@ -17,7 +18,7 @@ REMEDY = (
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the gaps in which a launched kernel did not start."""
     step_s, idle_s = evidence.step_s, evidence.idle_s.get(LATENCY)
-    rows = [row for row in evidence.tables.get("gaps", ()) if row["cause"] == LATENCY]
+    rows = [row for row in gaps.of(evidence.tables) if row["cause"] == LATENCY]
     if step_s is None or not idle_s or not rows:
         return None
     longest_s, waited_s = rows[0].get("longest_s"), rows[0]["time_s"]

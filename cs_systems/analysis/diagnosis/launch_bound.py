@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.gaps import LAUNCH
+from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.timing_caveats import launch_bound_phases
-from cs_systems.core.caveats import REMOVE_BREAKS, broken_graph
+from cs_systems.core.caveats import GRAPH_BREAKS, REMOVE_BREAKS, broken_graph
 from cs_systems.core.plugins import is_foreign
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
 
 COMPILE = "compile (torch.compile; --compile), or capture the step in a CUDA graph (torch.cuda.graph; --graph step)"
 GRAPH = "capture the step in a CUDA graph (torch.cuda.graph; --graph step), or use a larger batch"
@@ -30,7 +31,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         # While the host waits for its batch it launches nothing; `data_input` has that time.
         waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - evidence.input_s)
         cause = f"{waited_s / step_s:.0%} of the step the GPU waits for kernel launches"
-        rows: tuple[Row, ...] = tuple(evidence.tables["gaps"])
+        rows: tuple[Row, ...] = tuple(gaps.of(evidence.tables))
         return Diagnosis(cause, remedy, step_s, step_s - waited_s, evidence=rows)
     if evidence.measurement is None:
         return None
@@ -53,7 +54,7 @@ def _remedy(evidence: Evidence) -> str:
     """Return what the cell does not do yet, and can do."""
     if evidence.setting("graph") == "step":
         return LARGER
-    if breaks := evidence.tables.get("graph_breaks"):
+    if breaks := GRAPH_BREAKS.of(evidence.tables):
         return f"{REMOVE_BREAKS}, because torch.compile {broken_graph(breaks)}"
     config, is_compiled = evidence.config, evidence.has_compiled_kernels
     if config is not None and config.is_distributed:

@@ -6,7 +6,7 @@ from statistics import mean
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import ConfigError, Phase
-from cs_systems.core.rows import Row
-from cs_systems.formulas.cost import recomputed_flops
+from cs_systems.core.tables import Row
+from cs_systems.formulas.cost import COST, recomputed_flops
 from cs_systems.formulas.memory.fit import algorithm_of, needed_bytes
 
 REMEDY = "leave out --checkpoint, or checkpoint fewer blocks: by prediction, all activations fit the device"
@@ -24,7 +24,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         algorithm, needed = algorithm_of(on_gpu), needed_bytes(replace(on_gpu, checkpoint="none"))
     except ConfigError:
         return None
-    costs = {row["phase"]: row for row in evidence.tables.get("cost", ())}
+    costs = {row["phase"]: row for row in COST.of(evidence.tables)}
     executed = costs[Phase.BACKWARD].get("hardware_flops") if Phase.BACKWARD in costs else None
     backward_s = evidence.phase_s(Phase.BACKWARD) or _kernels_s(evidence)
     if evidence.device_bytes is None or needed > evidence.device_bytes or not executed or not backward_s:

@@ -8,8 +8,8 @@ from statistics import mean, median
 from cs_systems.analysis.comparison.warmup import STEADY
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.core.rows import Row
 from cs_systems.core.step_kinds import step_kinds
+from cs_systems.core.tables import Row
 
 FEWEST = 6  # samples of which half are taken as steady
 REMEDY = "warm up for more steps (--warmup)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Precision
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
 
 # cuBLAS's largest products reach about this share of a data sheet's dense peak; no remedy reaches the peak itself.
 ATTAINABLE = 0.8

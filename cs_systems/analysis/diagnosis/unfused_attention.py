@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from cs_systems.analysis.attribution.tables import attention, families
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
 
 # Parts of attention that a fused kernel computes at once; projections and rotation stay.
 OVER_SCORES = ("attention.scores", "attention.softmax", "attention.value")
@@ -21,9 +22,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     A trace without ranges inside attention shows the softmax alone, that of the loss excepted.
     """
     step_s = evidence.step_s
-    if step_s is None or any(row["family"] == "attention" for row in evidence.tables.get("families", ())):
+    if step_s is None or any(row["family"] == "attention" for row in families.of(evidence.tables)):
         return None
-    rows: list[Row] = [row for row in evidence.tables.get("attention", ()) if row["part"] in OVER_SCORES]
+    rows: list[Row] = [row for row in attention.of(evidence.tables) if row["part"] in OVER_SCORES]
     lost = [row for row in rows if row["family"] not in PRODUCTS]
     if not rows:
         softmax = (row for row in evidence.kernels() if row["family"] == "softmax")

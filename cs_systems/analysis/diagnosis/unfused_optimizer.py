@@ -7,7 +7,7 @@ import re
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
 
 FUSED = re.compile(r"fused_?(optimizer|adam|sgd|lamb)|^triton_for_|^adamw_kernel", re.IGNORECASE)
 # AdamW reads parameter, gradient and both moments, and writes all but the gradient. torch's foreach AdamW moves these

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.core.rows import Row
 from cs_systems.core.statistics import unstable
+from cs_systems.core.tables import Row
 
 FEWEST = 3  # samples that show a spread
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+from cs_systems.analysis.attribution.tables import families
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase, Precision
-from cs_systems.core.rows import Row
+from cs_systems.core.tables import Row
+from cs_systems.formulas.cost import COST
 
 # Names of cuBLAS's and CUTLASS's products on the CUDA cores: fp32 in and out, without TF32.
 FP32_KERNEL = re.compile(r"sgemm|simt|ffma|f32f32_f32f32", re.IGNORECASE)
@@ -40,9 +42,9 @@ def _products(evidence: Evidence, peak_flops_per_s: float) -> list[Row]:
     if evidence.setting("precision") != Precision.FP32:
         return []
     if "families" in evidence.tables:
-        return [row for row in evidence.tables["families"] if row["family"] == "matmul"]
+        return [row for row in families.of(evidence.tables) if row["family"] == "matmul"]
     phases = [(phase, evidence.phase_s(phase)) for phase in (Phase.FORWARD, Phase.BACKWARD)]
-    flops = {row["phase"]: row.get("hardware_flops") or 0 for row in evidence.tables.get("cost", ())}
+    flops = {row["phase"]: row.get("hardware_flops") or 0 for row in COST.of(evidence.tables)}
     return [
         {"phase": phase.value, "time_s": time_s}
         for phase, time_s in phases

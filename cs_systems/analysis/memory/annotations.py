@@ -9,12 +9,13 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 from cs_systems.analysis.memory.allocations import BEFORE
 from cs_systems.analysis.memory.categories import Attribution
 from cs_systems.analysis.memory.tensor_names import TensorNames
 from cs_systems.core.range_names import general
+from cs_systems.core.tables import Column, table
 from cs_systems.readers.snapshot import Snapshot
 
 METADATA = "metadata"
@@ -24,16 +25,22 @@ BLOCK = 1024  # values whose highest is kept
 class AnnotationRow(TypedDict):
     """Name of the program's own, with all its occurrences."""
 
-    annotation: str
+    annotation: Annotated[str, Column("name", beside=48)]
     kind: str | None  # METADATA, or None for a range
-    occurrences: int | None  # of a range
-    allocations: int  # made under it
+    occurrences: Annotated[int | None, Column("times")]  # of a range
+    allocations: Annotated[int, Column("count")]  # made under it
     requested_bytes: int  # by them
     at_peak_bytes: int  # of them, alive at the peak of the snapshot
-    highest_bytes: int | None  # allocated in all, the highest during a range
+    highest_bytes: Annotated[int | None, Column("maximum")]  # allocated in all, the highest during a range
     change_bytes: int | None  # allocated at the end of a range, less that at its begin; sum of all
 
 
+@table(
+    "memory by the program's own names",
+    "annotation kind occurrences allocations at_peak_bytes highest_bytes change_bytes",
+    name="annotations",
+    most=10,
+)
 def by_annotation(found: Attribution, names: TensorNames) -> list[AnnotationRow]:
     """Return one row for each name, that with the most memory at the peak first."""
     rows = [*_of_ranges(found), *_of_metadata(found)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 from cs_systems.analysis.memory.allocations import (
     FREE_COMPLETED,
@@ -21,6 +21,7 @@ from cs_systems.analysis.memory.allocations import (
 )
 from cs_systems.analysis.memory.categories import Attribution
 from cs_systems.analysis.memory.tensor_names import TensorNames
+from cs_systems.core.tables import Column, table
 from cs_systems.core.units import human
 from cs_systems.readers.snapshot import Snapshot
 
@@ -36,16 +37,22 @@ class OutOfMemoryRow(TypedDict):
     time_s: float | None  # from the first event of the snapshot
     phase: str | None
     requested_bytes: int
-    device_free_bytes: int | None
+    device_free_bytes: Annotated[int | None, Column("free")]
     reserved_bytes: int | None  # by the allocator
     allocated_bytes: int
     cached_bytes: int | None  # reserved and not in use
-    largest_free_bytes: int | None  # largest piece of the cached memory
-    free_pieces: int | None
+    largest_free_bytes: Annotated[int | None, Column("largest")]  # largest piece of the cached memory
+    free_pieces: Annotated[int | None, Column("pieces")]
     cause: str
     where: str | None  # line of code
 
 
+@table(
+    "requests that failed",
+    "event requested_bytes device_free_bytes reserved_bytes allocated_bytes cached_bytes largest_free_bytes "
+    "free_pieces",
+    most=10,
+)
 def out_of_memory(found: Attribution, names: TensorNames) -> list[OutOfMemoryRow]:
     """Return one row for each request that failed, in order."""
     snapshot = found.replay.snapshot

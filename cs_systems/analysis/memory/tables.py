@@ -5,23 +5,38 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import TypedDict
+from typing import Annotated, Any, TypedDict
 
 from cs_systems.analysis.memory.allocations import BEFORE
 from cs_systems.analysis.memory.annotations import by_annotation
 from cs_systems.analysis.memory.categories import ACTIVATIONS, CATEGORIES, UNKNOWN, Attributed, Attribution
 from cs_systems.analysis.memory.out_of_memory import out_of_memory
 from cs_systems.analysis.memory.tensor_names import TensorNames
-from cs_systems.core.rows import Row, SnapshotFileRow
+from cs_systems.core.tables import Column, Table, by_name, table
+
+
+class SnapshotFileRow(TypedDict):
+    """Memory snapshot in a list of several."""
+
+    file: Annotated[str, Column(beside=50)]
+    device: int
+    events: Annotated[int, Column(drop=2)]
+    duration_s: float | None
+    peak_bytes: int | None
+    reserved_bytes: Annotated[int | None, Column("reserved then")]  # at the peak
+    category: Annotated[str | None, Column("largest")]  # the largest at the peak
+    category_share: Annotated[float | None, Column("its share")]  # of the peak
+    out_of_memory: Annotated[int, Column("OOM")]  # failed allocations
 
 
 class Sums(TypedDict):
     """Sum over allocations."""
 
-    allocations: int
-    bytes: int  # as the allocator gave them
+    allocations: Annotated[int, Column("count")]
+    bytes: Annotated[int, Column("memory")]  # as the allocator gave them
     rounding_bytes: int  # more than requested
 
 
@@ -29,27 +44,27 @@ class CompositionRow(Sums):
     """Category and phase of the peak's memory."""
 
     category: str
-    phase: str | None
-    share: float | None  # of the peak
+    phase: Annotated[str | None, Column("allocated in")]
+    share: Annotated[float | None, Column("share of peak", drop=9)]  # of the peak
 
 
 class LayerRow(Sums):
     """Layer of the activations at the peak; a line of code where the layer is not known."""
 
     layer: str
-    share: float | None  # of the activations
+    share: Annotated[float | None, Column("share of activations", drop=9)]  # of the activations
 
 
 class AllocationsRow(TypedDict):
     """Equal allocations."""
 
-    bytes: int  # of one
-    allocations: int
+    bytes: Annotated[int, Column("size")]  # of one
+    allocations: Annotated[int, Column("count")]
     total_bytes: int
     category: str
     name: str | None  # of the tensor
     where: str | None  # line of code; without a stack the phase
-    described: str | None  # name and where
+    described: Annotated[str | None, Column("tensor; source line")]  # name and where
     layers: str | None  # the first and the last
 
 
@@ -58,13 +73,13 @@ class StretchRow(TypedDict):
 
     phase: str | None
     first_event: int
-    events: int
+    events: Annotated[int, Column(drop=2)]
     start_s: float | None  # from the first event of the snapshot
-    duration_s: float | None
+    duration_s: Annotated[float | None, Column(drop=1)]
     before_bytes: int  # allocated
-    peak_bytes: int
+    peak_bytes: Annotated[int, Column("maximum")]
     after_bytes: int
-    is_peak: bool  # whether the peak of the snapshot is in it
+    is_peak: Annotated[bool, Column("peak")]  # whether the peak of the snapshot is in it
 
 
 class PoolRow(TypedDict):
@@ -75,51 +90,52 @@ class PoolRow(TypedDict):
     reserved_bytes: int
     allocated_bytes: int
     pending_free_bytes: int
-    free_segments_bytes: int  # whole segments, which `empty_cache` would return
-    inactive_split_bytes: int  # pieces between blocks
-    inactive_splits: int
-    largest_split_bytes: int
+    free_segments_bytes: Annotated[int, Column(drop=3)]  # whole segments, which `empty_cache` would return
+    inactive_split_bytes: Annotated[int, Column("inactive")]  # pieces between blocks
+    inactive_splits: Annotated[int, Column("splits", drop=1)]
+    largest_split_bytes: Annotated[int, Column("largest", drop=2)]
 
 
 class SegmentRow(TypedDict):
     """Segment of the allocator at the end of the snapshot."""
 
-    address: str
+    address: Annotated[str, Column("segment")]
     pool: str
     stream: int
     reserved_bytes: int
     allocated_bytes: int
-    inactive_split_bytes: int
-    inactive_splits: int
-    largest_split_bytes: int
+    inactive_split_bytes: Annotated[int, Column("inactive")]
+    inactive_splits: Annotated[int, Column("splits", drop=1)]
+    largest_split_bytes: Annotated[int, Column("largest", drop=2)]
 
 
 class DeviceRow(TypedDict):
     """Device of a snapshot, or all of them."""
 
     device: str
-    events: int
+    events: Annotated[int, Column(drop=2)]
     segments: int
     peak_bytes: int | None  # of all devices: the highest sum at one time
-    peak_time_s: float | None  # from the first event of any device
-    peak_reserved_bytes: int | None  # at the peak
-    end_bytes: int  # allocated at the end
+    peak_time_s: Annotated[float | None, Column("peak at")]  # from the first event of any device
+    peak_reserved_bytes: Annotated[int | None, Column("reserved then")]  # at the peak
+    end_bytes: Annotated[int, Column("at the end")]  # allocated at the end
     reserved_bytes: int | None  # at the end
     highest_reserved_bytes: int | None
-    out_of_memory: int  # requests that failed
+    out_of_memory: Annotated[int, Column("failed")]  # requests that failed
 
 
 class DifferenceRow(TypedDict):
     """Group of allocations at the peaks of two snapshots."""
 
     what: str
-    a_bytes: int
-    b_bytes: int
-    difference_bytes: int  # the candidate's less the baseline's
-    a_allocations: int
-    b_allocations: int
+    a_bytes: Annotated[int, Column("baseline", own_unit=True)]
+    b_bytes: Annotated[int, Column("candidate", own_unit=True)]
+    difference_bytes: Annotated[int, Column("change", own_unit=True)]  # the candidate's less the baseline's
+    a_allocations: Annotated[int, Column("baseline count")]
+    b_allocations: Annotated[int, Column("candidate count")]
 
 
+@table("memory at the peak, by category", "category phase allocations bytes share")
 def composition(found: Attribution, names: TensorNames) -> list[CompositionRow]:
     """Return the peak's memory by category and phase.
 
@@ -146,6 +162,7 @@ def _share(group: Iterable[Attributed], whole: int) -> float | None:
     return sum(a.allocation.bytes for a in group) / whole if whole else None
 
 
+@table("activations at the peak, by layer", "layer allocations bytes share")
 def layers(found: Attribution, names: TensorNames) -> list[LayerRow]:
     """Return the activations at the peak by layer, in the order in which forward made them, else by line of code."""
     groups: dict[str, list[Attributed]] = defaultdict(list)
@@ -156,11 +173,16 @@ def layers(found: Attribution, names: TensorNames) -> list[LayerRow]:
     return [{"layer": layer, **_sums(group), "share": _share(group, whole)} for layer, group in groups.items()]
 
 
+_ALLOCATIONS = "bytes allocations total_bytes category layers described"
+
+
+@table("largest allocations at the peak", _ALLOCATIONS, name="top", most=10)
 def at_peak(found: Attribution, names: TensorNames) -> list[AllocationsRow]:
     """Return the allocations at the peak, equal ones grouped, the largest single allocation first."""
     return _grouped(found, names, found.alive_at(found.replay.peak_event))
 
 
+@table("still allocated at the end", _ALLOCATIONS, name="alive", most=10)
 def at_end(found: Attribution, names: TensorNames) -> list[AllocationsRow]:
     """Return the allocations at the end of the snapshot, grouped as in `at_peak`."""
     return _grouped(found, names, found.alive_at(len(found.replay.snapshot.events) - 1))
@@ -202,6 +224,11 @@ def where(found: Attribution, a: Attributed) -> str | None:
     return found.sites[a.allocation.stack] or a.phase
 
 
+@table(
+    "allocated memory by phase",
+    "phase start_s duration_s events before_bytes peak_bytes after_bytes is_peak",
+    most=10,
+)
 def timeline(found: Attribution, names: TensorNames) -> list[StretchRow]:
     """Return one row for each stretch of events in one phase."""
     replay, events = found.replay, found.replay.snapshot.events
@@ -244,6 +271,11 @@ def allocated_over_events(found: Attribution) -> tuple[list[int], list[int]]:
     return at, list(accumulate(changes[event] for event in at))
 
 
+@table(
+    "reserved but unallocated memory at the end, by pool",
+    "pool segments reserved_bytes allocated_bytes free_segments_bytes inactive_split_bytes inactive_splits "
+    "largest_split_bytes",
+)
 def fragmentation(found: Attribution, names: TensorNames) -> list[PoolRow]:
     """Return reserved and allocated memory at the end, by pool."""
     rows: list[PoolRow] = []
@@ -273,6 +305,11 @@ def fragmentation(found: Attribution, names: TensorNames) -> list[PoolRow]:
     return rows
 
 
+@table(
+    "segments at the end, most fragmented first",
+    "address pool reserved_bytes allocated_bytes inactive_split_bytes inactive_splits largest_split_bytes",
+    most=10,
+)
 def segments(found: Attribution, names: TensorNames) -> list[SegmentRow]:
     """Return the segments at the end, those first with the most memory that is neither used nor returnable."""
     rows: list[SegmentRow] = []
@@ -314,6 +351,10 @@ def file_row(found: Attribution, file: str) -> SnapshotFileRow:
     }
 
 
+@table(
+    "memory at the peak, candidate compared with baseline",
+    "what a_bytes b_bytes difference_bytes a_allocations b_allocations",
+)
 def differences(
     a: Attribution, b: Attribution, by: Callable[[Attribution, Attributed], str | None]
 ) -> list[DifferenceRow]:
@@ -339,6 +380,14 @@ def differences(
     return sorted(rows, key=lambda row: -abs(row["difference_bytes"]))
 
 
+@table(
+    "devices",
+    "device events peak_bytes peak_time_s peak_reserved_bytes end_bytes reserved_bytes highest_reserved_bytes "
+    "out_of_memory",
+    notes=(
+        "the row `all` is the sum of the devices over time; its peak is less than the sum of peaks at different times",
+    ),
+)
 def devices(found: Sequence[Attribution]) -> list[DeviceRow]:
     """Return a row for each device and one of their sum over time, which is unknown without a clock on every device."""
     first = min((r.replay.snapshot.events.time_us[0] for r in found if r.replay.snapshot.events.time_us), default=0)
@@ -413,15 +462,29 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
     return None if None in known else sum(size for size in known if size is not None)
 
 
-Table = Callable[[Attribution, TensorNames], Sequence[Row]]
-TABLES: dict[str, Table] = {
-    "composition": composition,
-    "layers": layers,
-    "top": at_peak,
-    "timeline": timeline,
-    "annotations": by_annotation,
-    "out_of_memory": out_of_memory,
-    "fragmentation": fragmentation,
-    "segments": segments,
-    "alive": at_end,
-}
+FILES = Table(
+    "files",
+    SnapshotFileRow,
+    "peaks of the snapshots",
+    "file device events peak_bytes reserved_bytes category category_share out_of_memory",
+)
+TABLES = by_name(composition, layers, at_peak, timeline, by_annotation, out_of_memory, fragmentation, segments, at_end)
+
+
+AT_PEAK, AT_HIGHEST, AT_END = "at the peak", "where the history is highest", "at the end"
+
+
+def moment(*, has_peak: bool, has_events: bool) -> str:
+    """Return when the memory was as the tables show it; without events, only the memory at the end is known."""
+    return AT_PEAK if has_peak else AT_HIGHEST if has_events else AT_END
+
+
+def tables_at(when: str) -> dict[str, Table[Any]]:
+    """Return the tables with the captions and headings of that moment."""
+    if when == AT_PEAK:
+        return {**TABLES}
+    then = {"composition": {"share": "share"}, "annotations": {"at_peak_bytes": "then"}}
+    return {
+        name: replace(table, caption=table.caption.replace(AT_PEAK, when), headings=then.get(name, {}))
+        for name, table in TABLES.items()
+    }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
 from cs_systems.core.caveats import Caveat
-from cs_systems.core.rows import Results
+from cs_systems.core.tables import Tables
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class Collected:
     """
 
     artifacts: dict[str, Path] = field(default_factory=dict)
-    results: Results = field(default_factory=Results)
+    results: Tables = field(default_factory=dict)
     warnings: tuple[Caveat, ...] = ()
     contradiction: str | None = None
-    profile: tuple[Profile, Results] | None = None
+    profile: tuple[Profile, Tables] | None = None
 
 
 def rank_file(out: Path, rank: int) -> Path:

@@ -11,11 +11,13 @@ from statistics import median
 from cs_systems.analysis.attribution.kernel_families import family
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.attribution.tables import ALL, Ceilings, Costs
+from cs_systems.analysis.attribution.timeline import COVERAGE, NOTES, OVERHEAD, CoverageRow, OverheadRow
 from cs_systems.analysis.attribution.timeline import results as analysis_results
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError
 from cs_systems.core.caveats import RECORD_AGAIN, Caveat
-from cs_systems.core.rows import OverheadRow, Results, Row, as_tables
-from cs_systems.formulas.cost import PhaseCost
+from cs_systems.core.tables import Row, Tables
+from cs_systems.formulas.cost import COST, PhaseCost
+from cs_systems.formulas.peaks import CEILING
 from cs_systems.measure.profilers import Collected
 from cs_systems.readers import read
 from cs_systems.readers.forms.modules import checked
@@ -38,42 +40,39 @@ def tables(trace: Path, record: RunRecord) -> Collected:
 
     A trace without kernels (a CPU's) gives `overhead`, `ranges` and `operators`, and a caveat that states this.
     """
-    cost: Results = {"overhead": overhead(record)}
+    cost = OVERHEAD.filled(overhead(record))
     remedy = f"open {trace.name} in the profiler's own viewer"
     try:
         seen = profile(_with_modules(read(trace), record))
     except ConfigError as error:
         return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
-    results: Results = {**analysis_results(seen, costs_of(record, families_by_phase(seen))), **cost}
+    results = {**analysis_results(seen, costs_of(record, families_by_phase(seen))), **cost}
     if not seen.trace.kernels:
         lacks = f"{trace.name} holds no kernel: it has times of the ranges on the host, but none of the device"
-        few: Results = {"overhead": results["overhead"], "ranges": results["ranges"]}
-        if "operators" in results:
-            few["operators"] = results["operators"]
+        few: Tables = {name: results[name] for name in ("overhead", "ranges", "operators") if name in results}
         remedy = f"or see its operators: cs-systems analyze {trace}" if "operators" in results else ""
         caveat = Caveat("no-tables", lacks, ", ".join(filter(None, ("profile on a GPU", remedy))))
         return Collected({}, few, (caveat,), profile=(seen, results))
-    results["coverage"] = [
-        {
-            "profiler": seen.trace.profiler,
-            "steps": len(seen.steps),
-            "kernels": sum(kernels.calls for kernels in seen.by_step.values()),
-            "kernel_s": seen.time_s,
-            "phase_coverage": seen.phase_coverage,
-            "layer_coverage": seen.layer_coverage,
-            "fused_share": seen.fused_share,
-        }
-    ]
+    coverage: CoverageRow = {
+        "profiler": seen.trace.profiler,
+        "steps": len(seen.steps),
+        "kernels": sum(kernels.calls for kernels in seen.by_step.values()),
+        "kernel_s": seen.time_s,
+        "phase_coverage": seen.phase_coverage,
+        "layer_coverage": seen.layer_coverage,
+        "fused_share": seen.fused_share,
+    }
+    results |= COVERAGE.filled([coverage])
     if record.run_config.compile != "none":
         meant = FUSED.format(seen.fused_share) if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
-        results["notes"].append({"table": "layers", "note": meant})
+        results |= NOTES.filled([*NOTES.of(results), {"table": "layers", "note": meant}])
     doubts = (Caveat("incomplete-trace", seen.incomplete, RECORD_AGAIN),) if seen.incomplete else ()
     return Collected({}, results, doubts, profile=(seen, results))
 
 
 def _with_modules(trace: Trace, record: RunRecord) -> Trace:
     """Return the trace with the modules of the record where it has none of its own."""
-    known = trace.modules or checked(as_tables(record.results).get("modules"))
+    known = trace.modules or checked(record.results.get("modules"))
     return replace(trace, modules=known)
 
 
@@ -107,21 +106,19 @@ def families_by_phase(seen: Profile) -> dict[str, set[str]]:
 def costs_of(record: RunRecord, families: Mapping[str, Set[str]]) -> Costs:
     """Return each phase's cost from the record, the device's ceilings, and the step's time by the device's events."""
     by_phase: dict[tuple[str, str], PhaseCost] = {}
-    for row in record.results.get("cost", ()):
+    for row in COST.of(record.results):
         known: Row = row
         phase, cost = row["phase"], PhaseCost(**{f.name: known.get(f.name) for f in fields(PhaseCost)})
         by_phase[phase, ALL] = cost
         by_phase |= {(phase, name): share for name, share in _by_family(cost, families.get(phase, set())).items()}
     ceilings = None
-    for peak in record.results.get("ceiling", ()):
+    for peak in CEILING.of(record.results):
         if peak["peak_bytes_per_s"] is not None:
             ceilings = Ceilings(peak["peak_flops_per_s"], peak["peak_bytes_per_s"])
     timed = record.measurement.timed if record.measurement else ()
     on_device = record.measurement is not None and record.measurement.clock == "cuda_event"
     event_s = median(sum(s.phases_s.values()) for s in timed) if timed and on_device else None
-    return Costs(
-        by_phase, ceilings, event_s, {row["path"]: row for row in as_tables(record.results).get("modules", ())}
-    )
+    return Costs(by_phase, ceilings, event_s, {row["path"]: row for row in record.results.get("modules", ())})
 
 
 def _by_family(cost: PhaseCost, families: Set[str]) -> dict[str, PhaseCost]:

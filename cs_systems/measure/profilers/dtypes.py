@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from cs_systems.analysis.comparison.dtypes import contradiction, table
-from cs_systems.core.rows import AutocastContext, ModuleDtypes, Results
+from cs_systems.analysis.comparison.dtypes import contradiction, dtypes
+from cs_systems.formulas.rounding import AUTOCAST_CONTEXTS, AutocastContext, ModuleDtypes
 from cs_systems.measure.profilers import Collected, ProfileLost, Profiler
 from cs_systems.measure.profilers._readings import leave, take
 from cs_systems.record import RunRecord
@@ -45,7 +45,10 @@ def collect(out: Path, record: RunRecord) -> Collected:
         raise ProfileLost(
             "no dtype was read, because the step called no nn.Module; call the model as a module, and do not compile it"
         )
-    results: Results = {"dtypes": table(found["modules"], found["loss"]), "autocast_contexts": found["contexts"]}
+    results = {
+        **dtypes.filled(dtypes(found["modules"], found["loss"])),
+        **AUTOCAST_CONTEXTS.filled(found["contexts"]),
+    }
     cause = contradiction(record.run_config.precision, found["modules"], found["contexts"])
     return Collected({}, results, contradiction=cause)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from cs_systems.core.rows import MemoryComponentRow, MemoryPartRow, MemoryPhaseRow, MemoryReading, Results
+from cs_systems.formulas.memory import tables
 from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import PhaseMemory, phase_memory
 from cs_systems.measure.profilers import Collected, Profiler
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Readings(TypedDict):
     """Readings of the recorded steps, and of the device after them."""
 
-    phases: list[MemoryReading]
-    parts: list[MemoryPartRow]
+    phases: list[tables.MemoryReading]
+    parts: list[tables.MemoryPartRow]
 
 
 @contextmanager
@@ -42,13 +42,11 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 def collect(out: Path, record: RunRecord) -> Collected:
     found: Readings = take(out, "the readings of memory were not written")
     predicted = closed_form(record) or by_fake_tensors(record)
-    results: Results = {
-        "memory_phases": [_with_prediction(row, predicted, record.run_config.warmup) for row in found["phases"]],
-        "memory_components": components(predicted),
-    }
-    if found["parts"]:
-        results["memory_parts"] = found["parts"]
-    return Collected({}, results)
+    phases = [_with_prediction(row, predicted, record.run_config.warmup) for row in found["phases"]]
+    parts = tables.MEMORY_PARTS.filled(found["parts"]) if found["parts"] else {}
+    return Collected(
+        {}, {**tables.MEMORY_PHASES.filled(phases), **tables.MEMORY_COMPONENTS.filled(components(predicted)), **parts}
+    )
 
 
 def closed_form(record: RunRecord) -> list[PhaseMemory]:
@@ -61,14 +59,14 @@ def by_fake_tensors(record: RunRecord) -> list[PhaseMemory]:
     """Return each phase's memory by the step on fake tensors; empty where there is none."""
     components: dict[tuple[int, str], dict[str, int]] = {}
     peaks: Counter[tuple[int, str]] = Counter()
-    for row in record.results.get("memory_forecast", ()):
+    for row in tables.MEMORY_FORECAST.of(record.results):
         place = row["step"], row["phase"]
         components.setdefault(place, {})[row["component"]] = row["bytes"]
         peaks[place] += row["peak_bytes"]
     return [PhaseMemory(*place, found, peaks[place]) for place, found in components.items()]
 
 
-def components(predicted: list[PhaseMemory]) -> list[MemoryComponentRow]:
+def components(predicted: list[PhaseMemory]) -> list[tables.MemoryComponentRow]:
     """Return the closed form's bytes by component after each phase."""
     return [
         {"step": phase.step, "phase": phase.phase, "component": component, "bytes": size}
@@ -77,7 +75,7 @@ def components(predicted: list[PhaseMemory]) -> list[MemoryComponentRow]:
     ]
 
 
-def _with_prediction(row: MemoryReading, predicted: list[PhaseMemory], warmup: int) -> MemoryPhaseRow:
+def _with_prediction(row: tables.MemoryReading, predicted: list[PhaseMemory], warmup: int) -> tables.MemoryPhaseRow:
     """Return the row with the closed form's bytes."""
     step = row["step"] + (warmup if row["step"] else 0)
     like = {(p.step, p.phase): p for p in predicted}.get((min(step, 2), row["phase"]))

@@ -11,9 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.analysis.attribution.memory_ranges import MEMORY_USAGE, memory_ranges
+from cs_systems.analysis.attribution.memory_ranges import (
+    MEMORY_RANGES,
+    MEMORY_RANGES_OF,
+    MEMORY_USAGE,
+    MemoryRange,
+    MemoryRangeRow,
+    memory_ranges,
+)
 from cs_systems.config import ConfigError, Phase
-from cs_systems.core.rows import MemoryRange, MemoryRangeRow
 from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, _nsys
 from cs_systems.measure.profilers._blocks import gradients_of_a_block, kept_by_eager_block
 from cs_systems.readers import read
@@ -47,7 +53,8 @@ def collect(out: Path, record: RunRecord) -> Collected:
         raise ProfileLost(str(error)) from None
     sees = "tensors" if UNCACHED in record.run_config.profiler_args else "the caching allocator's requests"
     files = {"nsys": report, "sqlite": database}
-    return Collected(files, {"memory_ranges": with_prediction(rows, record), "memory_ranges_of": [{"sees": sees}]})
+    found = MEMORY_RANGES.filled(with_prediction(rows, record))
+    return Collected(files, {**found, **MEMORY_RANGES_OF.filled([{"sees": sees}])})
 
 
 def with_prediction(rows: Sequence[MemoryRange], record: RunRecord) -> list[MemoryRangeRow]:

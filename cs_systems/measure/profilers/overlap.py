@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from cs_systems.analysis.attribution.overlap import median_row, median_step, picture, skew_rows, streams
+from cs_systems.analysis.attribution.overlap import (
+    RANK_OVERLAP,
+    STREAMS,
+    RankOverlapRow,
+    SkewRow,
+    StreamRow,
+    median_row,
+    median_step,
+    picture,
+    skew_rows,
+    streams,
+)
+from cs_systems.analysis.attribution.timeline import OVERHEAD
 from cs_systems.config import ConfigError
 from cs_systems.core.caveats import Caveat
-from cs_systems.core.rows import OverlapRow, RankOverlapRow, Results, SkewRow, StreamRow
 from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, rank_file
 from cs_systems.measure.profilers._readings import CHECK_SHARED
 from cs_systems.measure.profilers._tables import overhead
@@ -53,7 +64,11 @@ def collect(out: Path, record: RunRecord) -> Collected:
         {"rank": row["rank"], **median_row(own), **row} for row, own in zip(skew, ranks, strict=True)
     ]
     shown: list[StreamRow] = [{"rank": 0, **row} for row in picture(traces[0], ranks[0][median_step(ranks[0])])]
-    results: Results = {"overlap": cast(list[OverlapRow], rows), "streams": shown, "overhead": overhead(record)}
+    results = {
+        **RANK_OVERLAP.filled(rows),
+        **STREAMS.filled(shown),
+        **OVERHEAD.filled(overhead(record)),
+    }
     names = ["trace", *(f"trace_rank{number}" for number in range(1, len(paths)))]
     return Collected(dict(zip(names, paths, strict=True)), results, caveats)
 

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.core.rows import RankMemoryRow, StateReading
 from cs_systems.formulas.communication import payload
 from cs_systems.formulas.cost import PARAMETER_BYTES
 from cs_systems.formulas.memory.ranks import state_by_stage
+from cs_systems.formulas.memory.tables import RANK_MEMORY, RankMemoryRow, StateReading
 from cs_systems.formulas.rank_layout import data_ranks, splits_of
 from cs_systems.measure.profilers import Collected, Profiler, rank_file
 from cs_systems.measure.profilers._readings import CHECK_SHARED, leave, take
-from cs_systems.record import RunRecord
+from cs_systems.record import RAN, RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
@@ -75,7 +75,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
                 }
                 for component, size in sizes.items()
             ]
-    return Collected(results={"rank_memory": rows})
+    return Collected(results=RANK_MEMORY.filled(rows))
 
 
 def expected_of(trained_bytes: int | None, strategy: str, ranks: int, step: int, stage: str) -> dict[str, int]:
@@ -100,7 +100,7 @@ def _trained_bytes(record: RunRecord) -> int | None:
         return None
     if (divided_over := config.world_size // data_ranks(record.config)) > 1:
         return int(payload(config.model, 0, element, 0).on_tensor_rank(divided_over).parameter_bytes)
-    count = next((row.get("parameters") for row in record.results.get("ran", ())), None)
+    count = next((row.get("parameters") for row in RAN.of(record.results)), None)
     return None if count is None else int(count * element)
 
 

@@ -5,12 +5,13 @@ Also the memory that each block's backward allocates and frees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.core.rows import Results
+from cs_systems.core.tables import Row
+from cs_systems.formulas.memory.tables import BACKWARD_BLOCKS, RESIDUAL_BLOCKS, RESIDUAL_STREAM
 from cs_systems.measure.profilers import Collected, Profiler
 from cs_systems.measure.profilers._blocks import (
     gradients_of_a_block,
@@ -40,14 +41,14 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    results: Results = take(out, "the list of saved tensors was not written")
+    results: dict[str, Sequence[Row]] = take(out, "the list of saved tensors was not written")
     if record.config["workload"] == "train_step":
-        results["residual_stream"] = [{"bytes": residual_stream_bytes(record.run_config)}]
+        results |= RESIDUAL_STREAM.filled([{"bytes": residual_stream_bytes(record.run_config)}])
     by_formula = kept_by_formula(record)
-    for row in results["residual_blocks"]:
+    for row in RESIDUAL_BLOCKS.of(results):
         row["blocks"], row["predicted_bytes"] = by_formula.get(row["block"], (1, None))
     kept = kept_by_eager_block(record)
-    for change in results["backward_blocks"]:
+    for change in BACKWARD_BLOCKS.of(results):
         gradients = gradients_of_a_block(record.run_config)
         change["gradient_bytes"] = None if kept is None else gradients
         change["predicted_bytes"] = None if kept is None else gradients - kept

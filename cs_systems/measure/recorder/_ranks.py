@@ -22,11 +22,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from cs_systems.analysis.timing_caveats import of_spread
 from cs_systems.core.caveats import REMEDIES, Caveat
-from cs_systems.core.rows import Ran, first_row
+from cs_systems.core.tables import first_row
+from cs_systems.formulas.communication import RANKS, RankRow
 from cs_systems.machine import process_group
 from cs_systems.measure.recorder._result import aligned
 from cs_systems.measure.runtime.stragglers import merged
-from cs_systems.record import RunRecord, Sample
+from cs_systems.record import Ran, RunRecord, Sample
 
 _numbers = itertools.count()
 
@@ -91,12 +92,14 @@ def merged_loop(found: dict[int, RunRecord], missing: Sequence[int]) -> RunRecor
         cut = record if len(_samples(record, False)) == timed else _without_total(record)
         alike.append(replace(cut, measurement=replace(record.measurement, samples=aligned(kept, names))))
     whole = merged(alike, begin_together=False)
-    rows = [row | {"rank": list(measured)[row["rank"]], "wait_s": None} for row in whole.results["ranks"]]
+    rows: list[RankRow] = [
+        {**row, "rank": list(measured)[row["rank"]], "wait_s": None} for row in RANKS.of(whole.results)
+    ]
     notes = [] if not lost else [_missing(lost, found)]
     return replace(
         whole,
         config=found[min(found)].config,
-        results=whole.results | {"ranks": rows},
+        results={**whole.results, **RANKS.filled(rows)},
         warnings=(*_of_stragglers(whole), *notes),
     )
 

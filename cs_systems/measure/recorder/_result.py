@@ -20,9 +20,8 @@ from torch.optim import Optimizer
 from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
-from cs_systems.core.caveats import LOOP_REMEDIES, Caveat
+from cs_systems.core.caveats import GRAPH_BREAKS, LOOP_REMEDIES, Caveat
 from cs_systems.core.fields import LOOP
-from cs_systems.core.rows import Ran, Results
 from cs_systems.core.statistics import total
 from cs_systems.core.units import counted
 from cs_systems.instrument.probes import graph_break_rows, graph_breaks
@@ -30,7 +29,7 @@ from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, WAITING, Call, in_order
-from cs_systems.record import Environment, Measurement, Row, RunRecord, Sample, make_key
+from cs_systems.record import Environment, Measurement, Ran, Row, RunRecord, Sample, make_key
 
 _Batch = Counter[tuple[tuple[int, ...], ...]]  # calls of the models in a step by the shapes of their tensors
 
@@ -130,7 +129,7 @@ def success(
     found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
     known = {"precision": precision, "graph_breaks": len(noted) or None}
     ran = cast(Ran, {**subject.ran(), **counts, **{name: value for name, value in known.items() if value}})
-    broken: Results = {"graph_breaks": breaks} if breaks else {}
+    broken = GRAPH_BREAKS.filled(breaks) if breaks else {}
     return RunRecord(
         key=make_key(config, repeat, after),
         config=config.to_dict(),

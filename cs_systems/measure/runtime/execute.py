@@ -18,11 +18,14 @@ import torch
 from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import FIELDS, MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
-from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
+from cs_systems.core.caveats import GRAPH_BREAKS
 from cs_systems.core.shapes import AttentionCall
+from cs_systems.core.tables import Tables
 from cs_systems.core.units import counted, human
 from cs_systems.formulas import peaks
-from cs_systems.formulas.cost import AttentionAlgorithm, PhaseCost, total
+from cs_systems.formulas.cost import COST, AttentionAlgorithm, CostRow, PhaseCost, total
+from cs_systems.formulas.memory.tables import MEMORY, MEMORY_FORECAST, MEMORY_UNPREDICTED, MemoryRow
+from cs_systems.formulas.peaks import CEILING, CeilingRow
 from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
 from cs_systems.instrument.probes import Probes, graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
@@ -39,7 +42,7 @@ from cs_systems.measure.workloads._batches import StepSize, differ, sizes_row
 from cs_systems.measure.workloads._foreign_errors import ForeignErrors
 from cs_systems.measure.workloads._module import ModuleStep
 from cs_systems.measure.workloads._training import Training
-from cs_systems.record import Environment, Measurement, RunRecord, Sample, make_key
+from cs_systems.record import Environment, Measurement, Ran, RunRecord, Sample, make_key
 
 Emit = Callable[[Message], object]
 # A resident workload that is visited again is compiled and allocated; one warm-up step restores caches and clocks.
@@ -358,7 +361,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         calls = counted(measured.unknown_masks, "call")
         warnings = (*warnings, caveats.full_attention(f"the masks of {calls} cannot be read"))
     rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}
-    broken: Results = {"graph_breaks": breaks} if breaks else {}
+    broken = GRAPH_BREAKS.filled(breaks) if breaks else {}
     ran = cast(Ran, description | rounds | _provenance(cell.config))
     return RunRecord(
         key=make_key(cell.config, repeat, after),
@@ -382,17 +385,16 @@ def _provenance(config: RunConfig) -> dict[str, str]:
     return row
 
 
-def _tables(cell: _Cell, device: Device, measured: MeasuredCost | None) -> Results:
+def _tables(cell: _Cell, device: Device, measured: MeasuredCost | None) -> Tables:
     """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
     made: Any = getattr(cell.workload, "tables", dict)()
     is_ours = isinstance(getattr(cell.workload, "inner", cell.workload), (Training, ForeignErrors))
-    own = cast(Results, made if is_ours or not plugins.is_foreign(cell.config.workload) else plain_tables(made))
-    own |= _forecast(cell, device)
-    tables = {**own, **_cost_tables(cell, device, measured.phases if measured else None)}
-    return cast(Results, {**tables, "modules": measured.modules} if measured else tables)
+    own = made if is_ours or not plugins.is_foreign(cell.config.workload) else plain_tables(made)
+    tables = {**own, **_forecast(cell, device), **_cost_tables(cell, device, measured.phases if measured else None)}
+    return {**tables, "modules": measured.modules} if measured else tables
 
 
-def _forecast(cell: _Cell, device: Device) -> Results:
+def _forecast(cell: _Cell, device: Device) -> Tables:
     """Return the prediction of a user's own model by fake tensors, for a cell that measures memory."""
     if cell.config.profiler != "memory" or not isinstance(cell.workload, _foreign.ForeignWorkload):
         return {}
@@ -401,9 +403,9 @@ def _forecast(cell: _Cell, device: Device) -> Results:
     row = forecast(replace(cell.config, device="cuda" if device.is_cuda else "cpu"))
     cell.predicted_peak_bytes = row["peak_bytes"]
     if row["reason"] is not None:
-        return {"memory_unpredicted": [{"reason": row["reason"]}]}
-    return {
-        "memory_forecast": [
+        return MEMORY_UNPREDICTED.filled([{"reason": row["reason"]}])
+    return MEMORY_FORECAST.filled(
+        [
             {
                 "step": phase["step"],
                 "phase": phase["phase"],
@@ -414,7 +416,7 @@ def _forecast(cell: _Cell, device: Device) -> Results:
             for phase in row["phases"]
             for name in dict.fromkeys([*phase["components"], *phase["peak_components"]])
         ]
-    }
+    )
 
 
 def _measured_cost(workload: Workload | None, sizes: Sequence[StepSize]) -> MeasuredCost | None:
@@ -443,27 +445,26 @@ def _algorithm(backend: str, call: AttentionCall) -> AttentionAlgorithm:
     return algorithm
 
 
-def _cost_tables(cell: _Cell, device: Device, measured: Mapping[str, PhaseCost] | None = None) -> Results:
+def _cost_tables(cell: _Cell, device: Device, measured: Mapping[str, PhaseCost] | None = None) -> Tables:
     assert cell.workload is not None
     memory: MemoryRow = {
         "predicted_peak_bytes": cell.predicted_peak_bytes,
         "peak_allocated_bytes": max((p for p, _ in cell.peaks if p is not None), default=None),
         "memory_limit_bytes": cell.config.memory_limit_bytes,
     }
-    tables: Results = {"memory": [memory]}
+    tables = MEMORY.filled([memory])
     if costs := cell.workload.cost() or measured:
-        tables["cost"] = [_cost_row(phase, c) for phase, c in {**costs, "step": total(costs.values())}.items()]
+        tables |= COST.filled([_cost_row(phase, c) for phase, c in {**costs, "step": total(costs.values())}.items()])
     computes_in = getattr(getattr(cell.workload, "inner", cell.workload), "computes_in", cell.config.computes_in)
     if peak := peaks.peak_flops(device.name, computes_in):
         bandwidth = peaks.peak_bandwidth(device.name)
-        tables["ceiling"] = [
-            {
-                "precision": str(computes_in),
-                "peak_flops_per_s": peak.per_s,
-                "peak_bytes_per_s": bandwidth.per_s if bandwidth else None,
-                "source": peak.source,
-            }
-        ]
+        ceiling: CeilingRow = {
+            "precision": str(computes_in),
+            "peak_flops_per_s": peak.per_s,
+            "peak_bytes_per_s": bandwidth.per_s if bandwidth else None,
+            "source": peak.source,
+        }
+        tables |= CEILING.filled([ceiling])
     return tables
 
 

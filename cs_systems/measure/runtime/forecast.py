@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cs_systems.config import ConfigError, Phase, Precision, RunConfig
 from cs_systems.core import plugins
-from cs_systems.core.rows import ForecastRow
+from cs_systems.formulas.memory.tables import ForecastRow
 from cs_systems.instrument import recurrent, structure
 from cs_systems.instrument.known_values import RANDOM_CAVEAT, ValuedFakeMode, masks_are_read
 from cs_systems.instrument.like_cuda import like_cuda

@@ -21,7 +21,7 @@ from torch import nn
 
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
-from cs_systems.core.rows import first_row
+from cs_systems.core.tables import first_row
 from cs_systems.core.validation import short_name, shown
 from cs_systems.measure.runtime.channel import CellRecord, Message
 from cs_systems.measure.runtime.execute import run_cells

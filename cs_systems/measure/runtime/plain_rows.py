@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cs_systems.config import ConfigError
-from cs_systems.core.rows import Results
+from cs_systems.core.tables import INDEX
 
-OWN_TABLES = frozenset(Results.__annotations__)  # tables that this package makes and reads by column name
+OWN_TABLES = frozenset(" ".join(INDEX.values()).split())  # tables that this package makes and reads by column name
 MOST_ROWS, MOST_COLUMNS, LONGEST_TEXT, LONGEST_PHASE = 100_000, 1_000, 10_000, 200
 DESCRIPTION = "the result of describe()"
 _REMEDY = "use None, or Python's bool, int, float or str; of a tensor or a NumPy number, give .item()"

@@ -62,7 +62,7 @@ def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
         record = replace(record, status="error", reason=found.contradiction, measurement=None)
     return replace(
         record,
-        results=record.results | found.results,
+        results={**record.results, **found.results},
         artifacts=artifacts,
         warnings=record.warnings + (found.warnings if keep else tuple(_without_file(w, out) for w in found.warnings)),
     )

@@ -17,10 +17,12 @@ from statistics import median
 from typing import Any, Protocol, cast
 
 from cs_systems.core.caveats import Caveat
-from cs_systems.core.rows import PeaksRow, Ran, RankRow, Results, first_row
 from cs_systems.core.statistics import total
+from cs_systems.core.tables import first_row
+from cs_systems.formulas.communication import RANKS, RankRow
+from cs_systems.formulas.memory.tables import MEMORY, PeaksRow
 from cs_systems.formulas.rank_layout import data_ranks
-from cs_systems.record import Measurement, RunRecord, Sample
+from cs_systems.record import RAN, Measurement, Ran, RunRecord, Sample
 
 TOGETHER = 0.005  # share of the step by which the ends of ranks that waited for each other differ
 
@@ -72,12 +74,12 @@ def merged(records: Sequence[RunRecord], *, begin_together: bool = True) -> RunR
         peak_allocated_bytes=_largest(m.peak_allocated_bytes for m in measurements),
         peak_reserved_bytes=_largest(m.peak_reserved_bytes for m in measurements),
     )
-    results: Results = {**first.results, "ranks": ranks_table(measurements)}
+    results = {**first.results, **RANKS.filled(ranks_table(measurements))}
     if "memory" in first.results:
         peak = together.peak_allocated_bytes
-        results["memory"] = [{**row, "peak_allocated_bytes": peak} for row in first.results["memory"]]
+        results |= MEMORY.filled([{**row, "peak_allocated_bytes": peak} for row in MEMORY.of(first.results)])
     if "ran" in first.results:
-        results["ran"] = [{**first.results["ran"][0], **_counts(records)}]
+        results |= RAN.filled([{**RAN.of(first.results)[0], **_counts(records)}])
     return replace(first, measurement=together, warnings=_warnings(records), results=results)
 
 

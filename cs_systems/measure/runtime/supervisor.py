@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from cs_systems.config import ConfigError, Phase, RunConfig
-from cs_systems.core.rows import ForecastRow, MemoryRow, PreflightRow, Results
+from cs_systems.core.tables import Tables
 from cs_systems.core.units import human
+from cs_systems.formulas.memory.tables import ForecastRow, MemoryRow, PreflightRow
 from cs_systems.measure.runtime import channel, fork_client, profiled, scheduler
 from cs_systems.measure.runtime.channel import (
     BUG,
@@ -309,7 +310,7 @@ class Supervisor:
         return self._record(config, repeat, status, lost)
 
     def _record(
-        self, config: RunConfig, repeat: int, status: str, reason: str, results: Results | None = None
+        self, config: RunConfig, repeat: int, status: str, reason: str, results: Tables | None = None
     ) -> RunRecord:
         environment = self.environment(config.device)
         key = make_key(config, repeat, environment)

@@ -17,8 +17,8 @@ from typing import Any
 from cs_systems.config import FIELDS, INSTEAD, ConfigError, ModelConfig, RunConfig
 from cs_systems.core import parts, plugins
 from cs_systems.core.display import Displayed, report
-from cs_systems.core.rows import ForecastRow, PreflightRow
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, shown, unknown_argument
+from cs_systems.formulas.memory.tables import ForecastRow, PreflightRow
 from cs_systems.measure.profilers import Profiler, ProfilerUnusable
 from cs_systems.measure.runtime import observed, profiled, scheduler
 from cs_systems.measure.runtime.channel import Visit, Warming

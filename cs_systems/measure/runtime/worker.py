@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core.rows import PreflightRow
+from cs_systems.formulas.memory.tables import PreflightRow
 from cs_systems.machine import device as devices
 from cs_systems.machine import process_group
 from cs_systems.machine.device import DeviceUnavailable

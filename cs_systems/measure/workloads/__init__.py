@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from cs_systems.core.rows import Ran, Row
+    from cs_systems.core.tables import Row
     from cs_systems.formulas.cost import PhaseCost
+    from cs_systems.record import Ran
 
 
 class Unavailable(Exception):

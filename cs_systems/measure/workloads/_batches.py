@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import ConfigError
-from cs_systems.core.rows import Ran
 from cs_systems.core.statistics import total
+from cs_systems.record import Ran
 
 _ID_DTYPES = (torch.int64, torch.int32, torch.int16)  # bool and uint8 are masks
 

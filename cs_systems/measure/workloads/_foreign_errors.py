@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from cs_systems.analysis.comparison.precision import PrecisionErrorRow
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
-from cs_systems.core.rows import PrecisionErrorRow, Ran
 from cs_systems.core.validation import shown
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Unavailable
@@ -22,6 +22,7 @@ from cs_systems.measure.workloads._batches import tensors_in
 from cs_systems.measure.workloads._foreign import built
 from cs_systems.measure.workloads._module import ModuleStep
 from cs_systems.measure.workloads.precision_error import PrecisionError
+from cs_systems.record import Ran
 
 
 class ForeignErrors(PrecisionError):

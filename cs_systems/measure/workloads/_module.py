@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from cs_systems.config import FIELDS, ConfigError, Mode, Phase, Precision, RunConfig
 from cs_systems.core.fields import Subject
-from cs_systems.core.rows import Ran
 from cs_systems.core.validation import shown
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Unavailable
@@ -31,6 +30,7 @@ from cs_systems.measure.workloads._training import Training, clip_unavailable, c
 from cs_systems.model.parallel._collectives import counting
 from cs_systems.model.training import fp8
 from cs_systems.model.training.checkpointing import checkpoint_blocks, without_effect
+from cs_systems.record import Ran
 
 # Fields of a RunConfig that apply to any module, by their names in tables.
 APPLIED = tuple(name for name, each in FIELDS.items() if Subject.MODEL in each.subjects and not each.always)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import ConfigError, Mode, Phase, Precision, RunConfig
-from cs_systems.core.rows import Results, SentRow
-from cs_systems.formulas.communication import NARROW_BYTES, Payload
+from cs_systems.core.tables import Tables
+from cs_systems.formulas.communication import NARROW_BYTES, SENT, Payload, SentRow
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Unavailable
 from cs_systems.measure.workloads._graph import StepGraph
@@ -103,7 +103,7 @@ class Training:
                 yield Phase.CLIP, self._clip
             yield Phase.OPTIMIZER, self._update
 
-    def tables(self) -> Results:
+    def tables(self) -> Tables:
         """Return the table `sent` of a step on ranks."""
         if not self.config.is_distributed:
             return {}
@@ -113,7 +113,7 @@ class Training:
             "sent_bytes": sum(call.sent_bytes for call in self.calls) if counted else None,
             "formula_sent_bytes": self._formula_sent_bytes(),
         }
-        return {"sent": [row]}
+        return SENT.filled([row])
 
     def _formula_sent_bytes(self) -> float | None:
         """Return the bytes that a rank sends in a whole training step, by formula.

@@ -10,16 +10,18 @@ the maximum over LANES sums. Methods: sequential, pairwise, Kahan, sequential in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from cs_systems.config import Precision, RunConfig
-from cs_systems.core.rows import AccumulationRow, Ran, Results, SummationRow
+from cs_systems.core.tables import Row, Tables
+from cs_systems.formulas.rounding import ACCUMULATION, SUMMATION, AccumulationRow, SummationRow
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Unavailable
 from cs_systems.measure.workloads._sums import DTYPES, kahan, pairwise, sequential
+from cs_systems.record import Ran
 
 VALUE = 0.01
 COUNTS = (1_000, 10_000, 100_000)
@@ -36,7 +38,7 @@ class Accumulation:
                 f"accumulation does not support precision {config.precision.value}; use fp32, bf16 or fp16"
             )
         self.config, self.device = config, device
-        self._tables: Results = {}
+        self._tables: dict[str, Sequence[Row]] = {}
 
     def prepare(self) -> None:
         return
@@ -46,15 +48,16 @@ class Accumulation:
         yield "random", self._random
 
     def _repeated(self) -> None:
-        self._tables["accumulation"] = repeated(self.config.precision, self.device.torch)
+        self._tables |= ACCUMULATION.filled(repeated(self.config.precision, self.device.torch))
 
     def _random(self) -> None:
-        self._tables["summation"] = summation(self.config.precision, self.device.torch, self.config.seed, LONGEST)
+        rows = summation(self.config.precision, self.device.torch, self.config.seed, LONGEST)
+        self._tables |= SUMMATION.filled(rows)
 
     def cost(self) -> None:
         return None
 
-    def tables(self) -> Results:
+    def tables(self) -> Tables:
         return self._tables
 
     def describe(self) -> Ran:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from cs_systems.config import AttentionShape, Mode, Phase, Precision, RunConfig
 from cs_systems.core import plugins
-from cs_systems.core.rows import Ran
 from cs_systems.formulas import cost
 from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.formulas.memory.attention import attention_memory
@@ -25,6 +24,7 @@ from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Unavailable
 from cs_systems.measure.workloads._calls import COMPUTE_DTYPES, check_backend, check_output
 from cs_systems.model.attention import AttentionCall
+from cs_systems.record import Ran
 
 
 @dataclass(frozen=True)

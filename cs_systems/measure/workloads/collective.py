@@ -27,11 +27,13 @@ from torch import Tensor
 
 from cs_systems.config import RunConfig
 from cs_systems.core.collectives import CollectiveShape
-from cs_systems.core.rows import LinkRow, Ran, Results, SetupRow
+from cs_systems.core.tables import Tables
 from cs_systems.formulas import peaks
+from cs_systems.formulas.communication import LINK, SETUP, LinkRow, SetupRow
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Unavailable
+from cs_systems.record import Ran
 
 DTYPES = {
     "fp32": torch.float32,
@@ -120,12 +122,12 @@ class Collective:
             "received_bytes": self.received.nbytes,
         }
 
-    def tables(self) -> Results:
+    def tables(self) -> Tables:
         """Return the tables `setup` and `link`."""
         on_one_machine = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks)) == self.ranks
         peak = peaks.peak_link(self.device.name) if on_one_machine and self.device.is_cuda else None
         link: LinkRow = {"peak_bytes_per_s": peak.per_s if peak else None, "source": peak.source if peak else None}
-        return {"setup": [self._longest(self.setup)], "link": [link]}
+        return {**SETUP.filled([self._longest(self.setup)]), **LINK.filled([link])}
 
     def _buffers(self) -> tuple[Tensor, Tensor]:
         whole, part = self._zeros(self.shape.elements), self.shape.elements // self.ranks

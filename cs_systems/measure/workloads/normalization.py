@@ -17,23 +17,25 @@ never does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from cs_systems.config import Precision, RunConfig
-from cs_systems.core.rows import (
+from cs_systems.core.tables import Row, Tables
+from cs_systems.formulas.rounding import (
+    NORMALIZATION,
+    NORMALIZATION_RANGE,
     NormalizationError,
     NormalizationLimits,
     NormalizationRangeRow,
     NormalizationRow,
-    Ran,
-    Results,
 )
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Unavailable
 from cs_systems.measure.workloads._sums import DTYPES, pairwise, sequential
+from cs_systems.record import Ran
 
 ROWS, RANGE_ROWS, D = 32, 8, 1024
 EPS = 1e-5
@@ -151,7 +153,7 @@ class Normalization:
         self.dtype = DTYPES[config.precision]
         generator = torch.Generator().manual_seed(config.seed)
         self.normal = torch.randn(ROWS, D, generator=generator, dtype=torch.float64).to(device.torch)
-        self._tables: Results = {}
+        self._tables: dict[str, Sequence[Row]] = {}
 
     def prepare(self) -> None:
         return
@@ -167,7 +169,7 @@ class Normalization:
             for case, (mean, std) in cases.items()
             for name, found in self.errors(operation, mean, std)
         ]
-        self._tables["normalization"] = rows
+        self._tables |= NORMALIZATION.filled(rows)
 
     def _range(self) -> None:
         rows: list[NormalizationRangeRow] = []
@@ -175,7 +177,7 @@ class Normalization:
             for name in [*steps_of(operation), TORCH]:
                 if name != TORCH or operation in KERNELS:
                     rows.append({"operation": operation, "step": name, **self.limits(operation, name)})
-        self._tables["normalization_range"] = rows
+        self._tables |= NORMALIZATION_RANGE.filled(rows)
 
     def inputs(self, mean: float, std: float, rows: int = ROWS) -> Tensor:
         return (mean + std * self.normal[:rows]).to(self.dtype)
@@ -236,7 +238,7 @@ class Normalization:
     def cost(self) -> None:
         return None
 
-    def tables(self) -> Results:
+    def tables(self) -> Tables:
         return self._tables
 
     def describe(self) -> Ran:

@@ -23,14 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cs_systems.analysis.comparison.precision import PRECISION_ERROR, PrecisionErrorRow
 from cs_systems.config import Mode, Precision, RunConfig
 from cs_systems.core.fields import Subject
-from cs_systems.core.rows import PrecisionErrorRow, Ran, Results
+from cs_systems.core.tables import Tables
 from cs_systems.formulas.cost import parameter_count
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Unavailable, Workload
 from cs_systems.measure.workloads.train_step import TrainStep
+from cs_systems.record import Ran
 
 FIRST_LOSS_SCALE = 2.0**16  # the initial scale of torch.amp.GradScaler
 # Share of the whole gradient below which a parameter's is roundoff: that of a key's bias is 0 in exact numbers.
@@ -145,8 +147,8 @@ class PrecisionError:
     def cost(self) -> None:
         return None
 
-    def tables(self) -> Results:
-        return {"precision_error": self.rows}
+    def tables(self) -> Tables:
+        return PRECISION_ERROR.filled(self.rows)
 
     def describe(self) -> Ran:
         return {"tokens": self.tokens, "loss": self.low_loss}

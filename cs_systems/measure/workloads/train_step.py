@@ -13,7 +13,6 @@ from torch import Tensor
 from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.core import plugins, recipes
 from cs_systems.core.checkpoint_plan import segments
-from cs_systems.core.rows import Ran
 from cs_systems.formulas import cost
 from cs_systems.formulas.communication import Payload, payload, tensor_rank_cost
 from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES
@@ -31,6 +30,7 @@ from cs_systems.model.training.losses import cross_entropy
 from cs_systems.model.training.master_adamw import MOMENTS, MasterAdamW
 from cs_systems.model.training.parts import Update
 from cs_systems.model.transformer import BasicTransformerLM
+from cs_systems.record import Ran
 
 
 class TrainStep(Training):

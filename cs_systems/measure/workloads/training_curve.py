@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cs_systems.analysis.comparison.precision import TRAINING_CURVE, TrainingCurveRow
 from cs_systems.config import RunConfig
-from cs_systems.core.rows import Ran, Results, TrainingCurveRow
+from cs_systems.core.tables import Tables
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads.train_step import TrainStep
+from cs_systems.record import Ran
 
 ALPHABET, SUCCESSORS = 64, 4
 
@@ -65,8 +67,8 @@ class TrainingCurve:
     def cost(self) -> None:
         return None
 
-    def tables(self) -> Results:
-        return {"training_curve": self.rows}
+    def tables(self) -> Tables:
+        return TRAINING_CURVE.filled(self.rows)
 
     def describe(self) -> Ran:
         loss = self.rows[-1]["loss"] if self.rows else None

@@ -3,8 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, TypedDict
 
-from cs_systems.core.rows import ScopeKernelRow, ScopeRow
+from cs_systems.core.tables import Column, Table
+
+
+class ScopeRow(TypedDict):
+    """Scope or kernel of a profile of Triton's Proton, with all that is inside it."""
+
+    scope: Annotated[str, Column(beside=45)]  # indented by its depth
+    path: str  # names from the outermost scope on
+    device: str | None  # of a kernel
+    calls: Annotated[int | None, Column("kernels")]  # launches of kernels
+    time_s: float | None  # on the device
+    self_s: float | None  # without the nodes inside
+    share: Annotated[float | None, Column("share of time", drop=9)]  # of the profile's time
+    cpu_s: Annotated[float | None, Column("CPU time")]  # of the host, where the program timed the scope
+    flops: float | None  # as the program declared
+    flops_per_s: Annotated[float | None, Column("rate")]
+    bytes: float | None  # as the program declared
+    bytes_per_s: Annotated[float | None, Column("traffic")]
+    cycles: int | None  # of a scope inside a kernel
+    samples: int | None  # of the program counter
+    stalled_share: float | None  # of the samples
+
+
+class ScopeKernelRow(TypedDict):
+    """Kernel of a profile of Triton's Proton, summed over all scopes."""
+
+    kernel: Annotated[str, Column(beside=52)]
+    device: str
+    calls: int | None
+    time_s: float | None
+    mean_s: Annotated[float | None, Column(drop=3)]
+    share: Annotated[float | None, Column(drop=9)]
+    flops_per_s: Annotated[float | None, Column("rate")]
+    bytes_per_s: Annotated[float | None, Column("traffic")]
+
+
+SCOPES = Table(
+    "scopes",
+    ScopeRow,
+    "scopes and their kernels, nested",
+    "scope calls time_s share cpu_s flops_per_s bytes_per_s cycles samples stalled_share",
+    most=30,
+)
+KERNELS = Table(
+    "kernels",
+    ScopeKernelRow,
+    "kernels by time",
+    "kernel device calls time_s mean_s share flops_per_s bytes_per_s",
+    most=10,
+)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from cs_systems.analysis.comparison.precision import TRAINING_CURVE
 from cs_systems.config import Precision, describe
 from cs_systems.core.printable import plain
+from cs_systems.formulas.rounding import NORMALIZATION, SUMMATION
 from cs_systems.record import RunRecord
 from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, WIDTH, log_scale, with_legend
 
@@ -21,7 +23,7 @@ def sums(records: Sequence[RunRecord]) -> Figure:
     """Draw the median relative error of random sums by length, a panel for each dtype, with its roundoff dashed."""
     from matplotlib.figure import Figure
 
-    tables = {r.config["precision"]: r.results["summation"] for r in records if r.results.get("summation")}
+    tables = {r.config["precision"]: rows for r in records if (rows := SUMMATION.of(r.results))}
     drawn = Figure(figsize=(WIDTH, 4.0), layout="constrained")
     panels = drawn.subplots(1, len(tables), sharey=True, squeeze=False)[0]
     methods = dict.fromkeys(row["method"] for rows in tables.values() for row in rows)
@@ -52,7 +54,7 @@ def steps(records: Sequence[RunRecord]) -> Figure:
     """Draw the error with only one step in low precision, in unit roundoffs, a panel for each operation."""
     from matplotlib.figure import Figure
 
-    tables = {r.config["precision"]: r.results["normalization"] for r in records if r.results.get("normalization")}
+    tables = {r.config["precision"]: rows for r in records if (rows := NORMALIZATION.of(r.results))}
     rows = next(iter(tables.values()))
     names = {o: [r["step"] for r in rows if (r["operation"], r["case"]) == (o, c)] for o, c in SHOWN_CASES.items()}
     heights = [len(found) + 1 for found in names.values()]
@@ -90,7 +92,7 @@ def curves(records: Sequence[RunRecord]) -> Figure:
 
     cells: dict[str, dict[str, list[float]]] = {}
     for record in records:
-        if rows := record.results.get("training_curve"):
+        if rows := TRAINING_CURVE.of(record.results):
             cell = describe(replace(record.run_config, workload="train_step"), {"precision", "mode"})
             cells.setdefault(cell, {})[record.config["precision"]] = [row["loss"] for row in rows]
     drawn = Figure(figsize=(WIDTH, 4.4), layout="constrained")

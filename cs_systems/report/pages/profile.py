@@ -8,45 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cs_systems.analysis.attribution import timeline
+from cs_systems.analysis.attribution import module_tables, timeline
+from cs_systems.analysis.attribution.operator_table import operators
+from cs_systems.analysis.attribution.range_tree import range_tree
+from cs_systems.analysis.attribution.tables import TABLES, has_something, mean_step_s, steps
 from cs_systems.analysis.diagnosis import Diagnosis, diagnose
 from cs_systems.config import describe
 from cs_systems.core import units
 from cs_systems.core.printable import LONGEST_NAME, shortened
-from cs_systems.core.rows import Results, Row, Tables, as_tables
+from cs_systems.core.tables import Row, Table, Tables, by_name
+from cs_systems.formulas.communication import RANKS
 from cs_systems.record import RunRecord
 from cs_systems.report import origins
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.pages import _templates
 from cs_systems.report.pages._packing import packed
-from cs_systems.report.tables import modules
 from cs_systems.report.tables.columns import UNKNOWN
-from cs_systems.report.tables.profile import CAPTIONS, SHOWN, has_something, mean_step_s, says_something
 from cs_systems.report.tables.rows import table_of
 
-# The table of a record that a trace does not have.
-RANKS = {
-    "rank": "rank", "phase": "phase", "median_s": "time", "wait_s": "wait for the last rank",
-    "peak_allocated_bytes": "peak allocated", "peak_reserved_bytes": "peak reserved",
-}  # fmt: skip
-COLUMNS = {**SHOWN, "ranks": RANKS, **modules.SHOWN}
-HEADINGS = {**CAPTIONS, "ranks": "ranks: median time of each phase", **modules.CAPTIONS}
+ON_PAGE: dict[str, Table[Any]] = {
+    **by_name(*TABLES.values(), range_tree, operators),
+    RANKS.name: RANKS,
+    **module_tables.TABLES,
+}
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.analysis.attribution.timeline import StepView, View
 
 
-def of_record(record: RunRecord, seen: Profile, results: Results) -> str:
+def of_record(record: RunRecord, seen: Profile, results: Tables) -> str:
     """Return the page of a profiled record.
 
     seen, results: the trace of its steps, and the tables that were made from it, which the record may lack.
     """
-    found = diagnose([replace(record, results=record.results | results)])
-    ranks = {"ranks": rows} if (rows := as_tables(record.results).get("ranks")) else {}
-    shown, title = {**as_tables(results), **ranks}, describe(record.run_config)
+    found = diagnose([replace(record, results={**record.results, **results})])
+    ranks = RANKS.filled(rows) if (rows := RANKS.of(record.results)) else {}
+    shown, title = {**results, **ranks}, describe(record.run_config)
     return render(timeline.view(seen), shown, title, found, origins.lines([record]))
 
 
@@ -63,7 +63,7 @@ def render(
     profiled record; `ranks`, of one with several ranks. diagnoses: what the page begins with. origin: when and by which
     command it was recorded.
     """
-    notes = [note for note in results["notes"] if note["note"] != view["incomplete"]]
+    notes = [note for note in timeline.NOTES.of(results) if note["note"] != view["incomplete"]]
     short = dict(zip(view["names"]["name"], view["names"]["short"], strict=True))
     values = {
         "title": title,
@@ -71,13 +71,13 @@ def render(
         "view": view,
         "data": packed(view),
         "by_module": any(path is not None for path in view["places"].get("module", ())),
-        "heading": _heading(view, mean_step_s(results["steps"])),
+        "heading": _heading(view, mean_step_s(steps.of(results))),
         "facts": _facts(view, results),
         "overhead": _overhead(results),
         "notes": [*origin, *_limits(view["step"]), *(note["note"] for note in notes if note["table"] is None)],
         "sections": [
             _section(name, results[name], [note["note"] for note in notes if note["table"] == name], short)
-            for name in COLUMNS
+            for name in ON_PAGE
             if has_something(name, results.get(name, ()))
         ],
     }
@@ -86,7 +86,7 @@ def render(
 
 def _facts(view: View, results: Tables) -> list[tuple[str, str]]:
     step = view["step"]
-    shares = [row["busy_share"] for row in results.get("steps", ()) if row["step"] == step["number"]]
+    shares = [row["busy_share"] for row in steps.of(results) if row["step"] == step["number"]]
     busy = [UNKNOWN if share is None else f"{share:.1%}" for share in shares]
     which = f" of step {step['number']}" if step["steps"] > 1 else ""
     facts = [(f"wall clock{which}, profiled", _time(step["wall_ns"]))]
@@ -143,22 +143,26 @@ def _overhead(results: Tables) -> list[tuple[str, str]]:
     """Return the durations of a step while it was profiled, and before."""
     return [
         (units.human(row["recorded_s"], "s"), units.human(row["not_recorded_s"], "s"))
-        for row in results.get("overhead", ())
+        for row in timeline.OVERHEAD.of(results)
         if row["not_recorded_s"] is not None
     ]
 
 
 def _section(name: str, rows: Sequence[Row], notes: Sequence[str], kernels: Mapping[str, str]) -> _templates.Section:
     """Return one section; names are shown short, those of kernels as in the timeline."""
-    shown = {column: title for column, title in COLUMNS[name].items() if says_something(column, rows)}
-    texts = {column: [*dict.fromkeys(row[column] for row in rows if isinstance(row[column], str))] for column in shown}
-    cut = {column: dict(zip(names, shortened(names, LONGEST_NAME), strict=True)) for column, names in texts.items()}
-    plain_rows = [{column: row[column] for column in shown} for row in rows]
+    declared = ON_PAGE[name]
+    cut = {column: _cut(column, rows) for column in declared.titles}
     if "kernel" in cut:
         cut["kernel"] |= kernels
-    table = table_of(plain_rows, titles=shown, short=cut)
-    caption = HEADINGS[name]
-    return _templates.Section(caption[0].upper() + caption[1:], f"table-{name}", table, notes)
+    caption = declared.caption
+    return _templates.Section(
+        caption[0].upper() + caption[1:], f"table-{name}", table_of(declared, rows, short=cut), notes
+    )
+
+
+def _cut(column: str, rows: Sequence[Row]) -> dict[str, str]:
+    names = [*dict.fromkeys(row[column] for row in rows if isinstance(row[column], str))]
+    return dict(zip(names, shortened(names, LONGEST_NAME), strict=True))
 
 
 def _time(ns: int) -> str:

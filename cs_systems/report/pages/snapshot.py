@@ -7,16 +7,15 @@ view's data, and every table. Nothing is fetched; the template escapes names, an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cs_systems.analysis.memory.tables import AT_END, moment, tables_at
 from cs_systems.core import units
-from cs_systems.record import Row
+from cs_systems.core.tables import Row, Table
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.pages import _templates
 from cs_systems.report.pages._packing import packed
-from cs_systems.report.tables.profile import says_something
 from cs_systems.report.tables.rows import table_of
-from cs_systems.report.tables.snapshot import AT_END, SHOWN, caption, moment, shown
 
 if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Diagnosis
@@ -42,7 +41,7 @@ def render(
         "data": packed({**view, "when": when}),
         "facts": _facts(view, when),
         "notes": [*heading, *_limits(view)],
-        "sections": [_section(name, *tables[name], when) for name in SHOWN if name in tables and tables[name][0]],
+        "sections": [_section(table, *tables[name]) for name, table in tables_at(when).items() if tables[name][0]],
     }
     return _templates.render("snapshot.html.jinja", values)
 
@@ -77,8 +76,6 @@ def _limits(view: View) -> list[str]:
     return limits
 
 
-def _section(name: str, rows: Sequence[Row], notes: Sequence[str], when: str) -> _templates.Section:
-    titles = {c: title for c, title in shown(name, when).items() if says_something(c, rows)}
-    table = table_of([{column: row[column] for column in titles} for row in rows], titles=titles)
-    heading = caption(name, when)
-    return _templates.Section(heading[0].upper() + heading[1:], f"table-{name}", table, notes)
+def _section(table: Table[Any], rows: Sequence[Row], notes: Sequence[str]) -> _templates.Section:
+    heading = table.caption[0].upper() + table.caption[1:]
+    return _templates.Section(heading, f"table-{table.name}", table_of(table, rows), notes)

@@ -20,7 +20,7 @@ from cs_systems.core import units
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
 from cs_systems.core.printable import text_cell
 from cs_systems.core.units import counted
-from cs_systems.record import RunRecord, measured_by
+from cs_systems.record import RAN, RunRecord, measured_by
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, PHASE_COLUMNS, STEP, by_kind, frame, without_retried
 from cs_systems.report.frame_phases import known_phases
 from cs_systems.report.tables import columns as cols
@@ -157,7 +157,7 @@ def _elsewhere(whole: pd.DataFrame) -> list[str]:
 
 def _same_step(records: Sequence[RunRecord]) -> list[str]:
     """Return a note if cells ran the same step, because the workload takes no configuration."""
-    plain_steps = (r for r in records if any(ran.get("takes_config") is False for ran in r.results.get("ran", ())))
+    plain_steps = (r for r in records if any(ran.get("takes_config") is False for ran in RAN.of(r.results)))
     cells = {record.run_config for record in plain_steps}
     alike = Counter(tuple(getattr(cell, name) for name in ANY_STEP_FIELDS) for cell in cells)
     if (most := max(alike.values(), default=0)) < 2:

@@ -1,22 +1,25 @@
-"""Plain rows (a `results` table, a comparison) in any format: `render_rows(rows, format, caption) -> str`.
+"""Rows in any format: those of a declared table by `render_table`, any others by `render_rows`.
 
 The end of a column's name sets its unit: `ratio_low` has none, `a_median_s` gets the most readable one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from cs_systems.config import one_of
-from cs_systems.core import units
-from cs_systems.record import Row
-from cs_systems.report.tables.columns import Column, spans_units, text
-from cs_systems.report.tables.formats import FORMATS
+from cs_systems.core import tables, units
+from cs_systems.core.printable import LONGEST_NAME, shortened
+from cs_systems.core.tables import Row
+from cs_systems.report.tables.columns import UNKNOWN, Column, spans_units, text
+from cs_systems.report.tables.formats import DEFAULT_WIDTH, FORMATS
 from cs_systems.report.tables.table import Table
 
 MEAN_COUNT = "_per_step"  # end of the names of counts that are means over the steps
+LONGEST_IN_A_FILE = 200  # characters of a name in Markdown, LaTeX and Typst
 
 
 def render_rows(
@@ -24,59 +27,103 @@ def render_rows(
     format: str = "terminal",
     caption: str = "",
     notes: Sequence[str] = (),
-    titles: dict[str, str] | None = None,
+    titles: Mapping[str, str] | None = None,
     width: int | None = None,
     color: bool = False,
-    alike: Sequence[str] = (),
-    optional: Sequence[str] = (),
-    own_units: Sequence[str] = (),
-    short: Mapping[str, Mapping[Any, str]] | None = None,
-    legends: Mapping[str, str] | None = None,
 ) -> str:
     """Return the rows as one table with the columns of the first row.
 
-    titles: column → heading, where names are not enough, shown unchanged. alike: columns to compare with each other,
-    which share a unit. optional: columns that a narrow terminal may drop, in this order. own_units: columns in which
-    each cell has its own unit. short: column → value → the shorter text that is shown; a page keeps the whole one.
-    legends: column → its explanation, which is shown below the table where the column is shown.
+    titles: column → heading, where names are not enough, shown unchanged.
     """
-    write = FORMATS[one_of("format", format, FORMATS)]
-    table = table_of(rows, caption, notes, titles, alike, own_units, short, legends)
-    return write([replace(table, optional=tuple(optional), remedy="use --format csv")], width, color)
+    return _written(plain_table(rows, caption, notes, titles), format, width, color)
+
+
+def plain_table(
+    rows: Sequence[Row], caption: str = "", notes: Sequence[str] = (), titles: Mapping[str, str] | None = None
+) -> Table:
+    """Return rows of any table as a Table, with the columns of the first row."""
+    names = rows[0] if rows else ()
+    columns = [_column(name, (titles or {}).get(name, tables.heading(name)), rows) for name in names]
+    return Table(caption, tuple(columns), tuple(notes), ("ok",) * len(rows))
+
+
+def render_table(
+    declared: tables.Table[Any],
+    rows: Sequence[Row],
+    format: str = "terminal",
+    notes: Sequence[str] = (),
+    width: int | None = None,
+    color: bool = False,
+    alike: Sequence[str] = (),
+) -> str:
+    """Return the rows of a declared table. CSV has every column, other formats those that tell a person something.
+
+    alike: columns to compare with each other, which share a unit.
+    """
+    if format == "csv":
+        return render_rows(rows, "csv")
+    short = {
+        name: _shorter(name, rows, _room(format, width, declared.columns[name].beside))
+        for name in declared.titles
+        if rows and declared.columns[name].beside
+    }
+    return _written(table_of(declared, rows, notes, alike, short), format, width, color)
 
 
 def table_of(
+    declared: tables.Table[Any],
     rows: Sequence[Row],
-    caption: str = "",
     notes: Sequence[str] = (),
-    titles: dict[str, str] | None = None,
     alike: Sequence[str] = (),
-    own_units: Sequence[str] = (),
-    short: Mapping[str, Mapping[Any, str]] | None = None,
-    legends: Mapping[str, str] | None = None,
+    short: Mapping[str, Mapping[Any, str]] = MappingProxyType({}),
 ) -> Table:
-    """Return plain rows as a Table, which every format takes."""
-    names = list(rows[0]) if rows else []
-    shared = [row[name] for row in rows for name in alike]
-    columns = tuple(
-        _column(name, (titles or {}).get(name), rows, shared if name in alike else [row[name] for row in rows])
-        for name in names
-    )
-    columns = tuple(_with_own_units(column) if column.name in own_units else column for column in columns)
-    columns = tuple(replace(column, legend=(legends or {}).get(column.name, "")) for column in columns)
-    if short:
-        columns = tuple(_with_short_cells(column, short.get(column.name, {})) for column in columns)
-    return Table(caption, columns, tuple(notes), ("ok",) * len(rows))
+    """Return the rows of a declared table as a Table, which every format takes.
+
+    short: column → value → the shorter text that is shown; a page keeps the whole one.
+    """
+    shown = {name: title for name, title in declared.titles.items() if tells_something(name, rows)}
+    shared = [row[name] for row in rows for name in alike if name in shown]
+    columns = []
+    for name, title in shown.items():
+        column = _column(name, title, rows, shared if name in alike else None)
+        if declared.columns[name].own_unit:
+            column = _with_own_units(column)
+        cells = (short.get(name, {}).get(v, cell) for v, cell in zip(column.values, column.cells, strict=True))
+        columns.append(replace(column, legend=declared.columns[name].note, cells=tuple(cells)))
+    made = Table(declared.caption, tuple(columns), (*declared.notes, *notes), ("ok",) * len(rows))
+    return replace(made, optional=declared.optional)
 
 
-def _column(name: str, title: str | None, rows: Sequence[Row], scale: Sequence[object]) -> Column:
-    """Return one column; `scale` holds the values that set the unit."""
+def tells_something(column: str, rows: Sequence[Row]) -> bool:
+    """Return whether a column is worth showing: not if it is unknown throughout or numbers the only device."""
+    values = [row[column] for row in rows]
+    return any(v not in (None, "", UNKNOWN) for v in values) and not (column == "device" and len({*values}) == 1)
+
+
+def _room(format: str, width: int | None, beside: int) -> int:
+    """Return how many characters a long name may take."""
+    return {"terminal": max(20, (width or DEFAULT_WIDTH) - beside), "html": LONGEST_NAME}.get(format, LONGEST_IN_A_FILE)
+
+
+def _shorter(column: str, rows: Sequence[Row], room: int) -> dict[Any, str]:
+    from cs_systems.analysis.attribution.kernel_families import short_name, short_scope
+
+    changes: dict[str, Callable[[str], str]] = {"kernel": short_name, "scope": short_scope}
+    change = changes.get(column, str)
+    given = {row[column]: change(row[column]) for row in rows if row[column] is not None}
+    return dict(zip(given, shortened([*given.values()], room), strict=True))
+
+
+def _written(table: Table, format: str, width: int | None, color: bool) -> str:
+    return FORMATS[one_of("format", format, FORMATS)]([replace(table, remedy="use --format csv")], width, color)
+
+
+def _column(name: str, title: str, rows: Sequence[Row], scale: Sequence[object] | None = None) -> Column:
+    """Return one column; `scale` holds the values that set the unit, unless they are its own."""
     values = tuple(row[name] for row in rows)
-    numbers = [float(v) for v in scale if isinstance(v, int | float) and not isinstance(v, bool)]
+    numbers = [float(v) for v in scale or values if isinstance(v, int | float) and not isinstance(v, bool)]
     suffix = units.base_suffix(name)
     unit = units.best_unit(units.SCALES[suffix], numbers) if suffix and numbers else None
-    if title is None:
-        title = name.removesuffix(suffix or "").replace("_", " ") + ("/s" if suffix == "_per_s" else "")
     cells = tuple(text(v, unit) for v in values)
     if name.endswith(MEAN_COUNT) and numbers:
         title, cells = _counted(title, values, cells)
@@ -89,11 +136,6 @@ def _counted(title: str, values: Sequence[Any], cells: tuple[str, ...]) -> tuple
     if all(v is None or float(v).is_integer() for v in values):
         return title, tuple(cell if v is None else f"{v:,.0f}" for v, cell in zip(values, cells, strict=True))
     return f"mean {title}", cells
-
-
-def _with_short_cells(column: Column, short: Mapping[Any, str]) -> Column:
-    cells = (short.get(v, cell) for v, cell in zip(column.values, column.cells, strict=True))
-    return replace(column, cells=tuple(cells))
 
 
 def _with_own_units(column: Column) -> Column:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.analysis.comparison.dtypes import collapsed, contradiction, table
+from cs_systems.analysis.comparison.dtypes import collapsed, contradiction, dtypes
 from cs_systems.config import Precision
 
 
@@ -69,7 +69,7 @@ def test_autocast_inside_forward_is_no_contradiction() -> None:
 
 def test_collapsed_merges_equal_blocks_and_keeps_order() -> None:
     paths = ["Net", *(f"layers.{n}.{part}" for n in range(3) for part in ("q", "k")), "head.0", "head.1", "head.2"]
-    rows = table([module(path) for path in paths], ["float32"])
+    rows = dtypes([module(path) for path in paths], ["float32"])
     rows[7]["inputs"] = "int64"
     rows[8]["outputs"] = "bfloat16"  # head.0 and head.2 are equal, but head.1 between them is not
     shown = [row["what"] for row in collapsed(rows)]
@@ -86,7 +86,7 @@ def test_cast_is_reported_for_leaf_with_other_output_width() -> None:
         module("mixed", inputs=both, outputs=low),
         module("ids", inputs=["int64"]),
     ]
-    rows = {row["what"]: row for row in table(modules, ["float32"])}
+    rows = {row["what"]: row for row in dtypes(modules, ["float32"])}
     assert [rows[name]["cast"] for name in ("net", "down", "up", "kept", "mixed", "ids")] == [
         None, "down", "up", None, None, None,
     ]  # fmt: skip

@@ -10,7 +10,6 @@ import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from cs_systems import Recorder
-from cs_systems.core.rows import as_tables
 from cs_systems.measure.recorder.unedited import ScriptRecorder
 from cs_systems.record import RunRecord, read_records
 from tests import forks
@@ -155,7 +154,7 @@ def test_profile_names_modules_in_forward_and_backward(is_script: bool, calls: i
             for _ in range(6):
                 with recorder.step():
                     step()
-    rows = {(row["phase"], row["range"]): row for row in as_tables(recorder.records[1].results)["ranges"]}
+    rows = {(row["phase"], row["range"]): row for row in recorder.records[1].results["ranges"]}
     for phase in ("forward", "backward"):
         assert {name for where, name in rows if where == phase} >= {"Blocks", "first.0", "first.1", "second"}
         assert rows[phase, "second"]["calls_per_step"] == calls

@@ -12,11 +12,10 @@ import torch
 
 import cs_systems
 from cs_systems.config import PRESETS, AttentionShape, ConfigError, Mode, Precision, RunConfig
-from cs_systems.core.rows import Results
 from cs_systems.machine.device import Device, DeviceUnavailable, resolve
 from cs_systems.measure.runtime.channel import CellRecord, Message, Visit
 from cs_systems.measure.runtime.execute import _Cell, _cost_tables, run_cells
-from cs_systems.measure.runtime.plain_rows import plain_tables
+from cs_systems.measure.runtime.plain_rows import OWN_TABLES, plain_tables
 from cs_systems.measure.workloads import CallableWorkload
 from cs_systems.measure.workloads._foreign import FORMS
 from cs_systems.record import RunRecord
@@ -565,6 +564,6 @@ def test_rows_of_a_table_get_the_column_order_of_the_first() -> None:
 
 
 def test_workload_gives_no_table_a_name_of_the_package() -> None:
-    for name in Results.__annotations__:
+    for name in OWN_TABLES:
         with pytest.raises(ConfigError, match=f"has a table '{name}', a name that cs_systems reserves"):
             plain_tables({name: [{"a": 1}]})

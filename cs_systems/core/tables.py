@@ -1,0 +1,172 @@
+"""Tables: each is declared once, with the type of its rows and with what a person sees of them.
+
+A table is declared where it is filled, by the function that returns its rows:
+
+    class GapRow(TypedDict):
+        cause: str
+        time_s: float
+        share: Annotated[float, Column("of wall time")]
+
+
+    @table("GPU idle time by cause, per step", "cause time_s share")
+    def gaps(profile: Profile) -> list[GapRow]: ...
+
+Code with torch fills others, which analysis and reports must read without it. Each of these is a `Table` in the file
+that predicts or judges the same numbers: memory in `formulas.memory.tables`, collectives in `formulas.communication`.
+
+A row is a plain dictionary, as JSON stores it. The name of a column holds its unit: `_s` seconds, `_bytes`, `_flops`,
+`_share` a fraction of 1. None is a value that is unknown. A column that is `NotRequired` was added later: records of
+older versions lack it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Generic, NotRequired, ParamSpec, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from cs_systems.core import units
+
+# Row of any table, for code that treats every table alike: printing, choosing columns, merging. It is only read.
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+R = TypeVar("R", bound=Row)
+P = ParamSpec("P")
+
+# Module → the tables of a record, a trace or a job that it declares, in the order in which they are shown. For help
+# texts and reserved names, which must not import the modules.
+INDEX = {
+    "cs_systems.analysis.attribution.tables": "steps ratio phases families kernels layers parts attention gaps overlap "
+    "ranges",
+    "cs_systems.analysis.attribution.range_tree": "range_tree",
+    "cs_systems.analysis.attribution.operator_table": "operators",
+    "cs_systems.analysis.attribution.module_tables": "tree blocks classes modules",
+    "cs_systems.analysis.attribution.timeline": "overhead coverage notes",
+    "cs_systems.analysis.attribution.overlap": "streams",
+    "cs_systems.analysis.attribution.memory_ranges": "memory_ranges memory_ranges_of",
+    "cs_systems.analysis.comparison.ranks": "ranks collectives beside",
+    "cs_systems.analysis.comparison.dtypes": "dtypes",
+    "cs_systems.analysis.comparison.precision": "precision_error training_curve",
+    "cs_systems.readers.ncu": "counters",
+    "cs_systems.record": "ran",
+    "cs_systems.core.caveats": "graph_breaks",
+    "cs_systems.formulas.cost": "cost",
+    "cs_systems.formulas.peaks": "ceiling",
+    "cs_systems.formulas.communication": "ranks sent setup link",
+    "cs_systems.formulas.memory.tables": "memory memory_phases memory_components memory_forecast memory_unpredicted "
+    "memory_parts rank_memory residuals residual_blocks residual_stream backward_blocks",
+    "cs_systems.formulas.rounding": "autocast_contexts accumulation summation normalization normalization_range",
+}
+
+
+def names_in(*modules: str) -> tuple[str, ...]:
+    """Return the names of the tables that these modules declare."""
+    return tuple(name for module in modules for name in INDEX[f"cs_systems.{module}"].split())
+
+
+@dataclass(frozen=True)
+class Column:
+    """Column as a person sees it.
+
+    heading: "" for the column's name without its unit. note: its explanation, below a table that shows it. beside: the
+    width that the other columns of a terminal take; a longer text is shortened to the rest. own_unit: whether each cell
+    has a unit of its own. drop: 0 where every terminal shows it; of the others, a narrow one drops the lowest first.
+    """
+
+    heading: str = ""
+    note: str = ""
+    beside: int = 0
+    own_unit: bool = False
+    drop: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Generic[R]):
+    """Table with the type of its rows.
+
+    shown: the columns that a person sees, in their order; "" for all. CSV has every column. notes: sentences below it.
+    most: the rows that are shown unless more are asked for. headings: those that differ in this table from the columns'
+    own.
+    """
+
+    name: str
+    row: type[R]
+    caption: str
+    shown: str = ""
+    notes: tuple[str, ...] = ()
+    most: int | None = None
+    headings: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        """Every column of the rows."""
+        return {name: _column(hint) for name, hint in get_type_hints(self._type(), include_extras=True).items()}
+
+    @cached_property
+    def titles(self) -> dict[str, str]:
+        """Columns that a person sees, in their order, with their headings."""
+        names = self.shown.split() or self.columns
+        return {name: self.headings.get(name) or self.columns[name].heading or heading(name) for name in names}
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Columns that a narrow terminal may drop, in this order."""
+        return tuple(sorted((n for n in self.titles if self.columns[n].drop), key=lambda n: self.columns[n].drop))
+
+    def of(self, tables: Tables) -> Sequence[R]:
+        """Return the rows of this table in a record, none if it has none."""
+        return cast("Sequence[R]", tables.get(self.name, ()))
+
+    def filled(self, rows: Sequence[R]) -> dict[str, Sequence[Row]]:
+        """Return the rows by the table's name, as a record holds them."""
+        return {self.name: rows}
+
+    def _type(self) -> type[R]:
+        return self.row
+
+
+@dataclass(frozen=True, eq=False)
+class Filled(Table[R], Generic[R, P]):
+    """Table with the function that returns its rows: it is called like the function."""
+
+    by: Callable[P, list[R]] = field(kw_only=True)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return self.by(*args, **kwargs)
+
+    def _type(self) -> type[R]:
+        return cast("type[R]", get_args(get_type_hints(self.by)["return"])[0])
+
+
+def table(
+    caption: str, shown: str = "", *, name: str = "", **others: Any
+) -> Callable[[Callable[P, list[R]]], Filled[R, P]]:
+    """Declare the table of the rows that the decorated function returns, by the function's name unless one is given."""
+
+    def declared(by: Callable[P, list[R]]) -> Filled[R, P]:
+        return Filled(name or by.__name__, cast("type[R]", dict), caption, shown, by=by, **others)
+
+    return declared
+
+
+def by_name(*tables: Filled[Any, ...]) -> dict[str, Filled[Any, ...]]:
+    return {table.name: table for table in tables}
+
+
+def heading(column: str) -> str:
+    """Return a column's name without its unit: `time_s` → "time", `tokens_per_s` → "tokens/s"."""
+    suffix = units.base_suffix(column) or ""
+    return (column.removesuffix(suffix) or column).replace("_", " ") + ("/s" if suffix == "_per_s" else "")
+
+
+def first_row(tables: Tables, name: str) -> Row:
+    """Return the first row of a table; empty where there is none."""
+    return next(iter(tables.get(name, ())), {})
+
+
+def _column(hint: Any) -> Column:
+    """Return the Column in `Annotated[…]`, also inside `NotRequired[…]`."""
+    if get_origin(hint) is NotRequired:
+        return _column(get_args(hint)[0])
+    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Column)), Column())
