@@ -450,6 +450,12 @@ def _check_types(config: RunConfig) -> None:
         raise ConfigError(f"device is {given}; write {remedy}", "device")
 
 
+def _changed(name: str, value: Any) -> list[str]:
+    """Return the paths of the fields of a part that differ from their defaults; none of a field that is no part."""
+    parts = {path: path.removeprefix(f"{name}.") for path in LEAVES if path.startswith(f"{name}.")}
+    return [path for path, part in parts.items() if getattr(value, part) != LEAVES[path].default]
+
+
 def _check_subject(config: RunConfig) -> None:
     """Raise ConfigError for a field that would have no effect; give a call its default shape."""
     subject = config.subject
@@ -463,7 +469,8 @@ def _check_subject(config: RunConfig) -> None:
         if value == each.default:
             continue
         if subject not in each.subjects:
-            raise ConfigError(f"{applies(name, each.subjects, config.workload)}; leave out {name}", name)
+            named = next(iter(_changed(name, value)), name)
+            raise ConfigError(f"{applies(named, each.subjects, config.workload)}; leave out {named}", named)
         if owner in ("compile", "profiler") and getattr(config, owner) == FIELDS[owner].default:
             words = f"{name} {each.text(value)} has no effect while {owner} is {FIELDS[owner].default}"
             raise ConfigError(f"{words}; set {owner}, or leave out {name}", owner, name)

@@ -144,7 +144,7 @@ def test_field_without_effect_on_the_subject_is_refused(subject: Subject) -> Non
         with pytest.raises(ConfigError) as raised:
             RunConfig(**{**base, "workload": workload, name: value})  # type: ignore[arg-type]
         assert str(raised.value).startswith(name), "the message begins with the field"
-        assert str(raised.value).endswith(f"leave out {name}")
+        assert str(raised.value).partition("; leave out ")[2].startswith(name)
 
 
 def _other(name: str) -> object:

@@ -151,7 +151,14 @@ def test_more_ranks_than_devices_are_unavailable() -> None:
             "device cuda:1 is a single GPU, but each rank needs its own; use",
         ),
         (
-            {"strategy": "ddp_flat", "workload": "attention", "mode": "forward"},
+            {
+                "strategy": "ddp_flat",
+                "workload": "attention",
+                "mode": "forward",
+                "model": PRESETS["small"],
+                "batch_size": RunConfig.batch_size,
+                "seq_len": None,
+            },
             "strategy applies only to train_step and a workload of your own, .* and the workload is attention",
         ),
     ],

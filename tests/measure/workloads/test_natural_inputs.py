@@ -319,5 +319,7 @@ def test_options_of_own_workloads_require_one() -> None:
     ) as raised:
         RunConfig(workload_args=("a=1",))
     assert raised.value.with_options().endswith("and the workload is train_step; leave out --set")
-    with pytest.raises(ConfigError, match=r"^inputs requires .* and the workload is train_step; leave out inputs$"):
+    with pytest.raises(
+        ConfigError, match=r"^inputs applies only to .* and the workload is train_step; leave out inputs$"
+    ):
         RunConfig(inputs="a.py:b")
