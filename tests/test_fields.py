@@ -65,12 +65,9 @@ except ConfigError as error:
 ALLOWED = {
     "analysis/attribution/kernel_families.py": "families of kernels",
     "report/palette.py": "families of kernels",
-    "analysis/attribution/tables.py": "tables of a trace",
     "analysis/attribution/timeline.py": "panels of a page",
     "cli/profile.py": "tables of a trace",
-    "report/tables/profile.py": "tables of a trace",
     "analysis/comparison/precision.py": "what the caption of a comparison leaves out",
-    "cli/comm.py": "columns of fits and of set-up times",
     "report/collectives.py": "columns of fits and of set-up times",
     "report/figures/labels.py": "axes of a figure in order of preference",
     "cli/run.py": "options of a recorded loop",
