@@ -9,7 +9,7 @@ from scripts import docs_hooks as hooks
 from scripts import files
 
 ROOT = Path(__file__).parents[2]
-PATH = re.compile(r"`([\w./]+?(?:/|\.(?:py|js|cuh|cu|md|toml|css)))`")
+PATH = re.compile(r"`([\w./]+?(?:/|\.(?:py|js|cuh|cu|md|toml|css)))(?::(\w+))?`")
 
 
 @pytest.mark.parametrize("tree", files.TREES)
@@ -49,11 +49,16 @@ def test_page_has_a_table_for_each_folder() -> None:
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
 def test_paths_in_guides_to_the_code_exist(page: str) -> None:
-    """A path is relative to the repository, or to a folder that the text around it names."""
+    """A path is relative to the repository, or to a folder that the text around it names; `path.py:name` is defined."""
     trees = (*files.TREES, "docs", "profiles")
     found = [*ROOT.iterdir(), *(path for tree in trees for path in (ROOT / tree).rglob("*"))]
-    known = {f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}" for path in found}
-    named = {path for path in PATH.findall((ROOT / page).read_text()) if not re.search(r"NAME|_N\.", path)}
+    known = {f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}": path for path in found}
     outputs = {"runs/TIME-bench/report.html", "dist/"}
-    missing = [path for path in sorted(named - outputs) if not any(name.endswith(f"/{path}") for name in known)]
+    missing = []
+    for path, name in sorted({*PATH.findall((ROOT / page).read_text())}):
+        there = [file for end, file in known.items() if end.endswith(f"/{path}")]
+        if name:
+            there = [file for file in there if re.search(rf"^(?:def |class )?{name}\b", file.read_text(), re.M)]
+        if not there and path not in outputs and not re.search(r"NAME|_N\.", path):
+            missing.append(f"{path}:{name}" if name else path)
     assert missing == []
