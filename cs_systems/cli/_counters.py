@@ -55,7 +55,7 @@ ALONE = "ncu runs each kernel several times, alone and with cold caches; do not 
 
 
 def counters_text(heading: str, rows: Sequence[Row], format: str = "terminal", output: Path | None = None) -> list[str]:
-    """Return the rows of `traces.ncu.read` as tables, with only the innermost range, or as one full CSV table.
+    """Return the rows of `readers.ncu.read` as tables, with only the innermost range, or as one full CSV table.
 
     A table without any of its metrics is left out, with a note.
     """

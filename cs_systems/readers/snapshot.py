@@ -16,7 +16,7 @@ snapshot lacks:
 It has one entry for each tensor of the model that is alive when the snapshot is taken; `kind` is one of TENSOR_KINDS,
 `address` the tensor's `data_ptr()`, `name` that of the parameter in the model (for optimizer state `name/exp_avg`).
 Phases and layers are in the snapshot itself: `external_annotations` holds the `record_function` ranges if
-`_record_memory_history` is called with `global_record_annotations`. `traces.range_names` reads their names (`forward`,
+`_record_memory_history` is called with `global_record_annotations`. `core.range_names` reads their names (`forward`,
 `backward`, `block 3`).
 """
 

@@ -24,7 +24,8 @@ number of latencies that fit into the link's idle time. If the host is the bottl
 bucket against the start of one more all-reduce.
 
 Left out: a collective slows computation down while it runs, because it takes multiprocessors and memory bandwidth. The
-measured exposure is therefore larger. The formula tells which size to use; `traces.overlap` measures what it costs.
+measured exposure is therefore larger. The formula tells which size to use;
+`attribution.overlap` measures what it costs.
 """
 
 from __future__ import annotations

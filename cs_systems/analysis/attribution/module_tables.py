@@ -1,4 +1,4 @@
-"""Tables of a profile by module, for a trace with a table of modules: see `traces.modules`.
+"""Tables of a profile by module, for a trace with a table of modules: see `readers.forms.modules`.
 
 Times are those of one step. A module's time is that of every kernel launched in it or in a module inside it; its own
 time excludes the modules inside. FLOPs and kept memory are the record's: see `instrument.module_costs`.

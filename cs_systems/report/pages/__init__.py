@@ -1,1 +1,1 @@
-"""Self-contained HTML pages: `records` (a run), `profile` (a trace), `snapshot`."""
+"""Self-contained HTML pages: of a run (`records`), a trace (`profile`), a snapshot, or of tables alone."""

@@ -59,7 +59,7 @@ def render(
 ) -> str:
     """Render the page of a profile.
 
-    view: from `traces.timeline.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
+    view: from `attribution.timeline.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
     profiled record; `ranks`, of one with several ranks. diagnoses: what the page begins with. origin: when and by which
     command it was recorded.
     """

@@ -29,7 +29,7 @@ def render(
 ) -> str:
     """Render the page of a memory snapshot.
 
-    view: from `snapshots.timeline.view`. tables: rows and their notes, by name. heading: lines above all tables.
+    view: from `memory.timeline.view`. tables: rows and their notes, by name. heading: lines above all tables.
     diagnoses: what the page begins with.
     """
     when = moment(has_peak=view["peak"] is not None, has_events=view["events"] > 0)

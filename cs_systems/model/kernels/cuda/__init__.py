@@ -1,4 +1,4 @@
-"""FlashAttention-3 for Hopper in CUDA C++.
+"""Kernels in CUDA C++ for Hopper: FlashAttention-3, and matrix products that end with other work of the step.
 
-`launch` and `launch_forward` (from tensors to kernels), `driver` (compiles and launches them), and the sources.
+Each `launch` module goes from tensors to kernels; `driver` compiles and loads these.
 """

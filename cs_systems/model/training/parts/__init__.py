@@ -1,7 +1,7 @@
 """Parts of the built-in model that can be computed in another way, one file each.
 
-A part exports `PART = Part(...)`; the file's name is its name for `--parts`. The plain modules of `model.py` are the
-reference: a part computes the same function, within its tolerance, with the parameters of the same names in
+A part exports `PART = Part(...)`; the file's name is its name for `--parts`. The plain modules of `transformer.py` are
+the reference: a part computes the same function, within its tolerance, with the parameters of the same names in
 `state_dict`.
 """
 
