@@ -61,7 +61,7 @@ def test_failing_rank_is_named(
 
 def test_ranks_on_one_machine_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    workload = f"{Path(__file__).parents[2]}/runtime/disturbing_workloads.py:listens"
+    workload = f"{Path(__file__).with_name('disturbing_workloads.py')}:listens"
     (record,) = sweep([RunConfig(workload=workload, device="cuda", warmup=1, steps=3, world_size=2)])
     assert record.status == "ok", record.reason
     addresses = {address for rank in ("0", "1") for address in (tmp_path / rank).read_text().split()}
