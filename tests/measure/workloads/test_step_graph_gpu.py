@@ -45,6 +45,9 @@ def trained(**options: Any) -> tuple[list[float], list[torch.Tensor]]:
     [
         {"precision": "bf16"},
         {"precision": "fp16"},
+        {"precision": "bf16", "clip": 0.1},
+        {"precision": "fp16", "clip": 0.1},
+        {**MASTER, "parts": (*FUSED, *PARTS), "compile": "default", "compile_scope": "block", "clip": 0.1},
         {**MASTER, "parts": PARTS},
         {**MASTER, "parts": (*PARTS, "update_in_backward")},
         {**MASTER, "parts": (*FUSED, *PARTS)},
