@@ -32,7 +32,7 @@ def migrated(data: dict[str, Any]) -> dict[str, Any]:
     for row in results.get("cost", ()):
         row |= {name: row.get(name) for name in SCORES}
     if blocks := results.get("residual_blocks"):
-        results["residual_blocks"] = [{**row, "checkpoint": row.get("checkpoint", False)} for row in blocks]
+        results["residual_blocks"] = [{"checkpoint": False, "blocks": 1, **row} for row in blocks]
     return {
         **data,
         "config": json.loads(json.dumps(config.to_dict())),

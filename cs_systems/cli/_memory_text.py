@@ -97,7 +97,7 @@ def _print_blocks(rows: Sequence[tables.ResidualBlockRow], selective: bool) -> N
     """Print the bytes that each block keeps; equal blocks, and checkpoints of equally many blocks, share a row."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for row in rows:
-        under_one = row["blocks"] if row.get("checkpoint") else None  # older records lack the checkpoint
+        under_one = row["blocks"] if row["checkpoint"] else None
         alike.setdefault((row["bytes"], row["predicted_bytes"], under_one), []).append(row["block"])
     blocks = [
         {"block": _span(names, under_one), "bytes": size, "predicted_bytes": like}

@@ -15,8 +15,7 @@ Code with torch fills others, which analysis and reports must read without it. E
 that predicts or judges the same numbers: memory in `formulas.memory.tables`, collectives in `formulas.communication`.
 
 A row is a plain dictionary, as JSON stores it. The name of a column holds its unit: `_s` seconds, `_bytes`, `_flops`,
-`_share` a fraction of 1. None is a value that is unknown. A column that is `NotRequired` was added later: records of
-older versions lack it.
+`_share` a fraction of 1. None is a value that is unknown. A column that is `NotRequired` stands in some rows only.
 """
 
 from __future__ import annotations

@@ -103,10 +103,9 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
     if Subject.of(config["workload"]) in _UNKNOWN:  # its own report takes precedence over the configuration
         fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
         cell["reported"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
-        uses = ran.get("uses")  # absent in records before version 0.2
+        uses = ran.get("uses")  # None for a cell that did not run
         cell |= {
             **cell["reported"],
-            "takes_config": ran.get("takes_config", not record.is_loop),
             "uses": None if uses is None else _columns(uses),
         }
     if measurement:
@@ -127,26 +126,16 @@ def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:
     """Set to null the fields that a workload from outside the package is not known to use.
 
     A field is known to be used if the workload reports it, or if it applied or was read. A cell that did not run uses
-    what the workload's other cells use. Of older records that is not known: there, a field counts as used if the
-    records differ in it and the workload takes a configuration.
+    what the workload's other cells use.
     """
     foreign = [cell for cell in cells if Subject.of(cell["workload"]) in _UNKNOWN]
-    varied: dict[tuple[str, str], set[Any]] = {}
-    for cell in foreign:
-        for name in _STEP_FIELDS:
-            varied.setdefault((cell["workload"], name), set()).add(cell.get(name))
     used: dict[str, frozenset[str]] = {}
     for cell in foreign:
         if cell["uses"] is not None:
             used[cell["workload"]] = used.get(cell["workload"], frozenset()) | cell["uses"]
     for cell in foreign:
-        for name in _STEP_FIELDS.keys() - cell["reported"].keys():
-            if (uses := used.get(cell["workload"]) if cell["uses"] is None else cell["uses"]) is not None:
-                is_used = name in uses
-            else:
-                is_used = len(varied[cell["workload"], name]) > 1 and cell["takes_config"]
-            if not is_used:
-                cell[name] = None
+        uses = used.get(cell["workload"], frozenset()) if cell["uses"] is None else cell["uses"]
+        cell |= dict.fromkeys(_STEP_FIELDS.keys() - cell["reported"].keys() - uses)
         if cell["precision"] != cell["ceiling_precision"]:
             cell["ceiling_flops_per_s"] = cell["ceiling_source"] = None
 

@@ -191,7 +191,7 @@ assert not heavy, f"imported before they are needed: {heavy}"
 
 def custom_workload_record(build: Build, stated: dict[str, object], **fields: object) -> RunRecord:
     record = build(RunConfig(workload="mine.py:step", **fields), 0.01, 1e12, 10**9)  # type: ignore[arg-type]
-    return replace(record, results={**record.results, "ran": [{"tokens": None, **stated}]})
+    return replace(record, results={**record.results, "ran": [{"tokens": None, "uses": "", **stated}]})
 
 
 def test_workload_without_config_has_no_config_columns(build: Build) -> None:
@@ -206,8 +206,8 @@ def test_workload_without_config_has_no_config_columns(build: Build) -> None:
     assert (data["steps"] == 10).all(), "the number of steps is known"
 
 
-def test_custom_workload_has_stated_and_varied_columns(build: Build) -> None:
-    stated = {"attention": "flex", "precision": "fp32", "batch_size": "many"}
+def test_custom_workload_has_stated_and_used_columns(build: Build) -> None:
+    stated = {"attention": "flex", "precision": "fp32", "batch_size": "many", "uses": "seq_len"}
     data = frame([custom_workload_record(build, stated, seq_len=n) for n in (64, 128)])
     assert set(data["attention"]) == {"flex"}, "the config's backend, naive, did not run"
     assert set(data["seq_len"]) == {64, 128}

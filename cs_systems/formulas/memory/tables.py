@@ -180,14 +180,14 @@ class KeptByBlock(TypedDict):
 
     block: str
     bytes: Annotated[int, Column("kept")]
-    checkpoint: NotRequired[bool]  # whether a checkpoint begins with this block and keeps its input
+    checkpoint: bool  # whether a checkpoint begins with this block and keeps its input
 
 
 class ResidualBlockRow(KeptByBlock):
     """Bytes that a block keeps, measured and by formula, in `residual_blocks`."""
 
     predicted_bytes: Annotated[int | None, Column("predicted", "predicted: by formula")]
-    blocks: NotRequired[int]  # how many blocks from this one on are under one checkpoint
+    blocks: int  # how many blocks from this one on are under one checkpoint
 
 
 class BackwardChange(TypedDict):
