@@ -9,7 +9,7 @@ Output: for each file the mutants that a test killed, that survived and that no 
     Markdown table. Mutants in EQUIVALENT, which change nothing that can be seen, are counted apart. --results keeps
     one JSON line per mutant; --again runs only those that it has not as killed. Exit status 1: above LIMIT survive.
 
-    python scripts/mutate.py --table profiles/mutants/table.md                  # all: hours on one core
+    python scripts/mutate.py --table tests/mutants/table.md                  # all: hours on one core
     python scripts/mutate.py --every 5 cs_systems/analysis/diagnosis/*.py       # a sample of a wing
 """
 
@@ -58,7 +58,7 @@ TESTS = (
 WITHOUT = (
     "test_work or verdict_finds or repeats_replace or covers or hundred_thousand or importing or rarely or binomial"
 )
-EQUIVALENT = ROOT / "profiles" / "mutants" / "equivalent.toml"
+EQUIVALENT = ROOT / "tests" / "mutants" / "equivalent.toml"
 LIMIT = 0.05
 BUDGET_S = 5.0  # of tests per mutant, in time of the processor while traced; the slower ones are left out
 PATIENCE = 10.0  # times the duration of its tests, after which a mutant counts as killed: it does not end

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cs_systems.analysis.memory import timeline as memory_timeline
 from cs_systems.analysis.memory.allocations import OutOfMemory, Replay, replay, rounded
 from cs_systems.analysis.memory.annotations import BLOCK, _Highest, _joined, by_annotation
 from cs_systems.analysis.memory.categories import attribute
@@ -24,6 +25,7 @@ from cs_systems.analysis.memory.tables import (
     timeline,
 )
 from cs_systems.analysis.memory.tensor_names import TensorNames
+from cs_systems.analysis.memory.timeline import view
 from cs_systems.readers.snapshot import Settings, read
 
 MIB = 1 << 20
@@ -344,3 +346,37 @@ def test_sum_of_devices_is_highest_when_both_are(tmp_path: Path) -> None:
     assert (other["peak_bytes"], other["peak_time_s"]) == (2560, pytest.approx(30e-6))
     assert (whole["peak_bytes"], whole["peak_time_s"]) == (3072, pytest.approx(30e-6))
     assert (whole["end_bytes"], whole["events"], whole["reserved_bytes"]) == (3072, 5, None)
+
+
+def test_page_has_a_column_for_each_number_of_an_allocation(tmp_path: Path) -> None:
+    there = segment(A, 8192, (A + 4096, 512), (A + 5120, 1024))  # the second block is older than the history
+    made = view(attribute(replayed(tmp_path, stretches(), [there])), UNNAMED)
+    columns = made["allocations"]
+    assert columns["later_ns"] == [0, 0, 10_000, 1_000_010_000]
+    assert columns["duration_ns"] == [1_000_041_000, 1_000_040_000, 10_000, 21_000]
+    assert columns["bytes"] == [1024, 1024, 2048, 512]
+    assert columns["before"] == [0]
+    assert columns["made"] == [None, 0, 1, 3]
+    assert columns["freed"] == [None, 4, 2, None]
+    assert (made["end_ns"], made["events"], made["timed"]) == (1_000_041_000, 5, True)
+    assert (made["highest"]["at_ns"], made["highest"]["bytes"], made["highest"]["reserved"]) == (10_000, 4096, 8192)
+    assert made["reserved"] == [[0, 8192]]
+    (shown,) = made["segments"]
+    assert shown["size"] == [4096, 512, 512, 1024, 2048]
+    assert shown["pending"] == []
+    assert [category < 0 for category in shown["category"]] == [True, False, True, False, True]
+
+
+def test_bands_hold_the_maximum_of_what_is_not_drawn_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_timeline, "MOST_ALLOCATIONS", 0)
+    monkeypatch.setattr(memory_timeline, "BINS", 10)
+    events = [event("alloc", A, 1024, 0), event("alloc", A + 4096, 512, 45), event("free_completed", A, 1024, 60),
+              event("alloc", A + 8192, 512, 99)]  # fmt: skip
+    made = view(attribute(replayed(tmp_path, events)), UNNAMED)
+    assert made["end_ns"] == 100_000
+    assert made["rest"]["allocations"] == 3
+    (category,) = {band[0] for band in made["rest"]["bands"]}
+    assert made["rest"]["bands"] == [
+        [category, 0, 40_000, 1024], [category, 40_000, 70_000, 1536], [category, 70_000, 90_000, 512],
+        [category, 90_000, 110_000, 1024],
+    ]  # fmt: skip
