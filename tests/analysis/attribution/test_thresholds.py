@@ -113,7 +113,7 @@ def test_median_step_is_the_lower_of_two() -> None:
 
 def test_picture_joins_what_is_closer_than_a_thousandth_of_the_step() -> None:
     starts, ends = np.array([0.0, 0.1009, 0.3011]), np.array([0.1, 0.3, 0.4])
-    shown = Streams(Step("step", 0.0, 1.0), Intervals(starts, ends), ("sum",) * 3, union(np.zeros(0), np.zeros(0)))
+    shown = Streams(Step("step", 5.0, 6.0), Intervals(starts, ends), ("sum",) * 3, union(np.zeros(0), np.zeros(0)))
     rows = picture(trace([], [], [], []), shown)
     assert [(row["start_s"], row["end_s"]) for row in rows] == [
         (0.0, pytest.approx(0.3)),

@@ -409,3 +409,8 @@ def test_time_during_other_work_is_what_both_cover() -> None:
     assert _during(nothing, starts, ends).tolist() == [0.0, 0.0, 0.0]
     busy = union(np.array([1.0, 3.0]), np.array([2.0, 5.0]))
     assert _during(busy, starts, ends).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_clocks_of_one_host_are_not_said_to_differ() -> None:
+    job = merged([rank(0, call(0.0, 1.0), began_s=0.0, host="x"), rank(1, call(5.0, 6.0), began_s=0.0, host="x")])
+    assert len(job.notes) == 1
