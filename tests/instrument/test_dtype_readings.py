@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cs_systems.analysis.comparison.dtypes import contradiction, table
+from cs_systems.analysis.comparison.dtypes import contradiction, dtypes
 from cs_systems.config import PRESETS, Mode, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.instrument.dtype_readings import DtypeReadings, reading
@@ -22,7 +21,8 @@ CPU = resolve("cpu")
 
 
 def workload(name: str, precision: Precision, **changes: Any) -> Workload:
-    config = replace(RunConfig(workload=name, model=PRESETS["tiny"], device="cpu"), precision=precision, **changes)
+    model = {} if name == "toy" else {"model": PRESETS["tiny"]}
+    config = RunConfig(workload=name, device="cpu", precision=precision, **model, **changes)
     made: Workload = plugins.get("workloads", name)(config, CPU)
     return made
 
@@ -40,7 +40,7 @@ def read_step(made: Workload) -> DtypeReadings:
 
 
 def rows_of(readings: DtypeReadings) -> dict[str, Any]:
-    return {row["what"]: row for row in table(readings.rows, readings.loss)}
+    return {row["what"]: row for row in dtypes(readings.rows, readings.loss)}
 
 
 @pytest.mark.parametrize(("precision", "low"), [(Precision.BF16, "bfloat16"), (Precision.FP16, "float16")])
