@@ -1,7 +1,8 @@
-"""Readers of the files that tools wrote, one file per format: a plain Trace, Snapshot or Counters, and no judgement.
+"""Readers of profilers' files, one module per format; each returns plain data such as a Trace or a Snapshot.
 
-Each file exports one constant, FORMAT, and is imported to recognise a file or to name its formats in a help: what needs
-numpy is imported when a file is read. `forms/` holds what readers return, and files that begin with `_` are helpers.
+Each module exports one constant, FORMAT. It is imported to recognise a file or to list the formats in a help text, so
+numpy is imported only when a file is read. `forms/` holds the types that readers return; modules that begin with `_`
+are helpers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 
 def cached(path: Path, process: int | None = None) -> Trace:
-    """Return what `read` does, from the cache where the file is unchanged."""
+    """Return the same as `read`, from the cache if the file is unchanged."""
     from cs_systems.readers import _cache
 
     return _cache.cached(path, process, read)
@@ -54,9 +55,9 @@ def ranks_of(paths: Sequence[Path], only_if_certain: bool) -> dict[Path, int] | 
 
     Args:
         paths: The traces.
-        only_if_certain: Accept only ranks that each trace, or the word `rank` in each name, states, all different and
-            of one world size. Otherwise also take the only number in which the names differ, else the order of the
-            files, and let reading the traces decide whether they are of one job.
+        only_if_certain: Accept only ranks that each trace, or the word `rank` in each name, states; all must differ and
+            have one world size. If False, also accept the only number in which the names differ, else the order of
+            the files; the traces themselves then show whether they belong to one job.
     """
     from cs_systems.readers.forms.jobs import ranks_by_name
 
@@ -71,11 +72,11 @@ def ranks_of(paths: Sequence[Path], only_if_certain: bool) -> dict[Path, int] | 
 
 
 def _stated(path: Path) -> Job:
-    """Return the identity that the file's header states, without reading the trace."""
+    """Return the identity in the job that the file's header states, without reading the trace."""
     from cs_systems.readers.forms.jobs import Job
 
     try:
         found = recognised(path)
         return found.job(path) if found and found.job else Job()
-    except (ConfigError, OSError, EOFError, ValueError, RecursionError):  # reading the trace will tell which
+    except (ConfigError, OSError, EOFError, ValueError, RecursionError):  # reading the trace will report the cause
         return Job()

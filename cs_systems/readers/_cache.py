@@ -26,13 +26,13 @@ from cs_systems.readers.forms.modules import Modules
 from cs_systems.readers.forms.operators import Operators
 from cs_systems.readers.forms.trace import Trace
 
-LARGEST_BYTES = 2 << 30  # of all entries together
-WORTH_S = 1.0  # a trace that is read faster is not kept
-SETTLED_S = 2.0  # since the last change of a file; one that changed just now may change again unnoticed
-LONG = 64  # a shorter list is kept as JSON
+LARGEST_BYTES = 2 << 30  # limit for the total size of the entries
+WORTH_S = 1.0  # traces that are read faster than this are not cached
+SETTLED_S = 2.0  # minimum age of a file; one that changed just now could change again unnoticed
+LONG = 64  # shorter lists are stored as JSON
 Reader = Callable[..., Trace]
-_READERS = Path(__file__).parent  # a change in any file of this folder, or of one inside, changes the version
-# Classes of which a trace consists, by name. Another class makes a trace unfit for the cache.
+_READERS = Path(__file__).parent  # a change in any file of this folder or its subfolders changes the version
+# Classes in a trace, by name. A trace with an object of any other class is not cached.
 _CLASSES: dict[str, Any] = {
     name: value
     for module in (columns, trace, jobs, operators)
@@ -48,7 +48,7 @@ def folder() -> Path:
 
 
 def cached(path: Path, process: int | None, read: Reader) -> Trace:
-    """Return what `read` does, from the cache where the file is unchanged; keep it where reading takes long."""
+    """Return the same as `read`, from the cache if the file is unchanged; store the result if reading takes long."""
     key = _key(path, process)
     entry = None if key is None else folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
     if key is not None and entry is not None and (found := _load(entry, key)):
@@ -57,14 +57,14 @@ def cached(path: Path, process: int | None, read: Reader) -> Trace:
     made = read(path, process)
     took_s = time.monotonic() - began_s
     if entry is not None and key is not None and took_s >= WORTH_S and key == _key(path, process):
-        # Without space or rights, or with a class that the cache does not know, there is no entry.
+        # No entry is written without disk space or permission, or for a class that the cache does not know.
         with contextlib.suppress(OSError, TypeError, ValueError, OverflowError, MemoryError):
             _store(entry, key, made)
     return made
 
 
 def _key(path: Path, process: int | None) -> str | None:
-    """Return the text that identifies what is read; None for a file that is no plain file or changed just now."""
+    """Return the key of a read; None if the path is not a plain file or changed just now."""
     try:
         path = path.resolve(strict=True)
         state = path.stat()
@@ -86,7 +86,7 @@ def _version(readers: Path = _READERS) -> str:
 
 
 def _load(entry: Path, key: str) -> Trace | None:
-    """Return the trace of an entry; None where there is none, or where it is damaged, which removes it."""
+    """Return the trace of an entry, or None if there is none; remove a damaged entry."""
     try:
         if entry.stat().st_uid != os.getuid():
             return None
@@ -95,7 +95,7 @@ def _load(entry: Path, key: str) -> Trace | None:
             found = _decoded(tree, [arrays[str(number)] for number in range(len(arrays.files) - 1)])
         if stored != key or not isinstance(found, Trace):
             raise ValueError("the entry is of another file")
-        os.utime(entry)  # the entries used last are kept the longest
+        os.utime(entry)  # least recently used entries are removed first
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, IndexError, EOFError, RecursionError, zipfile.BadZipFile):
@@ -106,7 +106,7 @@ def _load(entry: Path, key: str) -> Trace | None:
 
 
 def _store(entry: Path, key: str, made: Trace) -> None:
-    """Write an entry as a whole or not at all, and remove those used longest ago where there are too many."""
+    """Write an entry atomically, and remove the least recently used entries if there are too many."""
     arrays: list[Any] = []
     tree = json.dumps([key, _encoded(made, arrays)]).encode()
     if sum(array.nbytes for array in arrays) + len(tree) > LARGEST_BYTES // 2:
@@ -190,7 +190,7 @@ def _decoded(tree: Any, arrays: Sequence[Any]) -> Any:
             return Categorical(_entries(content[0], arrays), _decoded(content[1], arrays))
         case "modules":
             return Modules(*content)
-        case "operators":  # their order and tree are kept, so they are not computed again
+        case "operators":  # stored with their order and tree, which need not be computed again
             found = Operators.__new__(Operators)
             vars(found).update(zip(content[0], (_decoded(one, arrays) for one in content[1]), strict=True))
             return found

@@ -43,7 +43,7 @@ class _Module:
         self.path = ""
 
     def repeated(self) -> list[list[_Module]]:
-        """Return the groups of children of one class that call modules themselves."""
+        """Return the groups of children that share a class and call modules themselves."""
         groups: dict[str, list[_Module]] = defaultdict(list)
         for child in self.children:
             if child.children:
@@ -55,13 +55,13 @@ class _Module:
         return sum(one.time_s for one in inner) >= LEAST_OF_STAGE * self.time_s > 0
 
     def _only(self) -> list[_Module]:
-        """Return the containers inside, which compute nothing themselves."""
+        """Return the containers inside, such as ModuleList, which compute nothing themselves."""
         inside = [child for child in self.children if child.class_name in CONTAINERS]
         return [*inside, *(below for child in inside for below in child._only())]
 
 
 def called_modules(calls: Sequence[Range]) -> tuple[list[Range], Modules] | None:
-    """Return the calls as ranges named by the module's path, and the modules; None without any call."""
+    """Return the calls as ranges named by the module's path, and the modules; None if there are no calls."""
     if not calls:
         return None
     calls = sorted(calls, key=lambda call: (call.thread, call.start_s, -call.end_s))

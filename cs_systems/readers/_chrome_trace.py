@@ -26,7 +26,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _DECODER = json.JSONDecoder(strict=False)
 _NEXT, _COLON = re.compile(r"\s*\{"), re.compile(r"\s*:\s*")
-NOTHING = Raw()  # an argument that is not there
+NOTHING = Raw()  # stands for a missing argument
 
 
 class Arguments(Struct, gc=False):
@@ -63,7 +63,7 @@ class Arguments(Struct, gc=False):
 
 
 class Event(Struct, gc=False):
-    """Event as it is written; what it lacks is UNSET. `args` is of another class where they are no object."""
+    """Event as the file has it; missing fields are UNSET. `args` has another class if the file has no object there."""
 
     ph: Any = UNSET
     cat: Any = UNSET
@@ -80,7 +80,7 @@ _FAST = msgspec.json.Decoder(list[Event])
 
 
 class Batch(NamedTuple):
-    """Consecutive events; `written` returns the one of a number with all its fields, as Python's decoder does."""
+    """Consecutive events; `written` returns the event of an index with all its fields, as Python's decoder does."""
 
     events: list[Event]
     written: Callable[[int], dict[str, Any]]
@@ -91,7 +91,7 @@ class Batch(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """Return a value decoded; None for one that is not there."""
+    """Return a decoded value; None if it is missing."""
     return value if type(value) is not Raw else json.loads(text) if (text := bytes(value)) else None
 
 
@@ -114,7 +114,7 @@ class Text:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def extend(self) -> bool:
-        """Read more text behind what is not decoded yet; return False at the end of the file.
+        """Append more text to the window; return False at the end of the file.
 
         The length read doubles while an event does not fit, so that the total work stays linear in the event's length.
 
@@ -164,9 +164,9 @@ def header(text: Text) -> dict[str, Any]:
 def events(window: Text) -> Iterator[Batch]:
     """Yield the events in batches.
 
-    Decoding an array of events takes far less time than decoding one after the other does. The text is cut after a
-    brace followed by a comma and another brace. Where that brace does not close an event, the array fails to parse and
-    its events are decoded one by one. The fast decoder reads strict JSON alone: what it refuses, Python's own decides.
+    Decoding an array of events takes far less time than decoding them one by one. The text is cut after a brace
+    followed by a comma and another brace. If that brace does not close an event, the array fails to parse and its
+    events are decoded one by one. The fast decoder reads only strict JSON; Python's decoder reads what it rejects.
     """
     number, alone = 0, 0
     while True:
@@ -199,7 +199,7 @@ def events(window: Text) -> Iterator[Batch]:
                     f"{window.path} is damaged: a number in event {number + 1:,} has thousands of digits; record again"
                 ) from None
             alone = 0
-            # More text completes an event that the window cuts, but mends no error before the cut.
+            # More text completes an event that the window cuts, but does not repair an error before the cut.
             is_final = error.pos < len(text) - CUT_WORD and not error.msg.startswith("Unterminated string")
             if is_final or not window.extend():
                 ends = not is_final and (error.pos >= len(text) - 1 or at >= len(text) or text.rstrip()[-1] not in "]}")
@@ -235,7 +235,7 @@ def _again(window: Text) -> bool:
 
 
 def _cut(text: str, at: int) -> int:
-    """Return where a batch that begins at `at` ends: behind a brace that likely closes an event; 0 without one."""
+    """Return the end of a batch that begins at `at`, after a brace that likely closes an event; 0 if there is none."""
     end = at + BATCH
     while (end := text.rfind("},", at, end)) >= 0:
         if _NEXT.match(text, end + 2):
@@ -244,7 +244,7 @@ def _cut(text: str, at: int) -> int:
 
 
 def _fast(path: Path, text: str) -> Batch | None:
-    """Return the events of an array; None where it is no strict JSON or an event has not the profiler's form."""
+    """Return the events of an array; None if it is not strict JSON or an event does not have the profiler's form."""
 
     def written(number: int) -> dict[str, Any]:
         try:

@@ -38,12 +38,12 @@ from cs_systems.readers.forms.columns import UNKNOWN, Floats, Range, Ranges
 from cs_systems.readers.forms.modules import HEADER, Modules, unpacked
 from cs_systems.readers.forms.trace import Call, Copy, Function, KernelRow, Kernels, Launch, Trace, without_collector
 
-LONGEST_S = 1e9  # from the first event: a time further off is damaged
+LONGEST_S = 1e9  # from the first event; a time beyond this is damaged
 LATEST_US = 1e17  # in the profiler's clock: 3,000 years
-MOST_KEPT = 10_000_000  # events kept for the tables: about 3.5 GB of memory with the tables
+MOST_KEPT = 10_000_000  # limit of events kept for the tables: about 3.5 GB of memory with the tables
 FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file is read
-FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
-_OPERATOR = re.compile(r"^\w+::|Backward\d*$|^detach_?$")  # name of an operator, not of a range
+FORECAST_FROM = 1 << 25  # bytes to read before the forecast is used
+_OPERATOR = re.compile(r"^\w+::|Backward\d*$|^detach_?$")  # marks the name of an operator, as opposed to a range
 RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
 NOT_RECORDED = (
     "holds no kernel, although some were launched, so the GPU's profiling interface recorded none; stop other "
@@ -53,7 +53,7 @@ NOT_RECORDED = (
 _CALLS = tuple(
     f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
 )
-# Category that is counted and not read → its meaning, and the remedy.
+# Category that is counted but not read → its meaning, and the remedy.
 _UNREAD = {
     "mtia_ccp_events": "events of an MTIA accelerator, which are not read",
     "hpu_op": "events of a Gaudi accelerator, which are not read",
@@ -111,7 +111,7 @@ def stated_job(path: Path) -> jobs.Job:
 
 
 def _devices(before: dict[str, Any]) -> dict[int, str]:
-    """Return the device names by device number; empty where `deviceProperties` has not the profiler's form."""
+    """Return the device names by device number; empty if `deviceProperties` does not have the profiler's form."""
     properties = before.get("deviceProperties")
     known = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
     return {one["id"]: str(one["name"]) for one in known if type(one.get("id")) is int and one.get("name")}
@@ -131,12 +131,12 @@ class _Process:
     calls: list[Call] = field(default_factory=list)
     operators: OperatorReader = field(default_factory=OperatorReader)
     modules: list[Range] = field(default_factory=list)  # calls of modules, from Python's stacks
-    # Calls of collectives by thread: (start, end, what the range says)
+    # Calls of collectives by thread: (start, end, message of the range)
     collectives: dict[int, list[tuple[float, float, jobs.Message]]] = field(default_factory=lambda: defaultdict(list))
 
 
 class _Reader:
-    """Collector of the fields needed of each event; it matches kernels with their launches after the last event."""
+    """Collector of the needed fields of each event; it matches kernels with their launches after the last event."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -144,7 +144,7 @@ class _Reader:
         self.processes: dict[int, _Process] = defaultdict(_Process)
         self.kernels: list[KernelRow] = []
         self.messages: dict[tuple[float, int, int], jobs.Message] = {}  # by (start, device, stream) of the kernel
-        self.copies: list[tuple[Copy, int]] = []  # with the correlation
+        self.copies: list[tuple[Copy, int]] = []  # with the correlation id
         self.functions: dict[tuple[Any, ...], Function] = {}  # by name, and sizes as the file writes them
         # Equal names and threads share one object: a third of the memory of millions of events.
         self.names: dict[str, str] = {}
@@ -175,7 +175,7 @@ class _Reader:
         }
 
     def take(self, batch: Batch) -> None:
-        """Keep what the tables need of a batch: its operators by columns, unless one of them is out of the ordinary."""
+        """Keep the fields of a batch that the tables need; operators are kept as columns, unless one is irregular."""
         operators = [event for event in batch.events if event.cat == "cpu_op"]
         skipped = "cpu_op" if operators and self._take_operators(operators) else None
         for number, event in enumerate(batch.events):
@@ -184,7 +184,7 @@ class _Reader:
                 self._take(event, keep, batch, number)
 
     def _take_operators(self, events: list[Event]) -> bool:
-        """Keep the operators and return True, if all are of one process and valid; else keep none."""
+        """Keep the operators and return True if all are valid and of one process; else keep none and return False."""
         phase, _, name, pid, tid, ts, dur, args = zip(*map(msgspec.structs.astuple, events), strict=True)
         try:
             if self.origin_us is None or {*phase} != {"X"} or len({*pid}) > 1 or type(pid[0]) is not int:
@@ -219,7 +219,7 @@ class _Reader:
             self.damaged[category] += 1
 
     def refuse_too_many(self, file: Unpacked) -> None:
-        """Raise ConfigError if the events to keep exceed, or clearly will exceed, the most that are read."""
+        """Raise ConfigError if the events to keep exceed, or clearly will exceed, the limit."""
         owned = (
             len(p.launches) + len(p.ranges) + len(p.modules) + len(p.calls) + p.operators.weight + 4
             for p in self.processes.values()
@@ -304,7 +304,7 @@ class _Reader:
         (self._range if is_range else self._op)(event, start, end)
 
     def _operator(self, event: Event, start: float, end: float) -> None:
-        """Keep an event of an old file, whose category is that of operators and of the user's ranges."""
+        """Keep an event of an old file, in which operators and the user's ranges share one category."""
         is_op = _args(event).sequence is not UNSET or _OPERATOR.search(_text(event.name))
         (self._op if is_op else self._range)(event, start, end)
 
@@ -431,8 +431,10 @@ class _Reader:
     def _process(self, wanted: int | None) -> int:
         """Return the pid of the process to read: `wanted`, or the one with the most kernels, with a limitation.
 
-        Processes qualify that launched kernels, or that have ranges if none launched any. Raises ConfigError where the
-        wanted one does not qualify, or where the process of a kernel is unknown.
+        Processes that launched kernels qualify, or those with ranges if none launched any.
+
+        Raises:
+            ConfigError: The wanted process does not qualify, or the process of a kernel is unknown.
         """
         found = Counter({pid: len(self.kernels) for pid, process in self.processes.items() if process.launches})
         what = "kernel"
@@ -460,7 +462,7 @@ class _Reader:
 
 
 def _messages_around(kernels: Kernels, process: _Process) -> dict[int, jobs.Message]:
-    """Return the messages that ranges around the launches of collectives state, by the index of the kernel."""
+    """Return the messages in the ranges around the launches of collectives, by the index of the kernel."""
     found: dict[int, jobs.Message] = {}
     if not process.collectives:
         return found
@@ -504,7 +506,7 @@ def _clock(time_us: Any) -> float:
 
 
 def _completed(row: KernelRow, process: _Process) -> KernelRow:
-    """Return a kernel with what its launch tells: its sizes on ROCm, and in old files that a graph ran it."""
+    """Return a kernel with fields from its launch: its sizes on ROCm, and in old files whether a graph ran it."""
     function, *times_and_place, in_graph, correlation = row
     if function.grid is None and correlation in process.shapes:
         function = process.shapes[correlation]._replace(name=function.name)
@@ -512,9 +514,9 @@ def _completed(row: KernelRow, process: _Process) -> KernelRow:
 
 
 def _of_latest_calls(rows: Iterable[KernelRow], process: _Process) -> list[KernelRow]:
-    """Return the kernels with a correlation of their own where several calls have theirs: ROCm uses numbers again.
+    """Return the kernels with unique correlation ids where several calls share one, because ROCm reuses ids.
 
-    The latest call before a kernel launched it; of calls inside one another the outermost.
+    A kernel was launched by the latest call before it; of nested calls, by the outermost.
     """
     calls: dict[int, list[Launch]] = {}
     for correlation, others in process.reused.items():

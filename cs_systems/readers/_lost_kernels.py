@@ -1,7 +1,7 @@
 """Faults of a GPU's profiling interface: launches whose kernels a trace lacks, and kernels that last 0 s.
 
-A launch without a kernel is no fault where it records a CUDA graph, fails, or comes so late that nothing shows that it
-ran before the recording ended.
+A launch without a kernel is not a fault if it records a CUDA graph, fails, or comes so late that it may have run after
+the recording ended.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _LAUNCH = re.compile(r"(cuda|cu|hip)\w*Launch\w*Kernel|cudaLaunch(_v\d+)?$")
 _CAPTURE = re.compile(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate")
 _WAIT = re.compile(r"(Device|Stream|Ctx|Context)Synchronize")
 US = 1e-6
-COARSE_S = 3 * US  # a kernel that lasts longer elsewhere was not rounded from less than 1 µs
-MANY = 2  # a kernel without a launch stands for this many launches without a kernel
+COARSE_S = 3 * US  # kernels with a longer duration elsewhere were not rounded from less than 1 µs
+MANY = 2  # number of launches without a kernel that one kernel without a launch explains
 IMPLAUSIBLE = 0.5  # share of the kernels; few programs have so many of less than 1 µs (7% in a step of ResNet-50)
 
 
 @functools.lru_cache(maxsize=4096)
 def launches_kernel(name: str) -> bool:
-    """Return whether a call of this name launches one kernel, and neither a CUDA graph nor a function of the host."""
+    """Return whether a call of this name launches one kernel, as opposed to a CUDA graph or a host function."""
     return _LAUNCH.match(name) is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def explains(name: str) -> bool:
-    """Return whether a call of this name tells if a launch without a kernel is a fault."""
+    """Return whether calls of this name help to decide if a launch without a kernel is a fault."""
     return (_CAPTURE.search(name) or _WAIT.search(name)) is not None
 
 
@@ -44,7 +44,7 @@ def lost_launches(
 ) -> Floats:
     """Return the starts of the launches whose kernels are missing by a fault, in order.
 
-    None where many kernels have no launch: then the numbers that join both are missing, not the kernels.
+    Return none if many kernels have no launch: then the correlation ids are missing, not the kernels.
 
     Args:
         kernels: All kernels of the trace.
@@ -69,9 +69,9 @@ def lost_launches(
 
 
 def _repeated(start_s: Floats, end_s: Floats, lost: Bools) -> Bools:
-    """Return for each launch of one thread whether it is one launch with another, which encloses it or is inside.
+    """Return for each launch of one thread whether it is the same launch as another that encloses it or is inside.
 
-    The driver's call inside a call of the runtime is recorded too, and only one of the two has the kernel's number.
+    The driver's call inside a runtime call is recorded too, and only one of the two has the kernel's correlation id.
     """
     order = np.lexsort((-end_s, start_s))
     reached = np.concatenate([[-math.inf], np.maximum.accumulate(end_s[order])[:-1]])
@@ -83,7 +83,7 @@ def _repeated(start_s: Floats, end_s: Floats, lost: Bools) -> Bools:
 
 
 def _captures(calls: Sequence[Call]) -> list[tuple[float, float]]:
-    """Return when CUDA graphs were recorded, on any thread; without the calls that begin it, all before the last."""
+    """Return the intervals of CUDA graph captures; without calls that begin one, each is all time before its end."""
     if not any("Begin" in call.name for call in calls):
         return [(-math.inf, call.end_s) for call in calls]
     found: list[tuple[float, float]] = []
@@ -101,7 +101,7 @@ def _captures(calls: Sequence[Call]) -> list[tuple[float, float]]:
 
 
 def zero_kernels(kernels: Kernels) -> Bools:
-    """Return for each kernel whether it lasts 0 s by a fault.
+    """Return for each kernel whether its duration of 0 s is a fault of the profiler.
 
     Old files of Kineto hold whole µs, to which a short kernel may have been rounded.
     """

@@ -29,11 +29,11 @@ from cs_systems.readers.forms.trace import NO_KERNELS, Allocations, Call, Copy, 
 
 KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 COPIES = {"memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY", "memset": "CUPTI_ACTIVITY_KIND_MEMSET"}
-MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"  # with --cuda-memory-usage=true
+MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"  # recorded with --cuda-memory-usage=true
 FREED, ON_THE_HOST = 1, "0, 1"  # ENUM_CUDA_DEV_MEM_EVENT_OPER; ENUM_CUDA_MEM_KIND: pageable, pinned
-GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"  # with --cuda-graph-trace=graph, nsys's default
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"  # recorded with --cuda-graph-trace=graph, nsys's default
 ABOUT = ("META_DATA_EXPORT", "EXPORT_META_DATA")  # versions of nsys and of the schema; the second until 2022
-# Columns without which a table cannot be read; other columns may be missing.
+# Columns that a table must have; other columns may be missing.
 REQUIRED = {
     KERNELS: ("start", "end"),
     GRAPHS: ("start", "end"),
@@ -43,7 +43,7 @@ REQUIRED = {
     COPIES["memset"]: ("start", "end"),
     MEMORY: ("start", "bytes", "memKind", "memoryOperationType", "address"),
 }
-MOST_ROWS = 40_000_000  # of these tables: about 6 GB of memory
+MOST_ROWS = 40_000_000  # limit for these tables: about 6 GB of memory
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
 LATEST = np.iinfo(np.int64).max
@@ -85,7 +85,7 @@ def processes(path: Path) -> list[int]:
     try:
         with closing(sqlite.connect(path)) as database:
             return [pid for pid, _ in database.execute(query) if isinstance(pid, int)]
-    except (sqlite3.DatabaseError, UnicodeDecodeError):  # missing, damaged or without kernels: reading it tells which
+    except (sqlite3.DatabaseError, UnicodeDecodeError):  # missing, damaged or without kernels: reading it reports which
         return []
 
 
@@ -146,7 +146,7 @@ class _Reader:
         return table in self.columns and bool(self.database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall())
 
     def _rows_of(self, table: str) -> int:
-        """Return at least the number of rows of a table, and the exact number where that is above the limit."""
+        """Return an upper bound of a table's number of rows; the exact number where the bound exceeds the limit."""
         ((highest,),) = self.database.execute(f"SELECT max(rowid) FROM {table}")
         if highest > MOST_ROWS:
             ((highest,),) = self.database.execute(f"SELECT count(*) FROM {table}")
@@ -170,8 +170,8 @@ class _Reader:
     def _chunks(self, table: str, *expressions: str, where: str = "1") -> Iterator[list[Ints]]:
         """Yield what `_read` returns in chunks of rows, so that a large table need not fit into memory.
 
-        Python's sqlite3 takes over a microsecond for a row. Here SQLite joins each column into one text, which numpy
-        parses: in half the time, and without an object for each number.
+        Python's sqlite3 takes over a microsecond per row. Here SQLite joins each column into one text, and numpy
+        parses it, which takes half the time and creates no object for each number.
         """
         numbers = ", ".join(f"ifnull({e}, {UNKNOWN}) AS c{i}" for i, e in enumerate(expressions))
         texts = ", ".join(f"CAST(group_concat(c{i}) AS BLOB)" for i in range(len(expressions)))
@@ -184,10 +184,12 @@ class _Reader:
                 yield [_numbers(text, count, table) for text in columns]
 
     def _process(self, wanted: int | None) -> int | None:
-        """Return the globalPid of the process to read; None where the export has no globalPid.
+        """Return the globalPid of the process to read; None if the export has no globalPid.
 
-        It is that of `wanted`, or of the process with the most kernels, with a limitation. Raises ConfigError where the
-        wanted one does not qualify.
+        The process is `wanted`, or the one with the most kernels, with a limitation.
+
+        Raises:
+            ConfigError: The wanted process does not qualify.
         """
         what, owner = "kernel", "ifnull(globalPid, 0)"
         table = next((table for table in (KERNELS, GRAPHS) if self._has(table)), NVTX)
@@ -251,7 +253,7 @@ class _Reader:
         )
 
     def _devices(self) -> dict[int, str]:
-        """Return the names of the GPUs by CUDA's number of the device, which CUDA_VISIBLE_DEVICES can change."""
+        """Return the names of the GPUs by CUDA device number, which CUDA_VISIBLE_DEVICES can change."""
         by_id = self._texts("TARGET_INFO_GPU", "name")
         if "cuDevice" not in self.columns.get("TARGET_INFO_GPU", ()):
             return by_id
@@ -260,7 +262,7 @@ class _Reader:
         return by_number if len(by_number) == len(by_id) else by_id
 
     def _of_process(self, table: str) -> str:
-        """Return an SQL condition that selects the process's rows, by whichever column the table has."""
+        """Return an SQL condition that selects the process's rows by the column that this table has for it."""
         process = self.marking if table == NVTX else self.process
         if process is None:
             return "1"
@@ -269,7 +271,7 @@ class _Reader:
         return f"(globalTid & {PROCESS_MASK}) = {process}" if "globalTid" in self.columns[table] else "1"
 
     def _marking_process(self) -> int | None:
-        """Return the globalPid whose ranges count: another one where the process has none and one other has some."""
+        """Return the globalPid of the process to take ranges from: the only one with ranges if this one has none."""
         table = next((table for table in (KERNELS, GRAPHS) if self._has(table)), None)
         if self.process is None or table is None or "globalTid" not in self.columns.get(NVTX, ()):
             return self.process
@@ -295,7 +297,7 @@ class _Reader:
         order = order[(columns[1] >= columns[0])[order]]
         if damaged := len(columns[0]) - len(order):
             self.limitations.append(f"{damaged} kernels that have no end, or end before they start, are left out")
-        for i, column in enumerate(columns):  # one by one, so that only one column is in memory twice
+        for i, column in enumerate(columns):  # one at a time, so that only one column is in memory twice
             columns[i] = column[order]
         start, end, device, stream, correlation, graph, codes = columns
         functions = [self._function(*row) for row in numbers]
@@ -305,7 +307,7 @@ class _Reader:
         )
 
     def _single(self) -> Iterator[list[Ints]]:
-        """Yield the columns of the kernels: times, place, correlation, node of a graph, name and sizes."""
+        """Yield the columns of the kernels: times, device and stream, correlation id, graph node, name and sizes."""
         optional = (self._column(KERNELS, name) for name in ("deviceId", "streamId", "correlationId", "graphNodeId"))
         launch = (self._column(KERNELS, name) for name in _LAUNCH)
         shared = " + ".join(self._column(KERNELS, name) for name in _SHARED)
@@ -347,9 +349,9 @@ class _Reader:
             any_call = True
             at = np.searchsorted(wanted, call)
             at[at == len(wanted)] = 0
-            # A call and one inside it can share a correlationId: the outer one, which begins first, counts.
+            # A call and one inside it can share a correlationId; take the outer one, which begins first.
             mine = np.flatnonzero((wanted[at] == call) & (starts < begins[at])) if len(wanted) else at[:0]
-            mine = mine[np.argsort(-starts[mine], kind="stable")]  # of repeated indices, the last assignment counts
+            mine = mine[np.argsort(-starts[mine], kind="stable")]  # for repeated indices, the last assignment wins
             begins[at[mine]], thread[at[mine]], end[at[mine]] = starts[mine], of_thread[mine], ends[mine]
         if not any_call:
             return None
@@ -445,7 +447,7 @@ class _Reader:
 
 
 def _joined(chunks: Iterable[list[Ints]], columns: int) -> list[Ints]:
-    """Return the columns of all chunks; while they are joined, only one is in memory twice."""
+    """Join the chunks into columns, one column at a time, so that only one is in memory twice."""
     parts: list[list[Ints]] = [[np.empty(0, np.int64)] for _ in range(columns)]
     for chunk in chunks:
         for part, column in zip(parts, chunk, strict=True):
@@ -458,9 +460,9 @@ def _joined(chunks: Iterable[list[Ints]], columns: int) -> list[Ints]:
 
 
 def _numbered(columns: Sequence[Ints], numbers: dict[tuple[int, ...], int]) -> list[Ints]:
-    """Return a chunk of kernels with one number in place of the columns of their functions.
+    """Return a chunk of kernels with the columns of their functions replaced by one column of numbers.
 
-    Few functions run many times: their numbers take a tenth of the memory of the columns.
+    Few functions run many times, so their numbers take a tenth of the memory.
     """
     *columns, function = *columns[:6], columns[6:]
     first, codes = distinct(*function)
@@ -470,7 +472,7 @@ def _numbered(columns: Sequence[Ints], numbers: dict[tuple[int, ...], int]) -> l
 
 
 def _graph_name(graph: Any) -> Any:
-    """Return a number for the name of a graph that no text of the export has: those are not negative."""
+    """Return a negative number for the name of a graph, because ids of texts in the export are not negative."""
     return -2 - graph
 
 

@@ -22,10 +22,10 @@ class OperatorReader:
     def __init__(self) -> None:
         self.signatures: list[Signature] = []
         self._numbers: dict[tuple[str, str], int] = {}
-        # Signature by name, shapes and arguments as the file writes them, which need not be decoded each time.
+        # Signature by the file's own text of name, shapes and arguments, so that repeated ones are not decoded again.
         self._written: dict[tuple[str, bytes], int] = {}
         self._code, self._thread, self._start_s, self._end_s = array("q"), array("q"), array("d"), array("d")
-        # Of the operators that autograd numbered: index, sequence number, thread of the forward operator.
+        # For operators with a number from autograd: index, sequence number, thread of the forward operator.
         self._which, self._sequence, self._forward = array("q"), array("q"), array("q")
 
     def __len__(self) -> int:
@@ -33,11 +33,11 @@ class OperatorReader:
 
     @property
     def weight(self) -> int:
-        """Number of other events that take as much memory."""
+        """Memory of the operators, as the number of other events that would take as much."""
         return (len(self._code) + len(self._which)) // 4
 
     def add(self, name: str, start_s: float, end_s: float, thread: int, args: Arguments) -> None:
-        """Keep one operator, given with the arguments of its event.
+        """Keep one operator from its event and the event's arguments.
 
         Raises:
             TypeError, ValueError, OverflowError: One of its numbers is not valid; it is not kept.
@@ -53,10 +53,10 @@ class OperatorReader:
     def extend(
         self, names: Sequence[Any], start_s: Floats, end_s: Floats, thread: array[int], arguments: Sequence[Arguments]
     ) -> bool:
-        """Keep operators and return True; return False and keep none, if one of them is out of the ordinary.
+        """Keep operators and return True; return False and keep none if one of them is irregular.
 
         Raises:
-            AttributeError, TypeError, ValueError, OverflowError: So is one of them.
+            AttributeError, TypeError, ValueError, OverflowError: One of them is irregular.
         """
         numbered = [
             (index, args.sequence, 0 if args.forward is UNSET else args.forward)
@@ -109,7 +109,7 @@ class OperatorReader:
         return code
 
     def read(self) -> Operators | None:
-        """Return what was kept; None if nothing was."""
+        """Return the operators that were kept; None if there are none."""
         if not self._code:
             return None
         signature = Categorical(self.signatures, np.array(self._code, np.int64))
@@ -117,7 +117,7 @@ class OperatorReader:
         return Operators(signature, *times, np.array(self._thread, np.int64))
 
     def numbered(self) -> Ops | None:
-        """Return the operators that autograd numbered, in the order of the file; None if it numbered none."""
+        """Return the operators with a number from autograd in the order of the file; None if there are none."""
         if not self._which:
             return None
         names: dict[str, int] = {}
@@ -134,7 +134,7 @@ class OperatorReader:
 
 
 def _wrapped(number: int) -> int:
-    """Return a number that identifies something as a signed one of 64 bits."""
+    """Return an identifying number wrapped to a signed 64-bit integer."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -143,7 +143,7 @@ def _columns(rows: list[tuple[int, Any, Any]]) -> list[array[int]]:
 
 
 def _shapes(value: object) -> tuple[Any, ...] | None:
-    """Return recorded shapes as tuples; None if they have not the profiler's form."""
+    """Return recorded shapes as tuples; None if they do not have the profiler's form."""
     if not isinstance(value, list):
         return None
     shapes = [_shape(one) for one in value]

@@ -1,4 +1,4 @@
-"""Check of a path that a reader is given, and the files of a folder with their cells for its message."""
+"""Check of the path given to a reader; for a folder, its error message lists the files and their cells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cs_systems.record import RunRecord, recorded_files
 
 
 def check_file(path: Path, what: str, suffixes: tuple[str, ...], command: str | None = None) -> None:
-    """Raise ConfigError unless the path is a plain file that is not empty; of a folder, name the files to give."""
+    """Raise ConfigError unless the path is a plain, non-empty file; for a folder, the message names the files in it."""
     give = f"a {what} file"
     if path.is_dir():
         inside = sorted(file for file in path.iterdir() if file.name.endswith(suffixes))
@@ -25,7 +25,7 @@ def check_file(path: Path, what: str, suffixes: tuple[str, ...], command: str | 
 
 
 def _choice(folder: Path, files: Sequence[Path]) -> str:
-    """Return "one of" and the files, one a line, each with its cell if the records beside it are readable."""
+    """Return "one of" and the files, one per line, each with its cell if the records next to it are readable."""
     cells = cells_of(folder)
     return "one of\n" + "\n".join(f"  {file}{f' ({cells[file.name]})' if file.name in cells else ''}" for file in files)
 

@@ -1,4 +1,4 @@
-"""Choice of the process to read in a file that holds several, and the notes about the others."""
+"""Choice of the process to read from a file with several, and notes about the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from cs_systems.config import ConfigError
 from cs_systems.core.units import counted
 
-MOST_LISTED = 20  # processes that a message names
+MOST_LISTED = 20  # limit of processes that a message names
 
 
 def listed(names: Iterable[str]) -> str:
@@ -49,9 +49,10 @@ def chosen_process(
 
 
 def ranges_elsewhere(counts: Mapping[int, int], launcher: int) -> str:
-    """Return the note for a trace whose ranges are of other processes than the one that launched the kernels.
+    """Return the note for a trace in which other processes have the ranges than the one that launched the kernels.
 
-    The ranges of a single other process count, by time: a program in a container may have two process numbers.
+    If a single other process has ranges, they are used, matched by time: in a container, one program may have two
+    process numbers.
 
     Args:
         counts: Number of ranges by the pid of each other process.

@@ -1,4 +1,4 @@
-"""Formats that no command reads, so that a file is refused by its name with what to do instead."""
+"""Known formats that no command reads; the error message names the format and says what to do instead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reader of rocpd: the SQLite database (.db) that AMD's rocprofv3 writes by default since ROCm 7.
 
-Each process has tables of its own, whose names end with an identifier of the process. A region is a call, or a range of
-roctx whose text stands in its event. An event's `stack_id` is the correlation id that JSON calls internal.
+Each process has its own tables; their names end with an identifier of the process. A region is a call, or a range of
+roctx with its text in the region's event. An event's `stack_id` is the correlation id that the JSON calls internal.
 
 Source: version 3 of the schema (rocpd_tables.sql, marker_views.sql) and generateRocpd.cpp of rocprofiler-sdk. Copies
 and the ranges of roctx follow these; no recording of a GPU that has them was at hand.
@@ -22,7 +22,7 @@ from cs_systems.readers._processes import chosen_process
 from cs_systems.readers._rocprof import MARKERS, NO_RANGES, RECORD, Recording
 from cs_systems.readers.forms.trace import Trace, without_collector
 
-# Table → columns that are read.
+# Table → columns to read.
 REQUIRED = {
     "kernel_dispatch": (
         "pid", "agent_id", "kernel_id", "queue_id", "stream_id", "start", "end", "grid_size_x", "grid_size_y",
@@ -38,7 +38,7 @@ REQUIRED = {
     "info_node": ("id", "hostname"),
 }  # fmt: skip
 KERNELS, VERSION = "rocpd_kernel_dispatch", "3"
-MOST_ROWS = 10_000_000  # kernels, copies and regions: about 4 GB of memory
+MOST_ROWS = 10_000_000  # limit of kernels, copies and regions: about 4 GB of memory
 JSON_INSTEAD = "record again with rocprofv3 --runtime-trace --output-format json"
 
 
@@ -69,7 +69,7 @@ def _read(database: sql.Connection, path: Path, wanted: int | None) -> Trace:
         raise ConfigError(f"{path} is a database of rocmProfileData, which cs-systems cannot read; {RECORD}")
     for end in ends:
         _refuse(database, path, columns, end)
-    # Counted by the number of the process in the tables, which is unique where a pid is not.
+    # Count by the process's number in the tables, which is unique even if pids are not.
     owners: dict[int, list[tuple[int, str, int]]] = {}  # pid → (kernels, end of its tables, number)
     for end in ends:
         query = f"SELECT pid, id, (SELECT count(*) FROM {KERNELS}{end} WHERE pid = p.id) FROM rocpd_info_process{end} p"
@@ -92,7 +92,7 @@ def _read(database: sql.Connection, path: Path, wanted: int | None) -> Trace:
 
 
 def _refuse(database: sql.Connection, path: Path, columns: Mapping[str, list[str]], end: str) -> None:
-    """Raise ConfigError if the tables with this end are of another version, or hold too much."""
+    """Raise ConfigError if the tables with this suffix have another version, or too many rows."""
     named = f"rocpd_metadata{end}"
     if {"tag", "value"} <= {*columns.get(named, ())}:
         tags = dict(database.execute(f"SELECT tag, value FROM {named}"))
@@ -117,7 +117,7 @@ def _recording(database: sql.Connection, end: str, number: int) -> Recording:
     made = Recording()
 
     def rows(query: str) -> sql.Cursor:
-        """Return the rows of a query in which `{…}` names a table and `?` is the process's number."""
+        """Return the rows of a query; in it, `{…}` names a table and `?` is the process's number."""
         names = {table: f"rocpd_{table}{end}" for table in REQUIRED}
         return database.execute(query.format(**names), (number,))
 

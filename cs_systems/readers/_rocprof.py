@@ -1,6 +1,6 @@
-"""Reader of AMD's rocprofv3: its JSON (`--output-format json`), and the common form of what `rocpd` reads.
+"""Reader of AMD's rocprofv3 JSON (`--output-format json`), and the collector of records that `_rocpd` shares.
 
-A kernel has the correlation id of the call that launched it; a call inside another names that one as its ancestor.
+A kernel has the correlation id of the call that launched it; a nested call names the outer call as its ancestor.
 ROCm counts a grid in threads, so it is divided by the workgroup here. Times are ns of one clock of host and device.
 
 Source: `rocprofv3-schema.json`, generateJSON.cpp and tool.cpp of rocprofiler-sdk. Copies and the ranges of roctx follow
@@ -32,13 +32,13 @@ from cs_systems.readers.forms.jobs import Job
 from cs_systems.readers.forms.trace import Call, Copy, Function, KernelRow, Kernels, Launch, Trace, without_collector
 
 KEY = "rocprofiler-sdk-tool"
-LARGEST_BYTES = 1 << 29  # of the JSON: it takes about six times as much memory
+LARGEST_BYTES = 1 << 29  # limit of the JSON's size; in memory it takes about six times as much
 CHUNK = 1 << 22
 RECORD = "record with rocprofv3 --runtime-trace --output-format json"
-MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")  # kinds of the calls of roctx that mark
+MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")  # kinds of roctx calls that only mark a time
 GPU = 2  # type of an agent
-Times = tuple[Any, Any]  # begin and end in ns, not checked yet
-NO_RANGES = ("roctxMarkA", "roctxGetThreadId")  # calls of these kinds that are no range
+Times = tuple[Any, Any]  # unchecked begin and end in ns
+NO_RANGES = ("roctxMarkA", "roctxGetThreadId")  # calls of these kinds that are not ranges
 
 
 def read(path: Path, process: int | None = None) -> Trace:
@@ -67,12 +67,12 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 @dataclass
 class Recording:
-    """Records of one process. One that lacks a field or a number is counted and left out."""
+    """Records of one process. A record that lacks a field or a number is counted and left out."""
 
     host: str | None = None
     devices: dict[int, tuple[int, str]] = field(default_factory=dict)  # agent of a GPU → its number and name
     symbols: dict[int, str] = field(default_factory=dict)  # kernel's id → name
-    counters: int = 0  # kernels whose counters were recorded
+    counters: int = 0  # number of kernels with recorded counters
     kernels: list[KernelRow] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Recording:
     _functions: dict[tuple[Any, ...], Function] = field(default_factory=dict)
 
     def take(self, add: Callable[..., None], rows: Iterable[Any]) -> None:
-        """Add each record, and count those that are damaged."""
+        """Add each record, and count the damaged ones."""
         for row in rows:
             try:
                 add(row)
@@ -107,7 +107,7 @@ class Recording:
         self.kernels.append((function, *_seconds(time_ns), *where, False, _whole(correlation)))
 
     def add_copy(self, time_ns: Times, agents: tuple[Any, Any], stream: Any, size: Any) -> None:
-        """Add a copy. It belongs to the GPU among its agents, first the source; one between hosts to none."""
+        """Add a copy to the GPU that it comes from, else to the GPU that it goes to; a copy between hosts has none."""
         if gpus := [self.devices[agent][0] for agent in agents if agent in self.devices]:
             known = size if is_whole(size) else None
             self.copies.append(Copy("memcpy", *_seconds(time_ns), gpus[0], _whole(stream), known))
@@ -200,7 +200,7 @@ def _tools(path: Path) -> list[dict[str, Any]]:
                         f"{path} has over {LARGEST_BYTES >> 20} MiB of JSON, the most that is read; record fewer "
                         "steps, or with rocprofv3 --output-format rocpd"
                     )
-            # Names of kernels are written as they stand in the program, which need not be UTF-8.
+            # Kernel names are the program's bytes, which need not be UTF-8.
             found = json.loads(b"".join(parts).decode("utf-8", "replace"), strict=False)[KEY]
         except ConfigError:
             raise

@@ -21,7 +21,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def too_large(path: Path) -> ConfigError:
-    """Return the error for a file that cannot be read for want of memory."""
+    """Return the error for a file that cannot be read because memory is too small."""
     return ConfigError(f"{path} needs more memory than is free; use a machine with more memory, or record fewer steps")
 
 
@@ -35,7 +35,7 @@ def tables(path: Path) -> list[str]:
 
 
 def columns(database: sqlite3.Connection) -> dict[str, list[str]]:
-    """Return the columns of each table; views are left out, because one could contain any computation."""
+    """Return the columns of each table; views are left out, because a view can contain any computation."""
     tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     return {
         name: [column[1] for column in database.execute(f'PRAGMA table_info("{name}")')]

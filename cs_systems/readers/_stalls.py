@@ -1,4 +1,4 @@
-"""CUDA calls of the host that can leave the device without work, by cause; the rules are data."""
+"""CUDA calls of the host that can leave the device without work, by cause."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ STALLS = {
 
 @functools.lru_cache(maxsize=4096)
 def stalls(name: str) -> str | None:
-    """Return the cause under which a call's waiting is counted; None for a call that does not wait."""
+    """Return the cause to which a call's waiting time is attributed; None for a call that does not wait."""
     return next((cause for cause, pattern in STALLS.items() if re.search(pattern, name)), None)

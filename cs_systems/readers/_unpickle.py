@@ -21,8 +21,8 @@ from cs_systems.readers._paths import check_file
 
 # From protocol 2 on, a pickle begins with its protocol; an older one begins with a list, a dictionary or a global.
 PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\n[\w.]+\n")
-MEMORY_PER_FILE_BYTE = 8  # memory that a byte of a pickled snapshot takes as Python objects
-MOST_PER_BYTE = 16  # limit for a byte of any pickle, beyond FREE_BYTES
+MEMORY_PER_FILE_BYTE = 8  # bytes of memory as Python objects per byte of a pickled snapshot
+MOST_PER_BYTE = 16  # limit per byte of any pickle, beyond FREE_BYTES
 FREE_BYTES = 1 << 28
 CHUNK = 1 << 20
 FEWER = "fewer events (max_entries of _record_memory_history)"
@@ -43,7 +43,7 @@ class _Refusing(pickle.Unpickler):
 
 
 class _Refused(Exception):
-    """Request of the pickle that was refused."""
+    """Error for a request of the pickle that is not allowed."""
 
 
 def load(path: Path, how: str) -> Any:
@@ -87,7 +87,7 @@ def load(path: Path, how: str) -> Any:
 def _refuse_beyond_memory(path: Path) -> None:
     """Raise ConfigError if the unpickled snapshot would exceed the available memory.
 
-    It is several times its file, and an error is better than a machine that swaps.
+    The snapshot takes several times the size of its file, and an error is better than a machine that swaps.
     """
     size = path.stat().st_size
     needed, available = size * MEMORY_PER_FILE_BYTE, _available_bytes()
@@ -106,7 +106,7 @@ def _available_bytes() -> int | None:
 
 
 class _Metered(io.RawIOBase):
-    """Byte stream of a pickle that reports the number of bytes read before they are used."""
+    """Byte stream of a pickle that reports how many bytes will be read before the unpickler uses them."""
 
     def __init__(self, source: Unpacked, allow: Callable[[int], None]) -> None:
         self._source, self._allow = source, allow

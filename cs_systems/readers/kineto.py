@@ -1,4 +1,4 @@
-"""Format of torch.profiler: Chrome traces, which Kineto writes."""
+"""Format of torch.profiler's Chrome traces, which Kineto writes."""
 
 from cs_systems.core.formats import Format, begins, imported
 

@@ -29,18 +29,18 @@ _PEAK, _ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained
 _GLOBAL, _SHARED = "l1tex__t_bytes_pipe_lsu_mem_global_op", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op"
 
-# Column → metric. A share is of the peak that the chip can sustain. Loads and stores are the load/store units':
-# copies by the tensor memory accelerator appear in the DRAM columns only.
+# Column → metric. A share is a fraction of the peak that the chip can sustain. Loads and stores are those of the
+# load/store units: copies by the tensor memory accelerator appear in the DRAM columns only.
 METRICS = {
     "time_s": "gpu__time_duration.sum",
     "registers": "launch__registers_per_thread",
     "shared_bytes": "launch__shared_mem_per_block",  # per block, including the driver's share
     "waves": "launch__waves_per_multiprocessor",
-    "occupancy_share": f"sm__warps_active.{_ACTIVE}",  # active warps, of an SM's maximum, while it is active
+    "occupancy_share": f"sm__warps_active.{_ACTIVE}",  # active warps as a share of an SM's maximum, while it is active
     "highest_occupancy_share": "sm__maximum_warps_per_active_cycle_pct",  # allowed by registers and shared memory
     "sm_efficiency_share": "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",  # share of time with an active warp
     "sm_share": f"sm__throughput.{_PEAK}",
-    "memory_share": f"gpu__compute_memory_throughput.{_PEAK}",  # the busiest of L1, L2 and DRAM
+    "memory_share": f"gpu__compute_memory_throughput.{_PEAK}",  # the busiest among L1, L2 and DRAM
     "dram_share": f"gpu__dram_throughput.{_PEAK}",
     "dram_read_bytes_per_s": "dram__bytes_read.sum.per_second",
     "dram_write_bytes_per_s": "dram__bytes_write.sum.per_second",
@@ -52,9 +52,9 @@ METRICS = {
     "shared_store_conflicts": f"{_CONFLICTS}_st.sum",
     "warp_efficiency_share": "smsp__thread_inst_executed_per_inst_executed.ratio",
 }
-# Factors from a metric's count to its column, where the unit does not give them.
+# Factors from a metric's count to its column, for metrics without a unit that determines it.
 _THREADS_A_WARP = 32
-_BYTES_A_WAVEFRONT = 128  # at most: one wavefront takes 4 bytes from each of the 32 banks
+_BYTES_A_WAVEFRONT = 128  # upper limit: one wavefront takes 4 bytes from each of the 32 banks
 _FACTORS = {
     "warp_efficiency_share": 1 / _THREADS_A_WARP,
     "shared_load_bytes_per_s": _BYTES_A_WAVEFRONT,
@@ -142,7 +142,7 @@ def rows(path: Path) -> list[CounterRow]:
 def _loader() -> Callable[[str], Any]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # from its SWIG types, under Python 3.12 and newer
+            warnings.simplefilter("ignore", DeprecationWarning)  # its SWIG types warn under Python 3.12 and newer
             import ncu_report
     except ImportError as error:
         raise ConfigError(f"a report of ncu requires NVIDIA's package ncu-report ({error}); run {INSTALL}") from None

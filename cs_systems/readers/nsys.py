@@ -1,4 +1,4 @@
-"""Format of Nsight Systems: its reports, which nsys itself must export, and their exports to SQLite."""
+"""Format of Nsight Systems: reports, which only nsys itself can export, and their exports to SQLite."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 
 def processes(path: Path) -> list[int]:
-    """Return the pids of the processes that ran kernels; raise ConfigError for a report, which does not tell."""
+    """Return the pids of the processes that ran kernels; raise ConfigError for a report, which lacks them."""
     from cs_systems.readers import _nsys
 
     if path.suffix in REPORTS and not head(path).startswith(SQLITE_MAGIC):

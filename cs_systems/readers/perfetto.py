@@ -1,7 +1,7 @@
 """Format of Perfetto's binary traces, which rocprofv3, PyTorch and other programs write.
 
-A trace is a protobuf message of packets; slices of tracks are its events. They become the events of a Chrome trace,
-with the categories of torch.profiler, which the reader of those reads. The file is untrusted: each length is checked.
+A trace is a protobuf message of packets; its events are slices of tracks. They are converted to a Chrome trace with the
+categories of torch.profiler, which the Kineto reader reads. The file is untrusted: each length is checked.
 
 Source: `protos/perfetto/trace` of Perfetto; generatePerfetto.cpp of rocprofiler-sdk. A public recording of rocprofv3
 without kernels was at hand, none with kernels.
@@ -35,7 +35,7 @@ MOST_SLICES = 5_000_000  # about 5 GB of memory
 MOST_PARENTS = 64  # tracks around a track
 DEEPEST = 8  # lists and dictionaries inside an annotation
 REALTIME, MONOTONIC, BOOTTIME = 1, 3, 6
-OWN_CLOCKS = range(64, 128)  # which a sequence of packets defines for itself
+OWN_CLOCKS = range(64, 128)  # clocks that a sequence of packets defines for itself
 # Fields of TracePacket.
 CLOCKS, TIME, SEQUENCE, EVENT, INTERNED, FLAGS, CLEARED = 6, 8, 10, 11, 12, 13, 41
 THREAD, COMPRESSED, CLOCK, DEFAULTS, TRACK = 44, 50, 58, 59, 60
@@ -88,7 +88,7 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at a place, of at most 10 bytes, and the place behind it."""
+    """Return the number at a position, of at most 10 bytes, and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -122,7 +122,7 @@ def _fields(data: bytes) -> Fields:
 
 
 def _packets(file: Unpacked) -> Iterator[Fields]:
-    """Yield the packets of a trace, also those that are compressed together."""
+    """Yield the packets of a trace, including those that are compressed together."""
     data, at, is_last = b"", 0, False
     while not is_last or at < len(data):
         if len(data) - at < MOST_HEADER and not is_last:
@@ -156,7 +156,7 @@ def _signed(value: int) -> int:
 
 
 class _Clock(NamedTuple):
-    """Clock of a sequence: where it began, and the common time then."""
+    """Clock of a sequence: its first time, and the common time at that moment."""
 
     began: int
     common: int
@@ -166,14 +166,14 @@ class _Clock(NamedTuple):
 
 @dataclass
 class _Sequence:
-    """State of a sequence of packets, which each may refer to."""
+    """State of a sequence of packets, to which each packet may refer."""
 
     texts: dict[int, dict[int, str]] = field(default_factory=dict)  # field of InternedData → number → text
     clocks: dict[int, _Clock] = field(default_factory=dict)
-    now: dict[int, int] = field(default_factory=dict)  # by clock that counts from the packet before
+    now: dict[int, int] = field(default_factory=dict)  # by clock, for clocks that count from the previous packet
     clock: int = BOOTTIME
     track: int = 0
-    thread: tuple[int, int] | None = None  # of packets without tracks
+    thread: tuple[int, int] | None = None  # for packets without tracks
 
 
 class _Slice(NamedTuple):
@@ -315,7 +315,7 @@ class _Reader:
         return {"baseTimeNanoseconds": max(0, origin - self.offsets.get(REALTIME, 0)), "traceEvents": events}
 
     def _chrome(self, one: _Slice, origin: int) -> dict[str, Any] | None:
-        """Return the event of a slice; None for one of the device or of a library's insides that is of no use."""
+        """Return the event of a slice; None for slices that no table uses, of the device or inside a library."""
         label, place = self._place(one)
         plain = one.category.removeprefix("rocm_")
         args: Mapping[str, Any] = one.args
@@ -340,7 +340,7 @@ class _Reader:
         }
 
     def _place(self, one: _Slice) -> tuple[str, tuple[int, int] | None]:
-        """Return the name of a slice's track, and the process and thread of it or of those around it."""
+        """Return the name of a slice's track, and the process and thread of that track or of an enclosing one."""
         if not one.track:
             return "", one.thread
         track, label = one.track, self.tracks.get(one.track, ("", 0, None))[0]
@@ -353,11 +353,11 @@ class _Reader:
 
 
 def _as_kineto(category: str | None, args: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """Return what rocprofv3 writes at an event, in the words of torch.profiler. The sides of a grid are not known."""
+    """Return rocprofv3's arguments of an event under torch.profiler's names. The sides of a grid are not known."""
     found: dict[str, Any] = {"correlation": args.get("corr_id", 0)}
     if category in ("kernel", "gpu_memcpy"):
         agents = [re.search(r"\d+$", str(args.get(name))) for name in ("agent", "dst_agent", "src_agent")]
-        if "(CPU)" in label:  # a copy to the host is of the device that it is from
+        if "(CPU)" in label:  # a copy to the host belongs to the device that it comes from
             agents.reverse()
         where: dict[str, str] = dict(re.findall(r"(AGENT|STREAM|QUEUE) \[(\d+)\]", label))
         number = next((int(one[0]) for one in agents if one), int(where.get("AGENT", "0")))
@@ -368,13 +368,13 @@ def _as_kineto(category: str | None, args: Mapping[str, Any], label: str) -> dic
 
 
 def matches(head: bytes, path: Path) -> bool:
-    """Return whether the first packet has fields that only packets have, or the name is one of a trace."""
+    """Return whether the first packet has fields that only packets have, or the file's name is that of a trace."""
     if path.name.endswith(SUFFIXES):
         return True
     try:
         key, at = _varint(head, 0)
         size, at = _varint(head, at)
-        # Of a packet that is longer than the head, only the first field is seen.
+        # If a packet is longer than the head, only its first field is seen.
         numbers = _fields(head[at : at + size]).keys() if at + size <= len(head) else {_varint(head, at)[0] >> 3}
         return key == 1 << 3 | 2 and size <= LARGEST_PACKET and not numbers.isdisjoint(ONLY_PACKETS)
     except (IndexError, ValueError):

@@ -1,11 +1,11 @@
 """Reader of Triton's Proton profiles: a tree of scopes and kernels with their metrics.
 
 Proton writes the tree as JSON that the tool Hatchet reads (`.hatchet`): a list of nodes {frame, metrics, children} and,
-as the last entry, properties of the devices. With `data="trace"` it writes one Chrome trace a line and stream, in which
-each kernel names its scopes; the same tree is made of it. The file is untrusted.
+as the last entry, properties of the devices. With `data="trace"` it writes one Chrome trace per line and stream, in
+which each kernel names its scopes; the same tree is built from it. The file is untrusted.
 
-A node's metrics are its own; those of a scope are the sum over the nodes inside it. Work (`flops`, `flops16`, …) and
-traffic (`bytes`) are what the program declared.
+A node's metrics are its own; a scope's metrics are the sum over the nodes inside it. The program itself declared the
+work (`flops`, `flops16`, …) and the traffic (`bytes`).
 
 Source: `triton.profiler` and its viewer; TreeData.cpp and TraceData.cpp of Proton.
 """
@@ -34,8 +34,8 @@ SUFFIXES = (".hatchet", ".hatchet_msgpack")
 SCOPES = re.compile(rb'\s*\[\s*\{\s*"(children|frame|metrics)"\s*:')
 SCOPES_TRACE = re.compile(rb'\s*\{\s*"displayTimeUnit"\s*:\s*"us"\s*,\s*"traceEvents"\s*:.*"call_stack"', re.DOTALL)
 MOST_BYTES = 1 << 28
-HIGHEST = 1e100  # of a valid metric: sums of such stay finite
-LAUNCH_METADATA = "__proton_launch_metadata"  # scope of kernels that compute what Proton records, not the program's
+HIGHEST = 1e100  # limit of a valid metric, so that sums stay finite
+LAUNCH_METADATA = "__proton_launch_metadata"  # scope of kernels that Proton itself launches
 _TIME = re.compile(r"(?P<what>time|cpu_time) \((?P<unit>ns|us|ms|s)\)")
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _WORK = re.compile(r"flops(8|16|32|64)?")
@@ -88,7 +88,7 @@ def _documents(path: Path) -> list[Any]:
     check_file(path, "profile", SUFFIXES)
     if path.suffix == ".hatchet_msgpack":
         raise ConfigError(f'{path} is in MessagePack; write JSON, with proton.finalize(output_format="hatchet")')
-    number = 1  # of the line at which a document begins
+    number = 1  # number of the line on which a document begins
     try:
         with closing(Unpacked(path)) as file:
             raw = file.read(MOST_BYTES + 1)
@@ -117,7 +117,7 @@ def _documents(path: Path) -> list[Any]:
 
 
 class _Reader:
-    """Maker of the tree; it counts what it leaves out."""
+    """Builder of the tree; it counts the entries that it leaves out."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -155,7 +155,7 @@ class _Reader:
         return root, {}
 
     def _fill(self, node: _Node, source: Mapping[str, Any]) -> None:
-        """Fill in a node from its JSON; `node` alone is made already."""
+        """Fill in a new, empty node from its JSON."""
         left: list[tuple[_Node, Mapping[str, Any]]] = [(node, source)]
         while left:
             parent, of = left.pop()
@@ -230,7 +230,7 @@ def _list(source: Any, name: str) -> list[Any]:
 
 
 def _walk(root: _Node) -> Iterator[tuple[int, _Node]]:
-    """Yield (depth, node), a scope before those inside it; not the root, whose depth would be 0."""
+    """Yield (depth, node) for all nodes but the root, a scope before the nodes inside it; depths begin at 1."""
     left = [(1, child) for child in reversed(root.children)]
     while left:
         depth, node = left.pop()
@@ -241,7 +241,7 @@ def _walk(root: _Node) -> Iterator[tuple[int, _Node]]:
 def _sums(root: _Node) -> dict[int, dict[str, float]]:
     """Return each node's metrics summed over the nodes inside it, by the node's id.
 
-    Time of the host is the scope's own: it holds that of the scopes inside already.
+    Host time is not summed, because a scope's own host time already includes the scopes inside it.
     """
     sums: dict[int, dict[str, float]] = {}
     for node in reversed([root, *(node for _, node in _walk(root))]):
@@ -255,7 +255,7 @@ def _sums(root: _Node) -> dict[int, dict[str, float]]:
 
 
 def _scope_rows(root: _Node, sums: Mapping[int, Mapping[str, float]]) -> list[ScopeRow]:
-    """Return one row for each node, the longest of a scope first."""
+    """Return one row for each node, in each scope the longest first."""
     whole = sums[id(root)].get("time_s")
     for node in (root, *(node for _, node in _walk(root))):
         node.children.sort(key=lambda child: -sums[id(child)].get("time_s", 0.0))

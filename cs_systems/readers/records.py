@@ -1,4 +1,4 @@
-"""Format of the records of a run, one in each line."""
+"""Format of the records of a run, one per line."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from cs_systems.readers import _sqlite as sqlite
 
 
 def matches(head: bytes, path: Path) -> bool:
-    """Return whether an SQLite file has rocpd's tables, of any version; a damaged file is told by its name."""
+    """Return whether an SQLite file has rocpd's tables, of any version; a damaged file is recognised by its name."""
     tables = sqlite.tables(path) if head.startswith(SQLITE_MAGIC) else None
     return path.suffix == ".db" if tables == [] else any(name.startswith("rocpd_") for name in tables or ())
 

@@ -4,7 +4,7 @@ It reads the output of `torch.cuda.memory._dump_snapshot()`, or any pickle of `_
 untrusted: `_unpickle` refuses every global, so that nothing in the file can run. Data that an older PyTorch
 did not record is missing from the result, and `missing` lists it.
 
-The program that takes the snapshot may write a JSON file beside the pickle, `FILE.json` for FILE, with data that the
+The program that takes the snapshot may write a JSON file next to the pickle, `FILE.json` for FILE, with data that the
 snapshot lacks:
 
     {"schema_version": 1,
@@ -14,7 +14,7 @@ snapshot lacks:
                   "shape": [1024, 256], "dtype": "float32", "device": 0}, …]}
 
 It has one entry for each tensor of the model that is alive when the snapshot is taken; `kind` is one of TENSOR_KINDS,
-`address` the tensor's `data_ptr()`, `name` that of the parameter in the model (for optimizer state `name/exp_avg`).
+`address` the tensor's `data_ptr()`, `name` the parameter's name in the model (for optimizer state `name/exp_avg`).
 Phases and layers are in the snapshot itself: `external_annotations` holds the `record_function` ranges if
 `_record_memory_history` is called with `global_record_annotations`. `core.range_names` reads their names (`forward`,
 `backward`, `block 3`).
@@ -35,8 +35,8 @@ from cs_systems.core.validation import shown
 from cs_systems.readers._unpickle import PICKLE, load
 
 SIDECAR_VERSION = 1
-LONGEST_US = 1e15  # from the first to the last event: ns of the page fit into 63 bits
-MOST_FRAMES = 2000  # of a stack: Python's own limit is 1,000
+LONGEST_US = 1e15  # limit from the first to the last event, so that the page's ns fit into 63 bits
+MOST_FRAMES = 2000  # limit of a stack; Python's own limit is 1,000
 MOST_SIDECAR_BYTES = 1 << 24  # enough for a model with 60,000 tensors
 TENSOR_KINDS = ("parameter", "gradient", "optimizer_state", "buffer", "input")
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "other")
@@ -84,11 +84,11 @@ class Events:
 
     action: array[int]  # index in ACTIONS
     address: array[int]
-    bytes: array[int]  # as requested; of a segment its size
+    bytes: array[int]  # the requested size; for a segment its size
     time_us: array[int]  # empty where not recorded
     stack: array[int]
-    device_free_bytes: dict[int, int]  # event → free bytes of the device, for an `oom`
-    metadata: array[int]  # index in Snapshot.metadata: the text of `_set_memory_metadata` then
+    device_free_bytes: dict[int, int]  # event → free bytes of the device; only for `oom` events
+    metadata: array[int]  # index in Snapshot.metadata of the text set by `_set_memory_metadata` at that time
 
     def __len__(self) -> int:
         return len(self.action)
@@ -123,7 +123,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Contents of the JSON file beside a snapshot."""
+    """Contents of the JSON file next to a snapshot."""
 
     config: RunConfig | None
     max_allocated_bytes: int | None
@@ -134,12 +134,12 @@ class Sidecar:
 class Snapshot:
     """Part of a snapshot that belongs to one device.
 
-    `stacks[0]` is the empty stack: not recorded. `missing` lists what is not known.
+    `stacks[0]` is the empty stack: not recorded. `missing` lists the data that is unknown.
     """
 
     source: str
     device: int
-    devices: tuple[int, ...]  # all in the file
+    devices: tuple[int, ...]  # all devices in the file
     segments: tuple[Segment, ...]  # by address
     events: Events
     stacks: tuple[Stack, ...]
@@ -191,7 +191,7 @@ def _read(path: Path, choose: Callable[[list[int]], list[int]]) -> list[Snapshot
 
 
 def _cause(error: Exception) -> str:
-    """Return what is wrong with a file's data in the reader's words, and not in those of Python's internals."""
+    """Return a readable description of an error in a file's data, without Python's internal messages."""
     if isinstance(error, KeyError):
         return f"an entry lacks {error}"
     return str(error) if isinstance(error, ValueError) else "a value has another type or size"
@@ -334,7 +334,7 @@ def _text(value: Any) -> str:
 
 
 def _is_expandable(segments: Iterable[Mapping[str, Any]], trace: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether segments grow, by what only those have: versions of PyTorch differ in the settings they write."""
+    """Return whether segments are expandable, by their traits: PyTorch versions differ in the settings they write."""
     if any(segment.get("is_expandable") for segment in segments):
         return True
     return any(event["action"] in ("segment_map", "segment_unmap") for event in trace)
@@ -362,7 +362,7 @@ def _events(trace: list[Any], stacks: _Stacks) -> tuple[Events, tuple[str, ...]]
     number = stacks.number
     timed = bool(trace) and all("time_us" in event for event in (trace[0], trace[-1]))
     for index, event in enumerate(trace):
-        action.append(_CODES.get(event.pop("action"), OTHER))  # pop, so that no event counts twice
+        action.append(_CODES.get(event.pop("action"), OTHER))  # pop, so that no event is counted twice
         address.append(event.get("addr", 0))
         size.append(event.get("size", 0))
         stack.append(number(event.get("frames") or ()))
@@ -426,12 +426,12 @@ def _sidecar(path: Path, device: int, devices: Sequence[int]) -> Sidecar | None:
         try:
             config = RunConfig.from_dict(data["config"]) if data.get("config") else None
         except ConfigError as error:
-            what, _, _ = str(error).partition("; ")  # its remedy is for a config that the user wrote
+            what, _, _ = str(error).partition("; ")  # leave out its remedy, which is for a config that the user wrote
             raise ConfigError(
                 f"{path}, {_BESIDE} has a config that this version of cs-systems cannot read ({what}); use the version "
                 f"that wrote it, or {_RENAME}"
             ) from None
-        most = data.get("max_allocated_bytes") if len(devices) == 1 else None  # it does not say the device
+        most = data.get("max_allocated_bytes") if len(devices) == 1 else None  # the sidecar does not name the device
         return Sidecar(config, None if most is None else _count(most), tensors)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):

@@ -1,1 +1,1 @@
-"""Common forms that readers return: plain columns, the same for every format."""
+"""Data types that all readers return, made of plain columns and independent of the file format."""

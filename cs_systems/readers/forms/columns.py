@@ -1,4 +1,4 @@
-"""Columns of a trace: arrays with one entry a row, texts by number, ranges, and what is open when on a thread."""
+"""Columns of a trace: arrays with one entry per row, numbered texts, ranges, and timelines of open ranges."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Categorical(Sequence[T]):
         return Categorical(self.values, self.codes[which])
 
     def codes_where(self, wanted: Callable[[T], object]) -> Bools:
-        """Return for each entry whether its value is wanted; `wanted` is called once for each distinct value."""
+        """Return for each entry whether `wanted` accepts its value; it is called once for each distinct value."""
         return np.array([bool(wanted(value)) for value in self.values], bool)[self.codes]
 
 
@@ -57,7 +57,7 @@ def distinct(*columns: Ints) -> tuple[Ints, Ints]:
     table = np.stack(columns)
     # One sort by a hash is faster than one by every column; the check below detects rows that share a hash.
     multipliers = np.random.default_rng(0).integers(1, 2**62, len(table), dtype=np.int64) * 2 + 1
-    hashed = (table * multipliers[:, None]).sum(axis=0)  # wraps around
+    hashed = (table * multipliers[:, None]).sum(axis=0)  # wraps around on overflow
     _, first, codes = np.unique(hashed, return_index=True, return_inverse=True)
     if not all((column[first][codes] == column).all() for column in columns):
         _, first, codes = np.unique(table, axis=1, return_index=True, return_inverse=True)
@@ -112,7 +112,7 @@ NO_RANGES = Ranges(Categorical([], _none), _never, _never, _none)
 
 
 class Timeline(Generic[T]):
-    """Stack of the open intervals over time, on one thread.
+    """Stack of open intervals over time, on one thread.
 
     `stacks[stack[i]]` (outermost first) is open from `times[i]` to `times[i + 1]`; the first and the last time are
     infinite. Equal stacks are stored once.
@@ -135,7 +135,7 @@ class Timeline(Generic[T]):
             if edge < count:
                 active.append(edge)
                 opened.append(values[items[edge]])
-            else:  # nearly always the innermost interval ends
+            else:  # the fast path: nearly always, the innermost interval ends
                 at = -1 if active[-1] == edge - count else active.index(edge - count)
                 del active[at], opened[at]
             number = known.setdefault(tuple(opened), len(known))

@@ -13,7 +13,7 @@ from cs_systems.core.collectives import BUS_FACTORS
 
 _RANK = re.compile(r"(?<![a-z])rank[-_. =:#]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
-# Word in a name by torch.distributed, NCCL, RCCL or gloo → the collective; the first match counts.
+# Word in a name of torch.distributed, NCCL, RCCL or gloo → the collective; the first match counts.
 _KINDS = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
@@ -28,7 +28,7 @@ _KINDS = {
     "send": "send",
     "recv": "recv",
 }
-# Name of a kernel that communicates.
+# Pattern of the name of a kernel that communicates.
 COLLECTIVE = re.compile(
     r"nccl|rccl|nvshmem|msccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem|symm_mem|"
     r"cross_device_reduce",
@@ -45,12 +45,12 @@ ELEMENT_BYTES = {
 
 @dataclass(frozen=True)
 class Job:
-    """Place of a traced process among the processes of its job; each field is None where the file lacks it."""
+    """Identity of a traced process in its job; each field is None where the file lacks it."""
 
     rank: int | None = None
     world_size: int | None = None
     host: str | None = None
-    began_s: float | None = None  # of the trace's origin, by the host's clock, since 1970
+    began_s: float | None = None  # time of the trace's origin by the host's clock, since 1970
 
 
 class Message(NamedTuple):
@@ -58,7 +58,7 @@ class Message(NamedTuple):
 
     name: str
     group: str  # name and ranks of the process group; "" if unknown
-    ranks: int | None  # in the group
+    ranks: int | None  # rank in the group
     sequence: int | None  # number of the call in its group
     in_elements: int | None
     out_elements: int | None
@@ -88,7 +88,7 @@ def _element_bytes(dtype: str | None) -> int | None:
 
 
 def message(args: Mapping[str, Any]) -> Message | None:
-    """Return what the arguments of a kernel say of its collective; None if they say nothing."""
+    """Return the message that a kernel's arguments describe; None if they describe none."""
     name = args.get("Collective name")
     if not isinstance(name, str) or not name:
         return None
@@ -101,9 +101,9 @@ def message(args: Mapping[str, Any]) -> Message | None:
 
 
 def called(name: str, args: Mapping[str, Any]) -> Message | None:
-    """Return what a range of torch.distributed around the launch of a collective says: `nccl:all_to_all`.
+    """Return the message of a range that torch.distributed opens around a collective's launch: `nccl:all_to_all`.
 
-    Profilers before PyTorch 2.2 say nothing at the kernel, whose name is the same for each kind of exchange.
+    Profilers before PyTorch 2.2 record no arguments at the kernel, and its name is the same for each kind of exchange.
     """
     if not name.startswith("nccl:") or kind(name) == "other":
         return None
@@ -115,7 +115,7 @@ def called(name: str, args: Mapping[str, Any]) -> Message | None:
 
 
 def job(header: Mapping[str, Any], origin_us: float | None = None) -> Job:
-    """Return the identity that the header of a Kineto trace states."""
+    """Return the identity in the job that the header of a Kineto trace states."""
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     host, base = header.get("host_name"), _count(header.get("baseTimeNanoseconds")) or 0

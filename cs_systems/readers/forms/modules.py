@@ -1,7 +1,7 @@
-"""Modules of the model that a trace recorded, as the recorder wrote them: the reader needs no model.
+"""Modules of the traced model, as the recorder wrote them, so that reading a trace needs no model.
 
-Kineto's trace holds them in its header, packed, because it does not escape texts; beside a file of nsys they are in
-`<name>.modules.json`.
+A Kineto trace holds them in its header, packed, because Kineto does not escape texts; for a file of nsys they are in
+`<name>.modules.json` next to it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cs_systems.core.range_names import meaning, refined
 from cs_systems.record import Row
 
 HEADER = "cs_systems.modules"
-LARGEST_BYTES = 1 << 26  # of the unpacked table
+LARGEST_BYTES = 1 << 26  # limit of the unpacked table
 _TEXTS, _MAYBE = ("path", "class", "range", "layer"), ("stack", "block", "part")
 
 
 class Found(NamedTuple):
-    """Layer, part and path that the open ranges of a thread mean, each None where they mean none."""
+    """Layer, part and path that the open ranges of a thread stand for; each is None if the ranges name none."""
 
     layer: str | None
     part: str | None
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 class Modules:
     """Table `modules`: {path, class, range, stack, block, layer, part, parameters} in the order of the model.
 
-    `how` says where the modules are from, unless the recorder wrote them.
+    `how` names the source of the modules, unless the recorder wrote them.
     """
 
     def __init__(self, rows: Sequence[Row], how: str | None = None) -> None:
@@ -51,7 +51,7 @@ class Modules:
         return name in self._by_range
 
     def found(self, names: Sequence[str]) -> Found:
-        """Return what the open ranges, outermost first, mean. Of several modules with a name, the one below counts."""
+        """Return the meaning of the open ranges, outermost first. Modules may share a name inside others."""
         row: Row | None = None
         layer = part = None
         for name in names:
@@ -74,7 +74,7 @@ def packed(rows: Sequence[Row]) -> str:
 
 
 def unpacked(text: Any) -> Modules | None:
-    """Return the modules in a trace's header, None where there are none or they are damaged."""
+    """Return the modules in a trace's header; None if there are none or they are damaged."""
     if not isinstance(text, str):
         return None
     try:
@@ -84,7 +84,7 @@ def unpacked(text: Any) -> Modules | None:
 
 
 def beside(path: Path) -> Path:
-    """Return the path of the file with the modules of a trace of nsys."""
+    """Return the path of the file that holds the modules of an nsys trace."""
     return path.with_name(f"{path.name.removesuffix('.sqlite').removesuffix('.nsys-rep')}.modules.json")
 
 
@@ -99,7 +99,7 @@ def read_beside(path: Path) -> Modules | None:
 
 
 def checked(value: Any) -> Modules | None:
-    """Return the modules if the value has the form of the table, else None."""
+    """Return the value as modules; None unless it has the form of the table."""
     if not isinstance(value, list) or not value:
         return None
     for row in value:

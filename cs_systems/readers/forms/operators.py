@@ -1,4 +1,4 @@
-"""Operators of a trace, `aten::mm` and the like, as columns, with the tree in which their times nest.
+"""Operators of a trace, such as `aten::mm`, as columns, with the tree in which they nest.
 
 A long trace has millions of operators with few distinct names and shapes, so each is stored in some 40 bytes.
 """
@@ -16,15 +16,15 @@ import numpy as np
 
 from cs_systems.readers.forms.columns import UNKNOWN, Bools, Categorical, Floats, Ints, Ranges
 
-MOST_TENSORS = 2  # tensors of a list that a text shows
-# The range of an operator under emit_nvtx: `aten::mm, op_id = 3, sizes = [[2, 4], [4, 8]]`.
+MOST_TENSORS = 2  # limit of tensors of a list in a text
+# Name of an operator's range under emit_nvtx: `aten::mm, op_id = 3, sizes = [[2, 4], [4, 8]]`.
 _NVTX = re.compile(
     r"(?P<name>[^,]+)(?:, (?:seq|op_id) = \d+)+(?:, sizes = (?P<sizes>\[.*?\]))?(?:, input_op_ids = .*)?"
 )
 
 
 class Signature(NamedTuple):
-    """Operator with the shape of each input: () for one that is no tensor, shapes in a tuple for a list of tensors.
+    """Operator with the shape of each input: () for an input that is not a tensor, a tuple of shapes for a list.
 
     `shapes` is None where it was not recorded. `arguments` are the values of the other inputs as texts, for the
     operators whose FLOPs depend on them.
@@ -64,20 +64,20 @@ class Operators:
 
     @property
     def innermost(self) -> Bools:
-        """Mask of the operators that hold no other one."""
+        """Mask of the operators with no other operator inside."""
         found = np.ones(len(self), bool)
         found[self.parent[self.parent != UNKNOWN]] = False
         return found
 
     def ranges(self) -> Ranges:
-        """Return the operators as ranges, which a timeline draws."""
+        """Return the operators as ranges, so that a timeline can draw them."""
         numbers: dict[str, int] = {}
         of_signature = [numbers.setdefault(one.name, len(numbers)) for one in self.signature.values]
         codes = np.array(of_signature, np.int64)[self.signature.codes]
         return Ranges(Categorical(list(numbers), codes), self.start_s, self.end_s, self.thread)
 
     def at(self, thread: Ints, time_s: Floats) -> Ints:
-        """Return the innermost operator that was open on each thread at each time, UNKNOWN for none."""
+        """Return for each pair of thread and time the innermost open operator, UNKNOWN for none."""
         found = np.full(len(thread), UNKNOWN)
         for number in np.unique(thread).tolist():
             first, last = np.searchsorted(self.thread, [number, number + 1])
@@ -98,12 +98,12 @@ class Operators:
         return total
 
     def exclusive(self, total: Floats) -> Floats:
-        """Return for each operator a quantity less that of the operators inside it; never below 0."""
+        """Return for each operator a quantity minus the amount inside its nested operators; never below 0."""
         inside = self.parent != UNKNOWN
         return np.maximum(total - np.bincount(self.parent[inside], total[inside], len(self)), 0.0)
 
     def within(self, marked: Bools) -> Bools:
-        """Return for each operator whether a marked one is around it."""
+        """Return for each operator whether a marked operator encloses it."""
         found, above = np.zeros(len(self), bool), self.parent.copy()
         while (left := np.flatnonzero(above != UNKNOWN)).size:
             found[left] |= marked[above[left]]
@@ -111,7 +111,7 @@ class Operators:
         return found
 
     def within_equal(self, code: Ints) -> Bools:
-        """Return for each operator whether one with the same code is around it."""
+        """Return for each operator whether an operator with the same code encloses it."""
         found, above = np.zeros(len(self), bool), self.parent.copy()
         while (left := np.flatnonzero(above != UNKNOWN)).size:
             found[left] |= code[above[left]] == code[left]
@@ -124,13 +124,14 @@ def nested(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
     if not len(start_s):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     first = np.searchsorted(thread, thread)
-    # Where operators nest, those around one are those begun before, less those ended by then.
+    # If operators nest, the number around one is the number begun before it minus the number ended by then.
     parent, depth = np.full(len(start_s), UNKNOWN), np.empty(len(start_s), np.int64)
     for begin, end in itertools.pairwise([*np.unique(first).tolist(), len(start_s)]):
         begun, ends = start_s[begin:end], end_s[begin:end]
         ended = np.searchsorted(np.sort(ends), begun, "right")
         empty = np.concatenate([[0], np.cumsum(ends <= begun)])
-        itself = empty[np.searchsorted(begun, begun, "right")] - empty[:-1]  # of 0 s, and those after it at its start
+        # Operators of 0 s with the same start, from this one on: they have ended, but begin no earlier.
+        itself = empty[np.searchsorted(begun, begun, "right")] - empty[:-1]
         depth[begin:end] = np.arange(end - begin) - ended + itself
     order = np.argsort(depth, kind="stable")
     levels = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
@@ -145,7 +146,7 @@ def nested(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
 
 
 def _overlapping(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
-    """Return what `nested` does, one operator after the other, also where one ends after the one around it."""
+    """Return the same as `nested`, one operator at a time; an operator may end after the one around it."""
     parent, depth, around = array("q"), array("q"), array("q")
     before = None
     ends = end_s.tolist()

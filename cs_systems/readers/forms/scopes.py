@@ -62,7 +62,7 @@ class Scopes:
     """Contents of a profile: a row for each scope and for each kernel."""
 
     source: str
-    devices: tuple[str, ...]  # described
+    devices: tuple[str, ...]  # descriptions of the devices
     scopes: list[ScopeRow]
     kernels: list[ScopeKernelRow]
     notes: tuple[str, ...]

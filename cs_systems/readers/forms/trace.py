@@ -1,7 +1,7 @@
 """Common form of a trace, which every reader returns and every table is made from: a `Trace` of one process.
 
 Times are seconds from an origin that the reader chooses, on one clock for host and device. A thread is a number that is
-unique in the trace. Large tables are stored as columns: arrays with one entry a row. An unrecorded value is None in a
+unique in the trace. Large tables are stored as columns: arrays with one entry per row. An unrecorded value is None in a
 row made from the columns, and UNKNOWN or NaN in a column.
 """
 
@@ -35,8 +35,8 @@ from cs_systems.readers.forms.operators import Operators
 def without_collector() -> Iterator[None]:
     """Disable the garbage collector inside the block.
 
-    A reader makes millions of objects in no reference cycle; the collector's repeated scans of them take a third of the
-    time.
+    A reader makes millions of objects without reference cycles; the collector's repeated scans of them take a third
+    of the time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -75,7 +75,7 @@ class Kernel(NamedTuple):
 
 
 Launch = tuple[float, float, int]  # start and end in s, thread
-# Function, start and end in s, device, stream, whether a CUDA graph ran it, correlation: the number of its launch.
+# Function, start and end in s, device, stream, whether a CUDA graph ran it, correlation id of its launch.
 KernelRow = tuple[Function, float, float, int, int, bool, int]
 
 
@@ -95,7 +95,7 @@ class Kernels:
 
     @classmethod
     def of(cls, rows: Iterable[KernelRow], launches: Mapping[int, Launch]) -> Kernels:
-        """Return the kernels in order of their start, each with the launch of its correlation."""
+        """Return the kernels in order of their start, each with the launch that has its correlation id."""
         if not (ordered := sorted(rows, key=itemgetter(1))):
             return NO_KERNELS
         unknown = (math.nan, math.nan, UNKNOWN)
@@ -188,7 +188,7 @@ class Copy(NamedTuple):
 
 
 class Call(NamedTuple):
-    """CUDA call of the host that can leave the device without work; launches are fields of their kernels instead."""
+    """CUDA call of the host that can leave the device without work; launches are stored with their kernels instead."""
 
     name: str
     start_s: float
@@ -199,8 +199,8 @@ class Call(NamedTuple):
 class Step(NamedTuple):
     """One step by the host's clock: the extent of its range.
 
-    `takes_earlier`: kernels launched before it, even before the recording, belong to it, because no step is before it.
-    `number`: from 0, also of the steps that are left out.
+    `takes_earlier`: kernels launched before this step, even before the recording, belong to it, as it is the first.
+    `number`: index from 0, which counts steps that are left out too.
     """
 
     name: str
@@ -266,11 +266,11 @@ class Ops:
 class Trace:
     """Contents of a trace of one process.
 
-    `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none,
-    `modules` where the recorder wrote none. `ops` are those of `operators` with a sequence number. `messages` maps the
-    index of a collective's kernel to what the profiler recorded of the call. `lacks_kernels`: the device ran kernels
-    that the file does not hold, so nothing is known of its idle time. `lost_launches` are the starts of the launches
-    whose kernels it lacks by a fault (`traces.lost_kernels`).
+    `limitations` lists in words the data that the file lacks. `ops` and `allocations` are None if the profiler recorded
+    none, `modules` is None if the recorder wrote none. `ops` are the entries of `operators` with a sequence number.
+    `messages` maps the index of a collective's kernel to the profiler's description of the call. `lacks_kernels`: the
+    device ran kernels that the file does not hold, so its idle time is unknown. `lost_launches` are the starts of
+    launches without a kernel because of a fault of the profiler (see `_lost_kernels`).
     """
 
     source: str
