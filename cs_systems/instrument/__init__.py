@@ -1,4 +1,4 @@
-"""Observation of a model while it runs, from outside of it and apart from any timing.
+"""Instrumentation that observes a running model from outside, apart from any timing.
 
 - ranges for profilers: `annotate` (one range), `hooks` (a range for each module), `compiled_ranges` (ranges in the code
   of Inductor)

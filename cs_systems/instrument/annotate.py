@@ -1,9 +1,9 @@
 """Named ranges for profilers: NVTX ranges, `record_function` contexts, or nothing.
 
-Free when off: `annotate` then returns one shared null context. Modules are annotated from outside, by `instrument`.
-A `with annotate(...)` appears only around phases, and inside attention algorithms, where no module boundary separates
-scores, softmax and value. Code that torch.compile generates marks, between its kernels, the ranges of the next kernel:
-see `compiled_ranges`.
+It costs nothing when off: `annotate` then returns one shared null context. Modules are annotated from outside, by
+`hooks`. The code has `with annotate(...)` only around phases, and inside attention algorithms, where no module boundary
+separates scores, softmax and value. Code that torch.compile generates sets the ranges of the next kernel between
+kernels: see `compiled_ranges`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import torch
 import torch.fx.traceback
 
-STEP = "step"  # the range around all phases of a step
+STEP = "step"  # name of the range around all phases of a step
 TRACED = "cs_systems.annotate"
-Label = tuple[str, ...]  # ranges that are open together, outermost first
+Label = tuple[str, ...]  # names of ranges that are open together, outermost first
 
 
 class Ranges(Protocol):
@@ -36,9 +36,9 @@ _tracing_names = False
 def annotate(name: str) -> AbstractContextManager[None]:
     """Return a context manager that marks the code inside as `name` for the active profiler, if any.
 
-    Inside torch.compile a range cannot be traced. The traced operators keep its name while `tracing_names` is active,
-    and nothing else happens. The function tests for compilation first, so that compiled code does not depend on the
-    listener and is not compiled again when one is set.
+    A range cannot be traced inside torch.compile: the traced operators only keep its name while `tracing_names` is
+    active. The function tests for compilation first, so that compiled code does not depend on the listener and is not
+    compiled again when one is set.
     """
     if torch.compiler.is_compiling():
         return torch.fx.traceback.annotate({TRACED: name}) if _tracing_names else _OFF
@@ -60,7 +60,7 @@ class _Range:
 
 @contextmanager
 def listening(ranges: Ranges) -> Iterator[None]:
-    """Turn annotations on: inside, they go to `ranges`."""
+    """Send annotations inside the block to `ranges`."""
     global _listener
     before, _listener = _listener, ranges
     try:
@@ -70,13 +70,13 @@ def listening(ranges: Ranges) -> Iterator[None]:
 
 
 class OpenLabel(threading.local):
-    """Label whose ranges are open in a thread."""
+    """Label with ranges that are open in a thread."""
 
     def __init__(self) -> None:
         self.now: Label = ()
 
     def switch(self, label: Label, ranges: Ranges) -> None:
-        """Make `label` the open ranges of this thread: close those that are not in it, open the missing ones."""
+        """Make `label` the open ranges of this thread: close other ranges, and open the missing ones."""
         common = 0
         while common < min(len(self.now), len(label)) and self.now[common] == label[common]:
             common += 1
@@ -93,8 +93,8 @@ _of_compiled_code = OpenLabel()
 def mark(*label: str) -> None:
     """Assign the kernels that this thread launches from now on to `label`.
 
-    Compiled code calls it between its kernels. A name that begins with a dot is the path of a module below the compiled
-    one: the same code may run for several modules.
+    Compiled code calls it between its kernels. A name that begins with a dot is a module path relative to the compiled
+        module, because the same code may run for several modules.
     """
     if _listener is not None:
         if label and label[0].startswith("."):
@@ -104,13 +104,13 @@ def mark(*label: str) -> None:
 
 def _absolute(label: Label, ranges: Ranges) -> Label:
     region, has_range = getattr(ranges, "region", lambda: ("", False))()
-    if label[0] == ".":  # the compiled module itself
+    if label[0] == ".":  # the range of the compiled module itself
         return label[1:] if has_range or not region else (region, *label[1:])
     return (f"{region}{label[0]}".removeprefix("."), *label[1:])
 
 
 def closing_marks(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` wrapped so that the last label that it marks ends with it, also where it raises."""
+    """Wrap `call` so that the last label it marks is closed when it returns or raises."""
 
     def closes(*args: Any) -> Any:
         try:
@@ -123,7 +123,7 @@ def closing_marks(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def tracing_names() -> Iterator[None]:
-    """Make torch.compile keep the name of the innermost `annotate` around each operator that it traces inside.
+    """Make torch.compile record, for each operator it traces inside, the name of the innermost open `annotate`.
 
     The name is stored under TRACED in the node's metadata `custom`.
     """
@@ -136,7 +136,7 @@ def tracing_names() -> Iterator[None]:
 
 
 class NvtxRanges:
-    """NVTX ranges for nsys and ncu: through torch if built for CUDA, else through the package nvtx (ImportError)."""
+    """NVTX ranges for nsys and ncu, through torch if built for CUDA, else through the package nvtx."""
 
     def __init__(self) -> None:
         if torch.version.cuda is not None:
@@ -148,9 +148,9 @@ class NvtxRanges:
 
 
 def hidden_from_modes() -> AbstractContextManager[None]:
-    """Return a context that hides what torch does inside from modes of the program, and from torch.jit.
+    """Return a context that hides torch's operations inside from the program's modes and from torch.jit.
 
-    A mode of the program may count its operators.
+    A mode of the program could count its operators, for example.
     """
     has_modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
     return _hidden() if has_modes or torch._C._get_tracing_state() is not None else _OFF

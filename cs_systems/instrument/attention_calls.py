@@ -1,8 +1,8 @@
 """FLOPs of one call of a fused attention, from the operator and its arguments.
 
-The arguments are found by their names in the operator's schema, so that a new release of PyTorch may order them
-otherwise. Model FLOPs are those of the scores that the call shows: by `is_causal`, a window, the lengths of packed
-sequences, or the content of a mask.
+The arguments are found by their names in the operator's schema, so that a new release of PyTorch may reorder them.
+Model FLOPs count the visible scores only, by `is_causal`, a window, the lengths of packed sequences, or the content of
+a mask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cs_systems.formulas.cost import AttentionAlgorithm, tiled_scores, twice_cre
 from cs_systems.instrument.score_masks import Shown, shown_in, without_values
 
 Algorithm = Callable[[str, AttentionCall], AttentionAlgorithm]
-# Of a kernel whose tiles are unknown: single scores, so that it computes no hidden ones, and scores again in backward.
+# For a kernel with unknown tiles: tiles of one score, so that it computes no hidden ones, and recomputes in backward.
 UNKNOWN_TILES = AttentionAlgorithm(1, 1, backward_matmuls=5)
 
 
@@ -32,12 +32,12 @@ class Counted(NamedTuple):
 
 
 class _Operator(NamedTuple):
-    backend: str | None = None  # of ours with the same kernel
+    backend: str | None = None  # our backend with the same kernel
     align: str = "upper_left"
     by_position: bool = False  # tensors are (batch, length, heads, d_head), or packed (length, heads, d_head)
 
 
-# Operator without `_forward` and `_backward` → what its name says.
+# Operator without `_forward` and `_backward` → properties known from its name.
 _OPERATORS = {
     "aten::_scaled_dot_product_flash_attention": _Operator("sdpa_flash", "lower_right"),
     "aten::_scaled_dot_product_flash_attention_for_cpu": _Operator("sdpa_flash"),
@@ -60,13 +60,13 @@ _OTHER_NAMES = {
     "cum_seq_k": "starts_k", "cu_seq_k": "starts_k", "cu_seqlens_k": "starts_k",
     "max_q": "longest_q", "max_seqlen_q": "longest_q", "max_k": "longest_k", "max_seqlen_k": "longest_k",
 }  # fmt: skip
-_FAR = 1 << 40  # a window to the right without an end
+_FAR = 1 << 40  # a window without an end to the right
 _is_counting = False
 
 
 @contextmanager
 def counting() -> Iterator[None]:
-    """Run our own attention kernels as operators, which a dispatch mode sees."""
+    """Run our own attention kernels as operators, so that a dispatch mode sees them."""
     global _is_counting
     before, _is_counting = _is_counting, True
     try:
@@ -76,7 +76,7 @@ def counting() -> Iterator[None]:
 
 
 def as_operators() -> bool:
-    """Return whether our own attention kernels must run as operators: while a compiler traces, or FLOPs are counted."""
+    """Return whether our own attention kernels must run as operators, for tracing by a compiler or counting FLOPs."""
     return torch.compiler.is_compiling() or _is_counting
 
 
@@ -98,7 +98,7 @@ def attention_flops(
         func: The operator.
         args: Its positional arguments.
         kwargs: Its other arguments.
-        algorithm: Returns the tiles of one of our backends, of whose kernel the call is; None: unknown.
+        algorithm: Returns the tiles of a backend of ours, given its name and the call; None: tiles are unknown.
     """
     operator, given = _OPERATORS[_stem(func)], _by_name(func, args, kwargs)
     query, value = given["query"], given["value"]
@@ -135,20 +135,20 @@ def attention_flops(
 
 
 def _by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by their names in the schema, with one name for those of one meaning."""
+    """Return the arguments by their names in the schema, with one name for arguments with the same meaning."""
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return {_OTHER_NAMES.get(name, name): value for name, value in given.items()}
 
 
 def _visible(given: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return (keys after its diagonal that a query sees, the number of last keys that it sees); None: all.
+    """Return (number of keys after its diagonal that a query sees, number of keys in its window); None: all.
 
-    The first is 0 of a causal call.
+    The first is 0 in a causal call.
     """
     is_causal = bool(given.get("is_causal") or given.get("custom_mask_type"))
     sides = given.get("window_size") or given.get("window") or (-1, -1)
-    if isinstance(sides, int):  # the number of last keys
+    if isinstance(sides, int):  # window size in keys
         return (0, sides) if is_causal else (None, None)
     left = _not_negative(given.get("window_size_left", sides[0]))
     right = 0 if is_causal else _not_negative(given.get("window_size_right", sides[1]))
@@ -163,7 +163,7 @@ def _not_negative(size: int | None) -> int | None:
 
 
 def _sequences(given: Mapping[str, Any], operator: _Operator, heads: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (score matrices, queries, keys) for each length of sequence."""
+    """Yield (number of score matrices, queries, keys) for each sequence length."""
     query, key = given["query"], given["key"]
     if given.get("starts_q") is not None:
         starts = given["starts_q"], given.get("starts_k")
@@ -186,7 +186,7 @@ def _shown(mask: Tensor, queries: int, keys: int, offset: int | None) -> Shown:
         return Shown(1, 1, known=False)
     mask = mask[..., :queries, :keys]
     mask = mask.expand(*mask.shape[:-2], queries, keys)
-    if offset is not None:  # the kernel hides what either of the two hides
+    if offset is not None:  # the kernel applies both
         rows = torch.arange(queries, device=mask.device)[:, None]
         hidden = torch.arange(keys, device=mask.device) > rows + offset
         mask = mask.masked_fill(hidden, False if mask.dtype is torch.bool else -torch.inf)

@@ -1,4 +1,4 @@
-"""Ranges in the code that Inductor generates, one label a kernel: its layer, and its place in the layer.
+"""Ranges in the code that Inductor generates; each kernel has one label, with its layer and its place in the layer.
 
 Inductor writes a Python function that launches a graph's kernels one after another. Here it also writes, before a
 kernel, `mark("block 3", "ffn")`, wherever the label changes; kernels, their order and their memory stay as they are. A
@@ -12,10 +12,10 @@ innermost module, below the compiled one. The same code may run for several bloc
 
 A kernel that is fused over several layers belongs to the layer with most of its operators; on a tie, to the later one.
 The same rule gives the place within that layer. Views, and operators that depend on no input (a mask's indices), do not
-count: the compiler shares them between layers. A range inside names the fused layers. An operator without a module (a
+count: the compiler shares them between layers. An inner range names the fused layers. An operator without a module (a
 sum of gradients) belongs to the layer of its last input.
 
-Marks work in code that runs as Python: not in a CUDA graph, whose replay runs none, and not under `cpp_wrapper`.
+Marks work only in code that runs as Python: not in the replay of a CUDA graph, and not under `cpp_wrapper`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from cs_systems.instrument.structure import WRAPPERS, is_own, range_name
 
 @contextmanager
 def marked_code() -> Iterator[None]:
-    """Make Inductor mark the kernels that it compiles inside.
+    """Make Inductor mark the kernels that it compiles inside the block.
 
-    Such code neither comes out of a cache nor goes into one, and is not used outside.
+    Marked code bypasses the caches in both directions and is not used outside the block.
     """
     common.init_backend_registration()
     devices = {
@@ -88,15 +88,15 @@ class MarkingWrapper(PythonWrapperCodegen):
         return PythonWrapperCodegen.create(is_subgraph, *args, **kwargs) if is_subgraph else MarkingWrapper()
 
     def generate_kernel_call(self, *args: Any, **kwargs: Any) -> None:
-        self._mark()  # a generated kernel
+        self._mark()  # for a generated kernel
         super().generate_kernel_call(*args, **kwargs)
 
     def write_provenance_debug_handle(self, *args: Any, **kwargs: Any) -> None:
-        self._mark()  # also a library's kernel, of which Inductor passes only the name here
+        self._mark()  # also for a library's kernel; Inductor passes only its name here
         super().write_provenance_debug_handle(*args, **kwargs)
 
     def generate_scatter_fallback(self, *args: Any, **kwargs: Any) -> None:
-        self._mark()  # for this kernel and the next, Inductor calls neither method above
+        self._mark()  # Inductor calls neither method above for this kernel and the next
         super().generate_scatter_fallback(*args, **kwargs)
 
     def generate_index_put_fallback(self, *args: Any, **kwargs: Any) -> None:
@@ -123,7 +123,7 @@ def _origins() -> list[Node]:
     node = scheduler.current_node
     device = node.get_device()
     group = getattr(scheduler.get_backend(device), "kernel_group", None) if device is not None else None
-    # The C++ backend groups kernels, and writes them as one.
+    # The C++ backend groups kernels and writes them as one.
     nodes = group.scheduled_nodes if group is not None and group.scheduled_nodes else node.get_nodes()
     found: dict[Node, None] = {}
     for made in (n.node for n in nodes if n.node is not None):
@@ -133,7 +133,7 @@ def _origins() -> list[Node]:
 
 
 class LabelledGraph:
-    """Labels of the operators of a graph, forward's or backward's."""
+    """Labels of the operators of a forward or backward graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.labels: dict[Node, Label] = {}
@@ -155,7 +155,7 @@ class LabelledGraph:
             self.labels[node] = label_of(node) or (self.labels[last] if last is not None else ())
 
     def label(self, origins: Iterable[Node]) -> Label:
-        """Return the label of a kernel of these operators, by the module's rule; () where none of them has a module."""
+        """Return the label of a kernel made of these operators, by this file's rule; () if none has a module."""
         nodes = sorted((n for n in origins if self.labels.get(n)), key=self._position.__getitem__)
         labels = [self.labels[n] for n in nodes if n not in self._shared] or [self.labels[n] for n in nodes]
         if not labels:
@@ -167,14 +167,14 @@ class LabelledGraph:
 
 
 def _most(values: Iterable[Any]) -> Any:
-    """Return the most frequent value; of equally frequent ones, the last."""
+    """Return the most frequent value; on a tie, the last one."""
     values = list(values)
     counts = Counter(values)
     return max(reversed(values), key=counts.__getitem__)
 
 
 def _paths(node: Node) -> list[str]:
-    """Return the paths, below the compiled module, of the modules around the operator or its forward operator.
+    """Return the paths of the modules around the operator or its forward operator, relative to the compiled module.
 
     The outermost comes first.
     """
@@ -183,7 +183,7 @@ def _paths(node: Node) -> list[str]:
 
 
 def _path(source: str) -> str:
-    """Return the path in dynamo's name of a module: `L['self'].layers.0.attn` or `L['self'].layers[0].attn`."""
+    """Return the module path in dynamo's name of a module: `L['self'].layers.0.attn` or `L['self'].layers[0].attn`."""
     words = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", source.partition("]")[2] if source.startswith("L[") else source)
     return ".".join(w for w in words.split(".")[1:] if w not in WRAPPERS and w != "_modules")
 
@@ -194,7 +194,7 @@ def _annotated(node: Node) -> Label:
 
 
 def _own_label(node: Node) -> Label:
-    """Return the ranges around the operator, or its forward operator: of calling modules, then by `annotate`."""
+    """Return the ranges around the operator or its forward operator: first of its modules, then from `annotate`."""
     return (*(name for path in _paths(node) if (name := range_name(path))), *_annotated(node))
 
 
@@ -208,7 +208,7 @@ def _first(label: Label) -> str:
 
 
 def _layer_in(paths: Iterable[str]) -> Callable[[Label], str]:
-    """Return a function from a label to its layer. Without a number in any path, the graph is that of one layer."""
+    """Return a function from a label to its layer. If no path has a number, the graph is one layer."""
     if not any(re.search(r"(^|\.)\d+(\.|$)", path) for path in paths):
         return lambda label: ""
     return lambda label: re.sub(r"((^|\.)\d+)\..*", r"\1", label[0].removeprefix("."))

@@ -1,14 +1,15 @@
-"""Observation that torch.compile does not notice.
+"""Observation of a program that does not change what torch.compile compiles.
 
-torch.compile traces the Python code that it finds: a function that replaces one of torch's would be traced with it, or
-break the graph, and a guard that sees another function than at tracing compiles again. So that a program is compiled as
-it is alone,
+torch.compile traces the Python code that it finds: a function that replaces one of torch's would be traced too, or
+break the graph, and a guard that sees another function than at tracing triggers a recompilation. To compile a program
+as without observation,
 
-- everything of an `Observation` is removed while something is compiled, by torch.jit too, and put back afterwards;
-- what guards look at is removed, too, while compiled functions run;
+- everything in an `Observation` is removed while torch.compile or torch.jit compiles, and put back afterwards;
+- parts that guards check are also removed while compiled functions run;
 - functions marked `untraced` or `passed_through` stay plain Python where compiled code calls them.
 
-The times of phases in a function that is compiled as a whole are therefore unknown, and belong to what surrounds it.
+The times of phases inside a function that is compiled as a whole are therefore unknown, and count for the phase around
+it.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ _SKIPS_IT = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAct
 
 
 def untraced(function: Function) -> Function:
-    """Keep torch.compile from compiling a Python function, and what it calls."""
+    """Keep torch.compile from compiling a Python function and the functions that it calls."""
     dynamo.set_code_exec_strategy(function.__code__, _SKIPS_IT_AND_ITS_CALLS)
     return function
 
 
 def passed_through(function: Function) -> Function:
-    """Keep torch.compile from compiling a Python function, but not from compiling what it calls."""
+    """Keep torch.compile from compiling a Python function, but not the functions that it calls."""
     dynamo.set_code_exec_strategy(function.__code__, _SKIPS_IT)
     return function
 
 
 @untraced
 def is_tracing() -> bool:
-    """Return whether this thread traces code, in place of running it alone."""
+    """Return whether this thread is tracing code rather than just running it."""
     keys, mode = torch._C._TorchDispatchModeKey, torch._C._get_dispatch_mode
     traces = any(mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
     return traces or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
@@ -52,22 +53,22 @@ class _Installed(NamedTuple):
 
 
 class Observation:
-    """Hooks and replaced functions, which are removed while torch.compile works.
+    """Hooks and replaced functions that are removed while torch.compile works.
 
     Several may be active at once, and each part is put back in the order in which it was added.
     """
 
     def __init__(self) -> None:
         self._parts: list[_Installed] = []
-        self._undo: list[Undo | None] = []  # None: removed at the moment
+        self._undo: list[Undo | None] = []  # None: currently removed
 
     def add(self, install: Callable[[], Undo], *, is_guarded: bool = False) -> None:
         """Install a part of the observation.
 
         Args:
-            install: installs it and returns what removes it, or returns False if it cannot now; called again after
-                each removal.
-            is_guarded: guards of compiled code look at what it changes.
+            install: installs the part and returns a function that removes it, or False if it cannot now; called again
+                after each removal.
+            is_guarded: whether guards of compiled code check what it changes.
         """
         if not _active:
             _watch_compiler()
@@ -89,7 +90,7 @@ class Observation:
                 _leave_compiler()
 
     def _update(self) -> None:
-        """Install and remove what the state of the compiler asks for."""
+        """Install or remove the parts as the compiler's state requires."""
         for i, part in enumerate(self._parts):
             is_wanted = not (_compiles or (part.is_guarded and _runs_compiled))
             undo = self._undo[i]
@@ -100,14 +101,14 @@ class Observation:
 
 
 _active: list[Observation] = []
-_covered: list[Undo] = []  # what could not be removed yet, because something else was installed over it
-_compiles = False  # something is being compiled
-_runs_compiled = False  # a compiled function runs, so that new code below it would be compiled
+_covered: list[Undo] = []  # parts that could not be removed yet, because something else was installed over them
+_compiles = False  # a compilation is in progress
+_runs_compiled = False  # a compiled function runs, so new code below it would be compiled
 _stop_watching: list[Undo] = []
 
 
 def is_observed() -> bool:
-    """Return whether a program of the user's is observed, which torch.compile has to compile as if it were alone."""
+    """Return whether a user's program is observed, which torch.compile must compile as without observation."""
     return bool(_active)
 
 
@@ -122,9 +123,9 @@ def _set_state(*, compiles: bool | None = None, runs_compiled: bool | None = Non
 
 
 def _watch_compiler() -> None:
-    """Follow when torch.compile compiles, and when a function that it compiled runs.
+    """Track when torch.compile compiles, and when a compiled function runs.
 
-    `torch._dynamo.reset()` forgets callbacks, so that the functions which call them are replaced instead.
+    `torch._dynamo.reset()` drops callbacks, so the functions that call them are replaced instead.
     """
     from torch._dynamo import eval_frame
     from torch._dynamo.callback import CompilationCallbackHandler as Handler
@@ -158,7 +159,7 @@ def _watch_compiler() -> None:
     @untraced
     @functools.wraps(scripts)
     def scripted(*args: Any, **kwargs: Any) -> Any:
-        """Compile a module by torch.jit, which takes the hooks on it for code of the program."""
+        """Compile a module by torch.jit, without hooks, which torch.jit would treat as code of the program."""
         before = _compiles
         _set_state(compiles=True)
         try:
@@ -179,9 +180,9 @@ def _leave_compiler() -> None:
 
 
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Undo:
-    """Replace an attribute of a class or module; return what restores it.
+    """Replace an attribute of a class or module; return a function that restores it.
 
-    That returns False, and does nothing, while something else stands in the function's place.
+    That function returns False and does nothing while the attribute has been replaced again by something else.
     """
     own = vars(owner).get(name)
     setattr(owner, name, function)

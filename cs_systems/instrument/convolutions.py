@@ -1,8 +1,9 @@
-"""Memory that cuDNN takes inside a convolution, beside its results.
+"""Memory that cuDNN allocates inside a convolution, in addition to its results.
 
-NVIDIA documents the algorithms, but neither their workspaces nor when cuDNN chooses which. The sizes here are those of
-the copies and transforms that an algorithm needs; the choices are fitted to profiles/foreign_memory/convolutions.csv
-(one H200, cuDNN 9.19). Partial sums of a weight's gradient, there up to 8 MiB and once 24, are not predicted.
+NVIDIA documents the algorithms, but neither their workspaces nor how cuDNN chooses among them. The sizes here follow
+from the copies and transforms that an algorithm needs; the choices are fitted to
+profiles/foreign_memory/convolutions.csv (one H200, cuDNN 9.19). Partial sums of a weight's gradient, up to 8 MiB in
+that file and once 24 MiB, are not predicted.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ TRANSFORMS_CAVEAT = (
 
 
 def library_bytes(*, tf32: bool, caveats: set[str]) -> dict[str, Callable[..., int]]:
-    """Return for each operation the function from its result and arguments to the bytes that cuDNN allocates in it.
+    """Return for each operation a function from its result and arguments to the bytes that cuDNN allocates in it.
 
     Args:
         tf32: cuDNN may use TF32 for tensors in fp32.
-        caveats: The functions add what their predictions depend on.
+        caveats: Set to which the functions add the assumptions of their predictions.
     """
 
     def forward(y: Tensor, x: Tensor, weight: Tensor, _bias: Any, *how: Any) -> int:
@@ -54,7 +55,7 @@ def library_bytes(*, tf32: bool, caveats: set[str]) -> dict[str, Callable[..., i
 
 @dataclass(frozen=True)
 class _Convolution:
-    """Convolution of an image into features. A transposed one is its gradient: it goes from features to an image.
+    """Convolution from image to features; a transposed one computes its gradient, from features to image.
 
     Shapes: image (batch, channels, *size), features (batch, channels, *size).
     """
@@ -62,7 +63,7 @@ class _Convolution:
     image: Tensor
     features: Tensor
     weight: Tensor
-    steps: tuple[int, ...]  # strides and dilations
+    steps: tuple[int, ...]  # strides, then dilations
     groups: int
     tf32: bool
 
@@ -101,7 +102,7 @@ class _Convolution:
         return image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) and not image.is_contiguous()
 
     def _is_dense(self, *kernels: int) -> bool:
-        """Return if it is plain in two dimensions, under a square kernel of one of these sizes."""
+        """Return whether it is a 2-D convolution with one of these square kernels and no stride or groups."""
         is_square = tuple(self.weight.shape[2:]) in [(kernel, kernel) for kernel in kernels]
         return is_square and self.groups == 1 and set(self.steps) == {1}
 
@@ -111,7 +112,7 @@ class _Convolution:
 
     @property
     def _copied_bytes(self) -> int:
-        """Bytes of image, features and weight in channels last, as tensor cores read them: at most these.
+        """Upper bound of the bytes of image, features and weight in channels last, as tensor cores read them.
 
         Channels are padded to 16 bytes. Half-precision groups from 16 channels are padded to 64, by one measurement.
         PyTorch's own kernels run depthwise convolutions and copy nothing.
@@ -132,14 +133,14 @@ class _Convolution:
 
     @property
     def _relaid_bytes(self) -> int:
-        """Bytes of the tensors in channels first, where they are not: fp32 without TF32 computes in that layout."""
+        """Bytes of copies to channels first, in which fp32 without TF32 computes, of tensors in channels last."""
         return self._copied_bytes if self._is_channels_last else 0
 
     @property
     def _winograd_bytes(self) -> int:
         """Bytes of image, features and weight in Winograd's transform: tiles of (outputs + kernel − 1)² in fp32.
 
-        A tile has 4×4 outputs for a kernel of 3×3, and 9×9 for one of 5×5. Layers of 3 channels did not use it.
+        A tile has 4×4 outputs for a kernel of 3×3, and 9×9 for 5×5. Layers with 3 channels did not use this algorithm.
         """
         if not self._is_dense(3, 5) or min(self._channels) < 16:
             return 0
@@ -158,7 +159,7 @@ class _Convolution:
         inputs, outputs = self._channels
         if not self._is_dense(3) or inputs % 32 or outputs % 32:
             return 0
-        height, width = (2 ** (size + 1).bit_length() for size in self.image.shape[2:])  # from size + 2 on
+        height, width = (2 ** (size + 1).bit_length() for size in self.image.shape[2:])  # powers of 2 from size + 2
         transformed = 2 * inputs * (outputs + len(self.image)) * _spectrum_bytes(height, width)
         return transformed + self.weight.nbytes if transformed < 2350 * MIB else 0
 
@@ -166,7 +167,7 @@ class _Convolution:
     def _fourier_tiles_bytes(self) -> int:
         """Bytes of transforms in tiles of 32×32: of the weight, and of two tiles of all images and features.
 
-        The choice is a fit: not where the features have more channels than the image and are smaller than 64×64.
+        The choice is a fit: it excludes features that have more channels than the image and are smaller than 64×64.
         """
         inputs, outputs = self._channels
         is_chosen = outputs <= inputs or min(self.features.shape[2:]) >= 64

@@ -1,8 +1,8 @@
 """Dtypes observed in a step: of parameters, of modules' inputs and outputs, of gradients, of the loss.
 
-PyTorch's own hooks observe every module that is called, from outside, so any step can be observed: the model need not
-be named. Tensors that cross no module boundary (inside a functional attention, for example) are not seen, nor are
-modules inside code that torch.compile made.
+PyTorch's own global hooks observe every module call, so any step can be observed without access to its model. Tensors
+that cross no module boundary (inside a functional attention, for example) are not seen, nor are modules inside code
+that torch.compile generated.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ PARTS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gradi
 class DtypeReadings:
     """Dtypes of one step, by module.
 
-    `rows`: one a module in the order of the first calls, dtypes as sorted lists of names. `loss`: those of the tensors
-    that backward was called on (with the gradient scaler's factor, where there is one). `contexts`: the autocast
-    contexts that were entered.
+    `rows`: one per module in the order of the first calls, dtypes as sorted lists of names. `loss`: dtypes of the
+    tensors that backward was called on (after a gradient scaler's multiplication, if there is one). `contexts`: the
+    autocast contexts that were entered.
     """
 
     def __init__(self) -> None:
         self.loss: list[str] = []
         self.contexts: list[AutocastContext] = []
         self._rows: dict[int, dict[str, Any]] = {}
-        self._modules: list[nn.Module] = []  # kept alive: a new module must not get the id of a dead one
+        self._modules: list[nn.Module] = []  # keeps modules alive, so that a new module never gets the id of a dead one
         self._names: dict[int, str] = {}
         self._depth = 0
         self._handles: list[Any] = []
@@ -57,7 +57,7 @@ class DtypeReadings:
 
     def read_result(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._depth -= 1
-        if (row := self._rows.get(id(module))) is None:  # its call began before the reading did
+        if (row := self._rows.get(id(module))) is None:  # its call began before the reading
             return
         if not row["parameters"]:
             self._read_parameters(module, row)
@@ -90,7 +90,7 @@ class DtypeReadings:
         }
 
     def _read_parameters(self, module: nn.Module, row: dict[str, Any]) -> None:
-        """Read the parameters of a module after it has run: a lazy one has no parameters before."""
+        """Read the parameters of a module after it has run, because a lazy module has none before."""
         for parameter in module.parameters(recurse=False):
             row["parameters"].add(_name(parameter))
             row["devices"].add(parameter.device.type)
@@ -142,7 +142,7 @@ def reading(readings: DtypeReadings) -> Iterator[None]:
 
 
 def _autocast() -> list[str]:
-    """Return `cpu bfloat16` for each device whose operations torch autocasts right now."""
+    """Return an entry such as `cpu bfloat16` for each device with autocast on at the moment."""
     return [f"{d} {_short(torch.get_autocast_dtype(d))}" for d in DEVICES if torch.is_autocast_enabled(d)]
 
 

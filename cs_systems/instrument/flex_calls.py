@@ -1,4 +1,4 @@
-"""FLOPs of one call of FlexAttention, from its functions of masks and scores, and its blocks."""
+"""FLOPs of one call of FlexAttention, from its mask function, its score function and its blocks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cs_systems.instrument.attention_calls import Counted
 from cs_systems.instrument.score_masks import MOST_ELEMENTS, Shown, shown_in, without_values
 
 FLEX = ("flex_attention", "flex_attention_backward")
-_SCORES = {"flex_attention": 3, "flex_attention_backward": 7}  # place of the function of scores among the arguments
-_BUFFERS = -2  # place of the tensors that this function takes
-_PARTIAL, _WHOLE, _SIZES, _MASK = 2, 4, slice(-3, -1), -1  # numbers of blocks, their sizes, the function: see as_tuple
+_SCORES = {"flex_attention": 3, "flex_attention_backward": 7}  # index of the score function among the arguments
+_BUFFERS = -2  # index of the further tensors for the score function
+_PARTIAL, _WHOLE, _SIZES, _MASK = 2, 4, slice(-3, -1), -1  # block counts, block sizes, mask function: see as_tuple
 
 
 def flex_flops(name: str, args: tuple[Any, ...]) -> Counted:
-    """Return the FLOPs of a call of one of FLEX: of the scores that its mask shows, and of the blocks it computes."""
+    """Return the FLOPs of a call of an operator in FLEX: for the visible scores, and for the computed blocks."""
     query, key, value = args[:3]
     mask = next(one for one in args if isinstance(one, tuple) and one and callable(one[_MASK]))
     cells, width, d_value = query.shape[:-1].numel() * key.shape[-2], query.shape[-1], value.shape[-1]
@@ -31,7 +31,7 @@ def flex_flops(name: str, args: tuple[Any, ...]) -> Counted:
 
 
 def _shown(mask: tuple[Any, ...], score: Any, buffers: tuple[Any, ...], query: Tensor, key: Tensor) -> Shown:
-    batch, heads = mask[_PARTIAL].shape[:2]  # 1 where the mask is the same for all
+    batch, heads = mask[_PARTIAL].shape[:2]  # 1 if the mask is the same for all
     if without_values(query) or without_values(mask[_PARTIAL]):
         return Shown(1, 1, known=False)
     sizes = (batch, heads, query.shape[-2], key.shape[-2])
@@ -55,7 +55,7 @@ def _is_identity(score: Any) -> bool:
 
 
 def _scores(score: Any, buffers: tuple[Any, ...], scores: Tensor) -> Tensor:
-    """Return scores after the function that changes them, which is written for one score and its place."""
+    """Return the scores after the score function, which takes one score and its indices."""
     for dims in ((3,), (2,), (1,), (0,)):
         places = [0 if dim in dims else None for dim in range(4)]
         score = torch.vmap(score, in_dims=(0, *places, *(None for _ in buffers)))
@@ -65,7 +65,7 @@ def _scores(score: Any, buffers: tuple[Any, ...], scores: Tensor) -> Tensor:
 
 
 def _computed(mask: tuple[Any, ...], query: Tensor, cells: int) -> int:
-    """Return the scores in all blocks that are not hidden as a whole, of all heads."""
+    """Return the number of scores in all blocks that are not fully masked, over all heads."""
     if without_values(mask[_PARTIAL]):
         return cells
     blocks = sum(int(mask[kind].sum()) for kind in (_PARTIAL, _WHOLE) if mask[kind] is not None)

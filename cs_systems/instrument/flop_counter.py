@@ -1,7 +1,7 @@
-"""Counter of the FLOPs of everything that runs inside it: what the model needs, and what is executed.
+"""Counter of the FLOPs of everything that runs inside it: both model FLOPs and executed FLOPs.
 
-Operators are seen as they are dispatched, composite ones as what they consist of. Products and convolutions are counted
-by PyTorch's own formulas, fused attention by `attention_calls`.
+Operators are seen as they are dispatched, composite ones as their components. Products and convolutions are counted by
+PyTorch's own formulas, fused attention by `attention_calls`.
 
 Unfused attention is a product, a softmax and another product, with a mask somewhere before the softmax, or before the
 exponential of a softmax written by hand. The input of either shows which scores the mask hides, however it was written;
@@ -32,12 +32,12 @@ from cs_systems.instrument.flex_calls import FLEX, flex_flops
 from cs_systems.instrument.score_masks import Shown, shown_in
 
 Shape = tuple[int, ...]
-_MOST_PRODUCTS = 8  # that a memory remembers, the latest ones
+_MOST_PRODUCTS = 8  # latest products that a memory remembers
 _PLAIN_SOFTMAX = ("_softmax", "_safe_softmax")
-_SOFTMAX = (*_PLAIN_SOFTMAX, "_log_softmax")  # the last one is most often that of a loss
+_SOFTMAX = (*_PLAIN_SOFTMAX, "_log_softmax")  # the last is most often part of a loss
 _EXPONENTIAL = ("exp", "exp_", "exp2", "exp2_")
 _RESIZING = ("cat", "constant_pad_nd", "slice_backward")  # results may be larger than the operands
-# Questions about tensors whose sizes Python keeps.
+# Operators that only query the size of a tensor that has it in Python.
 _OF_SIZES = frozenset(
     ("sym_is_contiguous", "is_contiguous", "is_strides_like_format", "is_non_overlapping_and_dense", "size", "sym_size",
      "stride", "sym_stride", "storage_offset", "sym_storage_offset", "numel", "sym_numel", "dim", "layout")
@@ -45,20 +45,20 @@ _OF_SIZES = frozenset(
 
 
 class _Product:
-    """One counted operation, whose credit may be lowered once its mask is known."""
+    """Counted operation, which gets less credit once its mask is known."""
 
     def __init__(self, flops: int, keys: Collection[Hashable]) -> None:
         self.flops, self.keys, self.is_lowered = flops, keys, False
 
 
 class _Memory(NamedTuple):
-    products: tuple[_Product, ...]  # that it came from by elementwise operations
-    shown: Shown | None = None  # of scores after their softmax, and of their gradients
-    shown_by_logarithm: Shown | None = None  # of logarithms of weights, which may be those of a loss
+    products: tuple[_Product, ...]  # products from which it was computed by elementwise operations
+    shown: Shown | None = None  # visible share of scores after their softmax, and of their gradients
+    shown_by_logarithm: Shown | None = None  # visible share of logarithms of weights, which may belong to a loss
 
 
 class _Calls(TorchFunctionMode):
-    """Causality of the call of `scaled_dot_product_attention` that is open, known even where tensors have no values."""
+    """Causality of the open call of `scaled_dot_product_attention`, which is known even if tensors have no values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,9 +83,9 @@ class FlopCounter(TorchDispatchMode):
     """Counter of FLOPs by key.
 
     Attributes:
-        model: key → FLOPs that the mathematics needs, without what is computed again.
+        model: key → FLOPs that the mathematics needs, without recomputation.
         hardware: key → FLOPs that are executed.
-        unknown: The number of attention calls that are credited in full although a mask may hide scores.
+        unknown: The number of attention calls that are counted in full although a mask may hide scores.
     """
 
     supports_higher_order_operators = True
@@ -96,11 +96,11 @@ class FlopCounter(TorchDispatchMode):
         is_again: Callable[[], bool] = lambda: False,
         algorithm: Algorithm | None = None,
     ) -> None:
-        """Make a counter.
+        """Initialise a counter.
 
         Args:
             keys: Returns the keys under which an operation counts, when it runs.
-            is_again: Returns whether the operation repeats one, so that it is not credited.
+            is_again: Returns whether the operation is a recomputation, which does not count as model FLOPs.
             algorithm: As in `attention_flops`.
         """
         super().__init__()
@@ -111,7 +111,7 @@ class FlopCounter(TorchDispatchMode):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count what runs inside, our own attention kernels too."""
+        """Count the operations inside, including our own attention kernels."""
         with self._calls, counting(), self:
             yield
 
@@ -158,7 +158,7 @@ class FlopCounter(TorchDispatchMode):
         return result
 
     def _count(self, counted: Counted) -> _Product:
-        """Count one operation under the keys of now."""
+        """Count one operation under the current keys."""
         keys = () if self._is_again() else self._keys()
         for key in keys:
             self.model[key] += counted.model
@@ -177,14 +177,14 @@ class FlopCounter(TorchDispatchMode):
             self._remember(result, _Memory((product,)))
 
     def _lower(self, product: _Product, shown: Shown) -> None:
-        """Credit a product with the share of its scores that is shown."""
+        """Reduce a product's model FLOPs to the share of visible scores."""
         if not product.is_lowered:
             for key in product.keys:
                 self.model[key] -= product.flops - shown.of(product.flops)
         product.is_lowered = True
 
     def _weights(self, name: str, args: tuple[Any, ...]) -> _Memory | None:
-        """Return the memory of the result of a softmax or exponential of scores; None of others, and without a mask."""
+        """Return the memory of a softmax's or exponential's result if its input is masked scores; else None."""
         is_softmax = name in _SOFTMAX
         if not (is_softmax or name in _EXPONENTIAL) or not (memory := self._memory(args[0])):
             return None
@@ -202,7 +202,7 @@ class FlopCounter(TorchDispatchMode):
 
     def _softmax_backward(self, gradient: Tensor, weights: Tensor, result: Tensor) -> None:
         memory, arriving = self._memory(weights) or _Memory(()), self._memory(gradient) or _Memory(())
-        # The gradient of logarithms is attention's where it was multiplied by weights.
+        # The gradient of logarithms belongs to attention if it was multiplied by weights.
         if (shown := memory.shown or (memory.shown_by_logarithm and arriving.shown)) is None:
             return
         for product in arriving.products:
@@ -234,7 +234,7 @@ class FlopCounter(TorchDispatchMode):
 
 
 def executed_flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Return the FLOPs that one call of an operator executes; 0 where it has no formula."""
+    """Return the FLOPs that one call of an operator executes; 0 if it has no formula."""
     if is_attention(func):
         return attention_flops(func, args, kwargs, None).hardware
     formula = _formula(func.overloadpacket)
@@ -242,7 +242,7 @@ def executed_flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
 
 
 def _formula(packet: Any) -> Callable[..., int] | None:
-    """Return the FLOPs of an operator from its arguments and `out_val`; None of one without products, and attention."""
+    """Return an operator's FLOP formula of its arguments and `out_val`; None for attention and without products."""
     from torch.utils.flop_counter import flop_registry  # imports triton, which not every worker needs
 
     return _of_shapes(EXTRA[packet]) if packet in EXTRA else flop_registry.get(packet)
@@ -253,7 +253,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _storage(tensor: Tensor) -> Any:
-    """Return the storage of a tensor; None of one that has none, such as a sparse one."""
+    """Return the storage of a tensor; None if it has none, like a sparse tensor."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -261,7 +261,7 @@ def _storage(tensor: Tensor) -> Any:
 
 
 def _of_shapes(count: Callable[..., int]) -> Callable[..., int]:
-    """Return the formula of shapes as one of tensors, as PyTorch's registry holds them."""
+    """Convert a formula of shapes to a formula of tensors, the form in PyTorch's registry."""
 
     def shaped(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -275,13 +275,13 @@ def _of_shapes(count: Callable[..., int]) -> Callable[..., int]:
 
 
 def _grouped_mm(a: Shape, b: Shape, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of products of groups. An operand with two dimensions holds its groups one after another."""
-    groups = a[0] if len(a) == 3 and len(b) == 2 else 1  # each of a's groups meets its own columns of b alone
+    """Return the FLOPs of grouped matrix products. A 2-D operand holds its groups one after another."""
+    groups = a[0] if len(a) == 3 and len(b) == 2 else 1  # each group of a is multiplied only by its own columns of b
     return 2 * math.prod(a) * b[-1] // groups
 
 
 def _recurrent(sequence: Shape, *weights: Any, **_: Any) -> int:
-    """Return the FLOPs of the products of a recurrent layer, or of several: each weight matrix with every input."""
+    """Return the FLOPs of the products in recurrent layers: each weight matrix with every input."""
     listed = weights[0] if weights and isinstance(weights[0], list) else weights[:2]
     return 2 * math.prod(sequence[:-1]) * sum(math.prod(weight) for weight in listed if len(weight) == 2)
 

@@ -1,4 +1,4 @@
-"""Ranges around the modules of a model, opened from outside it, in forward and in backward.
+"""Ranges around the modules of a model in forward and backward, opened by hooks.
 
 Forward: hooks of the modules open and close ranges. Backward: autograd runs the nodes of a graph in a thread of its own
 (on CUDA), where ranges of the main thread do not apply. Each node therefore gets the ranges that were open when forward
@@ -8,8 +8,8 @@ one thread in falling order of their numbers, so a hook is needed only where the
 
 A model under torch.compile is one function with one node: hooks on its modules would be compiled into it or break its
 graph. Its ranges are written into the code that is generated for it: see `compiled_ranges`. Its modules have hooks too:
-compiled code ignores them, and what torch.compile leaves to eager mode, after a graph break, runs them. Where a program
-of the user's is observed, these have none, because hooks change what torch.compile compiles of that remainder.
+compiled code ignores them, and code that torch.compile leaves to eager mode, after a graph break, runs them. In an
+observed user's program these modules have no hooks, because hooks would change how torch.compile compiles that code.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from cs_systems.instrument.structure import WRAPPERS, range_names
 
 # These ranges surround forward and do not identify an operation of backward; `loss` does.
 _NOT_OF_BACKWARD = {STEP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
-MOST_RANGES = 20_000  # modules of a model with a range; deeper ones belong to the module around them
+MOST_RANGES = 20_000  # limit of modules with a range; deeper ones belong to the module around them
 _ACCUMULATES = 1 << 63  # autograd numbers the nodes that accumulate a parameter's gradient above all others
 
 
 class Annotations:
-    """Handle of the hooks on a model; `remove` removes them."""
+    """Handle of the hooks on a model, with a method `remove`."""
 
     def __init__(self, handles: Sequence[RemovableHandle | _CompiledCall]) -> None:
         self._handles = list(handles)
@@ -55,7 +55,7 @@ class Annotations:
 def annotate_model(
     model: nn.Module, ranges: Ranges, depth: int | None = None, names: Mapping[str, str] | None = None
 ) -> Annotations:
-    """Open and close a range around the forward of every module, also where it raises.
+    """Install hooks that open a range around the forward of every module and close it even if forward raises.
 
     A range has the name that `structure.range_names` gives: the module's path, or the own model's vocabulary. Lists,
     which are never called, and modules that return their input, have none. Inside a module under torch.compile, the
@@ -78,7 +78,7 @@ def annotate_model(
         if is_compiled and module._compiled_call_impl is not None:
             handles.append(_CompiledCall(module, ranges, name))
             continue
-        # Opened last and closed first, because a range must end inside of those that other hooks have opened.
+        # Opened last and closed first, because a range must end inside the ranges that other hooks have opened.
         opens, closes = (
             ModuleHook(functools.partial(_open, ranges, name)),
             ModuleHook(functools.partial(_close, ranges)),
@@ -105,14 +105,14 @@ def _boundaries(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
 
 
 def _does_nothing(module: nn.Module) -> bool:
-    """Return whether a module launches no kernel of its own: a list, an identity, a dropout of nothing."""
+    """Return whether a module launches no kernel of its own: a list, an identity, a dropout with p = 0."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Identity)):
         return True
     return isinstance(module, torch.nn.modules.dropout._DropoutNd) and (module.p == 0 or not module.training)
 
 
 def _deepest(paths: Sequence[str]) -> int:
-    """Return the greatest depth to which there are at most MOST_RANGES modules, at least 1."""
+    """Return the greatest depth, at least 1, down to which the model has at most MOST_RANGES modules."""
     depths = sorted(map(_depth, paths))
     return max(1, depths[-1] if len(depths) <= MOST_RANGES else depths[MOST_RANGES] - 1) if depths else 1
 
@@ -122,7 +122,7 @@ def _depth(path: str) -> int:
 
 
 class _CompiledCall:
-    """Range around a module that `module.compile()` compiled: its hooks would be part of the compiled code."""
+    """Range around a module that `module.compile()` compiled, because its hooks would be part of the compiled code."""
 
     def __init__(self, module: nn.Module, ranges: Ranges, name: str) -> None:
         self._module, self._before = module, module._compiled_call_impl
@@ -142,7 +142,7 @@ class _CompiledCall:
 
 
 class ModuleHook:
-    """Hook on one module, without effect on copies of the module: a file with one can be read without this package."""
+    """Hook on one module only, not on its copies; a pickled module with the hook loads without this package."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
@@ -152,7 +152,7 @@ class ModuleHook:
         self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")  # a function of Python's own that takes anything and does nothing
+        return getattr, (nullcontext(), "__exit__")  # a built-in function that accepts any arguments and does nothing
 
 
 def _open(ranges: Ranges, name: str, *_: Any) -> None:
@@ -172,7 +172,7 @@ def annotated(
     depth: int | None = None,
     names: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
-    """Send annotations inside to `ranges`, with a range for each of `model`'s modules: see `annotate_model`.
+    """Send annotations inside the block to `ranges`, with a range for each module of `model` (see `annotate_model`).
 
     Backward opens the ranges of forward again.
     """
@@ -194,8 +194,8 @@ def annotated(
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
-        self.open: list[tuple[str, Label]] = []  # by annotate and the hooks of modules: (name, its label)
-        self.backward = OpenLabel()  # by the hooks of nodes
+        self.open: list[tuple[str, Label]] = []  # opened by annotate and module hooks: (name, its label)
+        self.backward = OpenLabel()  # opened by the hooks of nodes
         # Nodes that this thread makes from number `numbers[i]` on belong to `labels[i]`.
         self.numbers: list[int] = []
         self.labels: list[Label] = []
@@ -204,7 +204,7 @@ class _OfThread(threading.local):
 def _remember(thread: _OfThread, label: Label) -> None:
     """Assign the nodes that the thread makes from now on to `label`."""
     number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # of the next node
-    if thread.numbers and thread.numbers[-1] == number:  # nothing was made in between
+    if thread.numbers and thread.numbers[-1] == number:  # no node was made in between
         thread.labels[-1] = label
         return
     thread.numbers.append(number)
@@ -212,7 +212,7 @@ def _remember(thread: _OfThread, label: Label) -> None:
 
 
 class BackwardRanges:
-    """Ranges that are passed on and opened again in backward, around the nodes that forward made in them."""
+    """Ranges that open again in backward, around the nodes that forward made in them."""
 
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = ranges
@@ -238,7 +238,7 @@ class BackwardRanges:
         _remember(thread, thread.open[-1][1] if thread.open else ())
 
     def region(self) -> tuple[str, bool]:
-        """Return the path of the compiled module that this thread runs ("" for the model), and if it has a range."""
+        """Return the path of the compiled module that runs in this thread ("" for the model), and if it has a range."""
         thread = self._thread
         for name in reversed([*(name for name, _ in thread.open), *thread.backward.now]):
             if name in self.regions:
@@ -264,7 +264,7 @@ class BackwardRanges:
         return lambda *_: self._switch(label)
 
     def _switch(self, label: Label) -> None:
-        """Make `label` the open ranges of this thread: close those that are not in it, open the missing ones."""
+        """Make `label` the open ranges of this thread: close other ranges, and open the missing ones."""
         open_here = self._thread.backward
         if label and not open_here.now:  # the opening of the first range registers the closing of the last
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._switch(()))
@@ -273,20 +273,20 @@ class BackwardRanges:
     def _close(self) -> None:
         """Close the ranges that a failed backward pass left open: autograd drops the callback."""
         self._switch(())
-        if torch.cuda.is_initialized():  # only autograd's thread, which launches kernels, can close its ranges
+        if torch.cuda.is_initialized():  # ranges can be closed only in autograd's thread that opened them
             with suppress(RuntimeError):  # raised if the device is lost
                 _run_in_backward(lambda: self._switch(()), "cuda")
 
 
 class BackwardRoots:
-    """Observer that calls `attach` with a backward pass's root nodes before it begins: no module receives the loss."""
+    """Observer that calls `attach` with the root nodes before a backward pass, because no module receives the loss."""
 
     def __init__(self, attach: Callable[[Iterable[Node]], list[RemovableHandle]], on_error: Callable[[], None]) -> None:
         self._attach, self._on_error = attach, on_error
-        self._runs = False  # a backward pass runs; one inside it, of a checkpoint, belongs to it
+        self._runs = False  # a backward pass runs; a nested one, of a checkpoint, belongs to it
 
     def install(self) -> compiler.Undo:
-        """Begin to observe, and return what ends that."""
+        """Begin to observe, and return a function that ends it."""
         autograd: Any = torch.autograd
         engine = autograd._engine_run_backward
 
@@ -318,7 +318,7 @@ class BackwardRoots:
     @compiler.untraced
     def _ends(self, handles: Iterable[RemovableHandle]) -> None:
         self._runs = False
-        for handle in handles:  # a graph that is retained may be run again
+        for handle in handles:  # a retained graph may run again
             handle.remove()
 
 
@@ -345,7 +345,7 @@ def nodes_below(roots: Iterable[Node]) -> list[tuple[int, Node]]:
 
 
 class _InBackward(torch.autograd.Function):
-    """Identity whose backward runs a function and ends there."""
+    """Identity function with a backward that calls a function and passes no gradient on."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: Callable[[], None]) -> Tensor:

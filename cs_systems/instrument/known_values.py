@@ -1,4 +1,4 @@
-"""Fake tensors that keep the values of a batch: integers and booleans, and what is computed from them alone.
+"""Fake tensors that keep a batch's integer and boolean values, and results computed from these alone.
 
 Code reads such values to choose how it runs: whether a mask hides anything, how many nodes the edges of a graph name.
 Activations have no values, so what depends on parameters cannot be read.
@@ -22,7 +22,7 @@ RANDOM_CAVEAT = (
     "the model draws single random numbers, as layer drop does; every layer is predicted as kept, and the peak may be "
     "lower"
 )
-_MOST = 2**22  # elements of a tensor whose values are kept
+_MOST = 2**22  # largest number of elements with kept values
 _CREATORS = {
     "arange", "eye", "full", "full_like", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "rand", "randint",
     "randint_like", "randperm", "tril_indices", "triu_indices", "zeros", "zeros_like",
@@ -30,9 +30,9 @@ _CREATORS = {
 
 
 class ValuedFakeMode(FakeTensorMode):
-    """Mode that makes fake tensors, with values where they follow from the batch alone.
+    """Mode that makes fake tensors, with values if these follow from the batch alone.
 
-    `draws`: a single random number was drawn.
+    `draws`: whether a single random number was drawn.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class ValuedFakeMode(FakeTensorMode):
         return self._with_values(made, real)
 
     def from_batch(self, tensor: Tensor) -> Tensor:
-        """Return the fake tensor that stands for a real one, with a copy of its values if they are kept."""
+        """Return the fake tensor for a real one, with a copy of its values if they are kept."""
         fake = self.from_tensor(tensor)
         if fake.constant is None and self.may_turn_const(tensor):
             with _disable_current_modes():
@@ -80,13 +80,13 @@ class ValuedFakeMode(FakeTensorMode):
 
 
 def _blank(fake: FakeTensor) -> Tensor:
-    """Return a tensor of the same size and dtype, for a function that reads nothing else of it."""
+    """Return a tensor of the same size and dtype, for a function that reads only these."""
     return torch.empty(fake.shape, dtype=fake.dtype)
 
 
 @contextmanager
 def masks_are_read() -> Iterator[None]:
-    """Let transformers leave out a mask that hides nothing, as it does for a real one, where its values are known."""
+    """Let transformers drop a mask with known values that hides nothing, as it does for a real mask."""
     if (module := sys.modules.get("transformers.utils.import_utils")) is None or not hasattr(module, "is_fake_tensor"):
         yield
         return

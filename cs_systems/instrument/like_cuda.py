@@ -1,7 +1,7 @@
-"""Operations as CUDA runs them, for predicting its memory with fake tensors on a machine without a GPU.
+"""Mode that runs operations with CUDA's tensors, to predict CUDA's memory with fake tensors on a CPU.
 
-PyTorch without CUDA cannot run autograd on fake CUDA tensors, so the fake tensors are on the CPU. Where an operation
-keeps other tensors there than on CUDA, this mode calls what has the tensors of CUDA.
+PyTorch without CUDA cannot run autograd on fake CUDA tensors, so the fake tensors are on the CPU. If an operation keeps
+other tensors there than on CUDA, this mode replaces it by operations that keep CUDA's.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Run the kernel that CUDA would take. Source: aten/src/ATen/native/transformers/attention.cpp."""
+    """Run the kernel that CUDA would choose. Source: aten/src/ATen/native/transformers/attention.cpp."""
     if torch.is_autocast_enabled("cpu"):
         low = torch.get_autocast_dtype("cpu")
         query, key, value = (_cast(tensor, low) for tensor in (query, key, value))
@@ -139,7 +139,7 @@ def _unfused(
     scale: float,
     enable_gqa: bool,
 ) -> Tensor:
-    """Run attention that keeps its scores: in fp32 for low precision, with the key heads of groups repeated.
+    """Run attention that keeps its scores, in fp32 for low precision, and repeats key heads for grouped queries.
 
     torch's own `_scaled_dot_product_attention_math` is not called, because on a CPU and on fake tensors it keeps
     another dropout mask and one more matrix.
@@ -150,7 +150,7 @@ def _unfused(
     if is_causal:
         seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
         mask = torch.where(seen, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))
-    if enable_gqa and query.shape[-3] != key.shape[-3]:  # without it, products broadcast a single key head
+    if enable_gqa and query.shape[-3] != key.shape[-3]:  # a single key head is broadcast by the products
         key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) for tensor in (key, value))
     scores = query @ (key.transpose(-2, -1) * scale**0.5)
     if mask is not None:
@@ -212,7 +212,7 @@ def _ctc_loss(
 
 
 class _CtcLoss(torch.autograd.Function):
-    """Losses of a batch: forward keeps a table of every time step and position, backward makes a second one."""
+    """CTC losses of a batch: forward keeps a table of every time step and position, backward makes a second one."""
 
     @staticmethod
     def forward(ctx: Any, log_probs: Tensor, targets: Tensor, longest: int) -> Tensor:
@@ -231,7 +231,7 @@ class _CtcLoss(torch.autograd.Function):
 
 
 def _gpu() -> sdpa.Gpu:
-    """Return this machine's GPU, or the one that a machine without is predicted for, with the program's switches."""
+    """Return this machine's GPU, or the assumed GPU on a machine without one, with the program's switches."""
     kernels = torch.backends.cuda
     switches = {
         sdpa.CUDNN: kernels.cudnn_sdp_enabled(),
@@ -259,7 +259,7 @@ def _name(tensor: Tensor) -> str:
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor as autocast gives it to an operation in low precision."""
+    """Return the tensor cast as autocast does for an operation in low precision."""
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 
@@ -273,10 +273,10 @@ def _widened(value: Any) -> Any:
 
 @contextmanager
 def like_cuda() -> Iterator[None]:
-    """Run operations on the CPU inside with the tensors that they have on CUDA."""
+    """Run the CPU's operations inside the block with the tensors that they have on CUDA."""
     devices = [*_get_foreach_kernels_supported_devices(), "cpu"]
     with ExitStack() as stack:
-        # torch's optimizers update all parameters at once on CUDA, and one after the other on a CPU.
+        # torch's optimizers update all parameters at once on CUDA, and one by one on a CPU.
         stack.enter_context(patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: devices))
         stack.enter_context(mode := _LikeCuda())
         # torch calls the engine with the mode off, and checkpoints run forward again inside.

@@ -1,7 +1,7 @@
 """Memory read at the boundaries of a step's phases, and device memory by owner.
 
-The readings are `Ranges` of `annotate`: they receive the phases of any workload by name. They synchronise at each
-boundary, so nothing is timed at the same time.
+The readings are `Ranges` for `annotate`: they receive the phases of any workload by name. They synchronise at each
+boundary, so they never run together with timing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MemoryReadings:
         self.rows.append({"step": self.step, "phase": phase, **self.device.memory(), **peaks})
 
     def push(self, name: str) -> None:
-        if threading.get_ident() != self._thread:  # a range of autograd's thread, while it recomputes a checkpoint
+        if threading.get_ident() != self._thread:  # opened in autograd's thread, while it recomputes a checkpoint
             return
         self._open.append(name)
         if len(self._open) == 1:
@@ -64,7 +64,7 @@ class MemoryReadings:
 
 
 class StateReadings(MemoryReadings):
-    """MemoryReadings whose rows also have the bytes of parameters, gradients and optimizer state."""
+    """MemoryReadings with the bytes of parameters, gradients and optimizer state in each row."""
 
     def __init__(self, device: Device, model: torch.nn.Module | None) -> None:
         self._model, self._optimizers = model, _optimizers_alive()
@@ -99,7 +99,7 @@ def _storage_bytes(tensors: Sequence[Any]) -> int:
 
 
 def _optimizers_alive() -> list[torch.optim.Optimizer]:
-    """Return all optimizers of this process: a strategy's optimizer holds another one, which no caller can reach."""
+    """Return all optimizers of this process, because a strategy's optimizer may wrap one that no caller can reach."""
     return [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
 
 
@@ -107,10 +107,9 @@ def _optimizers_alive() -> list[torch.optim.Optimizer]:
 def backward_of_blocks(
     model: torch.nn.Module | None, allocated: Callable[[], int | None]
 ) -> Iterator[list[BackwardChange]]:
-    """Record by how much each block's backward changes the allocated bytes, in the first step.
+    """Record the change of allocated bytes during each block's backward, in the first step.
 
-    `allocated` is called as a block's backward
-    begins and ends.
+    `allocated` is called as a block's backward begins and ends.
     """
     rows: list[BackwardChange] = []
     handles, before = [], dict[str, int]()

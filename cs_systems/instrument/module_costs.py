@@ -1,11 +1,11 @@
 """FLOPs and kept memory of any model, by module, measured on one untimed step.
 
-FLOPs are those of matrix products, convolutions and attention: see `flop_counter`. A kernel that is no operator of
-PyTorch's counts as 0. An operation belongs to the modules that are open when it is dispatched: in backward, those that
+FLOPs count matrix products, convolutions and attention: see `flop_counter`. A kernel that is not a PyTorch operator
+counts as 0. An operation belongs to the modules that are open when it is dispatched; in backward, to the modules that
 were open when forward made its node (see `hooks`).
 
-Backward runs without autograd's recording. An operation in backward that is recorded is therefore one that an
-activation checkpoint computes again: executed, but not credited to the model.
+Backward runs without autograd's recording. An operation that autograd records during backward is therefore a
+recomputation by an activation checkpoint: it counts as executed, but not as model FLOPs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from cs_systems.instrument.saved_tensors import SavedTensor, saved_tensors
 from cs_systems.instrument.structure import as_table, named_modules, rows
 
 Phases = Iterable[tuple[str, Callable[[], Any]]]
-_TOTAL = "total"  # of a phase, whatever module is open
-_PATH = "\0"  # begins the range of a module, as opposed to one of `annotate`
+_TOTAL = "total"  # key of a phase, regardless of the open modules
+_PATH = "\0"  # prefix of a module's range, as opposed to a range of `annotate`
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class MeasuredCost:
     Attributes:
         phases: The cost of each phase, in the order in which they ran; the bytes moved are unknown.
         modules: The table `modules`: {path, class, range, stack, block, layer, part, parameters, forward_flops,
-            backward_flops, kept_bytes}. FLOPs and bytes are those of a module with everything inside it; None where
-            they are unknown. FLOPs are those that are executed.
-        unknown_masks: The number of attention calls whose whole score matrix is credited although a mask may hide a
-            part of it.
+            backward_flops, kept_bytes}. FLOPs and bytes include everything inside the module; None where unknown.
+            FLOPs are executed FLOPs.
+        unknown_masks: The number of attention calls that are counted with the whole score matrix although a mask may
+            hide a part of it.
     """
 
     phases: dict[str, PhaseCost]
@@ -87,7 +87,7 @@ def measured_cost(
 
 
 def _kept(saved: Iterable[SavedTensor]) -> Counter[str]:
-    """Return path → the bytes that forward keeps in the module for backward: each memory once, no parameters."""
+    """Return path → bytes that forward keeps in the module for backward; shared memory once, parameters not at all."""
     kept: Counter[str] = Counter()
     for row in saved:
         if row.parameter is None and not row.again:
@@ -106,7 +106,7 @@ class _Open(threading.local):
 
 
 class _Tracker:
-    """Open modules of each thread, and the keys under which an operation of theirs counts."""
+    """Open modules of each thread, and the keys under which their operations count."""
 
     def __init__(self) -> None:
         self.phase = ""

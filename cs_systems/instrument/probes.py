@@ -1,4 +1,4 @@
-"""Counters read before and after a step, outside its timing: possible reasons why it was slow."""
+"""Counters read before and after a step, outside its timing, that can explain a slow step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OBSERVERS = {
     Path(__file__).parents[1] / name
     for name in ("instrument", "measure/profilers", "measure/recorder", "measure/runtime")
 }
-MOST_BREAKS, LONGEST_REASON = 5, 200  # rows of graph breaks in a record, and characters of a reason
+MOST_BREAKS, LONGEST_REASON = 5, 200  # limits of graph-break rows in a record, and of characters of a reason
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Reading:
 
 
 class Since(TypedDict):
-    """Fields of a `Sample` that counters give."""
+    """Fields of a `Sample` that come from counters."""
 
     device_mallocs: int | None
     compiles: int
@@ -64,7 +64,7 @@ class Probes:
         return {
             "device_mallocs": mallocs,
             "compiles": now.compiles - before.compiles,
-            "compile_s": round(now.compile_s - before.compile_s, 9),  # rounds the 1e-16 s that sums leave to 0
+            "compile_s": round(now.compile_s - before.compile_s, 9),  # rounds errors of sums, about 1e-16 s, to 0
             "sm_clock_hz": sm_clock_hz(self.device),
         }
 
@@ -79,9 +79,9 @@ def _dynamo() -> tuple[int, float]:
 
 
 def graph_breaks() -> Sequence[Any]:
-    """Return what torch.compile noted at each graph break of this process's program so far.
+    """Return torch.compile's notes on each graph break of this process's program so far.
 
-    Breaks in code that observes it are not the program's.
+    Breaks in the code that observes the program are left out.
     """
     found: Sequence[Any] = getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", ())
     return [each for each in found if not _is_of_observer(each)]
@@ -110,12 +110,12 @@ def _place(noted: Any) -> str | None:
     if not noted.user_stack:
         return None
     frame = noted.user_stack[-1]
-    name = frame.name.removeprefix("torch_dynamo_resume_in_").partition("_at_")[0]  # after a break in the same function
+    name = frame.name.removeprefix("torch_dynamo_resume_in_").partition("_at_")[0]  # after a break
     return plain(f"{Path(frame.filename).name}:{frame.lineno} in {name}")
 
 
 class _TritonCompilations:
-    """Count of Triton's compilations in this process, by its listener (a kernel from the disk cache counts too)."""
+    """Counter of Triton's compilations in this process, by its listener; kernels from the disk cache count too."""
 
     _instance: _TritonCompilations | None = None
 

@@ -1,9 +1,9 @@
-"""Recurrent layers with the tensors that cuDNN keeps for them, without their arithmetic, for predicting memory.
+"""Recurrent layers that allocate cuDNN's tensors but compute nothing, for predicting memory.
 
 torch on a CPU runs a recurrent layer as one operation per gate and time step; cuDNN runs all layers, directions and
 steps as one. Source of the tensors: aten/src/ATen/native/cudnn/RNN.cpp and aten/src/ATen/cudnn/AutocastRNN.cpp. NVIDIA
-documents neither the reserve nor the workspace, whose sizes only the library tells, on a GPU: both are fitted here to
-profiles/foreign_memory/recurrent.csv.
+documents the size of neither the reserve nor the workspace, and the library reports them only on a GPU: both are fitted
+here to profiles/foreign_memory/recurrent.csv.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Layout:
     directions: int
     inputs: int
     hidden: int
-    output: int  # features of one direction: the projection's, or the hidden state's
-    has_dropout: bool  # between the layers
+    output: int  # features per direction of the projection, or else of the hidden state
+    has_dropout: bool  # dropout between the layers
     is_training: bool
 
     def reserve_bytes(self, tokens: int, item: int) -> int:
@@ -133,7 +133,7 @@ def _count_products(tokens: int, weights: Sequence[Tensor]) -> None:
 
 
 def run(function: Callable[..., Any], *args: Any) -> Any:
-    """Run a function of GATES by the tensors of cuDNN. Args as torch's; the batch may be packed."""
+    """Run a function of GATES with cuDNN's tensors. The arguments are torch's; the batch may be packed."""
     if isinstance(args[3], (list, tuple)):  # packed: data, batch_sizes, states, weights, …
         x, _sizes, states, weights, _biased, layers, dropout, is_training, both = args
         batch_first = False

@@ -1,9 +1,9 @@
 """Tensors that forward keeps for backward: every tensor that autograd saves, with its operation and module.
 
-Found by hooks on saved tensors. When a tensor is saved, its node has just been made. Nodes are numbered, and once
-forward is done the graph gives each number's operation. A checkpoint saves only its input: the operation is then
-`checkpoint`, and the module is the first that the checkpoint runs. Tensors that a selective checkpoint keeps in
-addition are no saved tensors, and not seen.
+Hooks on saved tensors find them. When a tensor is saved, its node has just been made. Nodes are numbered, and after
+forward the graph gives the operation of each number. A checkpoint saves only its input: the operation is then
+`checkpoint`, and the module is the first one that the checkpoint runs. Tensors that a selective checkpoint keeps in
+addition are not saved tensors, and are not seen.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class SavedTensor:
     """Tensor that forward keeps for backward."""
 
     operation: str | None  # None until a backward has begun
-    module: str  # its path in the model; "" outside of it
+    module: str  # path of the module; "" outside the model
     shape: list[int]
     dtype: str
-    bytes: int  # of the whole memory behind the tensor
-    parameter: str | None  # its name; None for a tensor of the step
-    again: bool  # whether the same memory was saved before, so that it costs nothing more
+    bytes: int  # bytes of the whole storage behind the tensor
+    parameter: str | None  # name of the parameter; None for other tensors
+    again: bool  # whether the same storage was saved before, so that it takes no more memory
     block: Block | None = None  # the repeated block that the module is in
 
 
 class SavedTensors:
-    """List of saved tensors, in `rows`, which are complete after a backward has begun."""
+    """Saved tensors in `rows`, which is complete once a backward has begun."""
 
     def __init__(self, model: nn.Module | None) -> None:
         self.rows: list[SavedTensor] = []
@@ -53,7 +53,7 @@ class SavedTensors:
         self._open: list[str] = []
         self._done = False
         self._numbers: list[int] = []
-        self._inputs: list[SavedTensor] = []  # of a checkpoint that has begun, until one of its modules begins
+        self._inputs: list[SavedTensor] = []  # rows of a checkpoint that has begun, until one of its modules begins
         self._alive: dict[int, Tensor] = {}  # keeps saved tensors alive with the graph, so that no address is reused
 
     def pack(self, tensor: Tensor) -> Tensor:
@@ -107,9 +107,9 @@ class SavedTensors:
 
 @contextmanager
 def saved_tensors(model: nn.Module | None = None) -> Iterator[SavedTensors]:
-    """List the tensors that forward keeps inside, until a backward begins.
+    """List the tensors that forward keeps inside the block, until a backward begins.
 
-    model: the source of the names of modules and parameters; None for a compiled one, which is one function with one
+    model: the source of the names of modules and parameters; None for a compiled model, which is one function with one
         node.
     """
     found = SavedTensors(model)
@@ -122,7 +122,7 @@ def saved_tensors(model: nn.Module | None = None) -> Iterator[SavedTensors]:
 
 
 def summed(rows: Iterable[SavedTensor]) -> list[ResidualRow]:
-    """Return the same tensor of every block as one row, the largest first."""
+    """Return the rows with the same tensor of all blocks summed in one row, the largest first."""
     groups: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
         block = row.block
@@ -166,8 +166,8 @@ def by_block(rows: Iterable[SavedTensor]) -> list[KeptByBlock]:
 def _saved_by_a_checkpoint() -> bool:
     """Return whether a checkpoint saves this tensor, which is then its input.
 
-    A checkpoint passes nothing but its input here, from torch's own code. A reentrant one is a function of autograd
-    like any other: it saves its input once all has run, under its own name.
+    A checkpoint saves only its input, from torch's own code. A reentrant one is an ordinary autograd function: it saves
+    its input after everything has run, under its own name.
     """
     frame = sys._getframe(2)
     for _ in range(_NEAR):

@@ -1,4 +1,4 @@
-"""Scores that a mask shows, by its content: a causal mask is known by its values, however it was written."""
+"""Visible scores of a mask, found from its values, so that a causal mask is recognised however it was written."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-HIDDEN_BELOW = 600.0  # the largest score of a row, as −10⁴ does that was divided by the root of a d_head up to 256
-LOWEST = -1e8  # of scores without a mask
-MOST_ELEMENTS = 1 << 26  # of one pass over scores, which bounds its memory
+# A score is masked if it is so far below the row's largest: −10⁴ divided by √d_head is, for a d_head up to 256.
+HIDDEN_BELOW = 600.0
+LOWEST = -1e8  # scores up to this are masked
+MOST_ELEMENTS = 1 << 26  # elements in one pass over scores, to bound its memory
 
 
 class Shown(NamedTuple):
-    """Share of the scores that is credited, `twice` of `cells`; `known` is False where the values are not at hand."""
+    """Counted share of the scores, `twice` out of `cells`; `known` is False if the values are not available."""
 
     twice: int
     cells: int
@@ -34,7 +35,7 @@ def without_values(tensor: Tensor) -> bool:
 
 
 def shown_in(scores: Tensor, dim: int = -1) -> Shown:
-    """Return the share of the scores that their mask shows, as `cost.twice_credited_scores` counts it.
+    """Return the visible share of the scores, as `cost.twice_credited_scores` counts it.
 
     Each row counts its shown elements. An edge that moves by one key from row to row is a diagonal, which cuts its
     elements in half. So a causal S × S matrix has S²/2, packed or windowed sequences have the sum over their parts, and
@@ -51,7 +52,7 @@ def shown_in(scores: Tensor, dim: int = -1) -> Shown:
     scores = scores.movedim(dim, -1) if scores.dim() else scores
     scores = scores[(None,) * max(0, 2 - scores.dim())]
     for dim in range(scores.dim() - 2):
-        if scores.stride(dim) == 0:  # of a mask that was expanded
+        if scores.stride(dim) == 0:  # a dimension of an expanded mask
             scores = scores.narrow(dim, 0, min(1, scores.shape[dim]))
     if not scores.numel():
         return Shown(1, 1)
@@ -62,7 +63,7 @@ def shown_in(scores: Tensor, dim: int = -1) -> Shown:
 
 
 def _totals(scores: Tensor) -> tuple[int, int]:
-    """Return the number of shown scores, and what the diagonal edges change of twice this number."""
+    """Return the number of visible scores, and the correction of twice this number for diagonal edges."""
     rows, keys = scores.shape[-2:]
     parts = scores.reshape(-1, rows, keys).split(max(1, MOST_ELEMENTS // (rows * keys)))
     totals = [(int(shown.sum()), int(_edges(shown))) for shown in map(_is_shown, parts)]
@@ -75,13 +76,13 @@ def _is_shown(scores: Tensor) -> Tensor:
     lowest = max(LOWEST, torch.finfo(scores.dtype).min / 2)
     top = scores.amax(-1, keepdim=True).clamp(min=lowest)
     is_low = scores < top - HIDDEN_BELOW
-    # A mask leaves a gap; without one the scores fall step by step, as those of a bias that grows with the distance.
+    # A mask leaves a gap in the values; a bias that grows with the distance lets the scores fall step by step.
     has_gap = ~((scores < top - HIDDEN_BELOW / 2) & ~is_low).any(-1, keepdim=True)
     return (scores > lowest) & ~(is_low & has_gap)
 
 
 def _edges(shown: Tensor) -> Tensor:
-    """Return what the diagonal edges of boolean matrices (n, queries, keys) change of twice their shown scores."""
+    """Return the correction of twice the visible scores for diagonal edges of boolean matrices (n, queries, keys)."""
     keys = shown.shape[-1]
     count = shown.sum(-1)
     first = shown.view(torch.uint8).argmax(-1)
@@ -90,7 +91,7 @@ def _edges(shown: Tensor) -> Tensor:
     both = seen[:, 1:] & seen[:, :-1]
     moves_on = both & (last[:, 1:] == last[:, :-1] + 1)
     leaves = both & (first[:, 1:] == first[:, :-1] + 1)
-    # The first row that sees a key is on an edge that the next row is on.
+    # The first row that sees a key is on the edge if the next row is on it.
     is_first = ~torch.nn.functional.pad(seen, (1, 0))[:, :-2]
     begins, leaves_first = moves_on & is_first, leaves & is_first & (first[:, :-1] > 0)
     return leaves.sum() + leaves_first.sum() - moves_on.sum() - begins.sum()

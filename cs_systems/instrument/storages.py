@@ -36,7 +36,7 @@ _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "linea
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     name = func.overloadpacket.__name__
     if name == "_grouped_mm" and isinstance(args[0], FakeTensor):
-        # Its fake form only takes bf16, and its kernels other dtypes too.
+        # Its fake form accepts only bf16; its kernels accept other dtypes too.
         low = [a.bfloat16() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
         return func(*low, **kwargs).to(args[0].dtype)
     if name in _ATTENTION and not any(isinstance(a, FakeTensor) or (isinstance(a, Tensor) and a.is_cuda) for a in args):
@@ -65,12 +65,12 @@ def _flash_backward(gradients: Any, output_gradient: Tensor, query: Tensor, key:
 
 
 def _cudnn_backward(gradients: Any, output_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
-    """Return the same for cuDNN, which pads neither: by the peaks of profiles/attention_h100."""
+    """Return the bytes of cuDNN's backward, which pads neither; from the peaks in profiles/attention_h100."""
     return query.numel() * 4 + _padded_rows(query, 1) * 4 + _repeated_gradients(query, key, value)
 
 
 def _efficient_backward(gradients: Any, output_gradient: Tensor, query: Tensor, *_: Any) -> int:
-    """Return the bytes of one factor per row, and in low precision of the query's gradient in fp32, in tiles of 64."""
+    """Return the bytes of one factor per row and, in low precision, of the query's fp32 gradient in tiles of 64."""
     accumulated = (
         0 if query.dtype == torch.float32 else _padded_rows(query, 64) * (query.shape[3] + -query.shape[3] % 64)
     )
@@ -87,8 +87,8 @@ def _softmax_backward(result: Tensor, gradient: Tensor, *_: Any) -> int:
     return gradient.nbytes
 
 
-# Name of an operation → bytes that CUDA's kernels allocate inside it, beside its result, from the result and the
-# arguments.
+# Name of an operation → function from its result and arguments to the bytes that CUDA's kernels allocate inside it, in
+# addition to its result.
 LIBRARY_BYTES: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
@@ -104,9 +104,9 @@ _ATTENTION = {
 
 
 class StorageTracker(TorchDispatchMode):
-    """Tracker of the storages that live on one kind of device; `rows` has a row for each phase that ended.
+    """Tracker of the live storages on one type of device; `rows` has a row for each phase that has ended.
 
-    `flops` counts those of all operations; `caveats` say what the bytes of libraries depend on.
+    `flops` counts the FLOPs of all operations; `caveats` lists the assumptions behind the bytes of libraries.
 
     Args:
         device: Type of the device whose storages are counted.
@@ -184,7 +184,7 @@ class StorageTracker(TorchDispatchMode):
 
     @contextmanager
     def phase(self, step: int, name: str, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
-        """Count what runs inside as this phase of this step, counted from 1."""
+        """Attribute the operations inside the block to this phase of this step; steps are counted from 1."""
         self._step, self._phase = step, name
         self._peak = Counter(self._bytes)
         yield

@@ -1,11 +1,11 @@
-"""Structure of any model, read from its module tree: blocks, and what each module computes.
+"""Structure of any model, read from its module tree: its blocks, and the part that each module computes.
 
 A block is one of the repeated children of a ModuleList or Sequential: of one class, or with the same child names. Its
 identity is the list's path and its index, so that encoder and decoder, towers and stages stay apart. A child that only
 holds further lists of blocks is a stage, and its lists count instead. Numbered siblings (`down1`, `down2`) of one class
 count as a list too.
 
-What a module computes is decided by RULES, a table that a user can extend with `RULES.insert(0, Rule(…))`. The
+A module's part is decided by RULES, a table that a user can extend with `RULES.insert(0, Rule(…))`. The
 outermost computation inside a block wins: a norm, or an output layer, inside attention belongs to attention.
 """
 
@@ -34,7 +34,7 @@ _ANY_QKV = f"(?i:{_QKV}|in_proj(_qkv)?|query_key_value)"
 
 @dataclass(frozen=True)
 class Rule:
-    """Condition under which a module has a part; every given condition must hold, each a pattern of the whole text.
+    """Conditions under which a module has a part; all given ones must hold. Each pattern must match the whole text.
 
     Attributes:
         part: The name of the part: one of range_names.PARTS, or any other.
@@ -66,7 +66,7 @@ class Rule:
         )
 
 
-# The first rule that holds decides.
+# The first rule that matches decides.
 RULES: list[Rule] = [
     # Inside attention
     Rule("attention.rope", name=r"rope|rotary\w*", inside=ATTENTION),
@@ -103,9 +103,9 @@ RULES: list[Rule] = [
     Rule("loss", class_name=r".*Loss"),
     Rule("linear", linear=True),
 ]
-# A linear layer directly in a block with one of these is one of the block's feed-forward network.
+# A linear layer directly in a block with one of these belongs to the block's feed-forward network.
 _MIXES_TOKENS = (ATTENTION, "mixer")
-_LEAST_OF_STAGE = 0.5  # share of a stage's parameters that its lists of blocks hold
+_LEAST_OF_STAGE = 0.5  # least share of a stage's parameters in its lists of blocks
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -136,7 +136,7 @@ class ModuleRow:
         stack: The path of the list that its block belongs to, None outside of blocks.
         block: The label of its block, None outside of blocks.
         layer: The row that it belongs to in the table of layers.
-        part: What it computes, None where nothing is known.
+        part: The part that it computes, None if unknown.
         parameters: The number of parameters in it and below, each counted once.
     """
 
@@ -151,7 +151,7 @@ class ModuleRow:
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return path → module, without the wrappers of torch.compile, checkpointing and FSDP, which add words to a path.
+    """Return path → module, without the words that torch.compile, checkpointing and FSDP wrappers add to a path.
 
     A module with several paths has the first.
     """
@@ -162,7 +162,7 @@ def named_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def blocks(model: nn.Module) -> list[Block]:
-    """Return the blocks of a model in its order. No block is inside another."""
+    """Return the blocks of a model in the model's order. No block is inside another."""
     named = named_modules(model)
     found = {block.path: block for block in _of_lists("", model) if block.path in named}
     found |= _single(named, found)
@@ -191,7 +191,7 @@ def rows(model: nn.Module) -> list[ModuleRow]:
     names = range_names(named, type(model).__name__)
     parts = _parts(named, by_path)
     holders = {above for path in by_path for above in _ancestors(path)}
-    # The own vocabulary has names for layers outside of blocks; elsewhere a layer is a module's path.
+    # Our own model has names for layers outside of blocks; in other models a layer is a module's path.
     own = is_own(named)
     found = []
     for path, module in named.items():
@@ -234,11 +234,11 @@ RANGES = {
     r"lm_head": "lm_head",
 }
 _OWN_PATHS = re.compile(r"(|token_embeddings|ln_final|lm_head|layers(\.\d+(\.(ln\d|attn|ffn)(\..+)?)?)?)")
-_TAKEN = {STEP, *(phase.value for phase in Phase)}  # as a range these names mean a phase
+_TAKEN = {STEP, *(phase.value for phase in Phase)}  # these names are ranges of phases
 
 
 def range_name(path: str) -> str | None:
-    """Return the range of a module of BasicTransformerLM, None where it has none: `layers.3.attn` → `attention`."""
+    """Return the range name of a module of BasicTransformerLM, None if it has none: `layers.3.attn` → `attention`."""
     for pattern, name in RANGES.items():
         if found := re.fullmatch(pattern, path):
             return name.format(*found.groups())
@@ -246,12 +246,12 @@ def range_name(path: str) -> str | None:
 
 
 def is_own(paths: Iterable[str]) -> bool:
-    """Return whether all paths are those of BasicTransformerLM, whose ranges have names of their own."""
+    """Return whether all paths belong to BasicTransformerLM, which has its own names of ranges."""
     return all(_OWN_PATHS.fullmatch(path) for path in paths)
 
 
 def range_names(paths: Iterable[str], root: str) -> dict[str, str | None]:
-    """Return path → the name of the module's range, None for no range.
+    """Return path → name of the module's range, None for no range.
 
     root: the name of the model's own range. A path that means a phase gets a suffix: `loss` → `loss (module)`.
     """
@@ -294,12 +294,12 @@ def _in_turns(classes: set[type], names: set[frozenset[str]], modules: Sequence[
 
 
 def _is_stage(module: nn.Module) -> bool:
-    """Return whether a repeated module only holds lists of blocks: most of its parameters, and all of its attention."""
+    """Return whether a repeated module only holds lists of blocks, with most parameters and all attention."""
     lists = [
         below
         for _, below in module.named_modules()
         if isinstance(below, (nn.ModuleList, nn.Sequential))
-        and _repeated(children := list(below.children()))  # unlike the list itself, without None
+        and _repeated(children := list(below.children()))  # without the None that the list itself may hold
         and any(list(children[0].children()))
     ]
     if not lists:
@@ -313,7 +313,7 @@ def _is_stage(module: nn.Module) -> bool:
 
 
 def _single(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str, Block]:
-    """Return the only children of lists that are of the class of a block, or of another such child."""
+    """Return the only children of lists, if they share their class with a block or another such child."""
     known = {type(named[path]) for path in found}
     alone = {
         path: children[0]
@@ -329,7 +329,7 @@ def _single(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str
 
 
 def _numbered(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str, Block]:
-    """Return the siblings of one class whose names differ in a last number; neither inside a block nor around one.
+    """Return siblings of one class with names that differ in a final number, neither inside a block nor around one.
 
     Their children have parameters, unlike those of a norm that holds its activation.
     """

@@ -1,4 +1,4 @@
-"""The measuring machine and its process.
+"""Machine and process that measure.
 
 `device` (the only file that decides between cpu and cuda), `environment` (hardware and software), `process_group`
 (ranks).

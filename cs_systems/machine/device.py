@@ -1,4 +1,4 @@
-"""Device of a measurement, with its clocks and its memory; the only file that decides between cpu and cuda.
+"""Device of a measurement, with its clocks and its memory; the only module that decides between cpu and cuda.
 
 A quantity that a device cannot report is None, never 0.
 """
@@ -54,7 +54,7 @@ class Device:
             torch.cuda.synchronize(self.torch)
 
     def mark(self) -> Any:
-        """Record a point in the device's time, without waiting for it."""
+        """Record a time mark in the device's work queue, without waiting for it."""
         if not self.is_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -76,7 +76,7 @@ class Device:
             torch.cuda.reset_peak_memory_stats(self.torch)
 
     def restart_peaks(self) -> None:
-        """Begin a new interval of `peaks`; the peaks of the whole measurement continue."""
+        """Begin a new interval for `peaks`; the peaks of the whole measurement continue."""
         if self.is_cuda:
             _earlier[self.torch] = (self.peak_allocated_bytes() or 0, self.peak_reserved_bytes() or 0)
             torch.cuda.reset_peak_memory_stats(self.torch)
@@ -88,7 +88,7 @@ class Device:
         return torch.cuda.max_memory_allocated(self.torch), torch.cuda.max_memory_reserved(self.torch)
 
     def peak_allocated_bytes(self) -> int | None:
-        """Return the peak of allocated memory; None on a CPU, and where nothing is counted.
+        """Return the peak of allocated memory; None on a CPU, and if the allocator counts nothing.
 
         PYTORCH_NO_CUDA_MEMORY_CACHING leaves torch's counters at 0.
         """
@@ -152,8 +152,8 @@ class Device:
         """Set how the caching allocator takes memory from the device, for later allocations.
 
         Args:
-            name: `default`, as the environment says; `expandable_segments`, segments that grow, so that tensors of
-                changing sizes leave fewer unusable gaps.
+            name: `default` keeps the environment's settings; `expandable_segments` lets segments grow, so that tensors
+                of changing sizes leave fewer unusable gaps.
 
         Raises:
             DeviceUnavailable: the device is a CPU, which has no such allocator.
@@ -172,7 +172,7 @@ class Device:
         """
         gc.collect()
         if self.is_cuda:
-            # cuBLAS keeps 32 MiB for each thread that called it, which would count in the next cell's peak.
+            # cuBLAS keeps 32 MiB for each thread that called it, which would be counted in the next cell's peak.
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
@@ -206,15 +206,15 @@ def switch_allocator(name: str) -> None:
     global _allocator
     if name == _allocator:
         return
-    torch.cuda.empty_cache()  # its segments are those of the other setting
+    torch.cuda.empty_cache()  # cached segments have the other setting
     own = allocator_settings() or ""
     switched = ("expandable_segments:False", own) if name == "default" else (own, "expandable_segments:True")
-    torch._C._accelerator_setAllocatorSettings(",".join(filter(None, switched)))  # of two, the later one counts
+    torch._C._accelerator_setAllocatorSettings(",".join(filter(None, switched)))  # the later one of two counts
     _allocator = name
 
 
 def allocator_settings() -> str | None:
-    """Return the settings of the caching allocator in this process's environment; None: there are none."""
+    """Return the settings of the caching allocator in this process's environment; None if there are none."""
     return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or None
 
 
@@ -233,7 +233,7 @@ def _resident_bytes() -> int | None:
 def resolve(name: str) -> Device:
     """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`.
 
-    Each rank of a machine gets the GPU of its LOCAL_RANK.
+    Each rank on a machine gets the GPU with the index LOCAL_RANK.
 
     Raises:
         DeviceUnavailable: there is no such device here.
@@ -261,8 +261,8 @@ def resolve(name: str) -> Device:
 
 
 def too_few(name: str, world_size: int) -> str | None:
-    """Return why the ranks cannot have one device each on this machine, with the remedy; None if they can."""
-    world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # of a job on several machines
+    """Return an error message if the machine has fewer devices than ranks, else None."""
+    world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # ranks of a job on several machines
     if world_size == 1 or not resolve(name).is_cuda or (count := torch.cuda.device_count()) >= world_size:
         return None
     return (
@@ -272,7 +272,7 @@ def too_few(name: str, world_size: int) -> str | None:
 
 
 def resolve_or_cpu(name: str) -> Device:
-    """Return the device of `resolve`, or the CPU if that fails, to describe a cell that could not run."""
+    """Return the result of `resolve`, or the CPU if that fails, to describe a cell that could not run."""
     try:
         return resolve(name)
     except DeviceUnavailable:
@@ -300,8 +300,8 @@ def set_float32_matmul(precision: Precision) -> str:
 
 def set_cudnn_tf32(is_on: bool) -> None:
     """Switch TF32 on or off in convolutions and recurrent layers."""
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # some versions of torch deprecate it
-        torch.backends.cudnn.allow_tf32 = is_on  # after the newer settings, torch's `cudnn.flags()` would raise
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # deprecated in some versions of torch
+        torch.backends.cudnn.allow_tf32 = is_on  # the newer settings would make torch's `cudnn.flags()` raise
 
 
 def float32_matmul() -> str:
@@ -328,7 +328,7 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def failed_allocation_bytes(error: BaseException) -> int | None:
-    """Return the size of the allocation that failed, rounded as in torch's message; None if not in it."""
+    """Return the size of the failed allocation, rounded as in torch's message; None if the message lacks it."""
     match = _ALLOCATION.search(str(error))
     return round(float(match[1]) * _UNITS[match[2]]) if match else None
 

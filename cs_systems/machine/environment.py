@@ -30,7 +30,7 @@ _THROTTLE_REASONS = {
 
 
 def environment(device: Device) -> Environment:
-    """Return all that is known about this process and its device at this moment."""
+    """Return the current facts about this process, its software and its device."""
     capability = device.capability()
     gpu = _Gpu.of(device)
     return Environment(
@@ -72,7 +72,7 @@ def power_w(device: Device) -> float | None:
 
 
 def throttle_reasons(device: Device) -> tuple[str, ...] | None:
-    """Return what lowers the clocks now; None without NVML."""
+    """Return the reasons why the clocks are lowered now; None without NVML."""
     return _Gpu.of(device).throttle_reasons()
 
 
@@ -86,9 +86,9 @@ def other_processes_bytes(device: Device) -> int | None:
 
 @cache
 def code_version() -> str:
-    """Return a hash of the sources that measure.
+    """Return a hash of the source files that can change a measured number.
 
-    It changes when a number may change, with or without git.
+    It works with and without git.
     """
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -109,7 +109,7 @@ def git_commit() -> str | None:
     root = Path(__file__).parents[1]
     try:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
-        # Only the package counts, because a sweep's own output files would make the tree dirty.
+        # Check only the package, because a sweep's own output files would make the tree dirty.
         changed = _git(root, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return None
@@ -134,14 +134,14 @@ def _other_processes(nvml: Any, handle: Any) -> int:
 
 def _other_processes_bytes(nvml: Any, handle: Any) -> int | None:
     processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    if len(processes) < 2:  # one is this process, whatever its PID outside the container; none: processes are hidden
+    if len(processes) < 2:  # one is this process, under its PID outside the container; none: processes are hidden
         return 0 if processes else None
     used = [process.usedGpuMemory for process in processes if process.pid != os.getpid()]
     return None if None in used else sum(used)
 
 
 class _Gpu:
-    """NVML queries of one GPU; None for all that is unavailable (no GPU, no nvidia-ml-py, no permission)."""
+    """NVML queries of one GPU; each returns None if unavailable (no GPU, no nvidia-ml-py, no permission)."""
 
     def __init__(self, device: Device) -> None:
         self.nvml: Any = None
@@ -153,7 +153,7 @@ class _Gpu:
             pynvml.nvmlInit()
             self.handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid())
             self.nvml = pynvml
-        except Exception:  # without the library, its exception types do not exist either
+        except Exception:  # without the library, its exception types do not exist either, so catch all
             self.nvml = None
 
     @staticmethod
@@ -184,7 +184,7 @@ class _Gpu:
     def _reason_bit(self, name: str) -> int:
         """Return the bit of a throttle reason.
 
-        NVML renamed throttle reasons to event reasons; libraries have one name or the other.
+        NVML renamed throttle reasons to event reasons; a library has only one of the names.
         """
         spellings = (f"nvmlClocksEventReason{name}", f"nvmlClocksThrottleReason{name}")
         return next((int(getattr(self.nvml, s)) for s in spellings if hasattr(self.nvml, s)), 0)

@@ -1,4 +1,4 @@
-"""This process as one rank of a process group; without a group, the functions do nothing.
+"""Functions that treat this process as one rank of a process group; without a group, they do nothing.
 
 Steps of N ranks begin together, after a barrier that no timing includes. If a rank takes longer than the others in one
 phase, they wait for it in the next phase that synchronizes all of them: see `runtime.stragglers`.
@@ -43,7 +43,7 @@ def join(device: Device, patience_s: float, store: Path | None = None) -> None:
 
 
 def set_up() -> dict[str, float | None]:
-    """Return the durations of this rank's start; None if no group was joined or the system does not report it.
+    """Return the durations of this rank's start; None if it joined no group or the system does not report them.
 
     `start_s` is from the start of the process (Python, torch, the device) to `join`. `init_process_group_s` is the time
     to join, on a GPU with the communicator.
@@ -103,7 +103,7 @@ _RAISES = frozenset(dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if 
 
 
 def is_of_peers(error: BaseException) -> bool:
-    """Return True if a collective failed because another rank was lost or missing: the cause is there.
+    """Return True if a collective failed because another rank was lost or missing, so that the cause is there.
 
     An error raised by Python code is this rank's own, whatever its message.
     """
