@@ -1,4 +1,4 @@
-"""Results of a run: one measured cell is one `RunRecord`, one line of JSON.
+"""Results of a run: each measured cell is one `RunRecord`, stored as one line of JSON.
 
 Data is in base units (seconds, bytes, FLOPs), and the field's name contains the unit; only `report/` converts. An
 unknown value is None.
@@ -33,13 +33,14 @@ from cs_systems.core.tables import Row as Row
 from cs_systems.core.tables import Table, Tables
 from cs_systems.core.validation import shown
 
-SCHEMA_VERSION = 4  # the only schema that is read; scripts/migrate_records.py brings earlier records to it
+SCHEMA_VERSION = 4  # the only readable schema; scripts/migrate_records.py converts earlier records to it
 RECORDS_FILE = "records.jsonl"
-BEGINS = re.compile(rb'\{"key":"\w*","config":')  # the file
-DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
-OR_AGAIN = "or measure again into another folder"  # remedy for a malformed line: its own folder is refused
-NO_TIMING = frozenset({"nan-loss", "inf-loss"})  # caveat codes: arithmetic on NaN or inf may take a different time
-# Workloads whose results are their tables; the time of their step has no meaning.
+BEGINS = re.compile(rb'\{"key":"\w*","config":')  # name of the records file
+DONE = frozenset({"ok", "oom", "unavailable"})  # a resumed sweep does not measure these again
+OR_AGAIN = "or measure again into another folder"  # because a sweep refuses a malformed folder
+# Caveats for which times are invalid: arithmetic on NaN or inf may take a different time.
+NO_TIMING = frozenset({"nan-loss", "inf-loss"})
+# Workloads that only make tables; the time of their step has no meaning.
 UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
 LONGEST_S = 1e9  # upper limit of a step's duration: 30 years
 LATEST_UNIX_S = 2e11  # the year 8307; later dates cannot be shown
@@ -106,7 +107,7 @@ class Ran(TypedDict, total=False):
 
 
 class DamagedRecord(ConfigError):
-    """Error for a field of a record from a file whose value no version of cs_systems writes."""
+    """Error for a record from a file with a field's value that no version of cs_systems writes."""
 
 
 class OtherSchema(ConfigError):
@@ -121,8 +122,8 @@ class Sample:
     duration of the whole step.
 
     `held_s` is how long the device was kept busy before the first phase, so that launches were already queued. `wall_s`
-    then runs from the first phase to the last on the device's clock. With None the device was not kept busy, and
-    `wall_s` is on the host's clock; that of a loop, whose steps are not synchronised, is on the device's.
+    then lasts from the first phase to the last by the device's clock. None: the device was not kept busy, and `wall_s`
+    is by the host's clock; for a recorded loop, which does not synchronise its steps, by the device's clock.
 
     `lag_s` is how far the device was behind the host at the end of each phase. Near 0, the device waited for the host.
     """
@@ -203,10 +204,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class Origin:
-    """Time at which a cell was recorded, the command that did it, and the host on request."""
+    """Time at which a cell was recorded, the command that recorded it, and on request the host."""
 
     recorded_unix_s: float
-    command: str | None  # None at a prompt and in a notebook
+    command: str | None  # None in an interactive session or a notebook
     host: str | None = None
 
     @classmethod
@@ -233,7 +234,7 @@ def _median_s(measurements: Iterable[Measurement], phase: str) -> float | None:
 
 
 def measured_by(profiler: str) -> str:
-    """Return what a profiler measures, as its file declares; "time" for one that this version does not have."""
+    """Return the subject that a profiler's file declares, such as "memory"; "time" for an unknown profiler."""
     known = profiler in plugins.names("profilers")
     return str(plugins.declared("profilers", profiler).get("measures", "time")) if known else "time"
 
@@ -274,7 +275,7 @@ class RunRecord(Displayed):
 
     @property
     def is_timing(self) -> bool:
-        """Flag of valid times: the cell was measured, and its loss was finite."""
+        """Flag for valid times: the cell was measured, and its loss was finite."""
         return self.measurement is not None and all(w.code not in NO_TIMING for w in self.warnings)
 
     @property
@@ -287,7 +288,7 @@ class RunRecord(Displayed):
         try:
             return RunConfig.from_dict(self.config)
         except ConfigError as error:
-            what, _, _ = str(error).partition("; ")  # its remedy is for a config that the user wrote
+            what, _, _ = str(error).partition("; ")  # leave out its remedy, which is for a config that the user wrote
             number = f", {self.environment.cs_systems}" if self.environment else ""
             raise ConfigError(
                 f"the record with key {self.key} has a config that this version of cs-systems cannot read ({what}); "
@@ -313,7 +314,7 @@ class RunRecord(Displayed):
         if not isinstance(version, int):
             found = "it has no schema_version" if version is None else f"its schema_version is {shown(version)}"
             raise ConfigError(
-                f"the JSON object is no record of cs-systems, because {found}; delete it, or give the records.jsonl "
+                f"the JSON object is not a record of cs-systems, because {found}; delete it, or give the records.jsonl "
                 "of a run"
             )
         if version != SCHEMA_VERSION:
@@ -376,7 +377,7 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name in rows[0] if rows else ():
         values = [row[name] for row in rows]
-        first = values[0]  # an empty mapping stays: as columns it would lose the number of rows
+        first = values[0]  # keep an empty mapping, because columns would lose the number of rows
         alike = isinstance(first, Mapping) and first and all(v is not None and v.keys() == first.keys() for v in values)
         columns[name] = _columns(values) if alike else values
     return columns
@@ -389,7 +390,7 @@ def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def records_path(path: str | os.PathLike[str]) -> Path:
-    """Return the records file of `path`, which is that file or its folder. Raises ConfigError if it is no path."""
+    """Return the records file of `path`, which is that file or its folder. Raises ConfigError if it is not a path."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"path is {shown(path)}; give the folder of a run, or its file records.jsonl")
     path = Path(path)
@@ -399,7 +400,7 @@ def records_path(path: str | os.PathLike[str]) -> Path:
 def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:
     """Read all records under `path`, a file or a folder with records.jsonl.
 
-    A truncated line (the process died while writing it) costs only that line, and so does one that is no JSON object.
+    A line that is truncated (the process died while writing it) or not a JSON object is skipped.
 
     Returns:
         The records, and complaints about the lines that were skipped.
@@ -470,7 +471,7 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
 
 
 def in_words(error: Exception) -> str:
-    """Return what a record lacks or has too much of, where Python tells it of the class that was called."""
+    """Reword Python's error about missing or unknown arguments of a class as one about fields of a record."""
     text = str(error)
     if lacking := re.search(r"missing \d+ required positional arguments?: (.+)", text):
         return f"it lacks {lacking[1]}"
@@ -494,7 +495,7 @@ def as_records(records: RunRecord | Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Return whether a line without valid JSON begins as a record and breaks off, as a killed process leaves it.
+    """Return whether a line with invalid JSON is the beginning of a record, as a killed process leaves it.
 
     A file system may have filled its end with NUL characters.
     """
@@ -512,10 +513,10 @@ def _is_torn(line: bytes) -> bool:
 
 
 def recorded_files(folder: Path) -> dict[str, RunRecord]:
-    """Return the record of each file that the records of this folder name, by its name."""
+    """Return a map from the name of each file that this folder's records name to its record."""
     try:
         records, _ = read_records(folder)
-    except (FileNotFoundError, ConfigError):  # a file is readable without its records
+    except (FileNotFoundError, ConfigError):  # the file can be read without its records
         return {}
     return {name: record for record in records for name in record.artifacts.values()}
 
@@ -546,7 +547,7 @@ def append_record(path: str | os.PathLike[str], record: RunRecord) -> None:
     file = records_path(path)
     with file.open("ab+", buffering=0) as stream:
         before = stream.seek(0, os.SEEK_END)
-        torn = b"\n" if before and not _ends_with_newline(stream) else b""  # starts a new line after a truncated one
+        torn = b"\n" if before and not _ends_with_newline(stream) else b""  # start a new line after a truncated one
         line = memoryview(torn + record.to_json().encode() + b"\n")
         try:
             while line:

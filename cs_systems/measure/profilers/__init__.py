@@ -1,9 +1,9 @@
-"""Profilers of a cell. A profiler is one new file that exports one constant, `PROFILER`.
+"""Profilers of a cell, one module each, which exports one constant, `PROFILER`.
 
-A profiled cell has a worker process of its own, so that state that a profiler leaves in a process disturbs no other
-cell. The supervisor calls `problem` before anything runs, lets `launch` wrap the worker's command, and calls `collect`
-when the worker has ended. The worker enters `region` around the timed steps; the warm-up stays outside. Therefore a
-profiler's file imports torch only inside `region`.
+A profiled cell has its own worker process, so that state that a profiler leaves in a process disturbs no other cell.
+The supervisor calls `problem` before anything runs, lets `launch` wrap the worker's command, and calls `collect` when
+the worker has ended. The worker enters `region` around the timed steps; the warm-up stays outside. The supervisor runs
+without torch, so a profiler's module imports torch only inside `region`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class ProfileLost(RuntimeError):
     """Error for a profiler that left no result although the cell was measured.
 
-    The message includes the profiler's own.
+    The message includes the profiler's own message.
     """
 
 
@@ -48,7 +48,7 @@ class Collected:
 
 
 def rank_file(out: Path, rank: int) -> Path:
-    """Return the path prefix of one rank's files. Those of rank 0 are the cell's own."""
+    """Return the path prefix of one rank's files; rank 0 has the cell's own prefix."""
     return out if rank == 0 else out.with_name(f"{out.name}-rank{rank}")
 
 
@@ -57,7 +57,7 @@ def _no_region(out: Path, device: Device, model: Any) -> AbstractContextManager[
 
 
 class ProfilerUnusable(ConfigError):
-    """A profiler cannot work here; the message ends with what to use instead."""
+    """Error for a profiler that cannot work here; the message ends with what to use instead."""
 
     def __init__(self, reason: str, instead: tuple[str, str] | None) -> None:
         self._reason, self._instead = reason, instead
@@ -71,17 +71,17 @@ class ProfilerUnusable(ConfigError):
 class Profiler:
     """Hooks of one profiler. `out` is the path prefix of a cell's files: a profiler adds a suffix to it.
 
-    problem: `() -> reason with its remedy`, None where the profiler can work.
+    problem: `() -> reason with its remedy`, or None if the profiler can work.
     launch: `(argv, out, options, on_cuda) -> argv` that runs the worker; `options` are the user's own.
-    region: `(out, device, model) -> context manager`; the model is None where its modules cannot be annotated.
-    refused: `(out) -> reason with its remedy` where the machine denied the profiler access, which is known only after
+    region: `(out, device, model) -> context manager`; the model is None if its modules cannot be annotated.
+    refused: `(out) -> reason with its remedy` if the machine denied the profiler access, which is known only after
         the worker has ended, with success or not.
     collect: `(out, record) -> Collected`. Raises ProfileLost.
-    measures: "time", or what else its record is about: "memory", "values" of tensors, or "counters" of kernels. Written
-        as a literal: a report reads it from the file.
-    on_each_rank: whether a Recorder runs it on each rank, and not on rank 0 alone.
+    measures: the subject of its record: "time", "memory", "values" of tensors, or "counters" of kernels. It must be a
+        literal, because reports read it from the source file.
+    on_each_rank: whether a Recorder runs it on each rank, and not only on rank 0.
     sees_oom: whether a cell that ran out of memory has results to collect, too.
-    instead: the other way out if `problem` finds something: on the command line, and in Python.
+    instead: the alternative if `problem` finds something: on the command line, and in Python.
     """
 
     problem: Callable[[], str | None] = lambda: None

@@ -1,4 +1,4 @@
-"""Memory of a block of the built-in model by formula, for the profilers that measure it."""
+"""Memory of a block of the built-in model by formula, for the profilers that measure this memory."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def residual_stream_bytes(config: RunConfig) -> int:
 def gradients_of_a_block(config: RunConfig) -> int:
     """Return the bytes of the gradients that a block's backward emits.
 
-    These are the gradients of its weights and norms, and the residual stream's. It passes the latter on while the one
-    that it received is still alive.
+    These are the gradients of its weights and norms, and of its input. Backward makes the input's gradient while the
+    received gradient of the output is still alive.
     """
     return block_parameter_count(config.model) * PARAMETER_BYTES[config.precision] + residual_stream_bytes(config)
 
 
 def kept_by_formula(record: RunRecord) -> dict[str, tuple[int, int]]:
-    """Return block → (how many blocks from it on count as one, the bytes they keep).
+    """Return block → (number of blocks from it on that are kept together, the bytes they keep).
 
-    One is a block alone, or all blocks under one checkpoint. Holds for this package's eager code; empty for anything
-    else.
+    A group is a single block, or all blocks under one checkpoint. Valid for this package's eager code; empty for
+    anything else.
     """
     if (known := known_by_formula(record)) is None:
         return {}

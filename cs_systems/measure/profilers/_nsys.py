@@ -29,12 +29,12 @@ from cs_systems.readers.nsys import EXPORT
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
-OLDEST = (2022, 4)  # the oldest release with which cells are recorded; `traces` also reads older exports
-CAPTURE = "timed steps"  # the range that begins and ends the trace on a CPU
+OLDEST = (2022, 4)  # the oldest release that can record cells; older exports can still be read
+CAPTURE = "timed steps"  # name of the range that begins and ends the trace on a CPU
 ALWAYS = (
     "--sample=none",
     "--cpuctxsw=none",
-    "--capture-range-end=stop",  # the default also stops the worker, before it has sent its result
+    "--capture-range-end=stop",  # nsys's default would also stop the worker, before it has sent its result
     "--force-overwrite=true",
 )
 ON_CUDA = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--capture-range=cudaProfilerApi")
@@ -42,7 +42,7 @@ ON_CPU = (
     "--trace=nvtx,osrt",
     "--capture-range=nvtx",
     f"--nvtx-capture={CAPTURE}",
-    "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",  # else only a registered string can begin a trace
+    "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",  # without it, only a registered string can begin a trace
 )
 NOT_ON_PATH = "not on the PATH"
 PAIR_TIMEOUT_S = 30
@@ -85,7 +85,7 @@ def version_of(program: str) -> str:
 def loses_ranges() -> str | None:
     """Return why this nsys does not record a range of the package nvtx, or None if it does.
 
-    Records one to find out, which takes seconds.
+    It records a range to find out, which takes seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         report, database, output = (Path(folder) / name for name in ("pair.nsys-rep", "pair.sqlite", "output.txt"))
@@ -93,7 +93,7 @@ def loses_ranges() -> str | None:
         record = ["nsys", "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={report}", *emit]
         for argv in (record, [*EXPORT, "-o", str(database), str(report)]):
             try:
-                with output.open("w") as stream:  # run() would wait for a pipe as long as any process holds it
+                with output.open("w") as stream:  # run() waits for a pipe while any process holds it
                     subprocess.run(argv, stdout=stream, stderr=stream, timeout=PAIR_TIMEOUT_S, check=True)
             except subprocess.TimeoutExpired:
                 return f"{argv[0]} {argv[1]} did not end within {PAIR_TIMEOUT_S} s"
@@ -118,7 +118,7 @@ def problem() -> str | None:
 
 
 def reason(row: Diagnostic) -> str:
-    """Return why a tool cannot work, with the remedy, as a sentence."""
+    """Return a sentence with the reason why a tool cannot work, and the remedy."""
     verb = "is " if row["found"] == NOT_ON_PATH else ""
     return f"{row['check']} {verb}{row['found']}; {row['remedy']}"
 
@@ -136,7 +136,7 @@ def started_this_process() -> bool:
 
 
 def not_started(on_cuda: bool) -> str:
-    """Return that nsys did not start this process, whose loop is to be recorded, and the command that does."""
+    """Return an error message that nsys did not start this process, with the command that does."""
     command = shlex.join(["nsys", "profile", *(ON_CUDA if on_cuda else ON_CPU), "--capture-range-end=stop"])
     return f"nsys did not start this process; start it by {command} python train.py, or pass profile='kineto'"
 

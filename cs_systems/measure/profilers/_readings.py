@@ -1,4 +1,4 @@
-"""Readings that `region` makes inside the worker and `collect` takes in the parent: a JSON file, deleted once taken."""
+"""Readings passed from `region` in the worker to `collect` in the parent by a JSON file, which is then deleted."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CHECK_SHARED = f"{CHECK_DISK}, and if the ranks run on several nodes, choose a f
 
 
 def take(out: Path, lost: str, remedy: str = CHECK_DISK) -> Any:
-    """Return the readings that `leave` wrote, as the profiler typed them, and delete their file.
+    """Return the readings that `leave` wrote, in the profiler's type, and delete their file.
 
-    Raises ProfileLost where there is none; `lost` names the missing readings.
+    Raises ProfileLost if there is no file; `lost` names the missing readings.
     """
     try:
         found = json.loads(_path(out).read_text())

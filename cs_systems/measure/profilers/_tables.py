@@ -1,4 +1,4 @@
-"""Tables made from a trace, for the record of the run that was traced: the same for every profiler."""
+"""Tables made from a trace, for the record of the traced run; all tracing profilers use the same ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cs_systems.readers.forms.modules import checked
 from cs_systems.readers.forms.trace import Trace
 from cs_systems.record import RunRecord
 
-STEADY = 3  # the last steps of the warm-up that count as steady; the ones before them compile and allocate
+STEADY = 3  # number of last warm-up steps that count as steady; earlier ones compile and allocate
 UNMARKED = (
     "in this compile mode the model runs as one function without ranges: its kernels have a phase, but no layer or "
     "part; use the compile mode default, or none, to see layers"
@@ -77,9 +77,9 @@ def _with_modules(trace: Trace, record: RunRecord) -> Trace:
 
 
 def overhead(record: RunRecord) -> list[OverheadRow]:
-    """Return the cost of profiling: recorded steps against the last steps of the same process before recording.
+    """Return the cost of profiling: recorded steps compared with the last steps before recording in the same process.
 
-    Empty where nothing was measured.
+    Empty if nothing was measured.
     """
     if record.measurement is None:
         return []
@@ -96,7 +96,7 @@ def overhead(record: RunRecord) -> list[OverheadRow]:
 
 
 def families_by_phase(seen: Profile) -> dict[str, set[str]]:
-    """Return phase → the families of its kernels."""
+    """Return phase → families of its kernels."""
     found: dict[str, set[str]] = defaultdict(set)
     for function, place in seen.groups:
         found[place.phase].add(family(function.name))
@@ -122,11 +122,10 @@ def costs_of(record: RunRecord, families: Mapping[str, Set[str]]) -> Costs:
 
 
 def _by_family(cost: PhaseCost, families: Set[str]) -> dict[str, PhaseCost]:
-    """Return family → its share of a phase's cost, where the formulas attribute it to kernels that ran.
+    """Return family → its share of a phase's cost, if the formulas attribute it to kernels that ran.
 
-    All FLOPs are matrix products', and so are the bytes where there are FLOPs. The products over the score matrix
-    belong to the attention kernels where some ran, else to matrix products like the others. The bytes that AdamW moves
-    belong to its kernels.
+    All FLOPs come from matrix products; if there are FLOPs, the bytes do too. The products over the score matrix belong
+        to the attention kernels if some ran, else to matrix products. The bytes that AdamW moves belong to its kernels.
     """
     if not cost.hardware_flops:
         return {"optimizer": cost} if cost.hardware_flops == 0 and "optimizer" in families else {}

@@ -27,7 +27,7 @@ def record_trace(
     all_threads: bool = False,
     modules: Sequence[Row] = (),
 ) -> Iterator[None]:
-    """Record the host, and the device where there is one, inside of `ranges`; the trace is written on leaving.
+    """Record the host, and the device if there is one, with `ranges` open; write the trace at the end.
 
     all_threads: also record host threads that neither autograd nor this thread started.
     modules: the table `modules` of the model, for the trace's header.

@@ -1,7 +1,7 @@
 """Dtypes of parameters, of each module's inputs and outputs, of logits, loss and gradients.
 
-Also checks that the step ran in the precision that was requested. Works for every step that calls modules, a user's
-own too.
+It also checks that the step ran in the requested precision. It works for every step that calls modules, including a
+user's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""torch.profiler: a Chrome trace of the timed steps, which Perfetto opens, and the tables made from it.
+"""Profiler `kineto`: torch.profiler writes a Chrome trace of the timed steps, and tables are made from it.
 
-The trace holds autograd's sequence numbers too; the attribution of backward is checked against them.
+Perfetto can open the trace. It also holds autograd's sequence numbers, against which the attribution of backward is
+checked.
 """
 
 from __future__ import annotations

@@ -50,13 +50,13 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
 
 def closed_form(record: RunRecord) -> list[PhaseMemory]:
-    """Return each phase's memory by formula, on the record's device; empty where `known_by_formula` gives None."""
+    """Return each phase's memory by formula, on the record's device; empty if `known_by_formula` gives None."""
     known = known_by_formula(record)
     return [] if known is None else phase_memory(*known)
 
 
 def by_fake_tensors(record: RunRecord) -> list[PhaseMemory]:
-    """Return each phase's memory by the step on fake tensors; empty where there is none."""
+    """Return each phase's memory predicted by the step on fake tensors; empty without a prediction."""
     components: dict[tuple[int, str], dict[str, int]] = {}
     peaks: Counter[tuple[int, str]] = Counter()
     for row in tables.MEMORY_FORECAST.of(record.results):

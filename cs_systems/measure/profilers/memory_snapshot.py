@@ -1,7 +1,7 @@
 """PyTorch's own memory history around the recorded steps, dumped at the end or when memory runs out.
 
-Beside the pickle lies a JSON file with data that the snapshot lacks (`snapshots.snapshot` documents the format).
-Stacks hold Python frames alone: with C++ frames, symbolising made a dump of 4 s take 461 s.
+A JSON file next to the pickle has data that the snapshot lacks (`readers.snapshot` documents the format). Stacks hold
+only Python frames: with C++ frames, symbolising made a dump of 4 s take 461 s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nsight Compute: hardware counters of single kernels.
+"""Profiler `ncu`: Nsight Compute reads hardware counters of single kernels.
 
 The worker runs under `ncu`, which runs each kernel that it counts several times. The step's times are then not
 meaningful, and no table of times is made.
@@ -26,10 +26,10 @@ from cs_systems.record import RunRecord
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
-MOST = 10  # counted kernels; each runs a dozen times
+MOST = 10  # most kernels to count; each runs a dozen times
 DEFAULTS = (
     "--target-processes=all",
-    "--profile-from-start=off",  # until the timed steps
+    "--profile-from-start=off",  # do not count before the timed steps
     "--nvtx",
     "--replay-mode=kernel",
     "--clock-control=none",  # ncu's default would lock the GPU's clocks, which a profiler must not change
@@ -46,14 +46,14 @@ REFUSED = (
 _REMEDY = "install it with apt install nsight-compute (NVIDIA's CUDA repository)"
 # The driver states in this file whether only root may read hardware counters.
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
-_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # one exists where an NVIDIA driver is loaded; the second in WSL
+_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # one of them exists if an NVIDIA driver is loaded, the second in WSL
 
 
 def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
     """Return ncu's options that select kernels by name, by NVTX range or by both.
 
     kernel: a regular expression that matches a part of the kernel function's name.
-    range: the NVTX range in which the kernels are launched: `scores`, or `block 0/*/scores` for one inside another.
+    range: the NVTX range in which the kernels are launched: `scores`, or `block 0/*/scores` for a nested range.
 
     Raises ConfigError without either.
     """
@@ -64,7 +64,7 @@ def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
         )
     options = [f"--kernel-name=regex:{kernel}"] if kernel else []
     if range:
-        options.append(f"--nvtx-include={range if '/' in range else f'{range}/'}")  # the slash: a push/pop range
+        options.append(f"--nvtx-include={range if '/' in range else f'{range}/'}")  # slash: push/pop range
     return tuple(options)
 
 
@@ -86,7 +86,7 @@ def check() -> Diagnostic:
 
 
 def problem() -> str | None:
-    """Return the missing requirement, if any. Only ncu itself finds out later whether counters are permitted."""
+    """Return the missing requirement, if any. Whether counters are permitted is known only once ncu has run."""
     row = check()
     if row["state"] != "missing":
         return None
@@ -98,7 +98,7 @@ def problem() -> str | None:
 def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:
     """Return the command that runs the worker under `ncu`.
 
-    ncu takes no option twice, so a user's option replaces the default of the same name.
+    ncu rejects an option given twice, so a user's option replaces the default of the same name.
     """
     if not on_cuda:
         return list(argv)  # `region` raises Unavailable

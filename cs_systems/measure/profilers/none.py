@@ -1,4 +1,4 @@
-"""Null profiler of `time`: it records nothing."""
+"""Profiler `none`, which records nothing, so that a cell is only timed."""
 
 from __future__ import annotations
 

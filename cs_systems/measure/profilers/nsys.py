@@ -1,4 +1,4 @@
-"""Nsight Systems: the worker runs under `nsys profile`, which records the timed steps alone."""
+"""Profiler `nsys`: the worker runs under `nsys profile` of Nsight Systems, which records only the timed steps."""
 
 from __future__ import annotations
 

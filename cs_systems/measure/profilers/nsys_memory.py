@@ -1,7 +1,7 @@
-"""Device memory by NVTX range from Nsight Systems: calls of cudaMalloc and cudaFree in the recorded steps.
+"""Profiler of device memory by NVTX range: Nsight Systems records calls of cudaMalloc and cudaFree in the steps.
 
-PyTorch's caching allocator makes few of them: none, once its cache holds what a step needs. With `UNCACHED` among the
-options it calls CUDA for each tensor, so that ranges show what they allocate; such steps are slow.
+PyTorch's caching allocator makes few such calls, and none once its cache holds enough for a step. With `UNCACHED` among
+the options it calls CUDA for each tensor, so that ranges show their allocations; such steps are slow.
 """
 
 from __future__ import annotations

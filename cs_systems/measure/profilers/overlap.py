@@ -1,7 +1,7 @@
-"""Communication against computation: torch.profiler on every rank around the timed steps, with ranges of phases alone.
+"""Profiler of the overlap of communication and computation: torch.profiler on every rank around the timed steps.
 
-Without ranges around modules, so that it disturbs a step less than `kineto` does. The record gets `overlap`, and
-`streams`, the picture of one step of rank 0: see `attribution.overlap`.
+It has ranges of phases but not of modules, so it disturbs a step less than `kineto` does. The record gets the tables
+`overlap` and `streams`, a drawing of one step of rank 0: see `attribution.overlap`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:
-    """Record as kineto does, with ranges of phases alone, and all threads: one of them may start collectives."""
+    """Record as `kineto` does, but with ranges of phases only, and with all threads, as any may start collectives."""
     from cs_systems.instrument.annotate import RecordFunctionRanges, listening
 
     return record_trace(out, device, listening(RecordFunctionRanges()), all_threads=True)
@@ -46,7 +46,7 @@ def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None
 def collect(out: Path, record: RunRecord) -> Collected:
     """Return `overlap`, a row for each rank's median step, `streams` and `overhead`.
 
-    Waiting and transfer are None where the ranks' traces do not fit together; a caveat then gives the reason.
+    Waiting and transfer are None if the ranks' traces do not fit together; a caveat then gives the reason.
     """
     paths = [trace_path(rank_file(out, rank)) for rank in range(record.run_config.world_size)]
     if missing := [number for number, path in enumerate(paths) if not path.is_file()]:

@@ -1,4 +1,4 @@
-"""Error of a user's own model in low precision: the cell's workload becomes `workloads._foreign_errors`."""
+"""Profiler of a user's own model's error in low precision, run as the workload `workloads._foreign_errors`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Memory of each rank after each phase of a step: parameters, gradients, optimizer state, beside the formula.
+"""Profiler of each rank's memory after each phase: parameters, gradients, optimizer state, compared with the formula.
 
-Measured are the tensors' own storages, on a CPU too, and the bytes that the device's allocator has given out. Recorded
-from the first step on (`warmup=0`), it shows when the optimizer state is allocated.
+It measures the tensors' own storages, on a CPU too, and the bytes in use in the device's allocator. If it records from
+the first step on (`warmup=0`), it shows when the optimizer state is allocated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cs_systems.record import RAN, RunRecord
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
-# Phase → the stage that has ended after it. All gradients exist, averaged, once they are synchronized.
+# Phase → the stage that ends with it. All gradients exist, averaged, once they are synchronized.
 STAGE_OF = {
     "built": "built",
     "forward": "forward",
@@ -48,7 +48,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    """Return `rank_memory`; without expected bytes for foreign models, whose state the formula does not know."""
+    """Return the table `rank_memory`; without expected bytes for foreign models, which the formula does not cover."""
     config = record.run_config
     trained, sharing = _trained_bytes(record), data_ranks(record.config)
     rows: list[RankMemoryRow] = []
@@ -82,7 +82,7 @@ def expected_of(trained_bytes: int | None, strategy: str, ranks: int, step: int,
     """Return the bytes of each component by formula; empty where Ψ is unknown.
 
     step: counted from 1 since the model was built.
-    trained_bytes: Ψ of a rank, where `ranks` take different rows.
+    trained_bytes: Ψ of one rank, if `ranks` hold different rows.
     """
     splits = splits_of(strategy)
     if trained_bytes is None:

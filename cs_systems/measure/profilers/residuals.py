@@ -1,6 +1,6 @@
-"""Tensors that forward keeps for backward in the first recorded step, by module and operation, and by block.
+"""Profiler of the tensors that forward keeps for backward in the first recorded step, by module, operation and block.
 
-Also the memory that each block's backward allocates and frees.
+It also records the memory that each block's backward allocates and frees.
 """
 
 from __future__ import annotations

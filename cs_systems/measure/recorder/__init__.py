@@ -1,12 +1,12 @@
-"""Recorder for a training loop of one's own: the loop runs as it is, and a record of it is left behind.
+"""Recorder of a user's own training loop: the loop runs unchanged, and the recorder writes a record of it.
 
     with cs_systems.Recorder(model, optimizer, out="runs/mine") as recorder:
         for batch in loader:
             with recorder.step():
                 ...
 
-The command line and sweeps build what they measure; a recorder is a guest in a process that belongs to somebody else.
-It starts no worker, changes no setting, joins no collective, prints nothing, and takes its hooks away when it is done.
+Unlike the command line and sweeps, a recorder runs in a process that is not its own. It starts no worker, changes no
+setting, joins no collective, prints nothing, and removes its hooks at the end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Records of the ranks of one job, merged on rank 0.
 
-The ranks meet in the launcher's store and in no collective, so that a rank that left the loop early keeps nobody
-waiting for longer than `patience_s`. Nothing makes the ranks begin a step together: unlike in a sweep, no waiting time
-can be told.
+The ranks exchange records through the launcher's store and not by a collective, so that a rank that left the loop
+early makes the others wait for at most `patience_s`. The ranks do not begin a step together, so unlike in a sweep, the
+waiting time is unknown.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def world_size() -> int:
 
 
 class Meeting:
-    """Place in the job's store where the ranks leave texts of one recorder; each makes its own in one order."""
+    """Place in the job's store where the ranks exchange one recorder's texts; all make theirs in the same order."""
 
     def __init__(self) -> None:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -51,7 +51,7 @@ class Meeting:
         self._store.set(f"{what}/{rank()}", text)
 
     def collect(self, what: str, patience_s: float) -> dict[int, str]:
-        """Return the texts of the other ranks, of those that left theirs in time."""
+        """Return the texts of the other ranks that wrote them in time."""
         found, end = dict[int, str](), time.monotonic() + patience_s
         for number in range(1, world_size()):
             try:
@@ -63,7 +63,7 @@ class Meeting:
 
 
 def _connect() -> Any:
-    """Return a connection of our own: one that waits blocks others on it."""
+    """Return a separate connection, because a waiting one blocks its other users."""
     if "MASTER_ADDR" in os.environ:
         store, _, _ = next(rendezvous("env://", rank(), world_size()))
         return store
@@ -71,13 +71,13 @@ def _connect() -> Any:
 
 
 def with_others(own: RunRecord, texts: dict[int, str]) -> RunRecord:
-    """Return the record of all ranks, from rank 0's own and those that the others left."""
+    """Return the record of all ranks, merged from rank 0's own and the records that the others wrote."""
     found = {0: own} | {number: RunRecord.from_dict(json.loads(text)) for number, text in texts.items()}
     return merged_loop(found, sorted({*range(world_size())} - {*found}))
 
 
 def merged_loop(found: dict[int, RunRecord], missing: Sequence[int]) -> RunRecord:
-    """Return the record of the stragglers: a sample, with its phases, is that of the slowest rank in this step."""
+    """Return the merged record; each sample, with its phases, comes from the slowest rank in that step."""
     measured = {n: r for n, r in found.items() if r.measurement is not None}
     lost = sorted({*missing, *(found.keys() - measured.keys())})
     if not measured:
@@ -105,7 +105,7 @@ def merged_loop(found: dict[int, RunRecord], missing: Sequence[int]) -> RunRecor
 
 
 def _without_total(record: RunRecord) -> RunRecord:
-    """Return the record of a rank that timed more steps than another: their total is not that of the common steps."""
+    """Return the record without its total of tokens, which covers more steps than the ranks have in common."""
     ran = first_row(record.results, "ran")
     if ran.get("timed_tokens") is None:
         return record
@@ -113,7 +113,7 @@ def _without_total(record: RunRecord) -> RunRecord:
 
 
 def _of_stragglers(whole: RunRecord) -> Iterator[Caveat]:
-    """Yield the caveats of all ranks; the spread is that of the stragglers, which tables show."""
+    """Yield the caveats of all ranks, with `unstable` judged by the merged samples, which tables show."""
     assert whole.measurement is not None
     if not any(caveat.code == "mixed-steps" for caveat in whole.warnings):
         yield from (caveat for caveat in of_spread(whole.measurement, "step") if caveat.code == "unstable")

@@ -1,6 +1,6 @@
-"""Records of a loop: the same `RunRecord` as a sweep's, of a workload `loop NAME`.
+"""Records of a loop: the same `RunRecord` as a sweep's, with the workload `loop NAME`.
 
-A loop reads no RunConfig. Its record holds one all the same, because records are joined by it; only the device, the
+A loop reads no RunConfig. Its record holds one nevertheless, because records are joined by it; only the device, the
 steps, the ranks and the profiler are set, and reports leave the other fields out.
 """
 
@@ -35,7 +35,7 @@ _Batch = Counter[tuple[tuple[int, ...], ...]]  # calls of the models in a step b
 
 
 class StepInputs(NamedTuple):
-    """Calls of the models in one step, and its tokens where the loop gave them."""
+    """Calls of the models in one step, and its tokens if the loop gave them."""
 
     calls: Counter[Call]
     tokens: int | None
@@ -43,7 +43,7 @@ class StepInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """Loop under measurement: what the record says about it."""
+    """Description of the measured loop for its record."""
 
     name: str
     device: Device
@@ -63,7 +63,7 @@ class Subject:
         )
 
     def ran(self) -> Row:
-        """Return what is known of the loop: its classes, parameters, precision, and tokens of a step."""
+        """Return the known properties of the loop: classes, parameters, precision, and tokens per step."""
         parameters = {p for model in self.models for p in model.parameters()}
         optimizers = [type(o).__name__ for o in self.optimizers]
         return {
@@ -143,10 +143,10 @@ def success(
 
 
 def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]:
-    """Return the tokens of the timed steps, and if their batches differ in shape, what follows from that; else "".
+    """Return the tokens of the timed steps, and a text for a caveat if their batches differ in shape, else "".
 
-    tokens: of each step, as the user has said. Where the inputs differ in shape that is believed only if it is their
-    number of rows: each step then has as many samples.
+    tokens: tokens per step as given by the user. If the inputs differ in shape, they are used only if they equal the
+    number of rows, because each step then has that many samples.
     """
     given = [each.tokens for each in inputs]
     batches = _batches(inputs)
@@ -164,7 +164,7 @@ def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]
 
 
 def _batches(inputs: Sequence[StepInputs]) -> list[_Batch]:
-    """Return the shapes that the models were called with in each step; where a loop trains, only those for training."""
+    """Return the input shapes of the models in each step; if the loop trains, only those of training calls."""
     trains = any(with_gradients for each in inputs for with_gradients, _ in each.calls)
     found = []
     for each in inputs:
@@ -177,7 +177,7 @@ def _batches(inputs: Sequence[StepInputs]) -> list[_Batch]:
 
 
 def _differ(batches: Sequence[_Batch]) -> bool:
-    """Return whether batches differ in shape; a model that is called more often makes no difference."""
+    """Return whether batches differ in shape, regardless of how often a model is called."""
     ordered = sorted(batches, key=_Batch.total)
     return any(not few <= many and _size(few) != _size(many) for few, many in pairwise(ordered))
 
@@ -205,7 +205,7 @@ def status_of(error: BaseException) -> str:
 
 
 def precision_of(device: Device, models: Sequence[nn.Module]) -> str | None:
-    """Return the precision in effect now, in the words of `Precision`; None where it is another."""
+    """Return the precision in effect now as a value of `Precision`; None if there is no such value."""
     if torch.is_autocast_enabled(device.torch.type):
         return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype(device.torch.type))
     dtypes = {p.dtype for model in models for p in model.parameters() if p.is_floating_point()}
@@ -215,7 +215,7 @@ def precision_of(device: Device, models: Sequence[nn.Module]) -> str | None:
 
 
 def _of_computing(measurement: Measurement) -> Measurement:
-    """Return the measurement without phases in which the device has to wait: that is no lack of launches."""
+    """Return the measurement without phases in which the device must wait, because that is not launch-bound."""
     samples = tuple(
         replace(
             s,

@@ -1,4 +1,4 @@
-"""Hooks that find the phases of a loop, all of them removable.
+"""Removable hooks that find the phases of a loop.
 
 - input: `__next__` of a DataLoader's iterator
 - copy: `Tensor.to`, `Tensor.cuda` and `copy_` from one device to another
@@ -7,10 +7,10 @@
 - clip, optimizer, zero_grad: the functions of torch of that name; `optimizer` also covers a GradScaler
 - host_sync: `item`, `tolist`, `cpu`, `float()`, `int()`, `bool()` of a tensor on an accelerator, and
   `torch.cuda.synchronize`
-- cuda_graph: the replay of a CUDA graph of the loop's own, in which no phase can be told
+- cuda_graph: the replay of the loop's own CUDA graph, inside which phases cannot be told apart
 
-One recorder is active in a process, and the hooks are functions of this module that look for it. A model can be copied
-and pickled while they are on it: see `ModuleHook`.
+At most one recorder is active in a process, and the hooks are functions of this module that look it up. A model can be
+copied and pickled while it has the hooks: see `ModuleHook`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _registered(register: Callable[[Any], RemovableHandle], hook: Callable[..., 
 
 
 def as_guest(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, to be called by a program that runs on where it fails; the recording then ends."""
+    """Wrap a function so that an error in it ends the recording and not the program that calls it."""
 
     @untraced
     @functools.wraps(function)
@@ -139,9 +139,9 @@ def _optimizer_ends(*_: Any) -> None:
 
 
 def _on_model(model: nn.Module) -> Iterator[Callable[[], Undo]]:
-    """Yield what hooks the call of a model.
+    """Yield functions that install the hooks on the call of a model.
 
-    Hooks on a module that compiled itself (`model.compile()`) would be compiled with it, so that its compiled call is
+    Hooks on a module that compiled itself (`model.compile()`) would be compiled with it, so its compiled call is
     wrapped instead.
     """
     if "_compiled_call_impl" in model.__dict__ and model._compiled_call_impl is not None:
@@ -152,7 +152,7 @@ def _on_model(model: nn.Module) -> Iterator[Callable[[], Undo]]:
 
 
 def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
-    """Return the function, in a phase if `tells` names one for its arguments."""
+    """Wrap the function in the phase that `tells` returns for its arguments, if any."""
 
     @passed_through
     @functools.wraps(function)
@@ -170,11 +170,11 @@ def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
 
 @as_guest
 def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tracker, str] | None:
-    """Begin the phase of a call, if it has one; return what `_exit` needs to end it."""
+    """Begin the phase of a call, if it has one; return the state that `_exit` needs to end it."""
     tracker = _tracker
     if tracker is None or not tracker.observes():
         return None
-    with torch._C.DisableTorchFunction():  # a mode of the script sees its own calls alone
+    with torch._C.DisableTorchFunction():  # a mode of the script sees only the script's own calls
         if (name := tells(args, kwargs)) is None:
             return None
         tracker.enter(name, (args, kwargs))
@@ -188,17 +188,17 @@ def _exit(tracker: Tracker, name: str, args: tuple[Any, ...]) -> None:
 
 
 def patch(owner: Any, name: str, tells: Tells) -> Undo:
-    """Replace an attribute of a class or module by the observed one; return what restores it."""
+    """Replace an attribute of a class or module by the observed one; return a function that restores it."""
     return replaced(owner, name, _wrapped(getattr(owner, name), tells))
 
 
 def patch_call(tells: Tells) -> Undo:
-    """Replace the call of every module by the observed one; return what restores it."""
+    """Replace the call of every module by the observed one; return a function that restores it."""
     return replaced(nn.Module, "__call__", _ModuleCall(nn.Module.__call__, tells))
 
 
 class _ModuleCall:
-    """Observed call of modules with the code of the one that it replaces.
+    """Observed call of modules, with the code object of the call that it replaces.
 
     torch.profiler with stacks keeps the code of `nn.Module.__call__` for good, and reads `self` of each frame with it.
     """
@@ -219,7 +219,7 @@ class _ModuleCall:
 
 
 def after(owner: Any, name: str, then: Callable[..., object]) -> Undo:
-    """Call `then` with the arguments after each call of a function of a class or module; return what restores it."""
+    """Call `then` with the arguments after each call of a function; return a function that restores the original."""
     function = getattr(owner, name)
 
     @passed_through
@@ -245,7 +245,7 @@ _of_thread = _OfThread()
 
 
 class _Recomputation:
-    """Context in which backward repeats forward; inside another one it does nothing."""
+    """Context for the time in which backward recomputes forward; does nothing inside another such context."""
 
     @untraced
     def __enter__(self) -> None:
@@ -263,7 +263,7 @@ class _Recomputation:
 
 
 def _begins_recomputation() -> Undo:
-    """Begin to time what a checkpoint repeats with `use_reentrant=False`; return what removes that."""
+    """Begin to time recomputation by a checkpoint with `use_reentrant=False`; return a function that undoes it."""
     begin = checkpoint._recomputation_hook.__enter__
 
     @passed_through
@@ -277,14 +277,14 @@ def _begins_recomputation() -> Undo:
 
 
 def _ends_recomputation() -> Undo:
-    """End what `_begins_recomputation` began; return what removes that."""
+    """End the timing that `_begins_recomputation` began; return a function that undoes it."""
     end = checkpoint._recomputation_hook.__exit__
 
     @passed_through
     @functools.wraps(end)
     def ends(self: Any, *error: Any) -> Any:
         result = end(self, *error)
-        begun = vars(self).pop("_cs_systems_recomputation", None)  # none while hooks were away, as in a compilation
+        begun = vars(self).pop("_cs_systems_recomputation", None)  # none if hooks were removed, as in a compilation
         if begun is not None:
             begun.__exit__()
         return result
@@ -293,7 +293,7 @@ def _ends_recomputation() -> Undo:
 
 
 def _times_reentrant_recomputation() -> Undo:
-    """Time what a checkpoint repeats with `use_reentrant=True`; return what ends that."""
+    """Time recomputation by a checkpoint with `use_reentrant=True`; return a function that ends the timing."""
     function = checkpoint.CheckpointFunction
     backward = function.backward
 
@@ -321,7 +321,7 @@ def _always(name: str) -> Tells:
 
 
 def _moves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return the phase of `tensor.to(…)`: a copy to a device, or to the host, which waits for the device."""
+    """Return the phase of `tensor.to(…)`: a copy to a device, or a copy to the host, which waits for the device."""
     target = kwargs.get("device", kwargs.get("other", args[1] if len(args) > 1 else None))
     if isinstance(target, Tensor):
         target = target.device
@@ -347,13 +347,13 @@ def _copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
 
 
 def _reads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Return the phase of reading a value: the host waits for an accelerator, and for nothing on a CPU."""
+    """Return the phase of reading a value: the host waits for an accelerator, but not for a CPU."""
     return None if args[0].device.type == "cpu" else HOST_SYNC
 
 
 _GradScaler = torch.amp.grad_scaler.GradScaler
-# Everything that is replaced while a loop is recorded: (owner, attribute, phase by its arguments). Functions that
-# callers may have imported by name are replaced one level lower, where torch itself looks them up at each call.
+# All attributes replaced while a loop is recorded: (owner, attribute, phase by its arguments). Functions that callers
+# may have imported by name are replaced one level lower, where torch itself looks them up at each call.
 _PATCHES: tuple[tuple[Any, str, Tells], ...] = (
     (dataloader._BaseDataLoaderIter, "__next__", _always(INPUT)),
     (torch.autograd, "_engine_run_backward", _always(BACKWARD)),
@@ -362,7 +362,7 @@ _PATCHES: tuple[tuple[Any, str, Tells], ...] = (
     *((owner, "zero_grad", _always(ZERO_GRAD)) for owner in (Optimizer, nn.Module)),
     *((_GradScaler, name, _always(OPTIMIZER)) for name in ("unscale_", "step", "update")),
 )
-# A copy between devices and a value that is read make the host wait for an accelerator alone.
+# Copies between devices and reads of a value make the host wait only for an accelerator.
 _OF_ACCELERATORS: tuple[tuple[Any, str, Tells], ...] = (
     (Tensor, "to", _moves),
     (Tensor, "cuda", _to_cuda),
@@ -371,7 +371,7 @@ _OF_ACCELERATORS: tuple[tuple[Any, str, Tells], ...] = (
     (torch.cuda, "synchronize", _always(HOST_SYNC)),
     (torch.cuda.CUDAGraph, "replay", _always(REPLAY)),
 )
-# Those that a guard of torch.compile looks at, where a function that calls them is compiled.
+# Attributes that guards of torch.compile check if a function that calls them is compiled.
 _GUARDED = {
     (nn.Module, "zero_grad"),
     *((clip_grad, name) for name in ("_get_total_norm", "_clip_grads_with_norm_", "clip_grad_value_")),

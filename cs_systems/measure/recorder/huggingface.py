@@ -19,7 +19,7 @@ from cs_systems.measure.recorder.trainer import TrainerRecorder
 
 
 class RecorderCallback(TrainerCallback):  # type: ignore[misc]
-    """Recorder of the training; `options` are those of `Recorder`."""
+    """Recorder of the training; takes the options of `Recorder`."""
 
     def __init__(self, out: Any, **options: Any) -> None:
         self._out, self._options = out, options

@@ -4,8 +4,8 @@
 
     Trainer(callbacks=[RecorderCallback(out="runs/mine")]).fit(module, loader)
 
-A step is one batch; with accumulated gradients, all batches of one update. Forward is what `training_step` calls: the
-module itself, or any module in it.
+A step is one batch; with accumulated gradients, all batches of one update. Forward is any call that `training_step`
+makes of the module itself or of a module in it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OTHER_HOOKS = ("on_", "setup", "teardown")
 
 
 class RecorderCallback:
-    """Recorder of the training; `options` are those of `Recorder`. Every other hook of a callback does nothing."""
+    """Recorder of the training; takes the options of `Recorder`. All other callback hooks do nothing."""
 
     state_key = "cs_systems.RecorderCallback"
 
@@ -42,7 +42,7 @@ class RecorderCallback:
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self.recorder is not None:
-            if self.recorder._in_step:  # the module returned -1, for which the Trainer reports no end of the batch
+            if self.recorder._in_step:  # if the module returns -1, the Trainer reports no end of the batch
                 self.recorder._step_ends(failed=True)
             self.recorder.step().__enter__()
 

@@ -23,7 +23,7 @@ _SMALL_BYTES = 512  # a scalar in a larger storage shares it with other tensors,
 
 
 class _Scalar(NamedTuple):
-    """Value in memory, of no graph: `Tensor.detach` would be an operator that the loop alone does not have."""
+    """Value in memory outside the graph; `Tensor.detach` would add an operator that the loop itself does not run."""
 
     storage: torch.UntypedStorage
     offset: int
@@ -43,8 +43,8 @@ class Outcome:
         self.start()
 
     def start(self) -> None:
-        """Begin a stage. A step that a GradScaler has begun still belongs to the one before."""
-        self._skipped: list[bool | Tensor] = []  # for each step of a GradScaler
+        """Begin a stage. A step that a GradScaler has already begun still belongs to the previous stage."""
+        self._skipped: list[bool | Tensor] = []  # one for each step of a GradScaler
         self._scaler: GradScaler | None = None
 
     def keep_loss(self, roots: Any) -> None:
@@ -78,10 +78,10 @@ class Outcome:
 
     @untraced
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        self._is_skipped = getattr(optimizer, "found_inf", False)  # a fused optimizer itself skips, on the device
+        self._is_skipped = getattr(optimizer, "found_inf", False)  # a fused optimizer itself skips on the device
 
     def caveats(self) -> Iterator[Caveat]:
-        """Yield the caveats of the stage; the device must have nothing left to do."""
+        """Yield the caveats of the stage; the device must have finished its work."""
         skipped = [_read(functools.partial(bool, flag)) for flag in self._skipped]
         if self._scaler is not None and any(skipped):
             scales = self._scaler._init_scale, _read(self._scaler.get_scale)
@@ -102,7 +102,7 @@ def _is_scalar(root: Any) -> bool:
 
 
 def _read(value: Callable[[], Any]) -> Any:
-    """Return a value of the device; None where it is lost, as after an error of the device."""
+    """Return a value from the device; None if it is lost, for example after a device error."""
     try:
         return value()
     except RuntimeError:

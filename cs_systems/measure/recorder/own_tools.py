@@ -1,7 +1,7 @@
-"""Profilers and tracers of the recorded program itself, which come before those of a recorder.
+"""Profilers and tracers of the recorded program itself, which take precedence over a recorder's.
 
-A process has one torch.profiler, one CUDA memory history and one capture range of nsys at a time. Where the program
-uses one of them, a recorder waits or gives way, and says so.
+A process has one torch.profiler, one CUDA memory history and one capture range of nsys at a time. If the program uses
+one of them, a recorder waits or stops its own, and adds a caveat.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from torch.profiler import ProfilerAction
 
 from cs_systems.instrument.compiler import passed_through, replaced
 
-TOOLS = {"kineto": "torch.profiler", "memory_snapshot": "CUDA memory history"}  # what each profiler uses
+TOOLS = {"kineto": "torch.profiler", "memory_snapshot": "CUDA memory history"}  # profiler → the tool that it uses
 
 
 def _is_active(profiler: str) -> bool:
     """Return whether the tool that a profiler uses is active in this process."""
     if profiler == "kineto":
         return bool(torch._C._autograd._profiler_enabled())
-    # PyTorch crashes if it is asked before its allocator exists.
+    # PyTorch crashes on this query before its allocator exists.
     return profiler == "memory_snapshot" and torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled()
 
 
 class OwnTools:
-    """Watch of the tools that the program begins and ends.
+    """Observer of the tools that the program begins and ends.
 
     Attributes:
-        gives_way: called before the program begins a tool that our profiler uses at the moment.
-        captures_held: calls by the program that would have begun or ended what nsys captures.
+        gives_way: called before the program begins a tool that our profiler is using.
+        captures_held: suppressed calls by the program that would have begun or ended nsys's capture.
     """
 
     def __init__(self) -> None:
         self.gives_way: Callable[[], object] | None = None
         self.captures_held = 0
-        self._used_by_us: str | None = None  # the profiler whose tool is ours at the moment
+        self._used_by_us: str | None = None  # our active profiler, if it uses one of the tools
         self._we_call = False
-        self._is_profiler_prepared = False  # by the program: it will be enabled without another preparation
+        self._is_profiler_prepared = False  # prepared by the program, which will enable it without another preparation
         self._installed = ExitStack()
 
     def watch(self) -> None:
-        """Begin to watch; `close` ends it."""
+        """Begin to observe; `close` ends it."""
         profiler: Any = torch.autograd.profiler
         self._precede(profiler, "_prepare_profiler", lambda: self._profiler_is_prepared(True), "kineto")
         self._precede(profiler, "_enable_profiler", lambda: self._profiler_is_prepared(True), "kineto")
@@ -54,12 +54,12 @@ class OwnTools:
         self._precede(torch.cuda.memory, "_record_memory_history", lambda: None, "memory_snapshot")
 
     def find_prepared(self) -> None:
-        """Find a torch.profiler that the program prepared before it was watched."""
+        """Find a torch.profiler that the program prepared before the observation began."""
         profilers = (each for each in gc.get_objects() if issubclass(type(each), torch.profiler.profile))
         self._is_profiler_prepared = any(each.current_action is ProfilerAction.WARMUP for each in profilers)
 
     def hold_captures(self) -> None:
-        """Let the program's calls of cudaProfilerStart and cudaProfilerStop do nothing, but count them."""
+        """Replace the program's calls of cudaProfilerStart and cudaProfilerStop by a counter."""
         cudart: Any = torch.cuda.cudart()
         for name in ("cudaProfilerStart", "cudaProfilerStop"):
             self._installed.callback(replaced(cudart, name, self._held(cudart, getattr(cudart, name))))
@@ -68,21 +68,21 @@ class OwnTools:
         self._installed.close()
 
     def in_use(self, profiler: str) -> str | None:
-        """Return the tool of the program that a profiler of ours would disturb at this moment, or None."""
+        """Return the program's active tool that this profiler of ours would disturb now, or None."""
         if profiler == self._used_by_us:
             return None
         is_prepared = profiler == "kineto" and self._is_profiler_prepared
         return TOOLS[profiler] if is_prepared or _is_active(profiler) else None
 
     def slowing(self) -> set[str]:
-        """Return the tools of the program that are active now and make its steps slower."""
+        """Return the program's active tools that make its steps slower."""
         tracers = {"sys.settrace": sys.gettrace(), "sys.setprofile": sys.getprofile()}
         found = {name for name, tracer in tracers.items() if tracer is not None}
         return found | {TOOLS[profiler] for profiler in TOOLS if profiler != self._used_by_us and _is_active(profiler)}
 
     @contextmanager
     def ours(self, profiler: str | None) -> Iterator[None]:
-        """Take the calls inside for ours, after which this profiler of ours is active, or none."""
+        """Treat the calls inside as ours; afterwards this profiler of ours is active, or none."""
         self._we_call = True
         try:
             yield
@@ -94,7 +94,7 @@ class OwnTools:
         self._is_profiler_prepared = prepared
 
     def _precede(self, owner: Any, name: str, note: Callable[[], object], profiler: str | None) -> None:
-        """Call `note` before each call of a function by the program, after giving way with this profiler of ours."""
+        """Call `note` before each call of a function by the program, after stopping this profiler of ours."""
         function = getattr(owner, name)
 
         @passed_through

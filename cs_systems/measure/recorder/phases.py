@@ -2,7 +2,7 @@
 
 The time of a step is cut at boundaries, and each piece belongs to one phase: the innermost open one. A phase inside
 another interrupts it, so the phases of a step add up to the step. A phase that the user named is not interrupted by
-those that are found.
+phases that hooks find.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _ORDER = (INPUT, COPY, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, REPL
 
 
 def in_order(names: list[str]) -> list[str]:
-    """Return the names as tables show them: those that are found, then the user's own, then the rest of the time."""
+    """Return the names in the order of tables: phases that hooks find, the user's own, then the rest of the time."""
     known = [name for name in _ORDER if name in names]
     rest = [name for name in (OTHER, BETWEEN) if name in names]
     return [*known, *(name for name in dict.fromkeys(names) if name not in (*_ORDER, *rest)), *rest]
 
 
 def call_of(arguments: Any) -> Call:
-    """Return whether autograd records the call of a model now, and the shapes of its tensors, scalars left out."""
+    """Return whether autograd records the call of a model now, and the shapes of its tensors except scalars."""
     tensors = [tensor for tensor in tensors_in(arguments) if tensor.dim()]
-    shapes = tuple((t.size(0), t.numel()) if t.is_nested else tuple(t.shape) for t in tensors)  # a nested one has none
+    shapes = tuple((t.size(0), t.numel()) if t.is_nested else tuple(t.shape) for t in tensors)  # nested: no shape
     return torch.is_grad_enabled(), shapes
 
 
 class Clocks:
-    """Clocks of the host and of the device during a stage, in which the device runs behind the host.
+    """Clocks of the host and the device during a stage, used to find how far the device runs behind the host.
 
-    They are compared at its begin and at its end, when the device has nothing to do, because they run at slightly
+    They are compared at the begin and the end of the stage, when the device is idle, because they run at slightly
     different rates.
     """
 
@@ -59,7 +59,7 @@ class Clocks:
         self._begin = self._end = self._compared()
 
     def end(self) -> None:
-        """End the stage, and wait for the device; its marks can be read from then on."""
+        """End the stage and wait for the device; the device's marks can be read afterwards."""
         self._end = self._compared()
         self.device.synchronize()
 
@@ -76,7 +76,7 @@ class Clocks:
 
 
 class Cut(NamedTuple):
-    """Place in a timeline: the boundaries and the recomputations before it."""
+    """Position in a timeline: the number of boundaries and of recomputations before it."""
 
     boundary: int
     recomputed: int
@@ -85,7 +85,7 @@ class Cut(NamedTuple):
 class Timeline:
     """Boundaries of one step in order: the phase that begins there, the device's mark and the host's time.
 
-    The loop pays for the boundaries alone; the times are computed from them when the stage has ended.
+    Inside the loop only boundaries are recorded; times are computed from them when the stage has ended.
     """
 
     def __init__(self, clocks: Clocks, name: str) -> None:
@@ -97,7 +97,7 @@ class Timeline:
         self.begin(name)
 
     def begin(self, name: str) -> None:
-        """Begin a phase, and thereby end the one before it; do nothing if it is the same one."""
+        """Begin a phase, and thereby end the previous one; do nothing if it is the same."""
         if self._names and self._names[-1] == name:
             return
         self._names.append(name)
@@ -108,13 +108,13 @@ class Timeline:
         self._mark()
 
     def cut(self) -> Cut:
-        """Make a boundary inside the present phase, and return it for `pieces`."""
+        """Add a boundary inside the current phase, and return it for `pieces`."""
         self._names.append(self._names[-1])
         self._mark()
         return Cut(len(self._names) - 1, len(self._recomputed))
 
     def pieces(self, cuts: Sequence[Cut]) -> Iterator[Timeline]:
-        """Yield the times up to each of these boundaries, as steps of their own."""
+        """Yield the timeline between these boundaries in pieces, each as a step."""
         for begin, end in itertools.pairwise((Cut(0, 0), *cuts)):
             piece = copy.copy(self)
             piece._names = self._names[begin.boundary : end.boundary]
@@ -124,16 +124,16 @@ class Timeline:
             yield piece
 
     def now(self) -> Any:
-        """Return a mark of this moment, of the device if it has a clock; from any thread."""
+        """Return a mark for now, on the device if it has a clock; callable from any thread."""
         device = self._clocks.device
         return device.mark() if device.is_cuda else self._clocks.host()
 
     def recomputed(self, begin: Any, end: Any) -> None:
-        """Add the marks between which backward repeated forward."""
+        """Add a pair of marks between which backward recomputed forward."""
         self._recomputed.append((begin, end))
 
     def recomputed_s(self) -> float:
-        """Return for how long backward repeated forward in this step, after the end of its stage."""
+        """Return the seconds of recomputation during backward in this step; call it after the end of the stage."""
         return sum(self._clocks.device.between_s(begin, end) for begin, end in self._recomputed)
 
     def _mark(self) -> None:
@@ -142,7 +142,7 @@ class Timeline:
         self._marks.append(device.mark() if device.is_cuda else now)
 
     def sample(self, *, warmup: bool) -> Sample:
-        """Return the times of a step, after the end of its stage."""
+        """Return the times of a step; call it after the end of the stage."""
         host, marks, device = self._host, self._marks, self._clocks.device
         names = self._resolved()
         phases, submit = dict.fromkeys(in_order(names), 0.0), dict.fromkeys(in_order(names), 0.0)
@@ -158,10 +158,10 @@ class Timeline:
         )  # fmt: skip
 
     def _resolved(self) -> list[str]:
-        """Return the names with those decided that depend on what followed.
+        """Return the phase names after deciding those that depend on the following phase.
 
-        Time after forward is loss only if backward is what follows: before another forward, a loop of reinforcement
-        learning runs its environment. Time between steps is input if no DataLoader was seen.
+        Time after forward is loss only if backward follows: before another forward, a loop of reinforcement learning
+        runs its environment. Time between steps is input if no DataLoader was seen.
         """
         gap = BETWEEN if INPUT in self._names else INPUT
         decided, follows = list[str](), OTHER
@@ -173,7 +173,7 @@ class Timeline:
 
 
 class _Annotations:
-    """Ranges that go to the profiler of the moment."""
+    """Ranges for the currently active profiler."""
 
     def __init__(self) -> None:
         self._open: list[Any] = []
@@ -188,7 +188,7 @@ class _Annotations:
 
 
 class Tracker:
-    """State of the loop at this moment: the open phases, and the timeline of the step.
+    """Current state of the loop: the open phases, and the timeline of the step.
 
     Only the thread that made it is observed.
 
@@ -198,7 +198,7 @@ class Tracker:
         idle: the phase in which a step begins.
         stepped: the optimizer was entered in this step.
         seen: all phases that were entered.
-        calls: the calls of the models in this step, counted by what `call_of` returns.
+        calls: the number of calls of the models in this step by the result of `call_of`.
         has_ranges: each phase is also a range of the active profiler.
         before_next: called once, before the next phase begins.
         failure: an error of the observation itself, after which nothing is observed.
@@ -212,7 +212,8 @@ class Tracker:
         at_backward: Callable[[Any], object],
     ) -> None:
         self._device, self._clock = device, clock
-        self._at_forward, self._at_backward = at_forward, at_backward  # in the first one; with the roots of each
+        # at_forward is called in the first forward, at_backward in each outermost backward pass, with its roots.
+        self._at_forward, self._at_backward = at_forward, at_backward
         self.is_cuda = device.is_cuda
         self._thread = threading.get_ident()
         self.idle = BETWEEN
@@ -229,19 +230,19 @@ class Tracker:
         self.begin_stage()
 
     def begin_stage(self) -> None:
-        """Begin a stage, and its first step, when the device has nothing left to do."""
+        """Begin a stage and its first step once the device is idle."""
         with self._unobserved():
             self._clocks = Clocks(self._device, self._clock)
         self.start()
 
     def end_stage(self) -> None:
-        """Wait for the device; the times of the steps can be read from then on."""
+        """Wait for the device; the times of the steps can be read afterwards."""
         with self._unobserved():
             self._clocks.end()
 
     @contextmanager
     def _unobserved(self) -> Iterator[None]:
-        """Synchronise the device inside of this: it is no synchronisation of the loop."""
+        """Stop observing inside, so that synchronising the device does not count as the loop's synchronisation."""
         thread, self._thread = self._thread, _NO_THREAD
         try:
             yield
@@ -249,7 +250,7 @@ class Tracker:
             self._thread = thread
 
     def start(self) -> None:
-        """Begin a new step at this moment, which ends what an exception has left open."""
+        """Begin a new step now, and end phases that an exception has left open."""
         self._named.clear()
         self._found.clear()
         self._in_loss, self._rest, self.stepped = False, self.idle, False
@@ -259,7 +260,7 @@ class Tracker:
         self._show()
 
     def end(self, *, synchronize: bool) -> Timeline:
-        """End the step, on request when the device has done its work, and return its boundaries."""
+        """End the step, on request after waiting for the device, and return its boundaries."""
         self.timeline.end()
         if synchronize:
             with self._unobserved():
@@ -267,14 +268,14 @@ class Tracker:
         return self.timeline
 
     def rest(self, name: str) -> None:
-        """Name the time from here on in which no phase is open: OTHER or BETWEEN."""
+        """Set the name of the time without an open phase from now on: OTHER or BETWEEN."""
         self._rest, self._in_loss = name, False
         self._switch()
 
     def observes(self) -> bool:
-        """Return whether calls of this thread are observed now.
+        """Return whether calls in this thread are observed now.
 
-        What is captured into a CUDA graph does not run yet, and an event inside it has no time.
+        Work that is captured into a CUDA graph does not run yet, and an event inside it has no time.
         """
         return threading.get_ident() == self._thread and not self.captures()
 
@@ -283,7 +284,7 @@ class Tracker:
         return self.is_cuda and torch.cuda.is_current_stream_capturing()
 
     def fail(self, error: Exception) -> None:
-        """Observe nothing from here on: the program goes on as if it were alone."""
+        """Stop observing after an error of the observation, so that the program continues unobserved."""
         self.failure, self._thread = error, _NO_THREAD
 
     def is_open(self, *names: str) -> bool:
@@ -295,12 +296,12 @@ class Tracker:
         return sum(found == name for found, *_ in self._found)
 
     def enter(self, name: str, arguments: Any = ()) -> None:
-        """Begin a phase that was found; the caller asks `observes` before.
+        """Begin a phase that a hook found; the caller checks `observes` first.
 
-        A forward pass inside of a backward pass repeats one for torch.utils.checkpoint, and belongs to backward.
+        A forward pass inside a backward pass is a recomputation for torch.utils.checkpoint, and belongs to backward.
 
-        arguments: of the call that begins it, positional and by name. Of a model's, the shapes are counted; nothing
-            waits for the device.
+        arguments: the positional and named arguments of the call. For a call of a model, their shapes are counted;
+            nothing waits for the device.
         """
         self.call_before_next()
         repeats = name == FORWARD and self.is_open(BACKWARD)
@@ -318,7 +319,7 @@ class Tracker:
         self._switch()
 
     def call_before_next(self) -> None:
-        """Call `before_next`, if it is set; once, also where it begins a phase itself by waiting for the device."""
+        """Call `before_next` once, if it is set, even if it begins a phase itself by waiting for the device."""
         call, self.before_next = self.before_next, None
         if call is not None:
             call()
@@ -326,11 +327,11 @@ class Tracker:
     def exit(self, name: str, *, is_differentiable: bool = False) -> None:
         """End the phase that `enter` began, if an exception has not ended it before.
 
-        is_differentiable: backward made a graph of the gradients, as for a penalty: they are part of the loss.
+        is_differentiable: backward made a graph of the gradients, as for a gradient penalty, so it is part of the loss.
         """
         if not (self._found and self._found[-1][0] == name) and not self.is_open(name):
             return
-        while self._found:  # an exception may have left phases inside it open
+        while self._found:  # an exception may have left inner phases open
             found, shown, was_in_loss = self._found.pop()
             if found == name:
                 break
@@ -361,7 +362,7 @@ class Tracker:
         return self._found[-1][1] if self._found else self._rest
 
     def _show(self) -> None:
-        """Open the ranges of this moment, if a profiler is active."""
+        """Open the ranges of the open phases, if a profiler is active."""
         if self.has_ranges:
             found = self._innermost()
             label: Label = (STEP, *self._named[-1:], *(() if found in (OTHER, BETWEEN) else (found,)))

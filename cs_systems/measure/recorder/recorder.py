@@ -1,9 +1,9 @@
-"""Recorder of a loop: warm-up steps, timed steps, profiled steps, and then nothing more.
+"""Recorder of a loop, which records warm-up steps, timed steps and profiled steps.
 
-Timed steps run as they would alone: the device is synchronised at the begin and the end of the timing, and not between
-steps, which lie between events on the device's clock. Profiled steps end with a synchronisation, so that the work of
-one does not reach into the next. A step lasts from the end of the step before it to its own end, so that waiting for
-input is part of it. With accumulated gradients, a step ends where the optimizer has stepped.
+Timed steps run as they would without a recorder: the device is synchronised at the begin and the end of the timing but
+not between steps, which are timed by events on the device's clock. Profiled steps end with a synchronisation, so that
+the work of one does not reach into the next. A step lasts from the end of the previous step to its own end, so it
+includes waiting for input. With accumulated gradients, a step ends when the optimizer has stepped.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from cs_systems.measure.workloads import Unavailable
 from cs_systems.record import RunRecord, Sample, append_record
 
 PROFILES = ("kineto", "nsys", "none")
-STEADY = 3  # clean steps that a profiled record keeps for comparison
-AFTER_FAILURE_S = 2.0  # how long rank 0 waits for the other ranks when its own loop has failed
+STEADY = 3  # unprofiled steps that a profiled record keeps for comparison
+AFTER_FAILURE_S = 2.0  # time that rank 0 waits for the other ranks if its own loop has failed
 
 
 class Stage(NamedTuple):
-    """Part of a recording: `steps` steps under a profiler, or timed without any."""
+    """Part of a recording: `steps` steps under a profiler, or timed without one."""
 
     profiler: str
     steps: int
@@ -68,7 +68,7 @@ class Stage(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Step that was recorded, and the compilations in this process up to its end."""
+    """Recorded step, and the number of compilations in this process up to its end."""
 
     timeline: Timeline
     compilations: int
@@ -77,19 +77,19 @@ class Taken(NamedTuple):
 
 
 class Updates:
-    """Updates of parameters, by the counters of their changes: an optimizer in a compiled function runs no hook."""
+    """Detector of parameter updates by version counters, because an optimizer in a compiled function runs no hook."""
 
     def __init__(self) -> None:
         self._before: int | None = None
 
     def are_new(self, optimizers: Iterable[Optimizer]) -> bool:
-        """Return whether a parameter has changed since the last call, if no step was seen since."""
+        """Return whether a parameter has changed since the last call without a seen step."""
         now = sum(p._version for each in optimizers for group in each.param_groups for p in group["params"])
         before, self._before = self._before, now
         return before is not None and before != now
 
     def seen(self) -> None:
-        """Forget the counters, because an optimizer was seen to step."""
+        """Drop the counters, because an optimizer was seen to step."""
         self._before = None
 
 
@@ -104,18 +104,18 @@ class Recorder:
         warmup: steps before the timing.
         steps: timed steps.
         profile: "kineto", "none", or "nsys" in a process that runs under `nsys profile`.
-        profile_steps: steps under the profiler, and under the memory history; may be 0 without both.
+        profile_steps: steps under the profiler and under the memory history; may be 0 without either.
         snapshot: also record a CUDA memory snapshot.
         tokens: tokens (or samples) of a step on one rank, from which the rate is computed; where steps differ, give
             them to `step`.
-        device: the device of the loop; by default that of the model's parameters.
+        device: the device of the loop; by default the device of the model's parameters.
         patience_s: how long rank 0 waits for the records of the other ranks.
-        record_host: write the name of this host into the records, beside the date and the command.
+        record_host: write the name of this host into the records, next to the date and the command.
 
     `records` holds the records that were written by this process.
     """
 
-    _is_in_code = True  # the user wrote it into the loop, and gets refusals and warnings there
+    _is_in_code = True  # the user wrote it into the loop, and gets errors and warnings there
 
     @arguments_checked
     def __init__(
@@ -172,7 +172,7 @@ class Recorder:
         self.records: list[RunRecord] = []
         self._state = "new"
         self._step = _Step(self)
-        self._tracker: Tracker | None = None  # None: nothing is recorded, before and after
+        self._tracker: Tracker | None = None  # None: not recording
         self._in_step = False
         self._given: list[int] = []  # tokens of the iterations of this step
 
@@ -186,11 +186,11 @@ class Recorder:
         if not is_whole(tokens) or tokens < 0:
             raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number from 0")
         if self._subject.tokens is not None:
-            raise ConfigError("tokens= of Recorder and of step() exclude each other; leave out that of Recorder")
+            raise ConfigError("tokens= of Recorder and of step() exclude each other; leave out tokens= of Recorder")
         return _Step(self, tokens)
 
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """Return a context whose whole time belongs to phase `name`, in place of the phases found inside it."""
+        """Return a context; all time inside belongs to phase `name` instead of the phases found inside."""
         if not isinstance(name, str) or not name.isprintable() or not name or len(name) > 200 or name == "step":
             remedy = "give a text of 1 to 200 printable characters, other than 'step'"
             raise ConfigError(f"the name of the phase is {shown(name)}; {remedy}")
@@ -204,7 +204,7 @@ class Recorder:
 
     @property
     def done(self) -> bool:
-        """Flag of a recording that is over; the loop runs without hooks."""
+        """Flag that the recording is over, and the loop runs without hooks."""
         return self._state in ("done", "closed")
 
     def _watched_tools(self) -> OwnTools:
@@ -236,13 +236,13 @@ class Recorder:
         self._tracker = Tracker(device, self._clock, self._at_first_forward, self._outcome.keep_loss)
         self._installed, self._region = Observation(), ExitStack()
         self._tools = self._watched_tools()
-        # Tools of the program itself: that which this stage waits for, those that slow its timed steps.
+        # The program's own tools: the one that this stage waits for, and those that slow its timed steps.
         self._waits_for: str | None = None
         self._slowed_by: set[str] = set()
         self._tools.gives_way = self._give_way
         self._install(self._tracker)
         self._state = "recording"
-        if self._is_in_code:  # a script that was not edited keeps running
+        if self._is_in_code:  # an unedited script keeps running
             observed.begin(self)
         atexit.register(self.close)
         _recorders.add(self)
@@ -260,7 +260,7 @@ class Recorder:
             )
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the recording now: remove the hooks, and write the record of what was measured."""
+        """End the recording now: remove the hooks, and write the record of the steps so far."""
         if self._state in ("new", "closed"):
             return
         atexit.unregister(self.close)
@@ -275,13 +275,13 @@ class Recorder:
             self._warn_if_untimed()
 
     def leave_to_parent(self) -> None:
-        """Observe nothing in this process, a fork of the one that records."""
+        """Stop observing in this process, which is a fork of the recorded one."""
         atexit.unregister(self.close)
         if self._state == "recording":
             self._off()
 
     def _warn_if_untimed(self) -> None:
-        """Warn if the loop ended before a step was timed: nothing else tells that the record is an error."""
+        """Warn if the loop ended before a step was timed, because nothing else shows that the record is an error."""
         record = next(iter(self.records), None)
         if self._is_in_code and record is not None and record.status == "error":
             warnings.warn(f"no step was timed: {record.reason}", RuntimeWarning, stacklevel=4)
@@ -293,7 +293,7 @@ class Recorder:
         hooks.observe(self._installed, tracker, self._called())
 
     def _called(self) -> Sequence[nn.Module]:
-        """Return the modules whose call is forward."""
+        """Return the modules with calls that count as forward."""
         return self._subject.models
 
     def _off(self) -> None:
@@ -335,7 +335,7 @@ class Recorder:
             return
         self._count += 1
         self._failed += failed
-        if failed:  # its times are of no use, and the next step begins here
+        if failed:  # discard its times; the next step begins here
             self._given.clear()
             tracker.start()
         elif tracker.stepped or not self._subject.optimizers or self._updates.are_new(self._subject.optimizers):
@@ -346,7 +346,7 @@ class Recorder:
             tracker.rest(BETWEEN)
 
     def _take(self, tracker: Tracker) -> None:
-        """Take the sample of the step that ends here, and begin the next one."""
+        """Record the step that ends here, and begin the next one."""
         if self._waits_for is not None:
             self._given.clear()
             tracker.start()
@@ -371,11 +371,11 @@ class Recorder:
             tracker.start()
 
     def _complete(self, tracker: Tracker) -> None:
-        """End a stage whose steps are all taken."""
+        """End a stage that has all its steps."""
         self._soon(tracker, lambda: self._next_stage(tracker))
 
     def _soon(self, tracker: Tracker, call: Callable[[], object]) -> None:
-        """Call as soon as hooks may be removed."""
+        """Call the function as soon as hooks may be removed."""
         call()
 
     def _next_stage(self, tracker: Tracker) -> None:
@@ -416,7 +416,7 @@ class Recorder:
         self._off()
 
     def _give_way(self) -> None:
-        """End our profile without a result, because the program begins its own; try again when that has ended."""
+        """End our profile without a result, because the program begins its own; retry when that has ended."""
         stage = self._stages[0]
         self._leave_region()
         for file in self._files(stage):
@@ -432,13 +432,13 @@ class Recorder:
             self._leave_region()
             record = self._record(stage, ended, error)
             self._publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)
-        except Exception as lost:  # the error boundary of a guest: a lost record must not end the loop
+        except Exception as lost:  # catch everything: a lost record must not end the user's loop
             what = "timing" if stage.is_timed else profile_in_words(stage.profiler)
             remedy = "" if "; " in str(lost) else "; remove the cause, then run the loop again"
             text = f"the record of the {what} was lost: {_described(lost)}{remedy}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
         if stage.is_timed:
-            self._warm = self._timed[-STEADY:]  # a profile is compared with them
+            self._warm = self._timed[-STEADY:]  # a profile is compared with these
             self._warmup = len(self._warm)
         self._timed = []
         self._outcome.start()
@@ -494,7 +494,7 @@ class Recorder:
             return tuple(self._outcome.caveats())
 
     def _before_which(self, stage: Stage) -> str:
-        """Return when the loop ended that left this stage without a step."""
+        """Return a phrase for the point at which the loop ended that left this stage without a step."""
         if self._waits_for is not None:
             what = profile_in_words(stage.profiler)
             return f"while its own {self._waits_for} was active, which excludes a {what} of ours"
@@ -503,7 +503,7 @@ class Recorder:
         return f"before the {profile_in_words(stage.profiler)} was recorded"
 
     def _remedy(self, stage: Stage, error: BaseException | None) -> str:
-        """Return what to do about a stage without a step. Ctrl-C and sys.exit() are no errors of the script."""
+        """Return the remedy for a stage without a step. Ctrl-C and sys.exit() do not count as errors of the script."""
         done = len(self._warm)
         if isinstance(error, Exception):
             is_oom = _result.status_of(error) == "oom"
@@ -549,12 +549,12 @@ class Recorder:
         return with_profile(record, self._path(stage), keep=True)
 
     def _without_report(self, record: RunRecord) -> RunRecord:
-        """Return a record of nsys, which writes its report when the process has ended."""
+        """Return the record of a profile by nsys, which writes its report only when the process has ended."""
         what, remedy = "nsys writes its report when the process has ended", "cs-systems analyze REPORT.nsys-rep"
         return with_caveat(record, Caveat("no-tables", what, remedy))
 
     def _publish(self, record: RunRecord, stage: Stage, patience_s: float) -> None:
-        """Write the record of one process, or of all ranks together on rank 0; of a profile, with the ranks' traces."""
+        """Write the record of one process, or on rank 0 of all ranks; a profile's record includes the ranks' traces."""
         if not self._is_writer and self._meeting is not None:
             files = [file.name for file in self._files(stage)]
             self._meeting.leave(stage.profiler, record.to_json() if stage.is_timed else json.dumps(files))
@@ -589,7 +589,7 @@ class Recorder:
         return sorted(path.parent.glob(f"{path.name}.*"))
 
     def _model(self) -> nn.Module | None:
-        """Return the module whose parts a profiler annotates; None where a compiler made them one function."""
+        """Return the module that a profiler annotates; None if a compiler made its parts one function."""
         plain = [m.module if isinstance(m, DistributedDataParallel) else m for m in self._subject.models]
         plain = [m for m in plain if not hasattr(m, "_orig_mod") and m._compiled_call_impl is None]
         return nn.ModuleList(plain) if len(plain) > 1 else next(iter(plain), None)
@@ -651,7 +651,7 @@ def _listed(what: str, given: Any, kind: type) -> list[Any]:
 
 
 def _device_of(models: Sequence[nn.Module]) -> torch.device:
-    """Return the device of the models' parameters; without any, the one that torch uses here."""
+    """Return the device of the models' parameters; without parameters, the default device of torch."""
     parameters = (p for model in models for p in model.parameters())
     found = next((p.device for p in parameters if p.device.type != "meta"), None)
     if found is not None:

@@ -1,4 +1,4 @@
-"""Recorder for the callback of a Trainer, which owns the loop: forward is found below the Trainer's model."""
+"""Recorder for the callback of a Trainer, which runs the loop; forward may be a call below the Trainer's model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cs_systems.measure.recorder.recorder import Recorder
 
 
 class TrainerRecorder(Recorder):
-    """Recorder whose forward is the call of any module with parameters outside of any other.
+    """Recorder in which forward is any outermost call of a module with parameters.
 
     Args:
-        model: the Trainer's model, which need not be what is called.
+        model: the Trainer's model, which the Trainer may call or not.
         step_method: the name of the model's method that runs a step, if the Trainer calls that and not the model.
         wrapper: the module, if any, that is called with the model to run this method.
-        options: those of `Recorder`.
+        options: the options of `Recorder`.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class TrainerRecorder(Recorder):
         super().__init__(model, optimizer, **options)
         self._step_method = step_method
         self._wrapper = None if wrapper is model else wrapper
-        self._model_runs_step = False  # the next call of the model is the wrapper's
+        self._model_runs_step = False  # the next call of the model comes from the wrapper
 
     def _called(self) -> Sequence[nn.Module]:
         return ()
@@ -43,12 +43,12 @@ class TrainerRecorder(Recorder):
     def _install(self, tracker: Tracker) -> None:
         super()._install(tracker)
         (model,) = self._subject.models
-        if self._step_method in vars(model):  # compiled as a whole, so that nothing inside is seen
+        if self._step_method in vars(model):  # compiled as a whole, so modules inside are not seen
             self._installed.add(partial(hooks.patch, model, self._step_method, lambda *_: FORWARD))
         self._installed.add(partial(hooks.patch_call, self._calls))
 
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return FORWARD for the call of a module that computes, outside of any other."""
+        """Return FORWARD for the outermost call of a module that computes."""
         tracker, module = self._tracker, args[0]
         if tracker is None or tracker.is_open(FORWARD, BACKWARD):
             return None

@@ -1,12 +1,12 @@
-"""Recorder of a script that was not edited: it finds the models and the optimizers, whose steps are those of the loop.
+"""Recorder of an unedited script: it finds the models, and takes the optimizers' steps as the steps of the loop.
 
-Nothing happens before the first backward pass, which shows that there is a loop, and on which device. A step ends where
-the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. Where
-that one steps several times for a step of another, as a GAN's critic may, a caveat says that the steps differ. An
-optimizer that steps on and on without the first one has a training of its own, which is recorded in place of the first.
-In a script without an optimizer, which updates its parameters itself, or whose optimizer runs inside a compiled
-function, a step ends with a backward pass; where it was captured into a CUDA graph, with the replay. A model is a
-module with parameters that no other module calls.
+Nothing happens before the first backward pass, which shows that there is a loop and on which device. A step ends when
+the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. If the
+first one steps several times per step of another, as a GAN's critic may, a caveat says that the steps differ. If an
+optimizer keeps stepping without the first one, it trains something else, which is recorded instead of the first. If a
+script updates its parameters itself, or its optimizer runs inside a compiled function, a step ends with a backward
+pass; if that was captured into a CUDA graph, with the replay. A model is a module with parameters that no other module
+calls.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, OTHER, Call, C
 from cs_systems.measure.recorder.recorder import Recorder, Stage, Taken, with_caveat
 from cs_systems.record import RunRecord
 
-# More steps of another optimizer since the first one's last step, if they are also more than the first one ever took,
-# are a training of their own: a GAN's critic takes five or so for a step of the generator.
+# Another optimizer trains something else if it makes more steps than this after the first one's last step, and more
+# than the first one ever made. A GAN's critic makes about five per step of the generator.
 OTHER_TRAINING_STEPS = 8
 
 
@@ -51,12 +51,12 @@ class _Since(NamedTuple):
 
 
 class ScriptRecorder(Recorder):
-    """Recorder that begins by itself and finds the steps; other options are those of `Recorder`.
+    """Recorder that begins by itself and finds the steps; it takes the other options of `Recorder`.
 
     Args:
         name: the name of the loop in tables.
         stop: raise SystemExit(0) in the script after its last recorded step, at the same step on every rank.
-        waits_for_nsys: keep the record of a profile of nsys in `records` alone, because its report is still to come.
+        waits_for_nsys: keep the record of an nsys profile only in `records`, because its report does not exist yet.
     """
 
     _is_in_code = False
@@ -64,14 +64,14 @@ class ScriptRecorder(Recorder):
     def __init__(self, name: str, *, stop: bool = False, waits_for_nsys: bool = False, **options: Any) -> None:
         self._name, self._stop, self._waits_for_nsys, self._options = name, stop, waits_for_nsys, options
         self._first: weakref.ref[Optimizer] | None = None
-        self._latest: weakref.ref[Optimizer] | None = None  # the one that stepped last, until a GradScaler returns
+        self._latest: weakref.ref[Optimizer] | None = None  # stepped last, until a GradScaler returns
         # optimizer → steps found before its latest one
         self._stepped_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._most_between = 1  # steps found between two of another optimizer's
+        self._most_between = 1  # steps found between two steps of another optimizer
         self._since: list[_Since] = []
         self._captures_step = False  # an optimizer stepped while a CUDA graph was being captured
         self._step_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._step_ends_s: list[float] = []  # of all steps of the loop, without the time that the recording took
+        self._step_ends_s: list[float] = []  # for all steps of the loop, without the time that the recording took
         self._own_s = 0.0
         self._later, self._counting = Counter[str](), Observation()
         self._recorded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -91,7 +91,7 @@ class ScriptRecorder(Recorder):
                 return engine(roots, *args, **kwargs)
             end_waiting()
             self._begin(roots[0])
-            return autograd._engine_run_backward(roots, *args, **kwargs)  # observed now
+            return autograd._engine_run_backward(roots, *args, **kwargs)  # now the observed function
 
         self._optimizers: list[weakref.ref[Optimizer]] = []
         wait_no_more = replaced(autograd, "_engine_run_backward", first_backward)
@@ -106,7 +106,7 @@ class ScriptRecorder(Recorder):
 
     @untraced
     def _begin(self, root: Any) -> None:
-        """Begin to record, in place of entering a `with` block; the script runs on where that fails."""
+        """Begin to record, in place of entering a `with` block; if that fails, the script continues."""
         device = root.device if isinstance(root, torch.Tensor) else None
         try:
             super().__init__(name=self._name, device=device, **self._options)
@@ -116,9 +116,9 @@ class ScriptRecorder(Recorder):
             self._state, self.failure = "closed", str(error)
 
     def _install(self, tracker: Tracker) -> None:
-        self._find_steps(self._finding if self._stop else self._installed)  # one that stops counts its steps until then
+        self._find_steps(self._finding if self._stop else self._installed)  # if stopped, count only until then
         super()._install(tracker)
-        tracker.idle = OTHER  # nothing tells where an iteration begins
+        tracker.idle = OTHER  # nothing shows where an iteration begins
         tracker.start()
         self._installed.add(partial(hooks.patch_call, self._calls))
 
@@ -126,7 +126,7 @@ class ScriptRecorder(Recorder):
         return self._early_tools
 
     def _find_steps(self, finding: Observation) -> None:
-        """Observe what ends a step."""
+        """Observe the events that end a step."""
         self._optimizers += [weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), Optimizer)]
         self._ends_with_backward = not self._optimizers
         finding.add(lambda: register_optimizer_step_post_hook(hooks.as_guest(self._stepped)).remove, is_guarded=True)
@@ -137,7 +137,7 @@ class ScriptRecorder(Recorder):
             finding.add(partial(hooks.after, torch.cuda.CUDAGraph, "replay", self._replayed))
 
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return FORWARD for the call of a module with parameters outside of any other, and of a backward pass."""
+        """Return FORWARD for the outermost call of a module with parameters that is not inside a backward pass."""
         tracker, module = self._tracker, args[0]
         if tracker is None or tracker.is_open(FORWARD, BACKWARD) or next(module.parameters(), None) is None:
             return None
@@ -153,7 +153,7 @@ class ScriptRecorder(Recorder):
             if not tracker.observes():
                 self._captures_step |= tracker.captures()
                 return
-            if self._ends_with_backward and self._optimizers:  # it steps in a compiled function, too
+            if self._ends_with_backward and self._optimizers:  # it also steps in a compiled function
                 return
             if self._ends_with_backward:  # it was made after the first backward pass: the loop only begins here
                 self._ends_with_backward = False
@@ -170,7 +170,7 @@ class ScriptRecorder(Recorder):
             self._other_stepped(tracker, optimizer)
 
     def _begin_again(self) -> None:
-        """Forget the steps that were taken, which were none of the training."""
+        """Drop the recorded steps, because they were not part of the training."""
         self._warm, self._timed, self._mallocs = [], [], None
         self._found = self._count = 0
         self._step_ends_s.clear()
@@ -181,7 +181,7 @@ class ScriptRecorder(Recorder):
             known.append(optimizer)  # type: ignore[attr-defined]
 
     def _other_stepped(self, tracker: Tracker, optimizer: Optimizer) -> None:
-        """Note the step of an optimizer that is not the first; follow it if it has a training of its own."""
+        """Note the step of an optimizer that is not the first; follow it if it trains something else."""
         cut = tracker.timeline.cut()
         self._since.append(_Since(weakref.ref(optimizer), cut, self._probes.compilations(), tracker.calls))
         tracker.calls = Counter()
@@ -199,7 +199,7 @@ class ScriptRecorder(Recorder):
         self._begin_stage()
 
     def _follow(self, tracker: Tracker, optimizer: Optimizer) -> None:
-        """Record the training of another optimizer, from its first step on, in place of the one before."""
+        """Record the training of another optimizer, from its first step on, instead of the previous training."""
         optimizers = [known for each in self._since if (known := each.optimizer()) is not None]
         trained = {p for each in optimizers for group in each.param_groups for p in group["params"]}
         models = [model for model in self._subject.models if not trained.isdisjoint(model.parameters())]
@@ -226,17 +226,17 @@ class ScriptRecorder(Recorder):
         tracker.start()
 
     def _scaler_stepped(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
-        """Count a step that a GradScaler left out because a gradient was not finite."""
+        """Count a step that a GradScaler skipped because a gradient was not finite."""
         if self._latest is None or self._latest() is not optimizer:
             self._stepped(optimizer)
         self._latest = None
 
     def _backward_ended(self, *args: Any, **_: Any) -> None:
-        """Take a step where no optimizer is seen to end one: it may run inside a compiled function."""
+        """Record a step if no optimizer is seen to end one, because it may run inside a compiled function."""
         tracker = self._tracker
         if tracker is not None and not tracker.observes():
             return
-        is_differentiated = len(args) > 3 and args[3]  # by a second backward pass of the same step
+        is_differentiated = len(args) > 3 and args[3]  # in a second backward pass of the same step
         if is_differentiated or (tracker is not None and tracker.depth(BACKWARD) > 1):
             return
         if not self._ends_with_backward and self._first is None:
@@ -255,7 +255,7 @@ class ScriptRecorder(Recorder):
             self._iterated()
 
     def _iterated(self) -> None:
-        """Take the step that ends here. Raises SystemExit after the last one, if the script is to end."""
+        """Record the step that ends here. Raises SystemExit after the last one, if the script shall end."""
         self._step_ends_s.append(self._clock() - self._own_s)
         if self._tracker is not None:
             self._count += 1
@@ -272,7 +272,7 @@ class ScriptRecorder(Recorder):
             raise SystemExit(0)
 
     def _soon(self, tracker: Tracker, call: Callable[[], object]) -> None:
-        """Call at the next phase, or at the end: hooks cannot be removed from inside of one."""
+        """Call the function at the next phase or at the end, because hooks cannot be removed from inside a hook."""
 
         def timed() -> None:
             begin_s = self._clock()
@@ -295,11 +295,11 @@ class ScriptRecorder(Recorder):
             self._later[type(optimizer).__name__] += 1
 
     def durations_s(self) -> list[float]:
-        """Return the times from the end of each step to that of the next, on the host's clock, in the whole loop."""
+        """Return the times between the ends of consecutive steps in the whole loop, by the host's clock."""
         return [end - begin for begin, end in pairwise(self._step_ends_s)]
 
     def later_training(self) -> str | None:
-        """Return what trained after the recorded steps, with the remedy, if it was another optimizer; None if none."""
+        """Return a message with a remedy if another optimizer trained after the recorded steps, else None."""
         if not self._later or max(self._later.values()) <= OTHER_TRAINING_STEPS:
             return None
         name, steps = self._later.most_common(1)[0]
@@ -323,7 +323,7 @@ class ScriptRecorder(Recorder):
         if record.status != "ok" or self._most_between == 1:
             return record
         what = f"one optimizer steps up to {self._most_between} times for a step of another, and each is a step here"
-        kept = (caveat for caveat in record.warnings if caveat.code != "unstable")  # the kinds of steps differ
+        kept = (caveat for caveat in record.warnings if caveat.code != "unstable")  # the steps differ in kind
         return replace(record, warnings=(*kept, Caveat("mixed-steps", what, REMEDIES["mixed-steps"])))
 
     def _before_which(self, stage: Stage) -> str:
@@ -369,7 +369,7 @@ def _in_optimizer_step() -> bool:
 
 @untraced
 def _computes(root: Any) -> bool:
-    """Return whether a backward pass of this root has numbers: none has on the meta device, or while code is traced."""
+    """Return whether a backward pass from this root computes numbers: not on the meta device or in tracing."""
     if not isinstance(root, torch.Tensor):
         return not is_tracing()
     return root.device.type in ("cpu", "cuda") and not isinstance(root, FakeTensor) and not is_tracing()

@@ -2,8 +2,8 @@
 
 A frame is a header (magic, the writer's PID, the message's number, the length of the body, a checksum of these and one
 of the body) and a body of JSON. A reader accepts only the frames of one writer, in order. Anything else raises
-ChannelError, such as the output of user code that writes to descriptors it did not open, or of a child that it forks.
-The error fails the cell in which it happens and no other.
+ChannelError, such as output of user code that writes to descriptors it did not open, or of a child that it forks. Only
+the cell in which the error happens fails.
 
 The same messages go through pipes (`Sender`, `Receiver`) and through the store of a job that torchrun started
 (`encode`, `decode`).
@@ -28,13 +28,13 @@ _MAGIC = b"\x1eCS1"
 _HEADER = struct.Struct(">4sIIIII")
 _LONGEST_BYTES = 1 << 30
 EXIT_FORKED, EXIT_LOST = 81, 82
-OPTIMIZER_MODULES = ["torch._dynamo"]  # imported by torch's optimizers
+OPTIMIZER_MODULES = ["torch._dynamo"]  # torch's optimizers import this
 # Remedy for a worker whose messages this process cannot read.
 BUG = "measure again, and if it recurs, report this as a bug of cs-systems"
 
 
 class ChannelError(RuntimeError):
-    """Invalid data on the channel, not a message of the worker; the text becomes the reason in the cell's record."""
+    """Error for invalid data on the channel; its text becomes the reason in the cell's record."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Run(Message):
 
     @property
     def modules(self) -> list[str]:
-        """Modules that the cells import while they are built, and that are better imported before: they take 1 s."""
+        """Modules that the cells import while they are built; importing them earlier saves 1 s."""
         trains = any(c["workload"] == "train_step" and c["mode"] == Mode.TRAIN_STEP for c in self.cells)
         return OPTIMIZER_MODULES if trains else []
 
@@ -127,9 +127,9 @@ class Visit(Message):
 
 @dataclass(frozen=True)
 class Warming(Message):
-    """Progress of the warm-up of the cell that is visited: finished steps, of how many.
+    """Progress of the warm-up of the visited cell: finished steps and their total.
 
-    It comes before a warm-up step, at most twice a second, and never before or between timed steps.
+    It is sent before a warm-up step, at most twice a second, and never before or between timed steps.
     """
 
     cell: int
@@ -152,28 +152,28 @@ class CellRecord(Message):
 
 @dataclass(frozen=True)
 class Predicted(Message):
-    """Prediction for one cell: a `PreflightRow`."""
+    """Reply with the prediction for one cell: a `PreflightRow`."""
 
     row: dict
 
 
 @dataclass(frozen=True)
 class Forecasted(Message):
-    """Prediction for one cell by fake tensors: a `ForecastRow`."""
+    """Reply with the prediction for one cell by fake tensors: a `ForecastRow`."""
 
     row: dict
 
 
 @dataclass(frozen=True)
 class Described(Message):
-    """Description of the machine and software: an `Environment` as a mapping."""
+    """Reply that describes machine and software: an `Environment` as a mapping."""
 
     environment: dict
 
 
 @dataclass(frozen=True)
 class Counted(Message):
-    """Reply to `CountDevices`; `reason` is why the ranks cannot have a device each, None if they can."""
+    """Reply to `CountDevices`; `reason` says why there are too few devices for the ranks, None if there are enough."""
 
     reason: str | None
 
@@ -187,7 +187,7 @@ class Joined(Message):
 
 @dataclass(frozen=True)
 class Diagnosed(Message):
-    """Diagnostics of the machine: rows of type `Diagnostic`."""
+    """Reply to `Diagnose`: rows of type `Diagnostic`."""
 
     rows: list
 
@@ -203,7 +203,7 @@ _TYPES = {kind.__name__: kind for kind in Message.__subclasses__()}
 
 
 def _field_types(kind: type[Message]) -> dict[str, tuple[type, ...]]:
-    """Return the types that each field accepts: both of `str | None`, and int as well as float for a float."""
+    """Return the types that each field accepts: all members of a union, and int as well as float for a float."""
     found = {}
     for name, hint in typing.get_type_hints(kind).items():
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -255,7 +255,7 @@ def encode(message: Message, pid: int, number: int) -> bytes:
 
 
 def decode(frame: bytes, pid: int | None, number: int) -> Message:
-    """Read one whole frame that has this writer and number. Raises ChannelError for any other."""
+    """Read one whole frame with this writer and number. Raises ChannelError for any other."""
     data = bytearray(frame)
     message = _take(data, pid, number)
     if message is None or data:
@@ -300,7 +300,7 @@ def _foreign(data: bytearray) -> ChannelError:
 
 
 class Receiver:
-    """Reading end of a pipe: collects the messages of one writer.
+    """Reading end of a pipe, which collects the messages of one writer.
 
     closed: the writer has closed its end. The first message must be `Ready`; it sets the writer's PID.
     """
@@ -312,7 +312,7 @@ class Receiver:
         os.set_blocking(descriptor, False)
 
     def messages(self) -> Iterator[Message]:
-        """Yield the messages that arrived since the last call. Raises ChannelError after those before invalid data."""
+        """Yield the messages since the last call. Raises ChannelError at invalid data, after the messages before it."""
         while not self.closed:
             try:
                 chunk = os.read(self.descriptor, 1 << 16)
@@ -356,7 +356,7 @@ class Sender:
         if _identity(self._descriptor) != self._identity:
             _end("the step closed or replaced the worker's pipe")
         try:
-            os.set_blocking(self._descriptor, True)  # user code may have made all of its descriptors non-blocking
+            os.set_blocking(self._descriptor, True)  # user code may have made all descriptors non-blocking
             while frame:
                 frame = frame[os.write(self._descriptor, frame) :]
         except OSError as error:
@@ -379,7 +379,7 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 
 def requests(descriptor: int) -> typing.Iterator[Message]:
-    """Yield the requests that arrive in a worker, until the supervisor closes the pipe; accept only its frames."""
+    """Yield the requests that arrive in a worker, until the supervisor closes the pipe; reject frames of others."""
     os.set_inheritable(descriptor, False)
     data, number = bytearray(), 0
     while True:

@@ -22,7 +22,7 @@ INSTALL_CUDA_TORCH = "install the CUDA build of torch that pytorch.org/get-start
 
 
 def checks() -> list[Diagnostic]:
-    """Return the diagnostics of everything that the device `auto` offers, in reading order."""
+    """Return the diagnostics of the device that `auto` selects and of its software, in reading order."""
     device = resolve("auto")
     return [_torch(), *_gpu(device), *_packages(device), *_backends(device)]
 

@@ -1,6 +1,6 @@
 """Prediction of a training step's memory: the step of a user's own model runs on fake tensors, which have no memory.
 
-The model is built on fake tensors too, or for real on the CPU where its code reads values while it is built.
+The model is built on fake tensors too, or on real CPU tensors if its code reads values while it is built.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from cs_systems.measure.workloads._module import ModuleStep
 STEPS = 2  # the first one allocates the optimizer's state
 _CPU = Device(torch.device("cpu"))
 _OF_DATA = (DataDependentOutputException, DynamicOutputShapeException)
-# Precisions that only CUDA has, and those whose tensors are the same.
+# Precision that only CUDA has → precision with the same tensors.
 _SAME_TENSORS = {Precision.TF32: Precision.FP32, Precision.FP8: Precision.BF16}
 
 
 def forecast(config: RunConfig, *, fake: bool = True) -> ForecastRow:
     """Return the memory that two training steps of a user's own model need, by phase.
 
-    The prediction is for a CPU if `config.device` is cpu, and else for CUDA.
+    The prediction is for a CPU if `config.device` is cpu, otherwise for CUDA.
 
     Args:
-        config: A cell whose workload is a model with its batch.
-        fake: False runs on real tensors on the CPU, which takes their memory, and shows what the fake ones are worth.
+        config: A cell with a workload that is a model with its batch.
+        fake: False runs on real tensors on the CPU, which takes their memory, to check the result of fake tensors.
     """
     try:
         return _forecast(config, fake)
@@ -75,7 +75,7 @@ def forecast(config: RunConfig, *, fake: bool = True) -> ForecastRow:
 
 
 def _where(error: BaseException) -> str | None:
-    """Return the method of the innermost module that raised, with its file and line; None outside of modules."""
+    """Return the innermost module's method in the traceback, with its file and line; None outside of modules."""
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         module, code = frame.f_locals.get("self"), frame.f_code
@@ -140,7 +140,7 @@ def _forecast(config: RunConfig, fake: bool) -> ForecastRow:
 
 
 def _fetch(run: Callable[[], Any], step: ModuleStep, mode: Any) -> None:
-    """Fetch a batch as the host does, and copy it, because it may be a view of data that stay on the host."""
+    """Fetch a batch as the host does, and copy it, because it may be a view of data that stays on the host."""
     with _disable_current_modes():
         run()
     step.batch = tree_map_only(Tensor, lambda tensor: _fake(tensor, mode).clone(), step.batch)
@@ -165,7 +165,7 @@ def _check(config: RunConfig) -> None:
 
 
 def _built(config: RunConfig, mode: Any) -> tuple[ForeignWorkload, ModuleStep]:
-    """Build the workload on fake tensors, or for real if its code needs values."""
+    """Build the workload on fake tensors, or on real ones if its code needs values."""
     if not isinstance(mode, ValuedFakeMode):
         return _workload(config)
     try:
@@ -181,7 +181,7 @@ def _built(config: RunConfig, mode: Any) -> tuple[ForeignWorkload, ModuleStep]:
 
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """Let modules of fake tensors be initialised and converted, which reads values or swaps tensors in torch."""
+    """Allow to initialise and convert modules of fake tensors, in which torch reads values or swaps tensors."""
 
     def convert(parameter: Tensor, converted: Tensor) -> None:
         parameter.data = converted.data
@@ -206,7 +206,7 @@ def _workload(config: RunConfig) -> tuple[ForeignWorkload, ModuleStep]:
 
 
 def _inputs(step: ModuleStep, mode: Any) -> list[Any]:
-    """Return the tensors that are on the device before the first step: the batch, and those that the loss refers to."""
+    """Return the tensors on the device before the first step: the batch, and tensors that the loss refers to."""
     found = tree_leaves(step.batch)
     for function in (step.setup.loss, step.setup.forward):
         if inspect.isfunction(function):
@@ -216,14 +216,14 @@ def _inputs(step: ModuleStep, mode: Any) -> list[Any]:
 
 
 def _fake(tensor: Tensor, mode: Any) -> Tensor:
-    """Return the one fake tensor that stands for this tensor; itself if it is fake, or is to stay real."""
+    """Return this tensor's fake tensor, always the same; or the tensor itself if it is fake or must stay real."""
     if isinstance(tensor, FakeTensor) or not isinstance(mode, ValuedFakeMode):
         return tensor
     return mode.from_batch(tensor)
 
 
 def _make_fake(step: ModuleStep, mode: ValuedFakeMode) -> None:
-    """Replace the parameters, buffers and batch of a step that was built for real; its optimizer follows."""
+    """Replace the parameters, buffers and batch of a step that was built on real tensors, also in its optimizer."""
     replaced: dict[int, Tensor] = {}
     for module in step.model.modules():
         for tensors in (module._parameters, module._buffers):
@@ -249,7 +249,7 @@ def _stacks(model: nn.Module) -> dict[str, int]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torch's own report of an operation that has no fake form; the error says it."""
+    """Silence torch's own report of an operation without a fake form, because the error includes it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True

@@ -1,7 +1,7 @@
-"""Client of the fork server of this process, from which workers start in a few milliseconds instead of two seconds.
+"""Client of this process's fork server, which starts workers in a few milliseconds instead of two seconds.
 
-The first worker starts the server, which imports torch once for all later workers of this process. It is replaced when
-something changed that a new process would have inherited or imported.
+The first worker starts the server, which imports torch once for all later workers of this process. The server is
+replaced when something changed that a new process would have inherited or imported.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 
 SERVER = [sys.executable, "-m", "cs_systems.measure.runtime.fork_server"]
 READY = b"R"
-NOT_FORKED = b"0"  # answer in place of a PID: a module that the server imported has opened a GPU
+NOT_FORKED = b"0"  # answer instead of a PID: a module that the server imported has opened a GPU
 LONGEST_BYTES = 1 << 20  # more than the kernel passes in one message; a longer environment is refused
 MOST_DESCRIPTORS = 200  # the kernel passes at most 253 in one message
 _PACKAGE = Path(__file__).parents[2]
-# Variables that nothing reads while it is imported: a worker gets its own after the fork.
+# Variables that no import reads, so a worker can get its own values after the fork.
 _READ_LATER = re.compile(
     "PYTEST_CURRENT_TEST|COLUMNS|LINES|NO_COLOR|PWD|OLDPWD|SHLVL|_|(LOCAL_)?(RANK|WORLD_SIZE)|(PET_)?MASTER_(ADDR|PORT)"
     "|(GLOO|NCCL)_SOCKET_IFNAME|TORCH_NCCL_DUMP_ON_TIMEOUT|CUDA_VISIBLE_DEVICES"
@@ -36,16 +36,16 @@ _READ_LATER = re.compile(
 _lock = threading.Lock()
 _server: _Server | None = None
 _retired: list[subprocess.Popen[bytes]] = []
-_modules: set[str] = set()  # those to import before the next fork
+_modules: set[str] = set()  # modules to import before the next fork
 _refusal: str | None = None  # why the server of this process cannot fork
 
 
 class NoServer(RuntimeError):
-    """Fork server that cannot be used: workers are started as programs instead, which also shows the reason."""
+    """Error for an unusable fork server; workers are then started as programs, which also shows the reason."""
 
 
 class ForkedGuardian:
-    """Guardian that the server forked, with the methods of `subprocess.Popen` that its owner needs."""
+    """Guardian forked by the server, with the methods of `subprocess.Popen` that its owner needs."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -71,11 +71,11 @@ class ForkedGuardian:
 
 
 class _Server:
-    """Running fork server. inherited: what `_inherited` gave when it was started."""
+    """Running fork server. inherited: result of `_inherited` when it was started."""
 
     def __init__(self, inherited: Mapping[str, object], environment: Mapping[str, str], timeout_s: float) -> None:
         self.inherited, self._owner = inherited, os.getpid()
-        self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # keeps messages apart
+        self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)  # preserves message boundaries
         with theirs:
             self.process = subprocess.Popen(
                 [*SERVER, str(theirs.fileno()), str(os.getpid())],
@@ -91,11 +91,11 @@ class _Server:
 
     @property
     def is_mine(self) -> bool:
-        """False in a child that this process forked."""
+        """Whether this process started the server; False in a child that it forked."""
         return self._owner == os.getpid()
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
-        """Have a guardian forked and return its PID. Raises OSError or NoServer if the server has ended."""
+        """Ask the server to fork a guardian, and return its PID. Raises OSError or NoServer if the server has ended."""
         if not self._is_ready and self._control.recv(len(READY)) != READY:
             raise NoServer("the fork server did not start")
         self._is_ready = True
@@ -121,7 +121,7 @@ def fork_guardian(
     environment: Mapping[str, str],
     timeout_s: float,
 ) -> ForkedGuardian:
-    """Have a guardian of workers forked.
+    """Ask the fork server to fork a guardian of workers.
 
     Args:
         plan: the guardian's plan; each command's `argv` are a worker's arguments, its descriptors first.
@@ -129,7 +129,7 @@ def fork_guardian(
         environment: the variables of the guardian; a command's `env` is added to them.
         timeout_s: the time that the server may take to start.
 
-    Raises NoServer where processes cannot be forked so.
+    Raises NoServer if processes cannot be forked this way.
     """
     global _server
     if reason := unavailable():
@@ -147,31 +147,31 @@ def fork_guardian(
         if _server is not None and (not _server.is_mine or _server.inherited != inherited):
             _retire()
         request = {"plan": plan, "env": {**environment}, "cwd": str(Path.cwd()), "modules": sorted(_modules)}
-        _modules.clear()  # one that cannot be imported ends this server, but not the next one
+        _modules.clear()  # a module that cannot be imported ends this server, but not the next one
         try:
             _server = _server or _Server(inherited, imports, timeout_s)
             return ForkedGuardian(_server.fork(request, descriptors))
         except BaseException as error:
-            _retire()  # an answer may still come
+            _retire()  # an answer may still arrive
             if isinstance(error, (OSError, NoServer)):
                 raise NoServer(str(error)) from error
             raise
 
 
 def unavailable() -> str | None:
-    """Return the reason that workers start as programs on this machine, or None."""
+    """Return the reason why workers start as programs on this machine, or None if they are forked."""
     if not hasattr(os, "pidfd_open"):
         return "the fork server needs Linux"
     return _refusal
 
 
 def preload(modules: Iterable[str]) -> None:
-    """Have the server import modules before it forks its next worker."""
+    """Let the server import modules before it forks its next worker."""
     _modules.update(modules)
 
 
 def server_pids() -> set[int]:
-    """Return the PIDs of this process's fork server, and of earlier ones that may still end."""
+    """Return the PIDs of this process's fork server, and of earlier ones that may still be running."""
     servers = [_server.process] if _server is not None and _server.is_mine else []
     return {process.pid for process in servers + _retired}
 
@@ -189,11 +189,11 @@ def _end() -> None:
     _retire()
     for process in _retired:
         process.kill()
-        process.returncode = 0  # not waited for: a second Ctrl-C would interrupt that with a traceback
+        process.returncode = 0  # do not wait: a second Ctrl-C would interrupt that with a traceback
 
 
 def _inherited(environment: Mapping[str, str]) -> dict[str, object]:
-    """Return what a new process would inherit from this one or read from the package."""
+    """Return the state that a new process would inherit from this one or read from the package."""
     limits = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
     umask = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return {

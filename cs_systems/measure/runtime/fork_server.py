@@ -1,9 +1,9 @@
-"""Fork server: a process that has imported what workers need, and forks guardians whose workers start at once.
+"""Fork server: a process that has imported the worker's modules, and forks guardians with workers that start at once.
 
-`python -m cs_systems.measure.runtime.fork_server SOCKET PARENT` imports the worker's code and nothing more: it asks no
-device, starts no thread and computes nothing, so that a fork equals a new process. It answers `R` when it is ready.
-Each request on the socket (`fork_client`) carries a guardian's plan and descriptors, and is answered by the
-guardian's PID. It ends when the socket closes or its parent ends, and its guardians end with it.
+`python -m cs_systems.measure.runtime.fork_server SOCKET PARENT` only imports the worker's code: it queries no device,
+starts no thread and computes nothing, so that a fork equals a new process. It answers `R` when it is ready. Each
+request on the socket (`fork_client`) has a guardian's plan and descriptors, and the answer is the guardian's PID. The
+server ends when the socket closes or its parent ends, and its guardians end with it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from typing import IO, Any, NoReturn
 from cs_systems.measure.runtime import worker
 from cs_systems.measure.runtime.fork_client import LONGEST_BYTES, MOST_DESCRIPTORS, NOT_FORKED, READY
 
-GPUS = re.compile(r"nvidia\w*|kfd|renderD\d+|dxg")  # names in /dev: of NVIDIA, of AMD, and in WSL
+GPUS = re.compile(r"nvidia\w*|kfd|renderD\d+|dxg")  # names in /dev for NVIDIA, AMD and WSL
 
 
 class ForkingGuardian(Guardian):
-    """Guardian that forks its workers. kept: the server's own descriptors, which a new process would have too."""
+    """Guardian that forks its workers. kept: the server's descriptors that a new process would have too."""
 
     def __init__(self, plan: dict[str, Any], kept: Iterable[int]) -> None:
         super().__init__(plan)
@@ -54,7 +54,7 @@ class ForkingGuardian(Guardian):
     def _become_worker(
         self, argv: list[str], env: dict[str, str], fds: list[int], output: IO[bytes] | None
     ) -> NoReturn:
-        """Undo in this fork what belongs to the guardian, and run the worker."""
+        """Undo the guardian's settings in this fork, and run the worker."""
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
@@ -73,7 +73,7 @@ class ForkingGuardian(Guardian):
 
 
 def _run_and_exit() -> NoReturn:
-    """Run the worker, then end as an interpreter does. The guardian's frames above must not go on in this process."""
+    """Run the worker, then exit as an interpreter does, so that the guardian's frames above do not continue here."""
     status = 0
     try:
         try:
@@ -94,7 +94,7 @@ def _run_and_exit() -> NoReturn:
 def _open_descriptors() -> set[int]:
     with os.scandir("/proc/self/fd") as entries:
         listed = {int(entry.name) for entry in entries}
-    return {number for number in listed if _is_open(number)}  # the listing's own descriptor is closed again
+    return {number for number in listed if _is_open(number)}  # the descriptor of the listing itself is closed already
 
 
 def _is_open(descriptor: int) -> bool:
@@ -106,13 +106,13 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _has_opened_a_gpu() -> bool:
-    """Return True if something that was imported has initialised a GPU's driver, which no fork can use."""
+    """Return True if an imported module has initialised a GPU's driver, which no fork can use."""
     opened = (Path(f"/proc/self/fd/{number}").readlink() for number in _open_descriptors())
     return any(GPUS.fullmatch(file.name) for file in opened)
 
 
 def _guard(request: dict[str, Any], descriptors: list[int], server: int, kept: set[int]) -> None:
-    """Become the guardian of a request's workers, with the environment and the working directory of its sender."""
+    """Become the guardian of a request's workers, with the sender's environment and working directory."""
     log, control, status, *rest = descriptors
     for descriptor in _open_descriptors() - kept - {*descriptors}:
         os.close(descriptor)
@@ -133,13 +133,13 @@ def _guard(request: dict[str, Any], descriptors: list[int], server: int, kept: s
 
 
 def serve(control: socket.socket, parent: int) -> None:
-    """Fork a guardian for each request. After the last, wait for the guardians or for the parent's end."""
+    """Fork a guardian for each request. After the last request, wait for the guardians' or the parent's end."""
     kept = _open_descriptors() - {control.fileno(), parent}
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes guardians that have ended
     server = os.getpid()
     prctl(PR_SET_PDEATHSIG, 0)  # the thread that started this process may end before its process
     control.send(READY)
-    listened, alive = [control.fileno()], set[int]()  # alive: for each guardian a pipe that closes with it
+    listened, alive = [control.fileno()], set[int]()  # alive: a pipe per guardian that closes when it ends
     while listened or alive:
         ready, _, _ = select.select([parent, *listened, *alive], [], [])
         if parent in ready:
@@ -163,7 +163,7 @@ def serve(control: socket.socket, parent: int) -> None:
                 os.close(descriptor)
             control.send(NOT_FORKED)
             continue
-        gc.freeze()  # a collection in a worker would copy the pages of all that was imported
+        gc.freeze()  # a garbage collection in a worker would copy the pages of everything imported
         pipe, theirs = os.pipe()
         if (pid := os.fork()) == 0:
             try:

@@ -1,13 +1,14 @@
-"""Guardian of worker processes: starts them, and ends their whole process tree when they end or their parent does.
+"""Guardian of worker processes: starts them, and ends their whole process tree when they or the supervisor end.
 
-The supervisor runs this file as a script of its own, `python -I -S guardian.py PLAN`, without the package and without
-torch. It is the reaper of all that the workers start: a child that they fork, detach or forget becomes its own child
-when its parent ends (PR_SET_CHILD_SUBREAPER, Linux), so that nothing outlives the tree, even where the supervisor was
-killed by SIGKILL. Elsewhere than on Linux it ends the workers' process groups.
+The supervisor runs this file as a separate script, `python -I -S guardian.py PLAN`, without the package and without
+torch. The guardian is the reaper of all processes that the workers start: a child that they fork, detach or abandon
+becomes the guardian's child when its parent ends (PR_SET_CHILD_SUBREAPER, Linux), so that nothing outlives the tree,
+even if the supervisor was killed by SIGKILL. On other systems it ends the workers' process groups.
 
 PLAN is JSON: `control`, the read end of a pipe that closes when the supervisor ends; `status`, the write end of a pipe
 for its reports; `parent`, the supervisor's PID; `commands`, each {argv, env, fds, log}; `scratch`, the prefix of a
-private folder to make and at last to remove, or null. `{scratch}` in an argument or a log means that folder.
+private folder that the guardian makes and finally removes, or null. `{scratch}` in an argument or a log means that
+folder.
 
 Reports are lines: `scratch PATH`, then `exit INDEX STATUS` for each command as it ends, with the signal's number
 negated. It ends when all commands have ended, or when the control pipe closes.
@@ -49,12 +50,12 @@ class Guardian:
         self._running: dict[int, int] = {}  # PID → index of the command
 
     def run(self) -> None:
-        """Start the commands and return when none of their processes is left."""
+        """Start the commands, and return when all of their processes have ended."""
         wakeup_read, wakeup_write = os.pipe()
         os.set_blocking(wakeup_write, False)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        # Handlers that do nothing, and not SIG_IGN, which the workers would inherit; what nohup or a shell made ignored
-        # they do inherit. SIGTERM is the kernel's, when the supervisor's thread ends.
+        # Use handlers that do nothing: workers would inherit SIG_IGN, which they should get only from nohup or a
+        # shell. The kernel sends SIGTERM when the supervisor's thread ends.
         for number in HANDLED:
             if number in (signal.SIGCHLD, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
@@ -104,7 +105,7 @@ class Guardian:
             start_new_session=True,
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
         )
-        process.returncode = 0  # its exit status is read by `_reap`
+        process.returncode = 0  # `_reap` reads its exit status
         return process.pid
 
     def _reap(self) -> bool:
@@ -135,7 +136,7 @@ class Guardian:
 
 
 def descendants(root: int) -> set[int]:
-    """Return the PIDs of all descendants of `root` from /proc; return an empty set where there is no /proc."""
+    """Return the PIDs of all descendants of `root` from /proc; return an empty set on systems without /proc."""
     parents = {}
     try:
         names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208

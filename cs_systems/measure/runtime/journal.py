@@ -1,7 +1,7 @@
 """Journal of a sweep: the folder of its records, written by one sweep at a time and safe against kills.
 
-Records are appended and forced to disk one by one, and existing records are never changed. Beside them lie the lock
-that a sweep holds, and, in a job that torchrun started, the name of the cell that is being measured.
+Records are appended and forced to disk one by one, and existing records are never changed. The folder also has the lock
+that a sweep holds and, in a job that torchrun started, the name of the cell that is being measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AFRESH = f"{ANOTHER}, or start over with fresh"
 
 
 class FolderRefused(ConfigError):
-    """A folder cannot take the records of a sweep. The remedy names arguments; the command line, its options."""
+    """Error for a folder that cannot take a sweep's records; the remedy names arguments, or the command's options."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}; {remedy}")
@@ -38,17 +38,17 @@ class FolderRefused(ConfigError):
 
 
 class FolderUnwritable(OSError, FolderRefused):
-    """A folder cannot be written."""
+    """Error for a folder that cannot be written."""
 
     def __init__(self, problem: str, remedy: str) -> None:
-        FolderRefused.__init__(self, problem, remedy)  # not OSError's, which takes two texts for errno and strerror
+        FolderRefused.__init__(self, problem, remedy)  # OSError's would take two texts for errno and strerror
 
 
 class Journal:
     """Records of one folder.
 
-    Raises OSError if the folder cannot be written. Raises ConfigError if another sweep writes it, if its records file
-    holds something else, or if a file with a name that the journal uses is not a regular file.
+    Raises OSError if the folder cannot be written. Raises ConfigError if another sweep writes to it, if its records
+    file holds something else, or if a file with a name that the journal uses is not a regular file.
     """
 
     def __init__(self, folder: Path, *, can_start_over: bool = False, record_host: bool = False) -> None:
@@ -68,7 +68,7 @@ class Journal:
     def prepare(cls, out: str | os.PathLike[str], *, fresh: bool | None = None, record_host: bool = False) -> Journal:
         """Create the folder and check that it is writable, before a long sweep whose records could not be saved.
 
-        fresh: put its existing records aside; None for a caller without this option, whom no refusal may name it to.
+        fresh: put its existing records aside; None for a caller without this option, so that no error names it.
         record_host: write this host's name into the new ones.
         """
         folder = Path(out)
@@ -94,9 +94,9 @@ class Journal:
         return journal
 
     def refuse_foreign_lines(self) -> None:
-        """Raise ConfigError if the file holds other objects than records, which the table at the end would refuse.
+        """Raise ConfigError if the file holds objects that are not records, which the final table could not read.
 
-        Lines that an interrupted write left are no objects, and are skipped.
+        Incomplete lines of an interrupted write are not objects, and are skipped.
         """
         file = records_path(self.folder)
         if not file.exists():
@@ -135,7 +135,7 @@ class Journal:
         return readable_records(file) if file.exists() else ([], [])
 
     def times_done(self, config: RunConfig) -> int:
-        """Return how often this cell was measured here before."""
+        """Return the number of earlier measurements of this cell in this folder."""
         return sum(r.status in DONE and r.run_config.key() == config.key() for r in self.read()[0])
 
     def stamped(self, record: RunRecord) -> RunRecord:
@@ -149,7 +149,7 @@ class Journal:
         return record
 
     def mark_running(self, config: RunConfig, repeat: int) -> None:
-        """Write down which cell is being measured, in case the process is killed with it."""
+        """Write the name of the cell that is being measured to a file, in case the process is killed."""
         with _open_plain(self._running, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW) as marker:
             marker.write(f"{config.key()} {repeat}".encode())
 
@@ -157,11 +157,11 @@ class Journal:
         self._running.unlink(missing_ok=True)
 
     def found_running(self, configs: Sequence[RunConfig]) -> tuple[RunConfig, int] | None:
-        """Return which of these cells, and which repeat, an earlier job was killed in; None if there is none."""
+        """Return the cell and the repeat in which an earlier job was killed; None if there is none."""
         try:
             key, repeat = self._running.read_text().split()
             return next((config, int(repeat)) for config in configs if config.key() == key)
-        except (FileNotFoundError, ValueError, StopIteration):  # or it was killed before it began to measure
+        except (FileNotFoundError, ValueError, StopIteration):  # or it was killed before a cell began
             return None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends; do nothing on systems other than Linux."""
-    from cs_systems.measure.runtime.guardian import PR_SET_PDEATHSIG, prctl  # ctypes and subprocess slow down --help
+    from cs_systems.measure.runtime.guardian import PR_SET_PDEATHSIG, prctl  # its imports would slow down --help
 
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -31,7 +31,7 @@ def stack_file(scratch: Path, rank: int) -> Path:
 
 
 def store_file(scratch: Path) -> Path:
-    """Return the rendezvous file of the ranks of one machine."""
+    """Return the path of the rendezvous file for ranks on one machine."""
     return scratch / "store"
 
 

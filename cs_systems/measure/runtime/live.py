@@ -1,6 +1,6 @@
-"""Measurement of objects that this process holds: a model with its batch, a step function, a Workload.
+"""Measurement of objects in this process: a model with its batch, a step function, a Workload.
 
-The cell is named `live NAME`. It runs in this process, because such objects cannot travel to a worker.
+The cell is named `live NAME`. It runs in this process, because such objects cannot be sent to a worker.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def run_live(
     name: str | None,
     out: str | os.PathLike[str] | None,
 ) -> RunRecord:
-    """Measure an object in this process, and leave it and the process as they were.
+    """Measure an object in this process, and restore the state of both afterwards.
 
     Args:
         made: a TrainingSetup or another form that a factory may return, a factory, a step, or a Workload.
-        config: of the cell, whose workload is replaced by the object.
+        config: configuration of the cell; the object replaces its workload.
         plan: the cell's field `checkpoint`, if it is given.
-        name: of the object in tables; by default that of its class or function.
+        name: name of the object in tables; by default the name of its class or function.
         out: folder to which the record is appended.
     """
     setup = None if callable(made) else TrainingSetup.of(made)
@@ -107,9 +107,9 @@ def measured_here(
 
 @contextmanager
 def _restored(process: ProcessState, objects: ObjectState, lost: list[str]) -> Iterator[None]:
-    """Restore both states at the end, however it comes, and append to `lost` what cannot be restored.
+    """Restore both states at the end, even after an error; append to `lost` the names of what cannot be restored.
 
-    The weights come first, and what a user's model holds besides the training comes last.
+    Weights are restored first, and other state of a user's model last.
     """
     try:
         yield
@@ -125,7 +125,7 @@ def _restored(process: ProcessState, objects: ObjectState, lost: list[str]) -> I
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold back Ctrl-C until the end: half of the weights restored would be worse than a wait."""
+    """Delay Ctrl-C until the end of the block, because half-restored weights would be worse than a wait."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or handler is None:
         yield
@@ -160,12 +160,12 @@ def _locked(journal: Journal) -> Iterator[Path]:
 
 
 def _name_of(subject: Any) -> str:
-    function = getattr(subject, "func", subject)  # of functools.partial
+    function = getattr(subject, "func", subject)  # functools.partial has these
     return str(getattr(function, "__name__", type(subject).__name__))
 
 
 def _device(name: str, setup: TrainingSetup | None) -> str:
-    """Return the device of the cell; for "auto", the one on which the model is."""
+    """Return the device of the cell; for "auto", the device of the model."""
     if name != "auto" or setup is None:
         return name
     first = next(setup.model.parameters(), None)

@@ -1,9 +1,9 @@
-"""State of a live model and all it holds, which a measurement must leave unchanged: `ObjectState(setup)`.
+"""State of a live model and everything it holds, which a measurement must leave unchanged: `ObjectState(setup)`.
 
-A measurement works on the caller's own objects and not on copies of them, which would take the device's memory twice.
-Each object that the setup reaches is kept by its own content alone: the values of a tensor, on the host, and which
-objects a container or an instance holds. Nothing of the caller's code runs for that, neither a property nor `__eq__`,
-`__setattr__`, `update` or `__deepcopy__`: what refuses a change, or answers one, is read and written below its methods.
+A measurement works on the caller's own objects and not on copies, which would take the device's memory twice. For each
+object that the setup reaches, only its own content is kept: the values of a tensor, on the host, and the objects in a
+container or an instance. This runs none of the caller's code, neither a property nor `__eq__`, `__setattr__`, `update`
+or `__deepcopy__`: objects that refuse changes or react to them are read and written below their methods.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from cs_systems.config import ConfigError
 from cs_systems.measure.workloads._setup import TrainingSetup
 
-MOST_OBJECTS = 100_000  # besides modules, tensors and optimizer, those nearest to them: one to two seconds
+MOST_OBJECTS = 100_000  # limit of objects besides modules, tensors and optimizer, the nearest first: one to two seconds
 _MISSING = object()
 
 
@@ -38,15 +38,15 @@ class Stage(IntEnum):
 
     WEIGHTS = 0
     BUFFERS = 1
-    GRADIENTS = 2  # their values, as which tensor is the gradient of another can depend on their dtypes
+    GRADIENTS = 2  # values first, because a gradient's assignment can depend on dtypes
     GRADIENT_OF = 3
-    MODULES = 4  # their modes, hooks and other attributes
+    MODULES = 4  # modes, hooks and other attributes
     OPTIMIZER = 5
     OTHERS = 6
 
 
 class ObjectState:
-    """Values and structure of all objects that a setup reaches, but for its `batches` and what functions hold."""
+    """Values and structure of all objects that a setup reaches, except its `batches` and objects held by functions."""
 
     def __init__(self, setup: TrainingSetup | None) -> None:
         """Keep the state. Raises ConfigError for a model whose parameters or buffers have no values yet."""
@@ -56,7 +56,7 @@ class ObjectState:
         _check_values(setup.model)
         seen: dict[int, Any] = {}
         with torch._C.DisableTorchFunctionSubclass():
-            for name, tensor in _named_tensors(setup.model):  # those of a scripted model are not among its attributes
+            for name, tensor in _named_tensors(setup.model):  # a scripted model's are not among its attributes
                 self._kept += _walk(_Node(tensor, None, f"model.{name}", Stage.BUFFERS), seen)
             for part in ("model", "optimizer", "scheduler", "loss", "forward", "batch"):
                 stage = Stage.OPTIMIZER if part in ("optimizer", "scheduler") else Stage.OTHERS
@@ -64,7 +64,7 @@ class ObjectState:
         self._kept.sort(key=lambda kept: kept.stage)
 
     def restore(self, stages: Iterable[Stage] = Stage) -> list[str]:
-        """Put back what changed, stage by stage; return the names of what cannot be put back, with the reason."""
+        """Restore changed content stage by stage; return the names of objects that cannot be restored, with reasons."""
         chosen, lost = {*stages}, []
         for kept in self._kept:
             if kept.stage not in chosen:
@@ -72,13 +72,13 @@ class ObjectState:
             try:
                 with torch._C.DisableTorchFunctionSubclass():
                     kept.undo()
-            except Exception as error:  # an error of one must not leave the others changed
+            except Exception as error:  # an error in one must not leave the others changed
                 lost.append(f"{kept.node.path()} ({''.join(traceback.format_exception_only(error)).strip():.80})")
         return lost
 
 
 class _Node(NamedTuple):
-    """Object, and the way to it from a part of the setup."""
+    """Object, with the path to it from a part of the setup."""
 
     value: Any
     parent: _Node | None
@@ -100,11 +100,11 @@ class _Kept(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """One part of an object's content: the function that puts it back, and the objects in it, with their labels."""
+    """Part of an object's content: the function that restores it, and the objects in it, with their labels."""
 
     undo: Callable[[], object] | None
     children: Iterable[tuple[str, Any]] = ()
-    stage: Stage | None = None  # None for that of the object
+    stage: Stage | None = None  # None: the stage of the object
 
 
 def _check_values(model: nn.Module) -> None:
@@ -124,9 +124,9 @@ def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _walk(root: _Node, seen: dict[int, Any]) -> Iterator[_Kept]:
-    """Yield what is kept of each object that a part of the setup reaches: modules first, then the nearest.
+    """Yield the content to keep of each object that a part of the setup reaches: modules first, then the nearest.
 
-    seen: the objects that were reached before, by their ids; it is extended, and keeps them alive.
+    seen: the objects reached before, by id; it is extended, and keeps them alive.
     """
     if id(root.value) in seen:
         return
@@ -152,10 +152,10 @@ def _walk(root: _Node, seen: dict[int, Any]) -> Iterator[_Kept]:
 
 
 def _readable(value: Any) -> Iterator[_Content]:
-    """Yield the content of an object; in place of what cannot be read, a function that says so at the end."""
+    """Yield the content of an object; for unreadable content, a function that reports it at the end."""
     try:
         yield from _contents(value)
-    except Exception as error:  # such as a tensor of a class whose values no function reads
+    except Exception as error:  # for example, a tensor of a class with unreadable values
         yield _Content(partial(_raise, error))
 
 
@@ -168,14 +168,14 @@ _REGISTRIES = {"._parameters": Stage.WEIGHTS, "._modules": Stage.WEIGHTS, "._buf
 
 
 def _stage(owner: _Node, stage: Stage, label: str) -> Stage:
-    """Return the stage of an object that an object of this stage holds."""
+    """Return the stage for an object that is held by an object of this stage."""
     if not issubclass(type(owner.value), nn.Module):
         return stage
     return _REGISTRIES.get(label, Stage.MODULES if "_hooks" in label else Stage.OTHERS)
 
 
 def _contents(value: Any) -> Iterator[_Content]:
-    """Yield the content of an object in parts: as a tensor, as a container, by attributes; none if it is not kept."""
+    """Yield the content of an object in parts: as tensor, as container, by attributes; nothing if it is not kept."""
     kind = type(value)
     if issubclass(kind, Tensor):
         yield from _tensor_contents(value)
@@ -198,15 +198,15 @@ def _contents(value: Any) -> Iterator[_Content]:
         yield _Content(partial(_restore_class, value, kind), stage=stage)
 
 
-_HEAP_TYPE = 1 << 9  # of classes that a `class` statement made
-_OF_LIBRARY = {  # modules of Python's library with containers and bases of data
+_HEAP_TYPE = 1 << 9  # classes made by a `class` statement
+_OF_LIBRARY = {  # standard-library modules with containers and base classes of data
     *("abc", "argparse", "builtins", "collections", "contextlib", "dataclasses", "functools", "types", "typing")
 }
 _OF_TORCH = ("torch.nn", "torch.optim", "torch.amp", "torch.ao")
 
 
 def _is_followed(kind: type) -> bool:
-    """Return whether the attributes of a class's instances are kept: not those of threads, locks, files, loaders."""
+    """Return whether attributes of a class's instances are kept; not for threads, locks, files and loaders."""
     if issubclass(kind, nn.Module):
         return True
     for base in kind.__mro__:
@@ -224,7 +224,7 @@ def _restore_class(value: Any, kind: type) -> None:
 
 
 def _attributes(value: Any) -> _Content:
-    """Return the content of an object's `__dict__`, also where its class defines attributes of another kind."""
+    """Return the content of an object's `__dict__`, even if its class also defines other kinds of attributes."""
     for base in type(value).__mro__:
         found = vars(base).get("__dict__")
         if isinstance(found, (GetSetDescriptorType, MemberDescriptorType)):
@@ -259,7 +259,7 @@ def _restore_slot(value: Any, slot: MemberDescriptorType, content: Any) -> None:
 
 
 def _mapping(owner: dict[Any, Any], as_attributes: bool = False) -> _Content:
-    """Return the content of a dict of any class, which is put back item by item, in its order."""
+    """Return the content of a dict of any class, which is restored item by item, in order."""
     kind: Any = OrderedDict if issubclass(type(owner), OrderedDict) else dict
 
     def items() -> list[tuple[Any, Any]]:
@@ -377,7 +377,7 @@ _CONTAINERS: dict[type, Callable[[Any], _Content]] = {
 
 
 def _state_of_generator(value: Any) -> Callable[[], object] | None:
-    """Return the function that puts a generator of random numbers back; None if it is none."""
+    """Return a function that restores a random number generator; None for any other object."""
     numpy: Any = sys.modules.get("numpy")
     kind = type(value)
     if issubclass(kind, torch.Generator):
@@ -392,7 +392,7 @@ def _state_of_generator(value: Any) -> Callable[[], object] | None:
 
 
 def _array(value: Any) -> Callable[[], object] | None:
-    """Return the function that puts the values of a numpy array back; None if it is none, or a file's memory."""
+    """Return a function that restores the values of a numpy array; None for other objects and memory-mapped files."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None or not issubclass(type(value), numpy.ndarray) or _in_file(value) or not value.flags.writeable:
         return None
@@ -416,7 +416,7 @@ def _in_file(array: Any) -> bool:
 
 
 def _tensor_contents(tensor: Tensor) -> Iterator[_Content]:
-    """Yield a tensor's values and its gradient. The tensors inside a tensor of tensors are among its attributes."""
+    """Yield a tensor's values and its gradient. A wrapper tensor's inner tensors are among its attributes."""
     if is_lazy(tensor) or tensor.is_meta or _is_freed(tensor):
         return
     holds_values = not is_traceable_wrapper_subclass(tensor)
@@ -433,7 +433,7 @@ def _tensor_contents(tensor: Tensor) -> Iterator[_Content]:
 def _has_gradient(tensor: Tensor) -> bool:
     try:
         return tensor.is_leaf or tensor.retains_grad
-    except RuntimeError:  # autograd refuses to answer for a view whose base has changed
+    except RuntimeError:  # autograd raises for a view if its base has changed
         return False
 
 
@@ -448,9 +448,9 @@ def _restore_flag(tensor: Tensor, requires_grad: bool) -> None:
 
 
 def _values(tensor: Tensor) -> Callable[[], object]:
-    """Return a function that gives a tensor its values, memory, device, dtype and flags back."""
+    """Return a function that restores a tensor's values, memory, device, dtype and flags."""
     device, shape, form, requires_grad = tensor.device, tensor.shape, _form(tensor), tensor.requires_grad
-    memory = tensor.data if device.type == "cpu" else None  # a device's memory is not held: it belongs to the peak
+    memory = tensor.data if device.type == "cpu" else None  # device memory would add to the peak
     size_bytes = tensor.untyped_storage().nbytes() if tensor.layout is torch.strided else 0
     version = None if tensor.is_inference() else tensor._version
     values = _once(tensor.detach()).to("cpu", copy=True)
@@ -459,15 +459,15 @@ def _values(tensor: Tensor) -> Callable[[], object]:
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             if _form(tensor) != form:
                 if _has_gradient(tensor):
-                    tensor.grad = None  # of another form than the values; it comes back after them
+                    tensor.grad = None  # the gradient has another form than the values, so it is restored after them
                 tensor.data = values.expand(shape) if memory is None else memory
-                if memory is None:  # where that fails, the values are at least on the host
+                if memory is None:  # if that fails, the values are at least on the host
                     tensor.data = values.to(device).expand(shape)
             if _is_freed(tensor):
                 tensor.untyped_storage().resize_(size_bytes)
             if device.type != "cpu" or not _has_bits(_once(tensor.data), values):
                 _copy(tensor, values)
-        if version is not None and tensor._version != version:  # a graph that is still to be run backward checks it
+        if version is not None and tensor._version != version:  # a graph that will still run backward checks it
             torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         _restore_flag(tensor, requires_grad)
 
@@ -484,14 +484,14 @@ def _copy(tensor: Tensor, values: Tensor) -> None:
 
 
 def _is_freed(tensor: Tensor) -> bool:
-    """Return whether the memory of a tensor was given back meanwhile, as sharded strategies do between steps."""
+    """Return whether a tensor's memory was freed meanwhile, as sharded strategies do between steps."""
     if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
         return False
     return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
-    """Return all but the values: device, dtype, shape, and for a tensor of the host where its memory is."""
+    """Return a tensor's properties except its values: device, dtype, shape, and on the host its address."""
     if tensor.layout is not torch.strided:
         return tensor.device, tensor.dtype, tensor.shape
     where = tensor.data_ptr() if tensor.device.type == "cpu" else None
@@ -499,7 +499,7 @@ def _form(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _once(tensor: Tensor) -> Tensor:
-    """Return a view that holds each element of an expanded tensor once."""
+    """Return a view that contains each stored element of an expanded tensor once."""
     if tensor.layout is torch.strided:
         for dim, stride in enumerate(tensor.stride()):
             if stride == 0 and tensor.shape[dim] > 1:
@@ -511,7 +511,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _has_bits(tensor: Tensor, values: Tensor) -> bool:
-    """Return whether two tensors of the host are equal bit by bit; False where they cannot be compared."""
+    """Return whether two tensors on the host are bitwise equal; False if they cannot be compared."""
     has_own_bits = not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     if tensor.layout is not torch.strided or not has_own_bits or tensor.dtype.itemsize not in _BITS:
         return False

@@ -1,6 +1,6 @@
-"""Recorders that observe a loop of this process at the moment; meanwhile `run` and `sweep` refuse to measure.
+"""Recorders that are observing a loop of this process; meanwhile `run` and `sweep` refuse to measure.
 
-A measurement inside a recorded loop would become a part of its steps, and use the device beside it.
+A measurement inside a recorded loop would become part of its steps, and compete with it for the device.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _REMEDY = "use None, or Python's bool, int, float or str; of a tensor or a NumPy
 
 
 def plain_tables(tables: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of a workload as they are recorded. Raises ConfigError for anything else than tables."""
+    """Return a workload's tables in the form for a record. Raises ConfigError for anything but tables."""
     if not isinstance(tables, Mapping):
         raise ConfigError(f"tables() returned an object {_kind(tables)}; return a dict from a table's name to its rows")
     found = {}
@@ -43,7 +43,7 @@ def plain_tables(tables: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def plain_row(what: str, row: Any, is_checked: bool = True) -> dict[str, Any]:
-    """Return a row as it is recorded. Raises ConfigError unless it is a mapping from names to plain values."""
+    """Return a row in the form for a record. Raises ConfigError unless it maps names to plain values."""
     if not is_checked:
         return dict(row)
     if not isinstance(row, Mapping):

@@ -30,7 +30,7 @@ from cs_systems.measure.runtime.guardian import descendants
 
 @dataclass(frozen=True)
 class _Setting:
-    """One piece of global state; `write(value)` restores it, and is None if nothing can."""
+    """Piece of global state; `write(value)` restores it, and is None if it cannot be restored."""
 
     name: str
     read: Callable[[], Any]
@@ -38,7 +38,7 @@ class _Setting:
 
 
 def _decimal_context() -> Any:
-    return decimal.getcontext().__reduce__()[1]  # all of its settings, as arguments of Context
+    return decimal.getcontext().__reduce__()[1]  # all settings, as arguments of Context
 
 
 _FILL = "fill_uninitialized_memory"
@@ -80,7 +80,7 @@ def _set_float32_products(precisions: tuple[str, str, str]) -> None:
     cudnn: Any = torch.backends.cudnn
     torch.backends.cuda.matmul.fp32_precision, convolutions, recurrent = precisions
     set_cudnn_tf32(convolutions == "tf32")
-    if _float32_products() != precisions:  # made by the newer settings
+    if _float32_products() != precisions:  # raised after use of the newer settings
         cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = convolutions, recurrent
 
 
@@ -185,12 +185,12 @@ def _set_streams(streams: _Streams) -> None:
 
 
 class _Descriptors:
-    """Open descriptors; two sets are equal if none of the earlier one was closed or reopened as another file."""
+    """Open descriptors; two sets are equal if none of the earlier set was closed or reopened as another file."""
 
     def __init__(self) -> None:
         try:
             numbers = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
-        except OSError:  # there is no /proc
+        except OSError:  # the system has no /proc
             numbers = set(range(3))
         self._files = {number: found for number in numbers if (found := self._identity(number)) is not None}
 
@@ -329,7 +329,7 @@ class ProcessState:
     def _now(setting: _Setting) -> Any:
         try:
             return setting.read()
-        except Exception:  # for example, the cell replaced a stream by an object without `closed`
+        except Exception:  # for example, if the cell replaced a stream by an object without `closed`
             return None
 
     def restore(self) -> list[str]:
@@ -343,16 +343,16 @@ class ProcessState:
         return lost + [s.name for s in _SETTINGS if s in changed and self._now(s) != self._values[s.name]]
 
     def restore_random(self) -> list[str]:
-        """Restore the state of the generators of random numbers; return the names of those that cannot be restored."""
+        """Restore the random number generators; return the names of those that cannot be restored."""
         lost = []
         for name, write, state in self._random:
             try:
                 write(state)
-            except Exception:  # for example, the GPU has failed
+            except Exception:  # for example, if the GPU has failed
                 lost.append(name)
         return lost
 
     def left_running(self) -> list[str]:
-        """Return the names of the threads and child processes that were started since and still run."""
+        """Return the names of threads and child processes that were started since the snapshot and still run."""
         threads = [f"thread {t.name}" for t in threading.enumerate() if t.ident not in self._threads]
         return threads + [f"process {pid}" for pid in sorted(descendants(os.getpid()) - self._children)]

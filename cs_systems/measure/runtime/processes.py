@@ -40,34 +40,34 @@ from cs_systems.measure.runtime.channel import (
 from cs_systems.measure.runtime.fork_client import ForkedGuardian, NoServer, fork_guardian
 
 START_TIMEOUT_S = 120.0
-ANSWER_TIMEOUT_S = 120.0  # for a request that measures nothing
-GRACE_S = 10.0  # for an idle process to end
-FINISH_TIMEOUT_S = 600.0  # for a profiler to write its report after the worker has ended
+ANSWER_TIMEOUT_S = 120.0  # timeout of a request that measures nothing
+GRACE_S = 10.0  # time for an idle process to end
+FINISH_TIMEOUT_S = 600.0  # time for a profiler to write its report after the worker has ended
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 
 
 class WorkerDied(RuntimeError):
-    """Worker that ended before it replied; the message gives its exit status and the last line of its log."""
+    """Error for a worker that ended before it replied, with its exit status and the last line of its log."""
 
 
 class WorkerOutOfMemory(WorkerDied):
-    """Worker that the system killed because memory ran out."""
+    """Error for a worker that the system killed because memory ran out."""
 
 
 class WorkerTimeout(RuntimeError):
-    """Worker that sent no message in the allowed time, which the text states; `remedy` may follow it."""
+    """Error for a worker that sent no message in the allowed time, which the text states; `remedy` may follow it."""
 
     remedy = "; raise timeout_s"
 
 
 class RequestUnread(WorkerTimeout):
-    """Worker that read no request in a time that is not the measurement's `timeout_s`."""
+    """Error for a worker that did not read its request in time; this limit is not the measurement's `timeout_s`."""
 
     remedy = "; close other programs and measure again"
 
 
 def worker_command(*arguments: object) -> list[str]:
-    """Build a worker's command from its ends of the two pipes, or from one `Run` as JSON, after which it ends."""
+    """Build a worker's command from its ends of the two pipes, or from a single `Run` request as JSON."""
     return [sys.executable, "-m", "cs_systems.measure.runtime.worker", *map(str, arguments)]
 
 
@@ -76,7 +76,7 @@ class Log:
 
     def __init__(self, path: Path | None) -> None:
         self.stream: IO[bytes] = tempfile.TemporaryFile() if path is None else path.open("ab+")  # noqa: SIM115
-        self.begin = self.stream.seek(0, os.SEEK_END)  # start of this process's output, later of this visit's
+        self.begin = self.stream.seek(0, os.SEEK_END)  # start of this process's output, later of this visit's output
 
     def tail(self, size_bytes: int) -> str:
         end = self.stream.seek(0, os.SEEK_END)
@@ -84,7 +84,7 @@ class Log:
         return self.stream.read().decode(errors="replace")
 
     def last_output(self) -> str:
-        """Return the last line that explains a process's end, as a clause: an exception's, else the last of all."""
+        """Return the last line that explains a process's end, as a clause: an exception's line, else the last line."""
         lines = [line for line in map(printable, self.tail(1 << 14).splitlines()) if line.strip()]
         lines = [line for line in lines if not _USAGE.match(line)] or lines
         errors = [line for line in lines if _EXPLAINS.match(line)]
@@ -93,9 +93,9 @@ class Log:
         return f"; its last output: {last[:200]}" if last else ""
 
 
-_USAGE = re.compile(r"usage: |Try '|Use the '")  # what a program prints after the reason that it refused an option
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before each line of a traceback
-# Lines that report an error: of Python exceptions, of C++, of the interpreter, and of programs.
+_USAGE = re.compile(r"usage: |Try '|Use the '")  # programs print this after the reason for rejecting an option
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's prefix of each line of a traceback
+# Lines that report an error, as written by Python exceptions, C++, the interpreter, and programs.
 _EXPLAINS = re.compile(
     r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit|Warning)\b: \S"
     r"|Fatal |terminate called|  what\(\)|(?i:unrecogni[sz]ed option|(fatal )?error:)"
@@ -119,7 +119,7 @@ class Member:
     receiver: Receiver
     received: list[Message] = field(default_factory=list)
     broken: ChannelError | None = None
-    status: int | None = None  # set when it has ended
+    status: int | None = None  # set when the process has ended
     _sent: int = 0
 
     def send(self, message: Message, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -136,7 +136,7 @@ class Member:
                 select.select([], [self.request_fd], [], min(left, 0.1))
 
     def listen(self) -> None:
-        """Store the messages that have arrived, and the error of what is none."""
+        """Store the messages that have arrived, and the error if other data arrived."""
         if self.broken is not None:
             return
         try:
@@ -153,11 +153,11 @@ class Member:
 
 
 class Tree:
-    """Worker processes under one guardian, which ends them and all that they started when this process ends.
+    """Worker processes under one guardian, which ends them and all their descendants when this process ends.
 
     commands: for each worker a function that builds its command from its two descriptors (requests, replies);
     `{scratch}` in a command is the path of a private folder of the tree. environments, logs: one for each worker, or
-    none.
+    empty.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Tree:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.members: list[Member] = []
-        self.ended: list[Member] = []  # in the order in which they ended
+        self.ended: list[Member] = []  # in the order of their ends
         self.scratch: Path | None = None
         self._oom_kills = oom_kills()
         plan, theirs = [], []
@@ -221,7 +221,7 @@ class Tree:
                 chunk = os.read(self._status, 4096)
             except BlockingIOError:
                 break
-            if not chunk:  # the guardian has ended, or was killed
+            if not chunk:  # the guardian ended or was killed
                 for member in self.members:
                     if member.status is None:
                         member.status = -signal.SIGKILL
@@ -250,7 +250,7 @@ class Tree:
         return True
 
     def death_of(self, member: Member, log: Log | None) -> WorkerDied:
-        """Return the error that describes how a worker ended that has ended or closed its pipe."""
+        """Return the error for a worker that has ended or closed its pipe."""
         output = log.last_output() if log else ""
         if not self.wait_for_end([member], GRACE_S):
             return WorkerDied(f"it closed its pipes but did not exit within {GRACE_S:g} s{output}")
@@ -273,7 +273,7 @@ class Tree:
         self.close()
 
     def close(self) -> None:
-        """Kill the workers and all that they started; a second call does nothing."""
+        """Kill the workers and all their descendants; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -291,7 +291,7 @@ class Tree:
 def _start_guardian(
     plan: dict[str, Any], descriptors: list[int], log: Log, environment: Mapping[str, str]
 ) -> ForkedGuardian | subprocess.Popen[bytes]:
-    """Start the guardian of these commands: forked with its workers, if all are plain workers, else as a program."""
+    """Start the guardian of these commands: by a fork if all are plain workers, else as a program."""
     program = worker_command()
     if all(command["argv"][: len(program)] == program for command in plan["commands"]):
         arguments = [{**command, "argv": command["argv"][len(program) :]} for command in plan["commands"]]
@@ -312,9 +312,9 @@ def _start_guardian(
 
 
 class Worker:
-    """Worker process that starts on creation and ends, with all that it started, on `close`.
+    """Worker process that starts on creation; `close` ends it and all its descendants.
 
-    wrap: builds the command that runs the worker's and passes its open pipes on.
+    wrap: builds a command that runs the worker's command and passes its open pipes on.
     """
 
     def __init__(self, log: Path | None = None, wrap: Callable[[list[str]], list[str]] = list) -> None:
@@ -334,7 +334,7 @@ class Worker:
             self.hello = hello
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
             self.close()
-            remedy = ""  # a ChannelError has its own
+            remedy = ""  # a ChannelError has its own remedy
             if isinstance(error, WorkerTimeout):
                 remedy = "; close other programs and try again, or run cs-systems doctor"
             elif isinstance(error, WorkerDied):
@@ -344,7 +344,7 @@ class Worker:
     def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
         """Send a request and yield the replies up to `Done`.
 
-        `timeout_s` limits the time from one reply to the next, progress of a warm-up not counted.
+        `timeout_s` limits the time from one reply to the next, not counting messages of warm-up progress.
 
         Raises WorkerDied, WorkerTimeout or ChannelError; the worker is unusable then.
         """
@@ -377,7 +377,7 @@ class Worker:
         self._log.stream.close()
 
     def close(self) -> None:
-        """Kill the process and all that it started."""
+        """Kill the process and all its descendants."""
         self._tree.close()
         self._log.stream.close()
 
@@ -393,12 +393,12 @@ class Worker:
 
 
 def deadline_after(timeout_s: float | None) -> float:
-    """Return the time at which the timeout ends, by the monotonic clock; None never ends."""
+    """Return the end of the timeout by the monotonic clock; infinity for None."""
     return time.monotonic() + (math.inf if timeout_s is None else timeout_s)
 
 
 class Expected:
-    """Check of the replies to one request: their kinds, their cells, and one record a cell. Raises ChannelError."""
+    """Check of the replies to one request: their types, their cells, and one record per cell. Raises ChannelError."""
 
     def __init__(self, request: Message) -> None:
         self._kinds = channel.REPLIES[type(request)]
@@ -406,7 +406,7 @@ class Expected:
 
     def check(self, reply: Message) -> None:
         if not isinstance(reply, self._kinds):
-            raise ChannelError(f"a worker process sent a reply that was not asked for ({type(reply).__name__}); {BUG}")
+            raise ChannelError(f"a worker process sent an unexpected reply ({type(reply).__name__}); {BUG}")
         if isinstance(reply, (Visit, Warming, CellRecord)) and reply.cell not in self._open:
             raise ChannelError(
                 f"a worker process replied for cell {reply.cell} of its request, which is finished or not in it; {BUG}"
@@ -424,15 +424,14 @@ def describe_exit(status: int) -> str:
     by = " (by a user, or by the system when memory ran out)" if status == -signal.SIGKILL else ""
     try:
         return f"killed by {signal.Signals(-status).name}{by}"
-    except ValueError:  # a real-time signal has no name
+    except ValueError:  # real-time signals have no names
         return f"killed by signal {-status}"
 
 
 def oom_kills(counters: Iterable[Path] | None = None) -> int:
-    """Return how many processes the kernel has killed because memory ran out; 0 where it does not report that.
+    """Return the number of processes that the kernel has killed because memory ran out; 0 if it reports none.
 
-    The counter of this process's control group comes first: that of the machine also counts the processes of other
-    containers.
+    This process's control group is read first, because the machine's counter includes other containers.
     """
     for counter in _oom_counters() if counters is None else counters:
         with suppress(OSError):
@@ -443,7 +442,7 @@ def oom_kills(counters: Iterable[Path] | None = None) -> int:
 
 @lru_cache
 def _oom_counters() -> tuple[Path, ...]:
-    """List the files that may count such kills, the most specific first. Source: cgroups(7)."""
+    """List the files that may count out-of-memory kills, the most specific first. Source: cgroups(7)."""
     root, files = Path("/sys/fs/cgroup"), []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""One cell under a profiler: the command around its worker, and its tables in the record. Without torch."""
+"""Measurement of one cell under a profiler: the command around its worker, and the tables in its record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prefix(folder: Path, config: RunConfig, repeat: int) -> Path:
 
 
 def launcher(config: RunConfig, out: Path, *, on_cuda: bool) -> Callable[[list[str]], list[str]] | None:
-    """Return a function that wraps the worker's command in the profiler's; None for one inside the worker."""
+    """Return a function that wraps the worker's command in the profiler's; None for profilers inside the worker."""
     profiler: Profiler = plugins.get("profilers", config.profiler)
     if profiler.launch is Profiler.launch:
         return None
@@ -31,7 +31,7 @@ def launcher(config: RunConfig, out: Path, *, on_cuda: bool) -> Callable[[list[s
 
 
 def command(config: RunConfig, out: Path, *, on_cuda: bool) -> list[str]:
-    """Return a shell command that runs the cell under its profiler; the request is an argument instead of a message."""
+    """Return a shell command that runs the cell under its profiler, with the request as an argument."""
     request = to_json(run_request([config], 0, out))
     launch = launcher(config, out, on_cuda=on_cuda) or list
     return launch(worker_command(request))
@@ -50,7 +50,7 @@ def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
     try:
         found = profiler.collect(out, record)
     except ProfileLost as error:
-        if record.status != "ok":  # it ran out of memory before the profiler began
+        if record.status != "ok":  # the cell ran out of memory before the profiler began
             return record
         return replace(record, status="error", reason=str(error) if keep else _reason_without_files(str(error), out))
     artifacts = {what: file.name for what, file in found.artifacts.items()} if keep else {}
@@ -69,7 +69,7 @@ def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
 
 
 def _reason_without_files(reason: str, out: Path) -> str:
-    """Return the reason without files that are deleted, because the call has no folder for them."""
+    """Return the reason without the names of files that are deleted, because the call has no folder for them."""
     file = re.compile(rf"{_own_file(out)}|worker\.log")
     problem, _, remedy = reason.rpartition("; ")
     if file.search(remedy):

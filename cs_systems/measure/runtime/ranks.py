@@ -1,11 +1,12 @@
-"""N worker processes of this machine as one: each has a device, and all measure the same cells together.
+"""Ranks of one machine as a single worker: N processes with a device each, which measure the same cells together.
 
 All ranks get the same requests and answer them individually; their measurements become one record (`stragglers`). They
-meet through a file in a private folder and communicate over the loopback interface, which no other machine can reach.
+find each other by a file in a private folder and communicate over the loopback interface, which no other machine can
+reach.
 
 A cell that fails on a rank ends within `SETTLE_S`, and the record names the rank, its device and its error. A hung rank
-shows in its peers: their collectives fail after the kind's patience. Then, or at the timeout, each rank reports where
-in the code it is.
+is detected by its peers: their collectives fail after the kind's patience. Then, or at the timeout, each rank reports
+its position in the code.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from cs_systems.measure.runtime.stragglers import verdict
 
 PATIENCE_S = 25.0
 COMPILING_PATIENCE_S = 600.0
-SETTLE_S = 2.0  # for the peers of a failed rank to report
+SETTLE_S = 2.0  # time for the peers of a failed rank to report
 _LOG_CHECK_S = 1.0  # interval at which the logs are searched for NCCL's watchdog while no message arrives
-_STACK_TIMEOUT_S = 3.0  # for a rank to report its stack: on a busy machine it waits for a core
+_STACK_TIMEOUT_S = 3.0  # time for a rank to report its stack: on a busy machine it waits for a core
 # Environment variables of a launcher, removed before launching ranks: they belong to another process group.
 _OF_LAUNCHERS = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_")
 LOOPBACK = "lo"
-_WAITS = re.compile(r"\(distributed_c10d\.py:\d+\)$")  # stack line of a rank that waits for its peers
-_ALMOST = 0.8  # share of its patience after which such a line is believed: a message is read after it was sent
-# NCCL's watchdog logs this and ends a process whose collective timed out while it waited for a peer.
+_WAITS = re.compile(r"\(distributed_c10d\.py:\d+\)$")  # stack line of a rank that is waiting for its peers
+_ALMOST = 0.8  # share of a rank's patience after which such a line is trusted: a message is read after it was sent
+# NCCL's watchdog logs this before it ends a process with a collective that timed out waiting for a peer.
 _NCCL_TIMEOUT = "Watchdog caught collective operation timeout"
 
 
@@ -55,7 +56,7 @@ _NCCL_TIMEOUT = "Watchdog caught collective operation timeout"
 class Kind:
     """Requirements of a cell on the processes that measure it; cells of one kind share processes.
 
-    sources: code from outside the package that the cell names, which changes a process by being imported.
+    sources: code from outside the package that the cell names; importing it may change the process.
     patience_s: how long a rank waits for its peers in a collective before they count as hung. It need not be as long as
     a step, which is slow on all ranks alike, so a hang is found even without a timeout. A longer timeout is also the
     patience, for cells whose ranks drift apart. It has a longer minimum where each rank compiles.
@@ -80,17 +81,20 @@ class Kind:
 
 
 class NotStarted(RuntimeError):
-    """Failure to start ranks; the message gives the cause."""
+    """Error for ranks that did not start; the message gives the cause."""
 
 
 class RankHung(WorkerTimeout):
-    """Ranks that the others waited for in vain; the message ends with the remedy."""
+    """Error for ranks that did not arrive while others waited; the message ends with the remedy."""
 
     remedy = ""
 
 
 def hung(names: str, patience_s: float, where: str = "") -> str:
-    """Return which ranks kept the others waiting, and what to do. The patience is a `timeout_s` above its minimum."""
+    """Return an error that names the ranks for which the others waited, with a remedy.
+
+    The patience is `timeout_s` if that is above the patience's minimum.
+    """
     return (
         f"{names} kept the others waiting for {patience_s:g} s{where}; if only slow, set timeout_s above "
         f"{patience_s:g}, else make all ranks call the same collectives"
@@ -98,7 +102,7 @@ def hung(names: str, patience_s: float, where: str = "") -> str:
 
 
 class _Rank:
-    """One rank: its process, its first messages, and its log."""
+    """Rank with its process, its first messages, and its log."""
 
     def __init__(self, member: Member, log: Path, patience_s: float) -> None:
         self.member, self.log = member, Log(log)
@@ -120,9 +124,9 @@ class _Rank:
 
     @property
     def timed_out_in_nccl(self) -> bool:
-        """NCCL's timeout in this rank's log: it waited in vain for a peer.
+        """Whether this rank's log has NCCL's timeout, because it waited for a peer that did not arrive.
 
-        A step may print such a line too. NCCL's comes only when the rank has been silent for as long as it may wait.
+        A step may print such a line too. NCCL's line comes only after the rank was silent for its whole patience.
         """
         silent_s = time.monotonic() - self.heard_at
         return silent_s > _ALMOST * self._patience_s and _NCCL_TIMEOUT in self.log.tail(1 << 16)
@@ -136,7 +140,7 @@ class _Rank:
 class Ranks:
     """Group of ranks with the interface of `processes.Worker`. Raises NotStarted.
 
-    log: the group's; each rank has its own beside it, `worker-rank1.log`.
+    log: the group's log; each rank has its own next to it, `worker-rank1.log`.
     """
 
     def __init__(self, kind: Kind, log: Path | None = None) -> None:
@@ -191,7 +195,7 @@ class Ranks:
             rank.hello = message
 
     def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
-        """Send a request to all ranks and yield their answers as those of one worker, up to `Done`.
+        """Send a request to all ranks and yield their answers merged, as from one worker, up to `Done`.
 
         A visit is reported when rank 0 begins it, a record when all ranks have theirs or one has failed. `timeout_s`
         limits the time from one of these to the next. Raises WorkerDied, WorkerTimeout or ChannelError; the ranks are
@@ -231,12 +235,12 @@ class Ranks:
             self.close()
 
     def _last_due(self) -> float:
-        """Return when the last rank must have answered for a cell that some ranks have answered."""
+        """Return the time by which the last rank must answer for a cell that some ranks have answered."""
         waiting = [at for cell, at in self._first_at.items() if len(self._answers[cell]) < len(self._ranks)]
         return min(waiting, default=math.inf) + self._kind.patience_s
 
     def _settle(self, answers: dict[int, CellRecord]) -> None:
-        """After a failure, wait briefly for all ranks' results of the cell, or for one that explains it.
+        """Wait briefly, after a failure, for all ranks' results of the cell or for one that explains it.
 
         Raises WorkerDied for a rank that has died, and WorkerTimeout if some ranks only waited for others.
         """
@@ -269,7 +273,7 @@ class Ranks:
                 if rank.member.broken is not None:
                     raise ChannelError(f"{rank.name}: {rank.member.broken}")
             if gone := [rank for rank in self._ranks if rank.is_gone and rank.number not in self._done]:
-                raise self._death(*gone)  # a rank that is done may end by itself
+                raise self._death(*gone)  # a rank that has finished may end by itself
             if not arrived:
                 self._check_nccl_timeouts()
                 if left <= _LOG_CHECK_S:
@@ -332,7 +336,7 @@ class Ranks:
         return RankHung(hung(names, self._kind.patience_s, f": {self._locations(late)}"))
 
     def _locations(self, ranks: list[_Rank]) -> str:
-        """Describe where in the code these ranks are, grouped by place; SIGUSR1 makes them write it."""
+        """Describe these ranks' positions in the code, grouped by place; SIGUSR1 makes them write their stacks."""
         for rank in ranks:
             rank.signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACK_TIMEOUT_S
@@ -344,7 +348,7 @@ class Ranks:
         return "; ".join(f"{', '.join(names)} is in {place}" for place, names in places.items())
 
     def _place(self, rank: _Rank) -> str | None:
-        """Return the innermost line of the stack that the rank wrote."""
+        """Return the innermost line of the stack that the rank has written."""
         file = stack_file(self._tree.scratch or Path(), rank.number)
         found = re.search(r'File "(.*)", line (\d+) in (.+)\n', file.read_text()) if file.exists() else None
         return found and f"{found[3]} ({Path(found[1]).name}:{found[2]})"

@@ -12,7 +12,7 @@ from cs_systems.measure.runtime.ranks import Kind
 
 @dataclass(frozen=True)
 class Batch:
-    """Group of cells that the same processes measure, visited in turn; a cell under a profiler comes alone."""
+    """Group of cells that the same processes measure, visited in turn; a cell under a profiler has its own group."""
 
     kind: Kind
     configs: tuple[RunConfig, ...]
@@ -30,10 +30,10 @@ def shuffled(configs: Sequence[RunConfig], seed: int) -> list[RunConfig]:
 def batches(
     configs: Sequence[RunConfig], kind_of: Callable[[RunConfig], Kind], interleave: bool = False
 ) -> Iterator[Batch]:
-    """Yield each cell by itself, in order; with `interleave`, yield first all that the same processes can measure.
+    """Yield each cell as its own batch, in order; with `interleave`, batches of cells that can share processes.
 
-    Cells that name different code from outside the package get different processes, unless they are interleaved: what
-    an import of that code changes applies to its own cells alone.
+    Cells that name different code from outside the package get different processes unless they are interleaved, so
+    that changes made by importing that code apply only to its own cells.
     """
     together = [config for config in configs if interleave and config.profiler == "none"]
     groups: dict[Kind, list[RunConfig]] = {}

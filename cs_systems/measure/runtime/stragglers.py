@@ -1,12 +1,12 @@
-"""Record of a cell that ran on N ranks, merged from one record a rank.
+"""Record of a cell that ran on N ranks, merged from one record per rank.
 
-A sample is that of the straggler, the rank whose step was the longest: its step, and its phases, which add up to it. Of
-ranks whose steps end together, the straggler is the one that the others waited for. The times of each rank are kept
-beside it, as medians over the timed steps, in the table `ranks`.
+A sample comes from the straggler, the rank with the longest step: its step, and its phases, which add up to the step.
+If steps end together, the straggler is the rank that the others waited for. The times of each rank are also kept, as
+medians over the timed steps, in the table `ranks`.
 
 Waiting is separated from transfer: the ranks begin a step together, so a rank that reaches a phase `wait_s` before the
 last one waits that long in it for its peers, if the phase needs them all (`synchronize`, a collective); the rest of
-`median_s` is transfer. The last rank to arrive waits for nobody: its time in that phase is transfer alone.
+`median_s` is transfer. The last rank to arrive does not wait: all its time in that phase is transfer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from cs_systems.formulas.memory.tables import MEMORY, PeaksRow
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import RAN, Measurement, Ran, RunRecord, Sample
 
-TOGETHER = 0.005  # share of the step by which the ends of ranks that waited for each other differ
+TOGETHER = 0.005  # share of the step by which the ends of ranks may differ that waited for each other
 
 
 class Answer(Protocol):
-    """One rank's record of a cell; `of_peers`: it failed only because it waited for another rank."""
+    """Record of a cell from one rank; `of_peers`: it failed only because it waited for another rank."""
 
     @property
     def record(self) -> Mapping[str, Any]: ...
@@ -41,9 +41,10 @@ class Answer(Protocol):
 
 
 def verdict(answers: Mapping[int, Answer], names: Sequence[str]) -> RunRecord:
-    """Return one record from the ranks' answers, in their order of arrival: of all ranks, or of a failure.
+    """Return one record from the ranks' answers in their order of arrival: merged from all ranks, or of a failure.
 
-    The first failure that is a rank's own counts. Its reason names that rank, unless all ranks have the same one.
+    The first failure with its cause in the rank itself is used. Its reason names that rank, unless all ranks have the
+    same reason.
     """
     records = {rank: RunRecord.from_dict(answer.record) for rank, answer in answers.items()}
     failures = [rank for rank, answer in answers.items() if answer.failed]
@@ -58,7 +59,7 @@ def verdict(answers: Mapping[int, Answer], names: Sequence[str]) -> RunRecord:
 
 
 def merged(records: Sequence[RunRecord], *, begin_together: bool = True) -> RunRecord:
-    """Merge the records of all ranks, all of them ok, into one; `records[i]` is rank i's.
+    """Merge the records of all ranks, all with status ok, into one; `records[i]` comes from rank i.
 
     begin_together: whether the ranks begin each step together, so that the phases tell who waited.
     """
@@ -93,7 +94,7 @@ def _counts(records: Sequence[RunRecord]) -> Ran:
         if len({*each}) == 1 and not any(together in row for row in rows):
             continue
         ranks = [row.get(together, _times(own, n)) for row, own, n in zip(rows, each, steps, strict=True)]
-        whole = total(ranks)  # ranks that divide blocks among each other have the same batches
+        whole = total(ranks)  # ranks that divide a model's blocks among them have the same batches
         counts[together] = None if whole is None else whole * data_ranks(records[0].config) // len(records)
         counts[what] = each[0] if len({*each}) == 1 else None
     return cast(Ran, counts)
@@ -129,15 +130,15 @@ def _steps(measurements: Sequence[Measurement]) -> Iterable[tuple[Sample, ...]]:
 
 
 def _start_s(sample: Sample, phase: str) -> float:
-    """Return when in the step the phase began, from the durations of the phases before it."""
+    """Return the begin of the phase within the step, from the durations of the phases before it."""
     return sum(list(sample.phases_s.values())[: list(sample.phases_s).index(phase)])
 
 
 def _merged_sample(samples: Sequence[Sample], tolerance: float) -> Sample:
-    """Return the sample of the straggler, with what happened on any rank.
+    """Return the sample of the straggler, with the counters of all ranks.
 
-    Ranks that wait for each other end their steps together: then the one that reaches its phases last waits least.
-    tolerance: share of the step by which such ends differ.
+    Ranks that wait for each other end their steps together; then the rank that reaches its phases last waits least.
+    tolerance: share of the step by which such ends may differ.
     """
     longest_s = max(s.wall_s for s in samples)
     ended_last = [s for s in samples if s.wall_s >= longest_s * (1 - tolerance)]
@@ -156,7 +157,7 @@ def _largest(values: Iterable[Any]) -> Any:
 
 
 def _warnings(records: Sequence[RunRecord]) -> tuple[Caveat, ...]:
-    """Return each kind of caveat once, from the first rank that has it."""
+    """Return one caveat per code, from the first rank that has it."""
     kinds: dict[str, Caveat] = {}
     for record in records:
         for caveat in record.warnings:

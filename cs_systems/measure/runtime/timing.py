@@ -1,8 +1,8 @@
-"""Timing of steps, with the only synchronisation policy: synchronise the device before a step and at its end.
+"""Timing of steps; the device is synchronised before a step and at its end, and nowhere else.
 
-On CUDA a phase lies between two events, on a CPU between two readings of the monotonic clock. The whole step is also
-timed by the host's clock, so that the two can be compared. The host's time at each boundary is kept as well: it shows
-how long the host took to submit a phase, and how far the device was behind then.
+A phase is timed on CUDA by two events, on a CPU by two readings of the monotonic clock. The whole step is also timed by
+the host's clock, so that the two can be compared. The host's time at each boundary is kept as well: it shows how long
+the host took to submit a phase, and how far the device was behind at that time.
 
 A workload with `hides_launches` is timed without launch overhead: the device is kept busy after the first
 synchronisation until the host has submitted the step, and the device alone times the step. A CUDA graph would hide
@@ -48,7 +48,7 @@ def measure(
 ) -> Iterator[Sample]:
     """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed ones; yield samples.
 
-    region: a context entered around the timed steps alone.
+    region: a context entered around the timed steps only.
     on_warmup: called with the number of finished warm-up steps before each further one, and never before a timed step.
     """
     probes = probes or Probes(device)
@@ -89,7 +89,7 @@ def _sample(
         device.synchronize()
         end = clock()
     phases, submit = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
-    for i, name in enumerate(names):  # a phase may come several times in a step, as with accumulated gradients
+    for i, name in enumerate(names):  # a phase may occur several times in a step, as with accumulated gradients
         phases[name] = _ns(phases[name] + device.between_s(marks[i], marks[i + 1]))
         submit[name] = _ns(submit[name] + host[i + 1] - host[i])
     lag = None
@@ -107,7 +107,7 @@ def _ns(seconds: float) -> float:
 
 
 def _hold(device: Device, seconds: float) -> Any:
-    """Keep the device busy for that long; return the mark that it reaches afterwards."""
+    """Keep the device busy for that long; return the mark that follows."""
     device.occupy(seconds)
     return device.mark()
 

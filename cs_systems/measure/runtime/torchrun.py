@@ -1,14 +1,13 @@
-"""Ranks of a job that torchrun started, on any number of nodes, of which this process is one.
+"""Ranks of a job that torchrun started, on any number of nodes; this process is one of them.
 
-The command runs on rank 0 alone, which alone writes records and prints. It sends requests to the others through the
-launcher's store, and they answer as workers do. The supervisor uses `Job` like `Ranks`, except that rank 0 measures in
-this process:
+Only rank 0 runs the command, writes records and prints. It sends requests to the others through the launcher's store,
+and they answer as workers do. The supervisor uses `Job` like `Ranks`, except that rank 0 measures in this process:
 
     torchrun --nproc-per-node 2 -m cs_systems comm --world-size 2 --out runs/comm
 
-A cell that leaves the ranks out of step ends the job, after its record is written. If rank 0 waits for a rank that has
-failed, a thread in rank 0 writes the record. If rank 0 itself was killed, the next start writes it, because it finds
-the cell that was being measured. The same command measures the remaining cells, and retries such cells last.
+If a cell leaves the ranks in different states, the job ends after the record is written. If rank 0 waits for a failed
+rank, a thread in rank 0 writes the record. If rank 0 itself was killed, the next start writes it, because it finds the
+name of the cell that was being measured. The same command measures the remaining cells, and retries such cells last.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ from cs_systems.measure.runtime.stragglers import verdict
 from cs_systems.measure.runtime.worker import answer, serve
 
 Lost = Callable[[str, str], None]
-SETTLE_S = 2.0  # for the peers of a failed rank to report
+SETTLE_S = 2.0  # time for the peers of a failed rank to report
 START_TIMEOUT_S = 120.0
 EXIT_LOST = 4
-_LOOK_S = 0.5  # how often the thread in a measuring rank 0 reads the other ranks' replies
+_LOOK_S = 0.5  # interval at which the thread in a measuring rank 0 reads the other ranks' replies
 _END = b""
 
 
 class JobLost(RuntimeError):
-    """Ranks that cannot go on together; the record of the cell is already written."""
+    """Error for ranks that cannot continue together; the record of the cell is already written."""
 
     def __init__(self, status: str, reason: str | None) -> None:
         super().__init__(
@@ -87,7 +86,7 @@ def _requests(store: Any) -> Iterator[Message]:
 
 
 def _wait_for(store: Any, key: str, timeout_s: float | None = None) -> bytes:
-    """Return the value once it is set. Raises TimeoutError, or the store's own error if the store is gone."""
+    """Return a key's value once it is set. Raises TimeoutError, or the store's own error if the store is gone."""
     end = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         left = 60.0 if end is None else max(0.01, end - time.monotonic())
@@ -118,7 +117,7 @@ class Job:
     def __init__(self) -> None:
         self._store, self._count = _connect(), 0
         self._others = range(1, int(os.environ["WORLD_SIZE"]))
-        self._read = dict.fromkeys(self._others, 0)  # number of each rank's replies that were read
+        self._read = dict.fromkeys(self._others, 0)  # number of replies read from each rank
         self._devices: dict[int, str] = {}
         self._hellos: dict[int, Ready] = {}
         for rank in self._others:
@@ -132,7 +131,7 @@ class Job:
     def of_kind(self, kind: Any, lost: Lost) -> Job:
         """Return the ranks, joined for cells of that kind.
 
-        lost: called with a status and a reason if this process has to end at once.
+        lost: called with a status and a reason if this process must end at once.
         """
         self.lost = lost
         if kind != self._kind:
@@ -182,7 +181,7 @@ class Job:
                 raise JobLost(record.status, record.reason)
 
     def _hear(self, rank: int, answers: dict[int, dict[int, CellRecord]], mine: list[Message]) -> bool:
-        """Store a rank's answers up to its last; return False if that does not arrive although this rank is done."""
+        """Store a rank's answers up to its last; return False if the last one is missing although this rank is done."""
         allowed_s = self._kind.patience_s if self._kind else START_TIMEOUT_S
         if any(message.failed for message in mine if isinstance(message, CellRecord)):
             allowed_s = SETTLE_S
@@ -215,20 +214,20 @@ class Job:
         return f"rank {rank} on {self._devices.get(rank, 'an unknown device')}{where}"
 
     def _why_silent(self, ranks: list[int]) -> tuple[str, str]:
-        """Return the status and reason of a cell that these ranks did not answer while others waited for them."""
+        """Return the status and reason for a cell that these ranks did not answer while others waited for them."""
         if dead := self._dead(ranks):
             return "killed", f"{', '.join(map(self._name, dead))} died; see the launcher's output"
         patience_s = self._kind.patience_s if self._kind else START_TIMEOUT_S
         return "timeout", hung(", ".join(map(self._name, ranks)), patience_s)
 
     def _dead(self, ranks: list[int]) -> list[int]:
-        """Return which of these ranks ran on this host and have ended."""
+        """Return those of these ranks that ran on this host and have ended."""
         mine = [rank for rank in ranks if self._hellos[rank].host == socket.gethostname()]
         return [rank for rank in mine if not is_running(self._hellos[rank].pid)]
 
     @contextlib.contextmanager
     def _watched(self, timeout_s: float | None) -> Iterator[None]:
-        """Watch the other ranks in a thread while this one waits in a collective, and end the process if one failed."""
+        """Watch the other ranks in a thread while this rank measures, and end the process if one has failed."""
         over = threading.Event()
         wakeup_read, wakeup_write = os.pipe()
         os.set_blocking(wakeup_write, False)
@@ -268,7 +267,7 @@ class Job:
         for number in itertools.count(self._read[rank]):
             try:
                 frame = _wait_for(store, f"reply/{rank}/{number}", SETTLE_S)
-            except TimeoutError:  # the record that failed has been read already
+            except TimeoutError:  # the failed record has been read already
                 return
             message = channel.decode(frame, self._hellos[rank].pid, number)
             if isinstance(message, CellRecord) and message.failed:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from cs_systems.measure.runtime.channel import Message, Warming
 
-EVERY_S = 0.5  # time between two messages, at least
-# Time in which the supervisor has shown a message, with a wide margin; nothing is sent this close to the timed steps.
+EVERY_S = 0.5  # least time between two messages
+# Time that the supervisor needs to show a message, with a wide margin; nothing is sent this close to the timed steps.
 SHOWN_S = 0.1
 
 
 class WarmupProgress:
-    """Callback of `measure`, which calls it before each warm-up step.
+    """Callback that `measure` calls before each warm-up step.
 
     Args:
         send: the function that sends a message.

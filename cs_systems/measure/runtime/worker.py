@@ -1,11 +1,11 @@
 """Worker: the process that uses torch and answers requests until the supervisor closes its pipe.
 
-`python -m cs_systems.measure.runtime.worker REQUESTS REPLIES` takes the numbers of its ends of two pipes; `… SCRATCH`,
-as one of N ranks, also takes the private folder in which they meet. Requests and replies are the messages of
-`channel`, on pipes of their own, so that a workload's prints cannot corrupt them. The first message is `Ready`; each
-request is answered by its replies and a final `Done`.
+`python -m cs_systems.measure.runtime.worker REQUESTS REPLIES` takes the descriptors of its ends of two pipes; with a
+third argument, SCRATCH, it is one of N ranks, which find each other through that private folder. Requests and replies
+are the messages of `channel`, on separate pipes, so that a workload's prints cannot corrupt them. The first message is
+`Ready`; each request is answered by its replies and a final `Done`.
 
-With one argument, a `Run` request as JSON, it measures that and ends, for a profiler that a person starts by hand.
+With one argument, a `Run` request as JSON, it measures that and ends; this is for profilers started by hand.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def serve(requests: Iterable[Message], send: Send, hello: Ready) -> None:
     """Answer requests until there are no more, or until this process must be replaced."""
 
     def reply(message: Message) -> None:
-        if isinstance(message, Visit):  # output from here on belongs to this cell
+        if isinstance(message, Visit):  # later output belongs to this cell
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
             message = dataclasses.replace(message, log_bytes=_log_bytes())
@@ -66,13 +66,13 @@ def answer(request: Message, send: Send) -> bool:
         out = rank_file(Path(request.out), process_group.rank()) if request.out else None
         usable = run_cells(request.configs, repeat=request.repeat, out=out, emit=send)
         if not any(config.sources or config.compile != "none" for config in request.configs):
-            gc.freeze()  # modules that the cells imported: without this each cell's collection takes 65 ms longer
+            gc.freeze()  # freeze modules that the cells imported: otherwise each cell's collection takes 65 ms longer
         return usable
     if isinstance(request, channel.Preflight):
         for cell in request.cells:
             send(channel.Predicted({**_preflight_row(RunConfig.from_dict(cell))}))
     elif isinstance(request, channel.Forecast):
-        from cs_systems.measure.runtime.forecast import forecast  # loads fake tensors
+        from cs_systems.measure.runtime.forecast import forecast  # imports fake tensors
 
         for cell in request.cells:
             send(channel.Forecasted({**forecast(RunConfig.from_dict(cell))}))
@@ -91,9 +91,9 @@ def answer(request: Message, send: Send) -> bool:
 
 
 def _load(modules: Iterable[str]) -> None:
-    """Import modules without collection, which takes a fifth of the time.
+    """Import modules without garbage collection, which would take a fifth of the time.
 
-    They are excluded from later collections too: each would take 70 ms of a cell.
+    They are also excluded from later collections, each of which would take 70 ms of a cell.
     """
     if missing := [module for module in modules if module not in sys.modules]:
         gc.disable()
@@ -103,7 +103,7 @@ def _load(modules: Iterable[str]) -> None:
         gc.enable()
 
 
-_store: Path | None = None  # for ranks of one machine: the rendezvous file
+_store: Path | None = None  # rendezvous file for ranks on one machine
 
 
 def _preflight_row(config: RunConfig) -> PreflightRow:
@@ -170,7 +170,7 @@ def _serve_as_rank(requests: Iterable[Message], send: Send, scratch: Path) -> No
     global _store
     _store, rank = store_file(scratch), int(os.environ["RANK"])
     with stack_file(scratch, rank).open("w") as stack:
-        faulthandler.register(signal.SIGUSR1, stack, all_threads=False)  # works even while no Python code runs
+        faulthandler.register(signal.SIGUSR1, stack, all_threads=False)  # works even if no Python code is running
         serve(requests, send, Ready(os.getpid(), devices.resolve_or_cpu("auto").name, rank))
         faulthandler.unregister(signal.SIGUSR1)
     process_group.leave()

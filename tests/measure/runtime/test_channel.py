@@ -128,7 +128,7 @@ def test_json_that_is_no_message_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("replies", "message"),
     [
-        ([Done(True)], "a worker process sent a reply that was not asked for \\(Done\\); measure again"),
+        ([Done(True)], "a worker process sent an unexpected reply \\(Done\\); measure again"),
         ([Warming(1, 1, 2)], "a worker process replied for cell 1 of its request"),
         ([Visit(1)], "a worker process replied for cell 1 of its request"),
         ([CellRecord(0, {}), CellRecord(0, {})], "a worker process replied for cell 0 of its request"),
