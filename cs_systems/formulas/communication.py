@@ -3,7 +3,7 @@
 Volumes are those of ring algorithms (Patarasuk & Yuan 2009, which are optimal), with n bytes in the whole tensor and N
 ranks. An all-reduce sends 2 n (N−1)/N from each rank. A reduce-scatter, an all-gather and, averaged over the ranks, a
 broadcast send n (N−1)/N. Ψ is the bytes of all trainable parameters. Padding is not counted, nor is the one byte per
-parameter by which ranks exchange the parameters that have gradients.
+parameter by which ranks tell each other which parameters have gradients.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def tensor_rank_cost(
 
 
 def _share(count: int | None, ranks: int, whole: int = 0) -> int | None:
-    """Return one rank's share of a count, of which `whole` is not divided."""
+    """Return one rank's share of a count, if its portion `whole` is not divided."""
     return None if count is None else (count - whole) // ranks + whole
 
 

@@ -48,7 +48,7 @@ class AttentionAlgorithm:
 
     block_q, block_k: tile of the score matrix; None: the whole matrix is computed, masked elements included. Tiles in
         which no query sees a key are skipped.
-    d_head: the head size that the kernel computes with, if it pads; None: that of the call.
+    d_head: the head size that the kernel computes with, if it pads; None: the call's head size.
     backward_matmuls: score-sized matrix products in backward: 4, or 5 where the scores are recomputed.
     score_matrices: numbers of (heads, seq_q, seq_k) matrices of the call's dtype that are alive at the peak of forward,
         between forward and backward, and at the peak of backward; (0, 0, 0) for a tiled algorithm.
@@ -146,7 +146,7 @@ class PhaseCost:
 
 
 def total(costs: Iterable[PhaseCost]) -> PhaseCost:
-    """Return the sum of several phases' costs; a quantity that one of them does not know stays unknown."""
+    """Return the sum of several phases' costs; a quantity that is unknown in one of them is unknown in the sum."""
     costs = list(costs)
     return PhaseCost(*(statistics.total([getattr(cost, f.name) for cost in costs]) for f in fields(PhaseCost)))
 
@@ -202,7 +202,7 @@ def step_cost(
         precision: the precision of the step.
         checkpoint: a plan of `checkpoint_plan`. Recomputation is executed in backward, and not credited.
         head_in_loss: whether the phase loss computes the last layer and at once its gradients.
-        update_bytes: bytes that the optimizer moves for each parameter; None: those of a plain AdamW.
+        update_bytes: bytes that the optimizer moves for each parameter; None: as a plain AdamW.
 
     Backward, attention's included, is credited with twice the forward, because model FLOPs exclude recomputation
     (Chowdhery et al. 2022, appendix B). The optimizer is AdamW. It has no matrix product; a plain one reads the
@@ -244,7 +244,7 @@ def plain_update_bytes(precision: Precision) -> int:
 
 
 def _with(cost: PhaseCost, flops: int, moved: int) -> PhaseCost:
-    """Return the cost with FLOPs, credited and executed, and bytes added."""
+    """Return the cost plus FLOPs, both credited and executed, and plus bytes."""
     assert cost.model_flops is not None
     assert cost.hardware_flops is not None
     assert cost.bytes is not None
@@ -377,7 +377,7 @@ def computed_scores(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int
 
 @functools.lru_cache(maxsize=1024)
 def tiled_scores(queries: int, keys: int, offset: int | None, window: int | None, algorithm: AttentionAlgorithm) -> int:
-    """Return the elements of one head's score matrix that the tiles cover. The mask is that of `twice_credited_scores`.
+    """Return the elements of one head's score matrix that the tiles cover; arguments as in `twice_credited_scores`.
 
     Elements of a computed tile that are masked, or past the edge of the matrix, are included.
     """

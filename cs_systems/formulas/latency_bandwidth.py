@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cs_systems.core.units import counted
 
-FEWEST_SIZES = 3  # a line goes through any two
+FEWEST_SIZES = 3  # a line fits any two sizes exactly
 
 
 @dataclass(frozen=True)

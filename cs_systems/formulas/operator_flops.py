@@ -1,9 +1,9 @@
 """FLOPs of one PyTorch operator by the shapes of its inputs.
 
-A multiplication and an addition count as two. Only matrix products, convolutions and attention have a formula: the
-arithmetic of other operators is limited by memory. A fused attention counts as in `cost`: the scores that it shows,
-causal or in a window, and in backward twice as much. Where a trace does not hold what a mask shows, all scores count.
-The products of an unfused attention are products like others.
+A multiplication and an addition count as two. Only matrix products, convolutions and attention have a formula, because
+other operators are limited by memory, not arithmetic. A fused attention counts as in `cost`: its visible scores, causal
+or in a window, and twice as much in backward. If a trace does not show which scores a mask hides, all scores count. The
+products of an unfused attention count like other matrix products.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cs_systems.core.shapes import causal_offset
 from cs_systems.formulas.cost import twice_credited_scores
 
 Shape = tuple[int, ...]
-LARGEST = 1 << 62  # FLOPs of one call; shapes that give more are damaged
+LARGEST = 1 << 62  # limit of FLOPs of one call; shapes that give more are damaged
 
 
 class Work(NamedTuple):
@@ -29,11 +29,11 @@ class Work(NamedTuple):
 
 
 def operator_work(name: str, shapes: Sequence[object], arguments: Sequence[str] = ()) -> Work | None:
-    """Return the work of one call; None where no formula is known, or the inputs do not fit it.
+    """Return the work of one call; None if no formula is known, or the inputs do not fit it.
 
     Args:
-        name: The operator, as `aten::mm`.
-        shapes: The shape of each input; () for a number or an input that is no tensor.
+        name: The operator, such as `aten::mm`.
+        shapes: The shape of each input; () for a number or another input that is not a tensor.
         arguments: The values of the other inputs as texts, "" for a tensor. Convolutions need them, and attention to
             know whether it is causal.
     """
@@ -56,16 +56,16 @@ Count = Callable[[Sequence[Shape], Sequence[str]], int | Work]
 
 
 class _Attention(NamedTuple):
-    """Places of the inputs of a fused attention that decide which scores it shows; None: it has no such input."""
+    """Indices of a fused attention's inputs that decide which scores are visible; None: it has no such input."""
 
     causal: int
     mask: int | None = None
-    window: int | None = None  # keys before the diagonal; the next input has those after it
-    starts: int | None = None  # of packed sequences
-    query: int = 0  # before key and value
+    window: int | None = None  # visible keys before the diagonal; the next input has those after it
+    starts: int | None = None  # starts of packed sequences
+    query: int = 0  # index of the query; key and value follow
     backward: bool = False
     by_position: bool = False  # (batch, length, heads, d_head) instead of (batch, heads, length, d_head)
-    align: str = "upper_left"  # where queries and keys differ in number
+    align: str = "upper_left"  # alignment of the diagonal if the numbers of queries and keys differ
 
 
 class _Rule(NamedTuple):
@@ -147,12 +147,12 @@ def _sides(call: _Attention) -> tuple[int | None, int | None]:
 
 
 def _bound(text: str) -> int | None:
-    """Return the size of one side of a window; None where it has no end."""
+    """Return the size of one side of a window; None if it is unlimited."""
     return int(text) if text.isdecimal() else None
 
 
 def _numbers(text: str, count: int) -> list[int]:
-    """Return the numbers of an argument such as `[2, 2]`, where one stands for all."""
+    """Return the numbers of an argument such as `[2, 2]`; a single number stands for all dimensions."""
     found = [int(number) for number in re.findall(r"-?\d+", text)]
     if len(found) not in (1, count):
         raise ValueError
@@ -165,7 +165,7 @@ def _convolution(shapes: Sequence[Shape], arguments: Sequence[str], transposed: 
     if sizes < 1 or len(inputs) not in (sizes + 1, sizes + 2):
         raise ValueError
     batch = inputs[0] if len(inputs) == len(weight) else 1
-    if transposed:  # each element of the input meets the whole kernel
+    if transposed:  # each element of the input is multiplied by the whole kernel
         return 2 * batch * math.prod(inputs[-sizes - 1 :]) * math.prod(weight[1:])
     stride, padding, dilation = (_numbers(text, sizes) for text in arguments[3:6])
     extents = zip(inputs[-sizes:], weight[2:], stride, padding, dilation, strict=True)
@@ -190,7 +190,8 @@ def _convolution_backward(shapes: Sequence[Shape], arguments: Sequence[str]) -> 
 _PRODUCT, _BATCHED = "2·m·k·n", "2·b·m·k·n"
 _CONVOLUTION = "2·batch·channels out·positions out·channels in/groups·kernel"
 _TRANSPOSED = "2·batch·channels in·positions in·channels out/groups·kernel"
-MAY_HIDE = ", a mask may hide some"  # ends the formula of an attention that counts all scores for lack of its mask
+# Suffix of the formula of an attention that counts all scores because its mask is unknown.
+MAY_HIDE = ", a mask may hide some"
 _FORWARD, _BACKWARD = "2·b·h·q·k·(d + d_v)", "4·b·h·q·k·(d + d_v)"
 
 

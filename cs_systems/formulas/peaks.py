@@ -1,7 +1,7 @@
 """Peak rates and memory bandwidths of known devices, from their data sheets.
 
 Data sheets often state tensor-core rates with structured sparsity; half of those values is used here. Rates of GeForce
-cards are those with fp32 accumulation, as in training. `fp32` is the rate outside the tensor cores (TF32 off).
+cards are for fp32 accumulation, as in training. `fp32` is the rate outside the tensor cores (TF32 off).
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ Takes = str | tuple[str, ...]  # valid values of an option
 
 
 def splits_of(name: str) -> frozenset[str]:
-    """Return the objects that a strategy or a composition of strategies divides over the ranks, without torch.
+    """Return the objects that a strategy or a composition of strategies divides among the ranks, without torch.
 
-    They are declared in the strategies' files: batch, features, parameters, and so on.
+    The strategies' files declare them: batch, features, parameters, and so on.
     """
     return frozenset().union(*(entry.get("splits", {"batch"}) for entry in _declared(name)))
 
@@ -27,7 +27,7 @@ def overlaps(name: str) -> bool:
 
 
 def data_ranks(config: Mapping[str, Any]) -> int:
-    """Return the number of ranks with rows of their own in a record's configuration.
+    """Return the number of ranks with different rows of the batch in a record's configuration.
 
     Ranks that divide blocks among each other share their rows.
     """
@@ -38,7 +38,7 @@ def data_ranks(config: Mapping[str, Any]) -> int:
 
 
 def options_of(name: str) -> dict[str, Takes]:
-    """Return the options of a strategy's components with their types, from their files, without torch."""
+    """Return the options of a strategy's components with their types, read from their files without torch."""
     return {option: takes for entry in _declared(name) for option, takes in entry.get("options", {}).items()}
 
 
@@ -84,7 +84,7 @@ def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
 def check_division(num_heads: int, d_ff: int, world_size: int, tp_degree: int | None) -> None:
     """Raise ConfigError unless the ranks that share a block divide the number of heads and d_ff. No torch.
 
-    tp_degree: their number; None: all of the world, with tp alone.
+    tp_degree: the number of these ranks; None: all ranks, for tp alone.
     """
     common = math.gcd(num_heads, d_ff)
     if tp_degree is None:
@@ -104,7 +104,7 @@ def check_division(num_heads: int, d_ff: int, world_size: int, tp_degree: int | 
 
 
 def require_tp_degree(tp_degree: int | None, splits: Collection[str]) -> None:
-    """Raise ConfigError for two dimensions of ranks without `tp_degree`, which alone gives their sizes."""
+    """Raise ConfigError for two dimensions of ranks without `tp_degree`, because only it determines their sizes."""
     if tp_degree is None and {"batch", "features"} <= set(splits):
         raise ConfigError(
             "tp with another strategy requires tp_degree; set it to the number of ranks that share one block",

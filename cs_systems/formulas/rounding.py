@@ -1,4 +1,4 @@
-"""Explanation of the error of a sum in low precision: units in the last place, binade by binade. Pure arithmetic.
+"""Explanation of a sum's error in low precision by units in the last place, binade by binade.
 
 A binary format with p significant bits has, at x, the ulp 2^(max(⌊log2 |x|⌋, emin) − p + 1). Results round to the
 nearest multiple of it, ties to even (IEEE 754-2019, 4.3.1). The unit roundoff is u = 2^−p.
@@ -134,13 +134,13 @@ FORMATS = {Precision.FP32: FP32, Precision.BF16: BF16, Precision.FP16: FP16}
 
 @dataclass(frozen=True)
 class Binade:
-    """Additions of one number to a sum that lies in [low, below) when they begin."""
+    """Repeated additions of one number while the running sum is in [low, below)."""
 
     low: float
-    ulp: float  # of the sum
-    stored: float  # the number as it is added
+    ulp: float  # ulp of the sum
+    stored: float  # the rounded number that is added
     additions: int
-    error: float  # the total excess that rounding added
+    error: float  # total error added by rounding
 
     @property
     def below(self) -> float:
@@ -156,14 +156,14 @@ class Binade:
         return (self.stored + self.error / self.additions) / self.ulp
 
 
-@cache  # a table, its explanation and its answer ask for the same sums
+@cache  # a table, its explanation and its answer need the same sums
 def binades(value: float, addend: Format, accumulator: Format, count: int) -> tuple[Binade, ...]:
     """Return the binades that the sum passes while `value` is added `count` times to 0.
 
     `value` is stored as `addend`; the sum is stored as `accumulator`.
     """
     stored, total = addend.rounded(value), 0.0
-    additions, errors = Counter[float](), defaultdict[float, float](float)  # by the smallest number of the binade
+    additions, errors = Counter[float](), defaultdict[float, float](float)  # key: the smallest number of the binade
     for done in range(count):
         low = 2.0 ** (math.frexp(total or stored)[1] - 1)
         after = accumulator.rounded(total + stored)

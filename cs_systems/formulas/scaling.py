@@ -1,9 +1,9 @@
 """Duration of a training step on N GPUs by strategy: a closed form, and a simulation of the streams.
 
 A rank computes each block's forward and backward at the rate of one GPU, and sends the bytes of `communication`, block
-by block. A collective over r ranks takes α log₂ r + sent/β (Hockney 1994; the latency is that of a tree). β is the
-busbw: that of the link inside a node, and across nodes the share of a node's network left to each of the groups that
-use it at the same time. Overlap is perfect: streams do not slow each other down.
+by block. A collective over r ranks takes α log₂ r + sent/β (Hockney 1994, with the latency of a tree). β is the busbw:
+inside a node, of the link; across nodes, the share of a node's network for each of the groups that use it at the same
+time. Overlap is perfect: streams do not slow each other down.
 
 - data parallel: each block's gradients are averaged during the rest of backward.
 - fully sharded: a block is gathered while the previous one computes (one ahead, as in `fsdp`), and again in backward,
@@ -11,8 +11,8 @@ use it at the same time. Overlap is perfect: streams do not slow each other down
 - tensor parallel (within each of them): attention and feed-forward each wait for an all-reduce, in forward and in
   backward. Every rank computes the whole embedding and head.
 
-The closed form is the roofline, phase by phase: max(computing, sending), without losses where one waits for the other
-to begin (Austin et al. 2025, "How to Scale Your Model", give the same bounds by layer). The simulation includes these
+The closed form is the roofline of each phase: max(computing, sending), without losses while one waits for the other to
+begin (Austin et al. 2025, "How to Scale Your Model", give the same bounds by layer). The simulation includes these
 losses: the first all-gather, the last reduction, and idle time of the link.
 """
 
@@ -27,7 +27,7 @@ from cs_systems.config import AttentionShape, ModelConfig
 from cs_systems.formulas.communication import all_reduce_bytes, shard_bytes
 from cs_systems.formulas.cost import block_parameter_count, credited_attention_flops
 
-COMPUTE, DATA, TENSOR = "compute", "data", "tensor"  # streams; each of the two communicators has its own
+COMPUTE, DATA, TENSOR = "compute", "data", "tensor"  # names of streams; each of the two communicators has its own
 
 
 class Sharing(StrEnum):
@@ -117,7 +117,7 @@ class Step:
     tensor_s: the all-reduces of one block in forward; backward takes the same.
     gather_s, reduce_s: all-gather of the parameters, and reduction of the gradients, of one block.
     gather_rest_s, reduce_rest_s: the same for parameters outside the blocks, once per step.
-    reduce_head_s: the share of the head in that reduction, which starts as soon as the head's gradient is ready.
+    reduce_head_s: the head's share of that reduction, which starts as soon as the head's gradient is ready.
     """
 
     blocks: int

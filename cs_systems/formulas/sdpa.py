@@ -1,4 +1,4 @@
-"""Kernel that PyTorch's scaled_dot_product_attention takes for a call on CUDA, by PyTorch's own rules.
+"""Prediction of the kernel that PyTorch's scaled_dot_product_attention chooses on CUDA, by PyTorch's own rules.
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and ../sdp_utils_cpp.h of PyTorch 2.11 to 2.14. A test on a
 GPU compares these rules with torch's answers. Nested tensors and ROCm are not covered.
@@ -17,7 +17,7 @@ _MOST_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class Gpu:
-    """GPU and libraries, as far as the choice depends on them. The defaults are an H100 with PyTorch 2.11's wheel.
+    """Properties of GPU and libraries that decide the choice; by default of an H100 with PyTorch 2.11's wheel.
 
     enabled: kernels that the program has not switched off.
     """
@@ -30,17 +30,17 @@ class Gpu:
 
     @property
     def prefers_cudnn(self) -> bool:
-        """Return whether cuDNN is asked first: from 9.15.1 on, on Hopper and Blackwell; elsewhere it is not asked."""
+        """Return whether PyTorch tries cuDNN first: from 9.15.1 on, on Hopper and Blackwell; elsewhere not at all."""
         return self.cudnn > 91500 and self.capability[0] in (9, 10)
 
 
 @dataclass(frozen=True)
 class SdpaCall:
-    """One call: shapes of query, key and value as (batch, heads, length, head size), and what else decides.
+    """Call with the properties that decide its kernel; shapes are (batch, heads, length, head size).
 
     dtypes: those of query, key and value, by torch's names.
     trains: one of the three requires a gradient. mask_trains: the mask does.
-    rows_are_dense: the last dimension of query, key and value has stride 1. mask_rows_are_dense: that of the mask has.
+    rows_are_dense: the last dimension of query, key and value has stride 1. mask_rows_are_dense: the mask's too.
     """
 
     dtypes: tuple[str, str, str]
@@ -58,13 +58,13 @@ class SdpaCall:
 
 
 def chosen(call: SdpaCall, gpu: Gpu) -> str | None:
-    """Return the kernel that runs the call; None where every kernel that could is switched off."""
+    """Return the kernel that runs the call; None if every suitable kernel is switched off."""
     order = (CUDNN, FLASH, EFFICIENT, MATH) if gpu.prefers_cudnn else (FLASH, EFFICIENT, MATH)
     return next((kernel for kernel in order if refusal(kernel, call, gpu) is None), None)
 
 
 def refusal(kernel: str, call: SdpaCall, gpu: Gpu) -> str | None:
-    """Return the first reason that a kernel does not run the call, or None."""
+    """Return the first reason why a kernel cannot run the call, or None."""
     rules = {CUDNN: _of_cudnn, FLASH: _of_flash, EFFICIENT: _of_efficient, MATH: lambda *_: iter(())}
     if kernel not in gpu.enabled:
         return f"{kernel} attention is switched off"
@@ -84,7 +84,7 @@ def _of_every_fused_kernel(call: SdpaCall) -> Iterator[str]:
 
 
 def _of_heads(call: SdpaCall, *, groups: bool, key_and_value_differ: bool = False) -> Iterator[str]:
-    """Yield what is wrong with the numbers of heads. groups: query heads may share a key head."""
+    """Yield the problems with the numbers of heads. groups: query heads may share a key head."""
     query, key, value = (shape[1] for shape in (call.query, call.key, call.value))
     if not (call.enable_gqa and groups):
         if not query == key == value:
@@ -126,7 +126,7 @@ def _of_cudnn(call: SdpaCall, gpu: Gpu) -> Iterator[str]:
 
 
 def _is_broadcast(call: SdpaCall) -> bool:
-    """Return whether the mask has 2 or 4 dimensions, each 1 or that of the scores."""
+    """Return whether the mask has 2 or 4 dimensions, each of size 1 or equal to the scores'."""
     assert call.mask is not None
     scores = (*call.query[:3], call.key[2])[-len(call.mask) :]
     return len(call.mask) in (2, 4) and all(size in (1, all_) for size, all_ in zip(call.mask, scores, strict=True))

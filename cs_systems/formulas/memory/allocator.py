@@ -41,7 +41,7 @@ class Block:
 
 
 class CachingAllocator:
-    """Caching allocator with unlimited memory, for a sequence of allocations and frees whose order is known.
+    """Caching allocator with unlimited memory, for a known sequence of allocations and frees.
 
     It takes the smallest free block that is large enough, splits off the rest, and merges free neighbours. Small and
     large blocks come from different segments. Source: c10/cuda/CUDACachingAllocator.cpp, with its default settings.

@@ -19,7 +19,7 @@ from cs_systems.record import RunRecord
 CONTEXT_BYTES = 751 * MIB
 TILED = AttentionAlgorithm(block_q=128, block_k=128, backward_matmuls=5)
 TILED_WITH_ACCUMULATOR = replace(TILED, dq_accumulator_bytes=4)
-# Copies of the backends' declarations, because their files import torch; an unlisted tiled backend is TILED.
+# Copies of the backends' declarations, because their files import torch; unlisted tiled backends use TILED.
 DECLARED = {
     "compiled": AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True),
     "flash_attn": TILED_WITH_ACCUMULATOR,
@@ -28,12 +28,12 @@ DECLARED = {
     "sdpa_efficient": replace(TILED, output_by_position=True),
 }
 HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE, Precision.FP8)
-_STRAIGHT = 8  # values that a straight line needs at most
+_STRAIGHT = 8  # most values to try if memory is a straight line
 MOST = 1 << 20  # upper limit of the search, for sequences of a batch and tokens of a context
 
 
 def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
-    """Return the attention algorithm of the config's backend, for memory only (tiles are not the kernel's).
+    """Return the attention algorithm of the config's backend; valid for memory only, because its tiles are not real.
 
     Raises:
         ConfigError: the backend is outside the package, so that its memory is not declared.
@@ -54,7 +54,7 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
 
 
 def _refusal(name: str, config: RunConfig) -> str | None:
-    """Return why PyTorch's kernel that the backend forces does not run the model's attention; None if it does."""
+    """Return the reason why the PyTorch kernel that the backend forces cannot run the model; None if it can."""
     if (kernel := name.removeprefix("sdpa_")) not in sdpa.KERNELS or kernel == name:
         return None
     model, length = config.model, config.tokens_per_sequence
@@ -64,10 +64,10 @@ def _refusal(name: str, config: RunConfig) -> str | None:
 
 
 def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] | None:
-    """Return (the config on the record's device, its attention algorithm), or None where no formula holds.
+    """Return (the config on the record's device, its attention algorithm), or None if no formula is valid.
 
-    No formula holds for a user's own workload or attention, nor for a compiled model: its compiler decides what is
-    kept.
+    No formula is valid for a user's own workload or attention, or for a compiled model, because the compiler decides
+    which tensors are kept.
     """
     config = record.run_config
     if config.workload != "train_step" or config.compile != "none" or record.environment is None:
@@ -105,7 +105,7 @@ class Change:
 class Fit:
     """Prediction for a config and a device.
 
-    `largest_batch` holds at this context and `largest_context` at this batch; 0 where not even 1 fits.
+    `largest_batch` is for this context and `largest_context` for this batch; 0 if not even 1 fits.
 
     changes: alternatives, each with the memory it would need. The change that affects the result least comes first.
         Empty if the config fits unchanged.
@@ -178,7 +178,7 @@ def _next(known: dict[int, int], low: int, high: int, device_bytes: int) -> int:
     slope = (known[last] - known[first]) / (last - first)
     aim = first + int((device_bytes - known[first]) // slope) if slope > 0 else (low + high) // 2
     if len(known) > _STRAIGHT and len(known) % 2:
-        aim = (low + high) // 2  # not a straight line here: halve what is left
+        aim = (low + high) // 2  # not a straight line here: halve the interval
     return min(max(aim if aim > low else low + 1, low + 1), high - 1)
 
 
@@ -197,7 +197,7 @@ def cheapest_plan(config: RunConfig, budget_bytes: int) -> Change | None:
 
 
 def plans(config: RunConfig) -> Iterator[str]:
-    """Yield every form of checkpointing that suits the model.
+    """Yield every form of checkpointing that is possible for the model.
 
     The forms are: the first n blocks, all blocks in groups, selective, and nested in two levels.
     """
@@ -249,7 +249,7 @@ def _context(config: RunConfig, device_bytes: int) -> Change | None:
     return _change(f"--context-length {length}", with_context(config, length), device_bytes)
 
 
-# The least intrusive change comes first: same numbers, then same mathematics, then a different step.
+# The least intrusive change comes first: identical results, then the same mathematics, then a different step.
 _CHANGES = (_tiled_attention, _checkpointing, _half_precision, _batch, _context)
 
 

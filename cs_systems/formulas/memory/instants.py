@@ -71,7 +71,7 @@ def _forward_with_graph(step: StepTensors) -> dict[str, Components]:
             }
         }
     head = step.all_kept()
-    cast = step.residual if step.autocast else 0  # the normalised input beside its copy for lm_head
+    cast = step.residual if step.autocast else 0  # the normalised input together with its copy for lm_head
     return in_last | {
         "forward: head": head
         | {
@@ -110,8 +110,8 @@ def _backward(step: StepTensors) -> dict[str, Components]:
 def _update(step: StepTensors) -> Components:
     """Return the bytes alive in AdamW's step.
 
-    torch's foreach holds a root of the second moment for all parameters at once; the package's own for one at a
-    time.
+    torch's foreach AdamW holds the roots of the second moment for all parameters at once; this package's own AdamW
+    for one parameter at a time.
     """
     workspace = {"adamw_foreach": step.weights, "adamw": max(step.head_weight, step.feed_forward_weights // 3)}
     return step.always | {
@@ -122,7 +122,7 @@ def _update(step: StepTensors) -> Components:
 
 
 def _alone(step: StepTensors, phase: str, before: Kept) -> dict[str, Components]:
-    """Return the instants of a block that keeps nothing for backward; `before` is alive, its input included."""
+    """Return the instants of a block that keeps nothing for backward; `before` is alive and includes its input."""
     # Rotated q and k, and v; then the output and, over a full matrix, a copy of v with the heads outermost. Where
     # autocast widens the softmax, the score matrices peak before that.
     beside_rotated = 1 if step.tiled else 0 if step.widens_scores else 2
@@ -136,7 +136,7 @@ def _alone(step: StepTensors, phase: str, before: Kept) -> dict[str, Components]
         },
         f"{phase}: feed-forward": step.always
         | {
-            "weight_copies": before.copies - step.copies(step.feed_forward_weights // 3),  # w2 comes later
+            "weight_copies": before.copies - step.copies(step.feed_forward_weights // 3),  # w2 runs later
             "activations": before.activations + 2 * step.residual + 3 * step.wide,
             "attention_scores": before.scores,
         },
@@ -162,9 +162,9 @@ def _feed_forward_backward(step: StepTensors, layer: int, kept: Kept) -> Compone
 def _attention_backward(step: StepTensors, layer: int, kept: Kept) -> Components:
     """Return the bytes alive in the backward of attention.
 
-    Besides the scores, they are the gradients of the residual and those that attention has produced so far. Over a
-    full matrix that is the value's gradient, and the saved value and output are freed. A tiled backward holds all
-    that it saved, the output's gradient (in the place of the copy that output_proj read, if any), and three new
+    Besides the scores, they are the gradient of the residual and the gradients that attention has produced so far.
+    Over a full matrix that is the value's gradient, and the saved value and output are freed. A tiled backward holds
+    all that it saved, the output's gradient (in the place of the copy that output_proj read, if any), and three new
     gradients.
     """
     later = step.model.num_layers - 1 - layer

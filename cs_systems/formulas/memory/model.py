@@ -1,13 +1,13 @@
 """Predicted memory of a training step in one process: at its peak, and after each phase.
 
-Counted are the tensors that eager PyTorch holds and, on CUDA, what PyTorch's allocator counts besides them: cuBLAS's
-workspaces, and the rest of a block that is too small to be split off (`rounding`). No constant of the formula is fitted
-to a measurement. `tensors` has the sizes, `instants` the possible peaks.
+The prediction counts the tensors that eager PyTorch holds and, on CUDA, other memory that PyTorch's allocator counts:
+cuBLAS's workspaces, and the rest of a block that is too small to be split off (`rounding`). No constant of the formula
+is fitted to a measurement. `tensors` has the sizes, `instants` the possible peaks.
 
-Left out are: fragmentation (reserved but free), the CUDA context, the unsplit rest of a reused block of another size
+It leaves out fragmentation (reserved but free), the CUDA context, the unsplit rest of a reused block of another size
 (up to 1 MiB per tensor: 4% of `small` at context 128), and the instant inside a norm, which is below the loss's unless
-the vocabulary is smaller than d_model. The formula does not predict a compiled model, because the compiler decides what
-to keep (6% less in the one that was measured). fp8 is counted as bf16 and needs less.
+the vocabulary is smaller than d_model. The formula does not predict a compiled model, because the compiler decides
+which tensors to keep (6% less in a measured one). fp8 is counted as bf16 and needs less.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def step_memory(config: RunConfig, algorithm: AttentionAlgorithm) -> MemoryPredi
 
 
 def kept_by_a_block(config: RunConfig, algorithm: AttentionAlgorithm, checkpoint: Segment | None = None) -> int:
-    """Return the bytes that a block, or a `checkpoint`, keeps for backward, copies of its weights included."""
+    """Return the bytes that a block, or a `checkpoint`, keeps for backward, including copies of its weights."""
     step = StepTensors(config, algorithm)
     kept = step.block if checkpoint is None else step.kept_by(checkpoint)
     return kept.activations + kept.scores + kept.copies
@@ -66,7 +66,7 @@ def phase_memory(config: RunConfig, algorithm: AttentionAlgorithm, steps: int = 
 def _threads(config: RunConfig, step: int, instant: str) -> int:
     """Return the number of threads that have called cuBLAS by that instant.
 
-    Backward's own thread calls it after the loss, whose backward has no matrix product.
+    Backward's own thread calls it only after the loss, because the loss's backward has no matrix product.
     """
     begun = step > 1 or (instant.startswith(("backward", "optimizer")) and instant != "backward: loss")
     return 2 if begun and config.mode is not Mode.FORWARD else 1

@@ -1,4 +1,4 @@
-"""Predictions of memory, as data: bytes by component at each possible peak, and after each phase."""
+"""Data classes of predicted memory: bytes by component at each possible peak, and after each phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of one rank of N by formula: the states and gradients of one process, of which a strategy divides some.
+"""Memory of one of N ranks by formula: the state of one process, partly divided among the ranks by a strategy.
 
 A rank holds all parameters, gradients and optimizer state, or 1/N of those that its strategy divides
 (`ParallelStrategy.splits`; Rajbhandari et al. 2020, figure 1). With Ψ bytes of parameters and AdamW's two moments, that
@@ -22,7 +22,7 @@ SPLIT = {"parameters": "parameters", "gradients": "gradients", "optimizer_state"
 
 
 def of_a_rank(components: Components, splits: Collection[str], world_size: int) -> Components:
-    """Return the components of one process's step as they are on each rank."""
+    """Return the bytes by component on each rank, given those of one process's step."""
     return {name: -(-size // world_size) if SPLIT.get(name) in splits else size for name, size in components.items()}
 
 

@@ -1,4 +1,4 @@
-"""Sizes of one process's tensors in a training step, optimizer state included, and the bytes kept for backward."""
+"""Sizes of one process's tensors in a training step, including optimizer state, and the bytes kept for backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Kept:
 
     activations: int = 0
     scores: int = 0
-    copies: int = 0  # of weights, under autocast
+    copies: int = 0  # copies of weights under autocast
 
     def __add__(self, other: Kept) -> Kept:
         return Kept(self.activations + other.activations, self.scores + other.scores, self.copies + other.copies)
@@ -81,7 +81,7 @@ class StepTensors:
         self.weights = parameter_count(model) * self.parameter
         self.head_weight = model.vocab_size * model.d_model * self.parameter
         self.feed_forward_weights = 3 * model.d_model * model.d_ff * self.parameter
-        self.matrices = (  # (bytes, how many)
+        self.matrices = (  # (bytes, count)
             (self.head_weight, 2),
             (self.feed_forward_weights // 3, 3 * model.num_layers),
             (model.d_model**2 * self.parameter, 4 * model.num_layers),
@@ -98,7 +98,7 @@ class StepTensors:
         self.always = self.stateless | state
 
     def _state_bytes(self) -> int:
-        """Return the bytes of the optimizer's state: two moments, with master weights also a remainder of 2 bytes."""
+        """Return the bytes of the optimizer's state: two moments, and with master weights a remainder of 2 bytes."""
         of_a_parameter = {"adamw_master": 2 + 4 + 4, "adamw_bf16_state": 2 + 2 + 2}
         elements = parameter_count(self.model)
         return elements * of_a_parameter.get(self.config.optimizer, 2 * self.parameter)
@@ -138,9 +138,9 @@ class StepTensors:
         return sum((self.block if isinstance(item, int) else self.kept_by(item) for item in run), NOTHING)
 
     def kept_by(self, segment: Segment) -> Kept:
-        """Return what a checkpoint keeps: its input, and the kept outputs of each block.
+        """Return the tensors that a checkpoint keeps: its input, and the kept outputs of each block.
 
-        These are the output of attention, or those of the linear layers.
+        These are the output of attention, the outputs of the linear layers, or both.
         """
         attention, linear = self.hidden + self.log_sum_exp, 5 * self.hidden + 2 * self.wide
         beside = {None: 0, "attention": attention, "matmul": linear, "products": attention + linear}[segment.keeps]
