@@ -31,7 +31,7 @@ class Caveat:
 RECORD_AGAIN = "record again, with fewer steps and without another profiler"
 REMOVE_BREAKS = "keep printing, .item(), .cpu() and branches on tensors out of the compiled code"
 _NAME_STEPS = "name the iteration: Recorder(...), and with recorder.step(): around the body of the loop"
-# Code of a caveat → its remedy. Tables show these also for records that were written with an earlier wording.
+# Code of a caveat → its remedy. Tables show these even for records that were written with an earlier wording.
 REMEDIES = {
     "profiled": "take times from cs-systems time; use a profile for shares and causes",
     "few-samples": "time 10 steps or more (--steps)",
@@ -63,8 +63,8 @@ _LATER = (
     "record more steps after a longer warm-up where the loop has them, such as cs-systems run --steps 20:70, or "
     "Recorder(warmup=20, steps=50)"
 )
-# The same of a user's own loop, which `cs-systems run` or a Recorder measured: these have other options. The remedy of
-# few-samples depends on the length of the loop, and stands in the record.
+# The same for a user's own loop, measured by `cs-systems run` or a Recorder, which have other options. The remedy of
+# few-samples depends on the length of the loop, and is in the record.
 LOOP_REMEDIES = {code: remedy for code, remedy in REMEDIES.items() if code != "few-samples"} | {
     "profiled": "take times from the record without a profiler; use a profile for shares and causes",
     "unstable": f"close other programs, and {_LATER}",
@@ -93,7 +93,7 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
     Args:
         timed: the steps that were timed.
         wanted: the steps to time.
-        done: the steps of the loop, warm-up included; None where they are not known.
+        done: the steps of the loop, including warm-up; None if unknown.
         ended: `the loop ended` or `the loop was interrupted`, and the error that ended it, if any.
         missing: the profilers that were to record after the timing.
     """
@@ -110,31 +110,31 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
 
 
 def own_tools(names: Iterable[str]) -> Caveat:
-    """Return the caveat of a loop that was timed while the program itself profiled or traced it."""
+    """Return the caveat for a loop that was timed while the program itself profiled or traced it."""
     return caveat("own-tools", f"timed under the program's own {' and '.join(sorted(names))}, which cost time")
 
 
 def own_capture(calls: int) -> Caveat:
-    """Return the caveat of a program whose own calls would have begun or ended what nsys captures."""
+    """Return the caveat for a program with calls that would have begun or ended nsys's capture."""
     what = counted(calls, "call") + " of cudaProfilerStart and cudaProfilerStop by the program did nothing"
     return caveat("own-capture", f"{what}: nsys captured the recorded steps alone")
 
 
 def recomputed(share: float) -> Caveat:
-    """Return the caveat of a backward pass of which this share repeats forward."""
+    """Return the caveat for a backward pass that spends this share on recomputing forward."""
     return caveat("recomputed", f"{100 * share:.0f}% of backward repeats forward, for torch.utils.checkpoint")
 
 
-UNEVEN = ("mixed-steps", "mixed-batches")  # of timed steps that differ by what they do: their spread has a known cause
+UNEVEN = ("mixed-steps", "mixed-batches")  # steps do different work: a known cause of spread
 
 
 def mixed_batches(what: str) -> Caveat:
-    """Return the caveat of timed steps whose batches differ in size. what: the consequence for the numbers."""
+    """Return the caveat for timed steps with batches of different sizes. what: the consequence for the numbers."""
     return caveat("mixed-batches", f"the batches of the timed steps differ in size; {what}")
 
 
 def skipped_steps(skipped: int, steps: int, first_scale: float, scale: float | None) -> Caveat:
-    """Return the caveat of optimizer steps that a GradScaler skipped. scale: of the scaler now; None if unknown."""
+    """Return the caveat for optimizer steps that a GradScaler skipped. scale: its current scale; None if unknown."""
     scales = f"scale {_scale(first_scale)} at first" + ("" if scale is None else f", {_scale(scale)} at last")
     what = f"{skipped} of {counted(steps, 'optimizer step')} were skipped by the GradScaler ({scales})"
     return caveat("skipped-steps", what)
@@ -145,7 +145,7 @@ def _scale(number: float) -> str:
 
 
 def full_attention(why: str) -> Caveat:
-    """Return the caveat of model FLOPs that include scores which a mask may hide."""
+    """Return the caveat for model FLOPs that include scores which a mask may hide."""
     return caveat("full-attention", f"model FLOPs count the whole score matrix of attention: {why}")
 
 
@@ -157,7 +157,7 @@ def no_number(loss: float | None) -> Iterator[Caveat]:
 
 
 def not_restored(names: Sequence[str]) -> Caveat:
-    """Return the caveat of a measurement in the user's process that could not leave everything as it was."""
+    """Return the caveat for a measurement in the user's process that could not restore everything."""
     shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
     return caveat("not-restored", f"the measurement may have changed {shown}, and could not put it back")
 
@@ -166,7 +166,7 @@ _MOST_NAMES = 5
 
 
 def broken_graph(rows: Sequence[GraphBreakRow]) -> str:
-    """Return where the graph is broken first, and why."""
+    """Return the place of the first graph break, and its reason."""
     first = rows[0]
     where = f" at {first['place']}" if first["place"] else ""
     return f"left the graph, first{where}: {first['reason']}"

@@ -26,7 +26,7 @@ FORMS = (
 SELECTIVE = ("attention", "matmul", "products")
 # Backends that call one torch operator for attention: only the output of a single operator can be kept.
 ONE_OPERATOR = ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
-# Backends whose kernels are one operator in a compiled model only.
+# Backends with kernels that are a single operator only in a compiled model.
 ONE_COMPILED_OPERATOR = ("flash_cuda", "flash_triton")
 
 

@@ -1,4 +1,4 @@
-"""Collectives by name: bytes moved by one call, and its bandwidths as nccl-tests defines them.
+"""Collectives by name: bytes moved by one call, and its bandwidths by the definitions of nccl-tests.
 
 The size of a call follows nccl-tests: the bytes of the largest buffer that a rank holds for it.
 
@@ -66,7 +66,7 @@ class CollectiveShape:
         check_values(self)
 
     def unit_bytes(self, world_size: int) -> int:
-        """Return the unit of the size: one element, times the number of ranks where each has an equal share."""
+        """Return the unit of the size: one element, times the number of ranks if each has an equal share."""
         return ELEMENT_BYTES[self.dtype] * (world_size if self.collective in DIVIDED else 1)
 
     def check(self, world_size: int) -> None:
@@ -110,7 +110,7 @@ def algbw(size_bytes: int, seconds: float) -> float:
 def busbw(collective: str, size_bytes: int, world_size: int, seconds: float) -> float | None:
     """Return the bus bandwidth of one link in bytes/s, by the convention of nccl-tests.
 
-    None with one rank, where nothing crosses a link.
+    None with one rank, because nothing crosses a link.
     """
     return algbw(size_bytes, seconds) * BUS_FACTORS[collective](world_size) if world_size > 1 else None
 

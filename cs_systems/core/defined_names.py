@@ -1,4 +1,4 @@
-"""Names that a Python file defines, read from its text: a process without torch checks a name without an import."""
+"""Names that a Python file defines, read from its text, so that a process without torch can check a name."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import tokenize
 from collections.abc import Collection
 from pathlib import Path
 
-_DYNAMIC = {"globals", "locals", "vars", "exec", "modules", "__getattr__"}  # they define names as the file runs
-_STATEMENTS = re.compile(r"\.modules|import\s*\*")  # which a table of symbols does not show
+_DYNAMIC = {"globals", "locals", "vars", "exec", "modules", "__getattr__"}  # they can define names at run time
+_STATEMENTS = re.compile(r"\.modules|import\s*\*")  # a symbol table does not show the names that these define
 
 
 def defined_names(path: Path) -> Collection[str] | None:
-    """Return the names that a module defines at its top level; None where only running it can tell.
+    """Return the names that a module defines at its top level; None if only running it can show them.
 
     The modules of a package are among its names.
     """
@@ -27,7 +27,7 @@ def defined_names(path: Path) -> Collection[str] | None:
     return names | {inside.stem for inside in path.parent.iterdir()}
 
 
-@functools.lru_cache(maxsize=64)  # each cell of a sweep asks
+@functools.lru_cache(maxsize=64)  # called for each cell of a sweep
 def _defined(path: Path, modified_ns: int) -> frozenset[str] | None:
     with tokenize.open(path) as stream:
         text = stream.read()

@@ -1,10 +1,10 @@
-"""Diagnostic of `doctor`: one row about one check, made by the worker, the command line or a profiler."""
+"""Diagnostic of `doctor`: a row with the result of one check, made by the worker, the command line or a profiler."""
 
 from __future__ import annotations
 
 from typing import TypedDict
 
-NEEDS_GPU = "needs a GPU"  # no installation makes it work on this machine
+NEEDS_GPU = "needs a GPU"  # status: nothing that can be installed makes it work on this machine
 
 
 class Diagnostic(TypedDict):
@@ -14,7 +14,7 @@ class Diagnostic(TypedDict):
     # "ok", "missing" (an option is not installed), NEEDS_GPU, or "problem" (something present gets in the way)
     state: str
     found: str
-    remedy: str | None  # a command where there is one; None where nothing is wrong
+    remedy: str | None  # a command if there is one; None if nothing is wrong
 
 
 def diagnostic(check: str, found: str, state: str = "ok", remedy: str | None = None) -> Diagnostic:

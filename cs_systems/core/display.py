@@ -1,4 +1,4 @@
-"""Objects that a prompt and a notebook show as a table instead of their fields."""
+"""Display of objects as a table instead of their fields, at a Python prompt and in a notebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Displayed:
-    """Mixin of an object with a table: text at a prompt, HTML in a notebook."""
+    """Mixin that displays an object as a table: text at a prompt, HTML in a notebook."""
 
     @abstractmethod
     def _displayed(self) -> tuple[str, Sequence[Any]]:
@@ -23,5 +23,5 @@ class Displayed:
 
 
 def report(module: str) -> Any:
-    """Return a module of `report/`, imported by name: its wing is above those of the objects that it shows."""
+    """Return a module of `report/`, imported by name because the displayed objects must not depend on `report/`."""
     return importlib.import_module(f"cs_systems.report.{module}")

@@ -1,6 +1,6 @@
-"""Formats of files: each is the constant FORMAT of a file of `readers/`, and is recognised by the file's content.
+"""File formats: each is the constant FORMAT of a module in `readers/`, and recognises files by their content.
 
-A command that is given another command's file can then name the right one.
+A command that gets a file for another command can then name the right command.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ TIMELINE = "timeline"
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """Files of one form: how to recognise, read and record one.
+    """File format: how to recognise, read and record such a file.
 
-    `title` and `instead` are parts of messages: "FILE is {title}; {instead}". A format without `read` is named only
-    to be refused.
+    `title` and `instead` are parts of messages: "FILE is {title}; {instead}". A format without `read` is only
+    recognised, so that an error can name it.
     """
 
     title: str
     matches: Callable[[bytes, Path], object]  # the first bytes, decompressed, and the path
-    is_general: bool = False  # another format that matches too is meant: many tools write SQLite files
+    is_general: bool = False  # a more specific format that also matches wins: many tools write SQLite files
     suffixes: tuple[str, ...] = ()
-    command: str = "analyze"  # reads such files
-    holds: str = TIMELINE  # or "counters", "scopes" …: decides how `command` shows it
-    read: Callable[..., Any] | None = None  # of a timeline `(path, process) -> Trace`
+    command: str = "analyze"  # name of the command that reads such files
+    holds: str = TIMELINE  # or "counters", "scopes" …: decides how `command` shows the file
+    read: Callable[..., Any] | None = None  # for a timeline `(path, process) -> Trace`
     job: Callable[[Path], Any] | None = None  # `(path) -> Job`, without reading the events
-    processes: Callable[[Path], list[int]] | None = None  # pids that ran kernels, if one file can hold several ranks
-    record: str = ""  # how to record one, in Markdown
+    processes: Callable[[Path], list[int]] | None = None  # returns pids with kernels; if a file can hold several ranks
+    record: str = ""  # instructions to record such a file, in Markdown
     lacks: str = ""
-    instead: str = ""  # what to do with a file that is refused
-    name: str = ""  # of the file that declares it, set by `formats`
+    instead: str = ""  # remedy for a file that cannot be read
+    name: str = ""  # name of the module that declares it, set by `formats`
 
 
 @functools.cache
 def formats() -> tuple[Format, ...]:
-    """Return all formats, those that are more general last."""
+    """Return all formats, the more general ones last."""
     refused = importlib.import_module("cs_systems.readers._refused").REFUSED
     known = (replace(plugins.get("readers", name), name=name) for name in plugins.names("readers"))
     return tuple(sorted((*refused, *known), key=lambda one: one.is_general))
 
 
 def suffixes(holds: str | None = None) -> tuple[str, ...]:
-    """Return how the names of the files end that hold this, or of all."""
+    """Return the file-name suffixes of the formats with this content, or of all formats."""
     return tuple(dict.fromkeys(end for one in formats() if holds in (None, one.holds) for end in one.suffixes))
 
 
 def offered(command: str) -> str:
-    """Return what a command reads, for a help or a message: `a report of ncu (.ncu-rep), …`."""
+    """Return the list of formats that a command reads, for a help text or message: `a report of ncu (.ncu-rep), …`."""
     known = sorted((one for one in formats() if one.read and one.command == command), key=lambda one: one.name)
     return ", ".join(f"{one.title} ({', '.join(one.suffixes)})" for one in known)
 
@@ -77,12 +77,12 @@ def recognised(path: Path) -> Format | None:
 
 
 def named(path: Path) -> Format | None:
-    """Return the format that a file's name suggests, for a file whose content does not decide."""
+    """Return the format that a file's name suggests, for a file that is not recognised by its content."""
     return next((one for one in reversed(formats()) if one.read and path.name.endswith(one.suffixes)), None)
 
 
 def command_for(path: Path) -> str | None:
-    """Return the command that reads this file or folder; None if the content does not decide."""
+    """Return the command that reads this file or folder; None if it is not recognised by its content."""
     found = recognised(path)
     return found.command if found and found.read else None
 
@@ -91,7 +91,7 @@ def refuse_other(path: Path, command: str) -> Format | None:
     """Return the format of a file or folder, None if it is unknown.
 
     Raises:
-        ConfigError: It belongs to another command, or to none.
+        ConfigError: Another command reads this format, or none does.
     """
     found = recognised(path)
     if found and not found.read:
@@ -103,20 +103,20 @@ def refuse_other(path: Path, command: str) -> Format | None:
 
 
 def begins(pattern: bytes) -> Callable[[bytes, Path], bool]:
-    """Return the test of a format whose files begin with a regular expression."""
+    """Return a test whether a file begins with a match of the regular expression."""
     compiled = re.compile(pattern, re.DOTALL)
     return lambda head, path: compiled.match(head) is not None
 
 
 def imported(module: str, name: str = "read") -> Callable[..., Any]:
-    """Return a reader of a module that is imported when a file is read: it needs numpy, which a help must not."""
+    """Return a reader that imports its module only when a file is read, because a help text must not import numpy."""
     return lambda *args: getattr(importlib.import_module(module), name)(*args)
 
 
 def head(path: Path) -> bytes:
     """Return the first bytes of a file, decompressed if it is gzipped, without a byte-order mark.
 
-    Of a truncated or damaged gzip file, return as much as can be decompressed.
+    For a truncated or damaged gzip file, return as much as can be decompressed.
     """
     with path.open("rb") as file:
         raw = file.read(HEAD_BYTES)
@@ -129,9 +129,9 @@ def head(path: Path) -> bytes:
 
 
 class Unpacked:
-    """Reader of a file's bytes, decompressed if it is gzipped, without a byte-order mark, that limits the expansion.
+    """Reader of a file's bytes that decompresses gzip up to a limit and drops a byte-order mark.
 
-    `count` is the number of bytes read so far; `share` is the fraction of the file that they are. `read` raises
+    `count` is the number of bytes read so far; `share` is the fraction of the file read so far. `read` raises
     ConfigError when the decompressed bytes far exceed the size of the file.
     """
 

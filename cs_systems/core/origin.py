@@ -1,4 +1,4 @@
-"""Command that started this process, as it is written into records."""
+"""Command that started this process, in the form for records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cs_systems.core.printable import command_line
 
-_given: list[str] = []  # commands that `by` names, the innermost last
+_given: list[str] = []  # commands named by `by`, the innermost last
 
 
 @contextmanager
@@ -37,5 +37,5 @@ def command() -> str | None:
     if getattr(main, "__file__", None) is None:
         return None
     program = [] if not sys.argv[0].endswith(".py") else ["python"]
-    name = sys.argv[0] if program else Path(sys.argv[0]).name  # an installed program is found by its name
+    name = sys.argv[0] if program else Path(sys.argv[0]).name  # an installed program can be called by its name
     return command_line(*program, name, *sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Check of the parts of the training step that a cell names, from their files, without importing them or torch."""
+"""Check of a cell's parts of the training step that reads their files without importing them or torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PACKAGE = "training.parts"
 def check(names: Iterable[str]) -> None:
     """Raise ConfigError for an unknown part, and for two parts that replace the same thing.
 
-    A part of a user's file that does not write `replaces` as a literal keyword is left to `one_of_each`.
+    A part in a user's file without a literal keyword `replaces` is checked later, by `one_of_each`.
     """
     declared = {name: plugins.declared(PACKAGE, name).get("replaces") for name in names}
     one_of_each({name: thing for name, thing in declared.items() if thing is not None})
 
 
 def one_of_each(replaced: Mapping[str, str]) -> None:
-    """Raise ConfigError if two parts replace the same thing; name of a part → what it replaces."""
+    """Raise ConfigError if two parts replace the same thing, given a map from part to the thing it replaces."""
     first: dict[str, str] = {}
     for name, thing in replaced.items():
         if other := first.get(thing):

@@ -6,13 +6,13 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Named phase of a step in the tables; `zero_grad` belongs to none, because it is untimed preparation."""
+    """Named phase of a step in the tables; `zero_grad` has no phase, because it is untimed preparation."""
 
     INPUT = "input"  # waiting for the next batch, and its copy to the device
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
     SYNCHRONIZE = "synchronize"  # the rest of the gradient averaging, after backward
-    CLIP = "clip"  # of the gradients' norm
+    CLIP = "clip"  # clipping of the gradients' norm
     OPTIMIZER = "optimizer"
     GRAPH = "graph"  # all phases, replayed as one CUDA graph

@@ -1,4 +1,4 @@
-"""Plug-ins by file name, imported only when one is requested.
+"""Plug-ins, found by file name and imported only when requested.
 
 `names("attention")` lists the files of `cs_systems/model/attention/`; `get("attention", "naive")` imports that one file
 and returns the constant it exports. Files that begin with `_` are helpers. `path.py:object` and
@@ -29,9 +29,9 @@ class Kind:
     """Kind of plug-in.
 
     Attributes:
-        folder: where its files are, in `cs_systems/`.
-        constant: the name that each of them exports.
-        words: what it is called in messages.
+        folder: the folder of its files in `cs_systems/`.
+        constant: the name of the constant that each file exports.
+        words: its name in messages.
         foreign: whether code from outside the package is accepted.
     """
 
@@ -59,7 +59,7 @@ KINDS = {
     "readers": Kind("readers", "FORMAT", "format", foreign=False),
 }
 
-LIVE = "live "  # prefix of the name of an object that this process holds
+LIVE = "live "  # prefix of the name of an object in this process
 _held: dict[str, Any] = {}
 
 
@@ -82,7 +82,7 @@ def is_foreign(name: str) -> bool:
 
 @contextmanager
 def holding(name: str, made: Any) -> Iterator[None]:
-    """Give an object of this process the name `live NAME`, by which `get` finds it inside the context."""
+    """Register an object of this process as `live NAME`, so that `get` finds it inside the context."""
     _held[name] = made
     try:
         yield
@@ -114,7 +114,7 @@ def check(package: str, name: str) -> str:
             f"{name!r} must have a file or module before the colon, and one plain name after it; "
             "write path/to/file.py:name or package.module:name"
         )
-    if source == "__main__":  # of another process than the worker's
+    if source == "__main__":  # of a process other than the worker's
         raise ConfigError(
             f"{name!r} exists in this process only; put it into a file, and write path/to/file.py:{attribute}"
         )
@@ -136,13 +136,13 @@ def check(package: str, name: str) -> str:
 
 
 def _lacks(source: str, attribute: str, known: Iterable[str]) -> str:
-    """Return that a file or module does not define a name, and what to do."""
+    """Return an error message that a file or module does not define a name, with a remedy."""
     public = sorted(name for name in known if not name.startswith("_"))
     return f"{source} has no {attribute!r}; {did_you_mean(attribute, public) or 'correct the name after the colon'}"
 
 
 def _import_remedy(source: str, error: ImportError) -> str:
-    """Return what to do about a failed import; Python does not look for modules beside a file that is named."""
+    """Return the remedy for a failed import; Python does not look for modules in the folder of a file given by path."""
     folder, missing = Path(source).parent, (error.name or "").partition(".")[0]
     if source.endswith(".py") and missing and ((folder / f"{missing}.py").is_file() or (folder / missing).is_dir()):
         return f"add the folder of {missing} to PYTHONPATH, {folder}"
@@ -170,8 +170,8 @@ def get(package: str, name: str) -> Any:
 def declared(package: str, name: str) -> dict[str, Any]:
     """Return the literal keyword arguments of a plug-in's constant, without importing its file.
 
-    Example: `options={"size": "count"}`, `splits=frozenset({"batch"})`. Empty for a foreign one whose file does not
-    assign a call to its name, or cannot be read.
+    Example: `options={"size": "count"}`, `splits=frozenset({"batch"})`. Empty for foreign code if its file cannot be
+    read, or does not assign a call to the name.
     """
     check(package, name)
     file: Path | None = KINDS[package].file(name)
@@ -181,11 +181,11 @@ def declared(package: str, name: str) -> dict[str, Any]:
         file = source_file(source) if source else None
     try:
         return dict(_declared(file, constant, file.stat().st_mtime_ns)) if file else {}
-    except (OSError, SyntaxError, ValueError, RecursionError):  # told when the file is imported
+    except (OSError, SyntaxError, ValueError, RecursionError):  # reported when the file is imported
         return {}
 
 
-@functools.lru_cache(maxsize=64)  # each record of several ranks asks for its strategy
+@functools.lru_cache(maxsize=64)  # called for each record of several ranks
 def _declared(file: Path, constant: str, modified_ns: int) -> dict[str, Any]:
     found = {}
     for node in ast.parse(file.read_bytes()).body:

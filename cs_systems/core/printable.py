@@ -1,4 +1,4 @@
-"""Sanitizing of outside text for display.
+"""Sanitizer of outside text for display.
 
 Names, paths and reasons must not move a terminal's cursor or break a table row.
 """
@@ -15,12 +15,12 @@ from typing import IO
 
 # A spreadsheet evaluates a cell that begins with one of these, unless it is a number.
 FORMULA = re.compile(r"[=@]|[+-](?![\d.,]+(e[+-]?\d+)?%?$|inf$|nan$)", re.IGNORECASE)
-INDENT = "· "  # per level of a tree
-LABEL_WIDTH = 9  # of `report:  `, before a path or a command
-LONGEST_NAME = 60  # characters of a name on a page; AMD's products of matrices have names of 500
+INDENT = "· "  # indentation per level of a tree
+LABEL_WIDTH = 9  # width of `report:  `, before a path or a command
+LONGEST_NAME = 60  # limit of a name's characters on a page; names of AMD's matrix products have 500
 
 LEGIBLE = "cs_systems.legible"  # error handler of streams whose encoding lacks characters, such as ASCII
-# One character each where it stands in a column of a table.
+# Replacements of one character, for columns of a table.
 _ASCII = {
     **dict.fromkeys("─━–—−·", "-"),
     **dict.fromkeys("│┃", "|"),
@@ -48,7 +48,7 @@ def encodable(text: str, stream: IO[str]) -> str:
 
 
 def _ellipsis(text: str, index: int) -> str:
-    """Return three characters before punctuation, and one elsewhere, where a text is shortened to its room."""
+    """Return an ellipsis of three dots before punctuation, else of one character, for shortened text."""
     return "..." if text[index + 1 : index + 2] in [*",.;:)]'"] else "~"
 
 
@@ -77,7 +77,7 @@ def command_line(*words: object) -> str:
 def labelled_command(label: str, words: Sequence[object], width: int) -> str:
     """Return a label and a command line, broken by backslashes before words that would end beyond the width.
 
-    The lines can be copied into a shell. A word that is too long stays whole, and an option beside its value.
+    The lines can be copied into a shell. A word that is too long stays whole, and an option next to its value.
     """
     parts = list[str]()
     for word in map(str, words):
@@ -103,9 +103,9 @@ def text_cell(text: str) -> str:
 
 
 def shortened(names: Sequence[str], room: int) -> list[str]:
-    """Return names of at most `room` characters; those that would look alike keep the part in which they differ.
+    """Shorten names to at most `room` characters; names that would look alike keep the part in which they differ.
 
-    Where that part is too long, a number stands behind each.
+    If that part is too long, each gets a number at its end.
     """
     texts = {name: within(name, room) for name in names}
     alike: dict[str, list[str]] = {}
@@ -133,7 +133,7 @@ def within(name: str, room: int) -> str:
 
 
 def _alike(names: Sequence[str]) -> int:
-    """Return with how many equal characters all names begin."""
+    """Return the length of the common prefix of all names."""
     return sum(1 for _ in takewhile(lambda characters: len({*characters}) == 1, zip(*names, strict=False)))
 
 

@@ -13,15 +13,15 @@ from typing import NamedTuple
 from cs_systems.core.phases import Phase
 
 UNATTRIBUTED = "unattributed"
-# Layer of every collective, in whichever module's range it was launched, and phase of those outside of every phase.
+# Layer of every collective, whichever module's range launched it, and phase of collectives outside every phase.
 COMMUNICATION = "communication"
-SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
-FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
-MEANS = " → "  # between a range's name and the meaning that `known_ranges` gives it
+SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column by which its rows are split
+FUSED = "fused ("  # prefix of the range of a compiled kernel with operators from several layers, which the range names
+MEANS = " → "  # separator between a range's name and its meaning by `known_ranges`
 STEP = "step"  # a range's name, or its meaning by `known_ranges`
-STEPS = (STEP, "ProfilerStep#*", f"*{MEANS}{STEP}")  # globs: default names of a step's range
+STEPS = (STEP, "ProfilerStep#*", f"*{MEANS}{STEP}")  # glob patterns for the names of a step's range
 
-# Phases that only a recorded loop has; a step of `time` holds none of them.
+# Phases that only a recorded loop has, not a step of `time`.
 LOOP_PHASES = ("copy", "zero_grad", "host_sync")
 PHASES = {
     Phase.INPUT: r"input|enumerate\(DataLoader\)#.*",
@@ -56,7 +56,7 @@ PARTS = {
 }
 
 
-# Numbers that distinguish the occurrences of one range; the last three are those of emit_nvtx.
+# Numbers that distinguish the occurrences of one range; the last three patterns are from emit_nvtx.
 _OCCURRENCE = re.compile(
     r"(?<=ProfilerStep#)\d+|, (?:op_id|seq) = \d+|, sizes = \[.*?\](?=, input_op_ids|$)|, input_op_ids = \[.*\]$"
 )
@@ -69,12 +69,12 @@ def general(name: str) -> str:
 
 
 def is_operator(name: str) -> bool:
-    """Return whether a range is named like an operator of PyTorch."""
+    """Return whether a range has the name of a PyTorch operator."""
     return _OPERATOR.fullmatch(general(name)) is not None
 
 
 class Meaning(NamedTuple):
-    """Phase, layer and part that a range's name means, each None where it means none."""
+    """Phase, layer and part that a range's name stands for; each is None if the name has none."""
 
     phase: str | None
     layer: str | None
@@ -95,7 +95,7 @@ def meaning(name: str) -> Meaning:
 
 
 def _part(path: str) -> str | None:
-    """Return the part that the words of a path mean together."""
+    """Return the part that the words of a path stand for together."""
     part = None
     for word in path.split("."):
         part = refined(part, next((known for known, pattern in PARTS.items() if _is(pattern, word)), None))

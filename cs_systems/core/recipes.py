@@ -1,6 +1,6 @@
 """Recipes of a training step: named sets of options, chosen from measurements.
 
-`--recipe NAME` gives the options of a cell their values, and the record holds each of them. The measurements are in
+`--recipe NAME` sets the options of a cell, and the record holds each of them. The measurements are in
 profiles/training_step, taken on one H200.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Recipe:
-    """One named set of options.
+    """Named set of options.
 
     Attributes:
         summary: one line for help and documentation.
@@ -28,7 +28,7 @@ class Recipe:
     needs_hopper: bool = False
 
     def of(self, mode: str) -> dict[str, Any]:
-        """Return the options of a step of a mode, such as train-step."""
+        """Return the options for a mode, such as train-step."""
         return {**self.options, **self.in_mode.get(mode, {})}
 
 
@@ -59,7 +59,7 @@ RECIPES = {
 
 
 def of_hopper(config: Any) -> str | None:
-    """Return the recipe for Hopper GPUs whose options a cell's RunConfig has, all of them, or None."""
+    """Return the recipe for Hopper GPUs with all options as in a cell's RunConfig, or None."""
     for name, recipe in RECIPES.items():
         options = recipe.of(config.mode)
         if recipe.needs_hopper and all(getattr(config, field) == value for field, value in options.items()):

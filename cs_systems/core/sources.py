@@ -1,7 +1,7 @@
-"""Input files of a command that takes files, folders and archives: each expanded to the files inside.
+"""Input files of a command that takes files, folders and archives; folders and archives are expanded to their files.
 
-An archive (.zip, .tar, .tar.gz, .tgz) is unpacked into a temporary folder, and nowhere else: a member that is a link or
-a device, or whose path leaves the folder, is refused, and so is an archive that exceeds the limits below.
+An archive (.zip, .tar, .tar.gz, .tgz) is unpacked only into a temporary folder. Members that are links or devices, or
+have a path outside the folder, are refused, and so are archives that exceed the limits below.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import IO, Any
 from cs_systems.core.formats import EXPANSION_FROM, MOST_EXPANSION, Unpacked, head
 from cs_systems.core.validation import ConfigError
 
-MOST_FILES = 10_000  # in a folder, or members of an archive
-LARGEST_BYTES = 64 << 30  # of an archive's members together
+MOST_FILES = 10_000  # limit of files in a folder, or of members of an archive
+LARGEST_BYTES = 64 << 30  # limit of an archive's members together
 CHUNK = 1 << 20
 UNPACK = "unpack it yourself and give the folder"
 _DAMAGE = (
@@ -38,7 +38,7 @@ _EXPANDED = f"{MOST_EXPANSION} times its size, unlike any trace or snapshot"
 
 @dataclass(frozen=True)
 class Source:
-    """File to read: `label` is its name to the user, who may have given a folder or an archive; `given` is that."""
+    """File to read: `label` is its name for the user, `given` the file, folder or archive that the user named."""
 
     path: Path
     label: str
@@ -59,10 +59,10 @@ def is_archive(path: Path) -> bool:
 
 @contextmanager
 def opened(paths: Sequence[Path], suffixes: tuple[str, ...]) -> Iterator[list[Source]]:
-    """Yield the files given, and those inside folders and archives whose names end with one of the suffixes.
+    """Yield the given files, and the files in given folders and archives with one of the suffixes.
 
     Hidden files and links inside a folder are left out. An error inside the block names files of an archive by their
-    place in it.
+    path in it.
 
     Raises:
         ConfigError: An archive is damaged, too large or not safe to unpack, or a folder has too many files.
@@ -88,7 +88,7 @@ def opened(paths: Sequence[Path], suffixes: tuple[str, ...]) -> Iterator[list[So
         except ConfigError as error:
             text = str(error)
             for root_text, path in unpacked.items():
-                own = rf"(read it with cs-systems \w+) \S*{re.escape(root_text)}/.*"  # a command that reads the archive
+                own = rf"(read it with cs-systems \w+) \S*{re.escape(root_text)}/.*"  # remedy: another command
                 text = re.sub(own, lambda found, path=path: f"{found[1]} {shlex.quote(str(path))}", text)  # type: ignore[misc]
                 text = text.replace(f"{root_text}/", f"{path}:").replace(root_text, str(path))
             raise ConfigError(text, *error.fields) from None
@@ -160,7 +160,7 @@ def _unpack(path: Path, folder: Path, suffixes: tuple[str, ...]) -> None:
         raise ConfigError(f"{path} {twice}; {UNPACK}") from None
 
 
-Member = tuple[str, str | None, Callable[[], Any]]  # name, reason to refuse it, function that opens it
+Member = tuple[str, str | None, Callable[[], Any]]  # name, reason to refuse it if any, function that opens it
 
 
 def _zip_members(path: Path) -> Iterator[Member]:

@@ -3,9 +3,9 @@
 Durations are positive and their noise is multiplicative, so means, intervals and ratios are computed on logarithms.
 Samples of one run are correlated, and rounds of one process share its memory layout, clocks and chosen kernels. Each
 interval therefore comes from the highest level that was repeated (processes, else rounds, else samples), and names the
-variance that it cannot see.
+variance that it does not include.
 
-numpy is imported where it is used: no command needs it to start.
+numpy is imported in the functions that use it, because no command needs it to start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cs_systems.core.validation import ConfigError
 
 Number = TypeVar("Number", int, float)
 Rounds = Sequence[Sequence[float]]
-"""The samples of one process, by round, in the order in which they were taken."""
+"""Samples of one process by round, in order of measurement."""
 
 CONFIDENCE = 0.95
 """Confidence level of every interval: at most one comparison of equal things in twenty is a false difference."""
@@ -35,17 +35,18 @@ FEWEST_ROUNDS = 3
 BETWEEN_PROCESSES_SD = 0.0095
 """Assumed standard deviation of log medians between processes that run the same thing.
 
-One process a side cannot show this variance, so it is assumed; repeats correct it. With one process a side, this value
-is the largest that meets two aims: equal things differ in at most 5 of 100 comparisons, and a slowdown of 5% is found
-in at least 95: log(1.05) / √2 / (1.960 + 1.645). Simulation with the noise of 5 rounds gives the processes a side that
-meet both aims: one if processes vary by up to 0.75%, 3 up to 1%, 5 up to 1.5%.
+One process per side cannot show this variance, so it is assumed; repeats correct it. With one process per side, this
+value is the largest that meets two aims: equal things differ in at most 5 of 100 comparisons, and a slowdown of 5% is
+found in at least 95: log(1.05) / √2 / (1.960 + 1.645). A simulation with the noise of 5 rounds gives the number of
+processes per side that meets both aims: one if processes vary by up to 0.75%, 3 up to 1%, 5 up to 1.5%.
 """
 
 RESTLESS_SD, RESTLESS = 0.025, 3.0
-"""Limit for the standard deviation of rounds, and the ratio of processes' to rounds' that is assumed above it.
+"""Limit for the standard deviation of rounds, and the ratio of processes' deviation to rounds' assumed above it.
 
 Measured (profiles/verdicts): on one H200 rounds varied by 0.15% and processes by 0.18%; on the CPU of a shared host by
-6.5% and 18%. Without this rule, half of that CPU's comparisons of equal things, one process a side, gave a difference.
+6.5% and 18%. Without this rule, half of that CPU's comparisons of equal things, with one process per side, gave a
+difference.
 """
 
 CONTRADICTION = 4.0
@@ -54,17 +55,17 @@ CONTRADICTION = 4.0
 MEDIAN_OVER_MEAN = 1.3
 """Assumed ratio of the variance of the median of all samples to that of the trimmed mean of the rounds' medians.
 
-Where the rounds differ more than the samples of one round, it is 1.2 for 5 rounds, and π/2 over 1.15 for many.
+If rounds differ more than the samples of one round, it is 1.2 for 5 rounds, and π/2 over 1.15 for many.
 """
 
 MOST_DOF = 1e5
 """Degrees of freedom above which Student's t is the normal distribution with a first-order correction, within 1e-9."""
 
 MINIMUM_EFFECT = 0.01
-"""Smallest relative change that counts as a difference: clocks and temperature alone change times by as much."""
+"""Smallest relative change that counts as a difference, because clocks and temperature alone change times as much."""
 
 ROUNDING_S = 0.5e-9
-"""Time below which a difference is rounding: the clocks count whole ns."""
+"""Time below which a difference is rounding, because the clocks count whole ns."""
 
 OUTLIER_SCORE = 3.5
 """Deviations from the median, in robust standard deviations (Iglewicz & Hoaglin 1993)."""
@@ -124,12 +125,12 @@ def summary(samples: Sequence[float]) -> Summary:
 
 
 def excess_s(a_s: float, b_s: float) -> float:
-    """Return a − b of two times; 0 where they are equal but for the rounding of clocks and sums."""
+    """Return a − b of two times; 0 if they differ only by the rounding of clocks and sums."""
     return 0.0 if math.isclose(a_s, b_s, rel_tol=1e-12, abs_tol=ROUNDING_S) else a_s - b_s
 
 
 def total(values: Iterable[Number | None]) -> Number | None:
-    """Return the sum, or None if one of the values is unknown."""
+    """Return the sum; None if one of the values is unknown."""
     values = list(values)
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
@@ -148,7 +149,7 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
     """Return the narrowest symmetric pair of order statistics that holds the median with `confidence`.
 
     The interval assumes no distribution, but independent samples: the number of samples below the median is
-    binomial(n, ½). None where even minimum and maximum do not reach `confidence` (fewer than 6 samples at 95%).
+    binomial(n, ½). None if even minimum and maximum do not reach `confidence` (fewer than 6 samples at 95%).
     """
     n, ordered = len(samples), sorted(samples)
     rank = max(0, n // 2 - math.ceil(5 * math.sqrt(n)))  # 10 SDs off the middle, the rest is negligible
@@ -161,7 +162,7 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
 class Interval(NamedTuple):
     """Confidence interval of the median, in the samples' unit.
 
-    `low` and `high` are None where the samples do not give an interval. `caveat` names the variance that it cannot see.
+    `low` and `high` are None if the samples give no interval. `caveat` names the variance that it does not include.
     """
 
     low: float | None
@@ -189,20 +190,20 @@ def interval(rounds: Rounds, confidence: float = CONFIDENCE) -> Interval:
 
 
 class Comparison(NamedTuple):
-    """Comparison of the durations of B with those of A: a `ratio` b/a above 1 means B is slower.
+    """Comparison of durations of B with durations of A; a `ratio` b/a above 1 means that B is slower.
 
-    `low` and `high` are None where there is no interval.
+    `low` and `high` are None if there is no interval.
 
     resolution: the smallest slowdown that this comparison would have detected (0.03 is 3%).
     unseen: the variance that the samples cannot show, and what would show it.
     noise: the sources of the variance, in words: processes, rounds, or blocks of steps.
-    a, b: the medians whose ratio it is, of all samples of a side.
+    a, b: the medians of all samples of each side; `ratio` is their ratio.
     """
 
     ratio: float
     low: float | None
     high: float | None
-    verdict: str  # "faster", "slower", "no difference", or "unknown" where a side has one sample alone
+    verdict: str  # "faster", "slower", "no difference", or "unknown" if a side has only one sample
     resolution: float | None
     unseen: str | None
     noise: str
@@ -218,11 +219,11 @@ def ratio_interval(
 ) -> Comparison:
     """Return the ratio of B's duration to A's, with its interval and verdict.
 
-    The ratio is that of the medians of all samples, so that the interval holds it. Its width is Welch's t (1947), with
-    the variance of a process from the trimmed log medians of its rounds (Yuen 1974). A side's variance between
-    processes is a weighted mean of two estimates: what its n processes show (n − 1 degrees of freedom), and an assumed
-    variance that counts as one more. The assumed variance is `between_sd` squared, or more where the rounds suggest
-    it, plus the variance that the rounds show. With one process it is the only estimate.
+    The ratio is taken between the medians of all samples, so that the interval contains it. Its width is Welch's t
+    (1947), with the variance of a process from the trimmed log medians of its rounds (Yuen 1974). A side's variance
+    between processes is a weighted mean of two estimates: the variance of its n processes (n − 1 degrees of freedom),
+    and an assumed variance that counts as one more. The assumed variance is `between_sd` squared, or more if the
+    rounds suggest it, plus the variance of the rounds. With one process it is the only estimate.
 
     Args:
         a_groups: durations of A, by process and round.

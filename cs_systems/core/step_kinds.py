@@ -1,7 +1,7 @@
-"""Kinds of steps in a series of durations: steps that do more, such as every tenth, apart from the others.
+"""Kinds of steps in a series of durations: steps that do more work, such as every tenth, and the others.
 
-Steps are one kind unless a group of them stands out: it comes at a fixed distance and takes twice as long, or a gap in
-the durations separates it that is wide against their spread. Noise alone makes no kind.
+Steps are one kind unless a group stands out: it comes at a fixed distance and takes twice as long, or a gap in the
+durations separates it that is wide compared with their spread. Noise alone makes no kind.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-FEWEST_AT_A_DISTANCE = 3  # steps of a group that make a fixed distance
+FEWEST_AT_A_DISTANCE = 3  # least number of steps at a fixed distance that form a group
 TIMES = 2.0  # smallest ratio of durations between two kinds
-TIMES_ALONE = 3.0  # the same of one step alone
-SHARE_ALONE = 0.05  # smallest share of the time of one step alone: a shorter one matters to nobody
-CHANCE = 0.02  # largest probability that noise orders the durations so
+TIMES_ALONE = 3.0  # the same ratio for a single step
+SHARE_ALONE = 0.05  # smallest share of the total time for a single step; a shorter one does not matter
+CHANCE = 0.02  # largest probability that noise alone gives this order of durations
 MOST_KINDS = 4
-MOST_NEIGHBOURS = 5  # differences of positions from which a distance is guessed
+MOST_NEIGHBOURS = 5  # number of position differences from which a distance is guessed
 GUESSES = 3
 MOST_POWER = 11
-FEW = 5  # among so few durations a spread is known to a factor of two
+FEW = 5  # so few durations give their spread only to a factor of two
 
 
 @dataclass(frozen=True)
 class StepKind:
     """Steps of one kind, by their positions in the series.
 
-    every: the fixed distance between them, in steps; None where there is none.
+    every: the fixed distance between them, in steps; None if there is none.
     """
 
     positions: tuple[int, ...]
@@ -39,7 +39,7 @@ class StepKind:
 
 
 def step_kinds(durations_s: Sequence[float]) -> list[StepKind]:
-    """Return the kinds of steps, that of most steps first; a single one for steps that differ by noise alone."""
+    """Return the kinds of steps, the most frequent first; a single kind for steps that differ only by noise."""
     if not durations_s:
         return []
     groups = [[*range(len(durations_s))]]
@@ -49,7 +49,7 @@ def step_kinds(durations_s: Sequence[float]) -> list[StepKind]:
     for group in groups:
         kind = _kind(group, durations_s)
         alike = kinds and kind.every and kind.every == kinds[-1].every and kind.median_s < TIMES * kinds[-1].median_s
-        if alike:  # steps that follow each other, as the last two of each five
+        if alike:  # consecutive steps, such as the last two of each five
             kind = _kind(sorted((*kinds.pop().positions, *group)), durations_s)
         kinds.append(kind)
     return sorted(kinds, key=lambda kind: (-len(kind.positions), kind.median_s))
@@ -85,7 +85,7 @@ def _at_a_distance(group: list[int], durations_s: Sequence[float]) -> set[int]:
         if median(inside) < TIMES * median(rest):
             continue
         above = sum(time >= inside[0] for time in rest)
-        ways = sum(range(2, n // FEWEST_AT_A_DISTANCE + 1))  # distances and beginnings that noise may meet
+        ways = sum(range(2, n // FEWEST_AT_A_DISTANCE + 1))  # number of distances and first steps that noise may match
         chance = math.log(ways) + _log_comb(len(inside) + above, above) - _log_comb(n, len(inside))
         if chance < least:
             best, least = chosen, chance
@@ -93,7 +93,7 @@ def _at_a_distance(group: list[int], durations_s: Sequence[float]) -> set[int]:
 
 
 def _guesses(times: Sequence[float]) -> set[tuple[int, int]]:
-    """Return distances, each with its first step, that are frequent between the slowest 4, 8, 16, … steps."""
+    """Return frequent distances between the slowest 4, 8, 16, … steps, each with its first step."""
     n, found = len(times), set[tuple[int, int]]()
     slowest = sorted(range(n), key=times.__getitem__, reverse=True)
     if n < 2 * FEWEST_AT_A_DISTANCE or times[slowest[0]] < TIMES * times[slowest[-1]]:
@@ -111,7 +111,7 @@ def _guesses(times: Sequence[float]) -> set[tuple[int, int]]:
 
 
 def _behind_a_gap(group: list[int], durations_s: Sequence[float], total_s: float) -> set[int]:
-    """Return the steps above the widest gap of the durations, if it is wide against their spread; else none."""
+    """Return the steps above the widest gap in the durations, if it is wide compared with their spread; else none."""
     ordered = sorted(group, key=lambda i: durations_s[i])
     logs = [math.log(durations_s[i]) for i in ordered]
     if len(logs) < 3:

@@ -1,4 +1,4 @@
-"""Units of columns: conversion from base units for display, and from a column's name to its data.
+"""Units of columns: conversion from base units for display, and lookup of a column by a name with a unit.
 
 Data holds seconds, bytes and FLOPs, and the unit ends the column's name. A name may end in a smaller or larger unit
 instead (`median_ms`, `peak_allocated_gib`): the same column, shown in that unit.
@@ -26,7 +26,7 @@ def _scale(*units: tuple[str, str, float]) -> tuple[Unit, ...]:
     return tuple(Unit(*u) for u in units)
 
 
-# The base unit's suffix → its units, large to small. The order decides: `_flops_per_s` ends in `_per_s` and `_s` too.
+# Suffix of the base unit → its units, large to small. The order matters: `_flops_per_s` also ends in `_per_s` and `_s`.
 SCALES: dict[str, tuple[Unit, ...]] = {
     "_flops_per_s": _scale(
         ("_pflops_per_s", "PFLOP/s", 1e15),
@@ -54,7 +54,7 @@ SCALES: dict[str, tuple[Unit, ...]] = {
 
 
 def base_suffix(column: str) -> str | None:
-    """Return the suffix of `column` that has units, or None if it has none (a count, a text)."""
+    """Return the base unit's suffix of `column`, or None if it has none (a count, a text)."""
     return next((s for s in SCALES if column.endswith(s) or column == s.removeprefix("_")), None)
 
 
@@ -67,7 +67,7 @@ def best_unit(units: Iterable[Unit], values: Iterable[float]) -> Unit:
 
 
 def resolve(name: str, columns: Collection[str]) -> tuple[str, Unit | None]:
-    """Return the column that `name` means and the unit in it, if any: `median_ms` → (`median_s`, ms).
+    """Return the column for `name` and the unit in the name, if any: `median_ms` → (`median_s`, ms).
 
     Raises ConfigError with the nearest names if there is no such column.
     """
@@ -82,7 +82,7 @@ def resolve(name: str, columns: Collection[str]) -> tuple[str, Unit | None]:
 
 
 def in_all_units(columns: Iterable[str]) -> list[str]:
-    """Return the names by which `resolve` finds these columns: `median_s`, `median_ms`, `median_us`, and so on."""
+    """Return all names for which `resolve` finds these columns: `median_s`, `median_ms`, `median_us`, and so on."""
     names = []
     for name in columns:
         base = base_suffix(name)
@@ -96,14 +96,14 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def decimals(value: float, digits: int = 3) -> int:
-    """Return how many decimals `digits` significant digits of `value` take."""
+    """Return the number of decimals in `digits` significant digits of `value`."""
     if not math.isfinite(value) or value == 0:
         return 0
     return max(0, digits - 1 - int(f"{value:.{digits - 1}e}".partition("e")[2]))
 
 
 def fixed(value: float, places: int) -> str:
-    """Format `value` with `places` decimals and separated thousands; use exponent form where that is unreadable."""
+    """Format `value` with `places` decimals and separated thousands; use exponent form if that is unreadable."""
     if not math.isfinite(value):
         return "∞" if value > 0 else "-∞" if value < 0 else ""
     if value and not 1e-6 <= abs(value) < 1e15:
@@ -121,11 +121,11 @@ def human(value: float, column: str) -> str:
 
 
 def in_unit(value: float, unit: Unit) -> str:
-    """Format the number of units in `value` to three significant digits; whole bytes are a count: 16, not 16.0."""
+    """Format `value` in a unit to three significant digits; whole bytes are shown as a count: 16, not 16.0."""
     is_count = unit.suffix == "_bytes" and float(value).is_integer()
     return f"{value:,.0f}" if is_count else significant(value / unit.factor)
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return the number with its noun: `1 cell`, `1,200 cells`; a plural that adds more than an s is given."""
+    """Return the number with its noun: `1 cell`, `1,200 cells`; pass an irregular plural."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -28,9 +28,9 @@ class ConfigError(ValueError):
         self.fields = fields
 
     def with_options(self) -> str:
-        """Return the message with options in place of fields: `--batch-size is 0` for `batch_size is 0`."""
+        """Return the message with options instead of fields: `--batch-size is 0` for `batch_size is 0`."""
         names = "|".join(map(re.escape, self.fields))
-        whole = rf"(?<![\w./:'-])({names})(?![\w./:'-])"  # not the `parts` of --parts, parts.py:make or 'parts'
+        whole = rf"(?<![\w./:'-])({names})(?![\w./:'-])"  # does not match `parts` in --parts, parts.py:make or 'parts'
         return re.sub(whole, lambda found: option(found[0]), str(self)) if names else str(self)
 
 
@@ -49,7 +49,7 @@ def field_types(kind: type) -> Mapping[str, Any]:
 
 
 def arguments_checked(function: T, instead: Mapping[str, str] | None = None) -> T:
-    """Decorate a function, or an `__init__`, so that wrong arguments are a ConfigError that names the right ones.
+    """Decorate a function, or an `__init__`, so that wrong arguments raise a ConfigError that names the right ones.
 
     instead: see `unknown_argument`.
     """
@@ -94,7 +94,7 @@ def unknown_argument(
 ) -> ConfigError:
     """Return the error for an argument that a function does not have; it suggests the nearest one.
 
-    instead: remedies for names that are often given, in which {value} stands for the value.
+    instead: remedies for common wrong names, in which {value} stands for the value.
     """
     if instead and given in instead:
         remedy = instead[given].format(value=shown(value))
@@ -105,7 +105,7 @@ def unknown_argument(
 
 
 def fields_checked(cls: type[C], instead: Mapping[str, str] | None = None) -> type[C]:
-    """Decorate a dataclass so that wrong arguments are a ConfigError that names its fields.
+    """Decorate a dataclass so that wrong arguments raise a ConfigError that names its fields.
 
     instead: see `unknown_argument`.
     """
@@ -116,10 +116,10 @@ def fields_checked(cls: type[C], instead: Mapping[str, str] | None = None) -> ty
 def one_of(what: str, value: str, known: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
     """Return `value` if it is known.
 
-    meant: words that are often given in place of a name.
+    meant: common wrong words → the name that is meant.
 
     Raises:
-        ConfigError: it is not; the message suggests the nearest valid names.
+        ConfigError: it is unknown; the message suggests the nearest valid names.
     """
     known = list(known)
     if not isinstance(value, str):
@@ -144,10 +144,10 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
 
 
 def nearest(value: str, known: Iterable[str]) -> list[str]:
-    """Return up to three names: those that begin with `value`, then those spelled like it; if none, those with it.
+    """Return up to three names that begin with `value`, then similarly spelled ones; if none, names that contain it.
 
-    Upper and lower case are the same. Names that are less alike must begin with the same letter: `fast` is not
-    `default`, and `fp8` may be `fp16`.
+    Case is ignored. Less similar names must begin with the same letter: `fast` does not suggest `default`, but `fp8`
+    suggests `fp16`.
     """
     names, word, is_word = {name.lower(): name for name in known}, value.lower(), len(value) > 2
     beginning = [name for name in names if is_word and name.startswith(word)]
@@ -160,12 +160,12 @@ def nearest(value: str, known: Iterable[str]) -> list[str]:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Return whether a value is a whole number; True and False are none."""
+    """Return whether a value is a whole number; bools do not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether a value is a number, NaN and infinity included; True and False are none."""
+    """Return whether a value is a number, including NaN and infinity; bools do not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -193,7 +193,7 @@ def number(config: Any, name: str) -> None:
 
 
 def of_type(config: Any, kind: type | types.UnionType, what: str, *names: str) -> None:
-    """Raise ConfigError unless each named field of `config` is of a type; `what` says in words what it must be."""
+    """Raise ConfigError unless each named field of `config` has a type; `what` describes the type in words."""
     for name in names:
         if not isinstance(value := getattr(config, name), kind):
             raise ConfigError(f"{name} is {shown(value)}; it must be {what}")
@@ -208,16 +208,16 @@ def flags(config: Any, *names: str) -> None:
 
 
 def short_name(what: str, name: Any) -> str:
-    """Return the name of a loop or an object, as tables show it. Raises ConfigError if it is unfit for that."""
+    """Return the name of a loop or an object for tables. Raises ConfigError if it is not printable on one line."""
     if not isinstance(name, str) or not name or ":" in name or not name.isprintable():
         raise ConfigError(f"{what} is {shown(name)}; give one or more printable characters, without a colon")
     return name
 
 
 def shown(value: Any) -> str:
-    """Return a wrong value as text for a message: cut short, and only the type of a container.
+    """Return a wrong value as text for a message: shortened, and for a container only its type.
 
-    A structure that refers to itself many times, or a number of many digits, would take very long to format in full.
+    A structure that refers to itself many times, or a number with many digits, would take very long to format in full.
     """
     if isinstance(value, str):
         text = value[:80] + ("…" if len(value) > 80 else "")
@@ -250,7 +250,7 @@ def not_negative(config: Any, *names: str) -> None:
 
 
 def settings(config: Any, field: str) -> dict[str, Any]:
-    """Parse the `name=value` words of a field into a dict; a value that is JSON gets its type, any other stays text.
+    """Parse the `name=value` words of a field into a dict; JSON values are decoded, other values stay text.
 
     Example: `("max_ctas=16", "comm_dtype=bf16", "high_priority=true")`.
 
