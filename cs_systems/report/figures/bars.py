@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 80  # a figure of more would be taller than a page; a table has all cells
-MANY_BARS = 24  # above it, bars are thinner
+MOST_BARS = 80  # limit of bars: more would be taller than a page; a table has all cells
+MANY_BARS = 24  # from more bars on, they are thinner
 LEAST_LABELLED = 6  # percent: smallest segment of a bar with room for its number
 
 
 def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     """Draw step time by phase: a stacked bar per cell with p10 to p90, or the reason that the cell failed.
 
-    A bar is as long as the median of the step. Medians do not add up, so those of the phases are scaled to fill it.
+    A bar is as long as the step's median. Medians do not add up, so the phases' medians are scaled to fill it.
     """
     apart = varying(data)[0]
     cells, hidden = _shown(in_order(data.drop_duplicates("record")))
@@ -74,7 +74,7 @@ def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     times = [{row["family"]: row["time_s"] for row in families_of[number]} for number in cells["record"]]
     drawn, axes = _panel(len(cells))
     left = [0.0] * len(times)
-    for name, look in _looks(dict.fromkeys(name for one in times for name in one)).items():  # each cell's longest first
+    for name, look in _looks(dict.fromkeys(name for one in times for name in one)).items():  # longest first
         widths = [100 * one.get(name, 0.0) / sum(one.values()) for one in times]
         axes.barh(range(len(times)), widths, left=left, label=name, height=0.72, **filled(look))
         for y, (start, width) in enumerate(zip(left, widths, strict=True)):
@@ -92,7 +92,7 @@ def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 
 def _panel(bars: int) -> tuple[Figure, Axes]:
-    """Return a figure with room for so many bars, the first one at the top."""
+    """Return a figure with room for this many bars, the first one at the top."""
     drawn, axes = one_panel(1.3 + (0.3 if bars <= MANY_BARS else 0.22) * bars)
     axes.set_ylim(bars - 0.4, -0.6)
     axes.set_ymargin(0)
@@ -102,7 +102,7 @@ def _panel(bars: int) -> tuple[Figure, Axes]:
 
 
 def _shown(cells: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """Return (cells to draw, number of the others); too many are thinned out evenly, from the first to the last."""
+    """Return (cells to draw, number of omitted cells); omitted cells are spread evenly."""
     if len(cells) <= MOST_BARS:
         return cells, 0
     chosen = [round(number * (len(cells) - 1) / (MOST_BARS - 1)) for number in range(MOST_BARS)]
@@ -110,7 +110,7 @@ def _shown(cells: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 
 
 def _looks(names: Iterable[str]) -> dict[str, palette.Paint]:
-    """Return the look of each family or phase; those of a user's own take the hues that are left."""
+    """Return the look of each family or phase; a user's own names get the remaining hues."""
     known = {name: palette.paint(name) for name in names if name in palette.FAMILIES | palette.PHASES}
     taken = {look.hue for look in known.values()}
     free = cycle([palette.Paint(hue) for hue in palette.HUES if hue not in taken] or palette.SERIES)
@@ -118,7 +118,7 @@ def _looks(names: Iterable[str]) -> dict[str, palette.Paint]:
 
 
 def _of_phase(data: pd.DataFrame, phase: str, cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of one phase for each of the cells, empty where a cell has none."""
+    """Return the rows of one phase for each of the cells; a row is empty if the cell has no such phase."""
     return data[data["phase"] == phase].set_index("record").reindex(cells["record"])
 
 

@@ -19,7 +19,7 @@ SIZE_TICKS = 7
 
 
 def calls(records: Sequence[RunRecord]) -> Figure:
-    """Draw a curve per line: left a call's time and (dotted) α + n/β, right its busbw under the link's ceiling."""
+    """Draw a curve per kind of call: left the time and (dotted) α + n/β, right the busbw under the link's ceiling."""
     from matplotlib.figure import Figure
 
     found = collectives.lines(records)
@@ -51,7 +51,7 @@ def _busbw(records: Sequence[RunRecord]) -> list[float | None]:
 
 
 def _names(lines: Sequence[collectives.Line]) -> dict[collectives.Line, str]:
-    """Name each line by what distinguishes it from the others: `all_reduce · 2 ranks`."""
+    """Name each curve by its differences from the others: `all_reduce · 2 ranks`."""
     several = [len({line[i] for line in lines}) > 1 for i in range(3)]
     several[0] = several[0] or not any(several)
     names = {}

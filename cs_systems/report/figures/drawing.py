@@ -1,4 +1,4 @@
-"""Colours, markers, sizes, panels, scales and the legend that all figures share."""
+"""Shared drawing helpers of all figures: colours, markers, sizes, panels, scales and the legend."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def log_scale(axis: Axis, text: Callable[[float], str] = "{:,g}".format) -> None
     axis.set_major_locator(LogLocator(subs=subs) if decades > 2 else AutoLocator())
     axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())  # its default writes powers of ten in LaTeX
+    axis.set_minor_formatter(NullFormatter())  # the default writes powers of ten in LaTeX
 
 
 def curve_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the style of each curve: a colour and a marker of its own, while there are enough.
+    """Return the style of each curve: its own colour and marker, as long as there are enough.
 
     More curves share a colour if the first words of their names agree, and differ in dashes and in hollow markers. The
     rest is grey.
@@ -99,15 +99,15 @@ def filled(look: palette.Paint) -> dict[str, Any]:
 
 
 def beside(text: Any) -> None:
-    """Put the text on a patch of the page's colour, because bars and lines may pass below it."""
+    """Draw the text on a patch in the page's colour, because bars and lines may pass below it."""
     text.set_bbox({"facecolor": palette.PAGE.light, "edgecolor": "none", "boxstyle": "round,pad=0.15", "alpha": 0.85})
 
 
 @contextmanager
 def texts_from_outside() -> Iterator[None]:
-    """Silence warnings about texts that no font or page has room for."""
+    """Silence warnings about outside texts with characters missing in the font or too long for the page."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # matplotlib draws a box instead
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # matplotlib draws a box for it
         warnings.filterwarnings("ignore", "constrained_layout not applied")  # for labels longer than the page
         yield
 
@@ -117,7 +117,7 @@ def plain_lines(text: str) -> str:
 
 
 def with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:
-    """Place the legend below, because beside the figure it would take its width; in as few rows as fit the width."""
+    """Place the legend below the figure, to keep the figure's width, in as few rows as fit."""
     handles, labels = axes.get_legend_handles_labels()
     labels = [plain_lines(label) for label in labels]
     if along and labels:

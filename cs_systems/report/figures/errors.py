@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def sums(records: Sequence[RunRecord]) -> Figure:
-    """Draw the median relative error of random sums by length, a panel for each dtype, with its roundoff dashed."""
+    """Draw the median relative error of random sums by length, in a panel per dtype, with the roundoff dashed."""
     from matplotlib.figure import Figure
 
     tables = {r.config["precision"]: rows for r in records if (rows := SUMMATION.of(r.results))}
@@ -46,12 +46,12 @@ def sums(records: Sequence[RunRecord]) -> Figure:
     return with_legend(drawn, max(panels, key=lambda axes: len(axes.lines)))
 
 
-# Operation → the case that the figure of steps shows, which is the hardest one.
+# Operation → its hardest case, which the figure of steps shows.
 SHOWN_CASES = {"LayerNorm": "mean 16 σ", "RMSNorm": "mean 0", "softmax": "σ 1"}
 
 
 def steps(records: Sequence[RunRecord]) -> Figure:
-    """Draw the error with only one step in low precision, in unit roundoffs, a panel for each operation."""
+    """Draw the error with only one step in low precision, in unit roundoffs, in a panel per operation."""
     from matplotlib.figure import Figure
 
     tables = {r.config["precision"]: rows for r in records if (rows := NORMALIZATION.of(r.results))}
@@ -84,9 +84,9 @@ def steps(records: Sequence[RunRecord]) -> Figure:
 
 
 def curves(records: Sequence[RunRecord]) -> Figure:
-    """Draw the loss of every training step on the same data, a curve for each precision, a panel for each model.
+    """Draw the loss of every training step on the same data, with a curve per precision and a panel per model.
 
-    A panel below shows the distance of each curve from that of fp32, where fp32 was measured.
+    A panel below shows the distance of each curve from fp32's curve, if fp32 was measured.
     """
     from matplotlib.figure import Figure
 

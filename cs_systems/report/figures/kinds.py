@@ -36,7 +36,7 @@ def _measured(data: pd.DataFrame) -> bool:
 
 def _has_parts(data: pd.DataFrame) -> bool:
     """Return whether steps have several phases that are not also measured one by one."""
-    if data["workload"].iloc[0] == COLLECTIVE:  # only one of its phases is the measurement
+    if data["workload"].iloc[0] == COLLECTIVE:  # only one of the phases is measured
         return False
     one_by_one = data["workload"].iloc[0] == "attention" and set(data["mode"]) != {Mode.FORWARD_BACKWARD}
     return not one_by_one and len(cols.phases_of(data)) > 2

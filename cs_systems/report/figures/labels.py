@@ -14,17 +14,17 @@ from cs_systems.report.tables import layout
 if TYPE_CHECKING:
     import pandas as pd
 
-# Columns that a curve may run along, in order of preference.
+# Columns for a curve's horizontal axis, in order of preference.
 LENGTHS = ("seq", "seq_len", "batch", "batch_size", "heads", "d_head")
-# Sizes that may change along with it; they do not distinguish curves.
+# Sizes that may change with it; they do not distinguish curves.
 SIZES = (*LENGTHS, "context_length", "heads_kv", "seq_k", "executed_d_head")
-# Numbers that a label shows with their name, without which they are ambiguous.
+# Numbers that a label shows with their names, because they would be ambiguous alone.
 NAMED_NUMBERS = frozenset({*SIZES, "seed", "repeat", "tp_degree"})
 COUNTED = {"world_size": "rank", "calls": "call"}
 
 
 def labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """Return labels like `small · ctx 256 · naive`, without the values that a cell does not have.
+    """Return labels like `small · ctx 256 · naive`, without values that a cell lacks.
 
     A legend omits labels that start with an underscore.
     """

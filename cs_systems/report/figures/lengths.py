@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TICKS_WIDTH = 70  # characters of tick labels side by side that fit the width of a figure
+TICKS_WIDTH = 70  # limit of the characters of all tick labels in the width of a figure
 # Columns that curves are drawn from.
 DRAWN = ("median_s", "p10_s", "p90_s", "model_flops_per_s", "peak_allocated_bytes", "predicted_peak_bytes")
 Draw = Callable[["Axes", list[float], "pd.DataFrame", dict[str, Any]], None]
@@ -61,9 +61,9 @@ def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 
 def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Draw peak memory along a length: measured, and (dotted) predicted by the cost model, also where it did not fit.
+    """Draw peak memory along a length: measured, and (dotted) predicted by the cost model even if it did not fit.
 
-    A cell that did not fit has a peak from before it failed, which is not a point of the curve.
+    The peak of a cell that did not fit is from before it failed, so it is not a point of the curve.
     """
     unit = units.best_unit(units.SCALES["_bytes"], data["peak_allocated_bytes"].dropna().astype(float))
 
@@ -84,7 +84,7 @@ def runs_along(data: pd.DataFrame, column: str) -> bool:
 
 
 def _along(data: pd.DataFrame) -> str | None:
-    """Return the column that a curve runs along: the first length that varies within one size, else the sizes."""
+    """Return the column for the horizontal axis: the first length that varies within one size, else the sizes."""
     sizes = data.groupby("size", dropna=False)
     varied = (name for name in LENGTHS if (sizes[name].nunique() > 1).any())
     return next(varied, "size" if data["size"].nunique() > 1 else None)
@@ -134,9 +134,9 @@ def _curves(
 
 
 def _apart(rows: pd.DataFrame, along: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (names that distinguish curves, names that do not: sizes determined by `along` and the other names)."""
+    """Return (names that distinguish curves, sizes that do not because `along` and the other names determine them)."""
     apart, fixed = [*names], []
-    for name in (n for n in reversed(SIZES) if n in apart):  # derived columns are dropped first
+    for name in (n for n in reversed(SIZES) if n in apart):  # drop derived columns first
         others = [along, "mode", *(n for n in apart if n != name)]
         if (rows.groupby(others, dropna=False)[name].nunique() <= 1).all():
             apart.remove(name)
@@ -168,7 +168,7 @@ def _log_log(axes: Axes, title: str, places: Mapping[Any, float], panels: int) -
 
 
 def _is_tight(places: Mapping[Any, float], panels: int) -> bool:
-    """Return whether names below an axis would touch each other, so that they are turned."""
+    """Return whether names below an axis would touch each other and must be rotated."""
     return panels * sum(len(name) for name in places if isinstance(name, str)) > TICKS_WIDTH
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ENDINGS = ("svg", "png", "pdf")
 DPI = 150
 PAINTED = {"page": palette.PAGE.light, "hatch": palette.HATCH.light, **{n: s.light for n, s in palette.SHADES.items()}}
-TIMES = ("phases", "rate", "time", "warmup")  # kinds that show how long a step takes
+TIMES = ("phases", "rate", "time", "warmup")  # kinds that show the time of a step
 STYLE: Any = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
@@ -56,13 +56,13 @@ STYLE: Any = {
 
 
 def kinds(records: Sequence[RunRecord]) -> list[str]:
-    """Return the kinds of figures that these records (of their first workload) can fill, most informative first."""
+    """Return the kinds of figures that have data in these records (first workload), most informative first."""
     chosen = _of_one_workload(records)
     return _fitting(chosen, frame(chosen))
 
 
 def _fitting(chosen: Sequence[RunRecord], data: pd.DataFrame) -> list[str]:
-    """Return the kinds that the records of one workload can fill; data: their frame."""
+    """Return the kinds of figures that have data in the records of one workload; data: their frame."""
     timed = any(is_timed(r.config["workload"], r.config.get("profiler", CLEAN)) for r in chosen)
     fitting = [name for name, kind in KINDS.items() if chosen and _holds(chosen, kind.table) and kind.fits(data)]
     return [name for name in fitting if timed or name not in TIMES]
@@ -73,7 +73,7 @@ def _holds(records: Sequence[RunRecord], table: str | None) -> bool:
 
 
 def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool = True) -> Figure:
-    """Draw one figure; without `kind` the most informative. Raises ConfigError if the records cannot fill it."""
+    """Draw one figure; without `kind` the most informative. Raises ConfigError if the records lack its data."""
     if kind is not None:
         one_of("figure", kind, KINDS)
     chosen = _of_one_workload(records)
@@ -91,7 +91,7 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
 
 
 def _drawn(chosen: Sequence[RunRecord], data: pd.DataFrame, kind: str, titled: bool) -> Figure:
-    """Draw a kind that the records of one workload can fill; data: their frame."""
+    """Draw a kind of figure that has data in the records of one workload; data: their frame."""
     import matplotlib
 
     drawing = KINDS[kind]
@@ -103,12 +103,12 @@ def _drawn(chosen: Sequence[RunRecord], data: pd.DataFrame, kind: str, titled: b
 
 
 def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> None:
-    """Write a figure on white in its ending's format. Raises ConfigError for an ending not in ENDINGS."""
+    """Write a figure on white in the format of the file's suffix. Raises ConfigError for one not in ENDINGS."""
     write(lambda: figure(records, kind), file)
 
 
 def check_ending(path: Path) -> str:
-    """Return the ending of a figure's file without the dot. Raises ConfigError for one not in ENDINGS."""
+    """Return the suffix of a figure's file without the dot. Raises ConfigError for one not in ENDINGS."""
     ending = path.suffix.lstrip(".")
     if ending not in ENDINGS:
         raise ConfigError(f"cannot write a figure to {str(path)!r}; its name must end in .svg, .png or .pdf")
@@ -116,7 +116,7 @@ def check_ending(path: Path) -> str:
 
 
 def write(draw: Callable[[], Figure], file: str | Path) -> Figure:
-    """Write the figure that `draw` returns, in STYLE, on white in its ending's format; return the figure."""
+    """Write the figure that `draw` returns, in STYLE, on white in the format of the file's suffix; return it."""
     import matplotlib
 
     path = Path(file)
@@ -128,7 +128,7 @@ def write(draw: Callable[[], Figure], file: str | Path) -> Figure:
 
 
 def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
-    """Return a figure as one <svg> element for a page that gives it a title: transparent, in the page's colours.
+    """Return a figure as one <svg> element for a page: transparent, without a title, in the page's colours.
 
     Its ids begin with `prefix`, so that several figures can stand in one page.
     """
@@ -136,7 +136,7 @@ def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
 
 
 def svgs(records: Sequence[RunRecord], prefix: str = "") -> dict[str, str]:
-    """Return the figure of each of `kinds(records)`, as `svg` does."""
+    """Return the figures of all `kinds(records)`, each as from `svg`."""
     chosen = _of_one_workload(records)
     data = frame(chosen)
     return {
@@ -146,7 +146,7 @@ def svgs(records: Sequence[RunRecord], prefix: str = "") -> dict[str, str]:
 
 
 def drawn_svg(draw: Callable[[], Figure], kind: str, prefix: str = "") -> str:
-    """Return the figure that `draw` returns, in STYLE, as `svg` does."""
+    """Return the figure that `draw` returns as an <svg> element, in STYLE."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):

@@ -1,4 +1,4 @@
-"""Figure of a comparison: the ratio of the times of each cell, with its interval."""
+"""Figure of a comparison: the ratio of each cell's times, with its interval."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOKS = {  # verdict → colour, marker
     "unknown": ("grey", "x"),
 }
 MOST_ROWS = 80
-NAME_WIDTH = 60  # characters
+NAME_WIDTH = 60  # limit of a label's characters
 
 
 def ratios(rows: Sequence[ComparisonRow]) -> Figure:

@@ -1,4 +1,4 @@
-"""Streams of one step: computation and communication over time, two lines per cell."""
+"""Figure of one step's streams: computation and communication over time, two lines per cell."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PHASES = ("forward", "loss", "backward", "optimizer")
-MOST = 24  # cells in one figure
+MOST = 24  # limit of cells in one figure
 
 
 def streams(records: Sequence[RunRecord]) -> Figure:
-    """Draw the streams of rank 0 in one step of each cell, with its duration, the mean, and how far they overlap."""
+    """Draw the streams of rank 0 in one step of each cell, with the step's duration, the mean, and the overlap."""
     from matplotlib.figure import Figure
 
     found = [record for record in records if record.results.get("streams")]
@@ -62,7 +62,7 @@ def _name(record: RunRecord) -> str:
 
 
 def _labels(record: RunRecord) -> str:
-    """Return the duration of the drawn step beside the median of all profiled ones, and its communication."""
+    """Return labels with the durations of the drawn step and of the median profiled step, and its communication."""
     own = next((row for row in record.results.get("overlap", ()) if row["rank"] == 0), None)
     if own is None:
         return ""

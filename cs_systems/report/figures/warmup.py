@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SLOW = 1.2  # a warm-up step this many times slower than usual is labelled with its cause
-LOW_CLOCK = 0.95  # of the highest clock seen
+LOW_CLOCK = 0.95  # share of the highest observed clock
 
 
 def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:

@@ -1,8 +1,8 @@
-"""Compact form of a page's data: `packed(data)` replaces each long list of whole numbers, which columns.js unpacks.
+"""Compact form of a page's data: `packed(data)` encodes each long list of whole numbers, and columns.js decodes it.
 
-A number becomes one to ten bytes of seven bits, the lowest first, where the highest bit marks that more follow; the
-sign is the lowest bit. Where that is shorter, the differences between neighbours are stored instead: the times of
-100,000 kernels take a fifth of what they take as digits.
+A number becomes one to ten bytes of seven bits, lowest first; the highest bit of a byte marks that more follow, and the
+number's lowest bit is its sign. If it is shorter, the differences between neighbours are stored instead: the times of
+100,000 kernels take a fifth of their size as digits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 16  # numbers in a list that is replaced
+LEAST = 16  # least length of a list to encode
 _GROUPS = np.arange(10, dtype=np.uint64)
 
 
@@ -35,7 +35,7 @@ def packed(data: Any) -> Any:
 def _column(values: Sequence[int | None]) -> dict[str, Any]:
     absent = [index for index, value in enumerate(values) if value is None]
     column = np.array([0 if value is None else value for value in values] if absent else values, np.int64)
-    if absent:  # the number before stands for one that is None
+    if absent:  # store the previous number in place of None
         last = np.arange(len(values))
         last[absent] = 0
         column = column[np.maximum.accumulate(last)]

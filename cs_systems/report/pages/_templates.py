@@ -1,4 +1,4 @@
-"""Rendering of the pages' templates: `render(name, values) -> str`, with every value escaped.
+"""Renderer of the pages' templates: `render(name, values) -> str`, with every value escaped.
 
 jinja2 is imported here, so a command imports this module only when it makes a page.
 """
@@ -21,14 +21,14 @@ from cs_systems.report.tables.columns import Column
 from cs_systems.report.tables.table import Table
 
 FOLDER = Path(__file__).parent
-UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # includes characters that change the direction of text, in names from outside
+UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # includes characters in outside names that change the direction of text
 OPTION = re.compile(r"(?<![\w/=-])(?:--[a-z][\w-]*|cs-systems\b)")
 
 
 class Cell(NamedTuple):
     """Cell of a table in a page.
 
-    full: the full text, where `text` shortens it. sort_key: the number by which a numeric column is sorted, or "".
+    full: the full text, if `text` is shortened. sort_key: the number by which a numeric column is sorted, or "".
     note: whether the text may wrap.
     """
 
@@ -74,7 +74,7 @@ def _environment() -> Environment:
 
 
 def _prose(text: str) -> Markup:
-    """Return a sentence in which no option of the command line, and no program's name, breaks at its hyphens."""
+    """Return a sentence as HTML in which command-line options and program names do not break at hyphens."""
     return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(plain(text)))))
 
 

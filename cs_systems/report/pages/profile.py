@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def of_record(record: RunRecord, seen: Profile, results: Tables) -> str:
     """Return the page of a profiled record.
 
-    seen, results: the trace of its steps, and the tables that were made from it, which the record may lack.
+    seen, results: the trace of its steps, and the tables made from the trace, which the record may lack.
     """
     found = diagnose([replace(record, results={**record.results, **results})])
     ranks = RANKS.filled(rows) if (rows := RANKS.of(record.results)) else {}
@@ -109,7 +109,7 @@ def _share(step: StepView, missing_ns: int) -> str:
 
 
 def _heading(view: View, mean_s: float | None) -> str:
-    """Return which steps are drawn, and which one the numbers above are of; the tables are of all."""
+    """Return a heading that names the drawn steps and the step of the numbers above; the tables cover all steps."""
     step, drawn = view["step"], view["steps"]
     if step["steps"] == 1:
         return "The one recorded step"

@@ -39,8 +39,8 @@ IN_FULL = (
     *("model_flops_per_s", "hardware_flops_per_s", "mfu", "hfu", "setup_s", "compile_s", "peak_allocated_bytes"),
     *("peak_reserved_bytes", "predicted_peak_bytes", "warnings"),
 )
-WORK = [mode.value for mode in (Mode.FORWARD, Mode.BACKWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP)]  # least first
-MOST_CONFIGS = 200  # above it the page refers to the records file
+WORK = [mode.value for mode in (Mode.FORWARD, Mode.BACKWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP)]
+MOST_CONFIGS = 200  # limit; for more, the page refers to the records file
 
 
 class _Workload(NamedTuple):
@@ -80,7 +80,7 @@ def render(records: Sequence[RunRecord]) -> str:
 
 
 def _subject(records: Iterable[RunRecord]) -> str:
-    """Return each workload once; with its profilers if it was only measured under them."""
+    """Return the workloads, each with its profilers if it was only measured under profilers."""
     profilers: dict[str, dict[str, None]] = {}
     for r in records:
         profilers.setdefault(r.config["workload"], {})[r.config.get("profiler", CLEAN)] = None
@@ -106,9 +106,9 @@ def _headline(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
 
 def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
-    """Yield the best values of clean timings, each with its cell; of several modes only the one with the most work.
+    """Yield the best values of clean timings, each with its cell; only for the mode with the most work.
 
-    Throughput is that of the largest model, because the smallest would always have the highest.
+    Throughput is shown for the largest model, because the smallest would always have the highest.
     """
     timed = [r for r in records if r.config.get("profiler", CLEAN) == CLEAN and is_timed(r.config["workload"], CLEAN)]
     whole = max((r.config["mode"] for r in timed), key=WORK.index, default=None)
@@ -117,7 +117,7 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     if steps.empty:
         return
     steps = _with_cells(in_order(steps))
-    has_sizes = steps["workload"].nunique() == 1 and steps["size"].notna().all()  # a model of the user's has none
+    has_sizes = steps["workload"].nunique() == 1 and steps["size"].notna().all()  # a user's own model has no such size
     of_largest = steps[steps["size"] == steps["size"].iloc[-1]] if has_sizes else steps
     best = {
         "highest model FLOP/s": "model_flops_per_s",
@@ -129,10 +129,10 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     several = of_largest is not steps and steps["size"].nunique() > 1
     for title, column in best.items():
         if column == "tokens_per_s" and several:
-            title += f" of {of_largest['size'].iloc[0]}"  # others may have more
+            title += f" of {of_largest['size'].iloc[0]}"  # other modes may have more work
         among = of_largest if column == "tokens_per_s" else steps
         if steps[column].count() == 1 < len(steps):
-            continue  # a single value is no highest one
+            continue  # do not mark a maximum among one value
         if ranked := among.dropna(subset=[column]).sort_values(column).to_dict("records"):
             title = title if len(ranked) > 1 else title.removeprefix("highest ")
             value, cell = units.human(float(ranked[-1][column]), column), str(ranked[-1]["cell"])
@@ -140,7 +140,7 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
 
 
 def _with_cells(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with a column `cell`: what distinguishes each from the others of its workload."""
+    """Return the rows with a column `cell`: the differences of each from the other cells of its workload."""
     import pandas as pd
 
     parts = []
@@ -164,14 +164,14 @@ def _workload(number: int, name: str, records: Sequence[RunRecord]) -> _Workload
         caveats=counted_caveats(records),
         failures=_failures(records),
         figures=[
-            (KINDS[kind].title, Markup(drawn))  # matplotlib escapes its texts
+            (KINDS[kind].title, Markup(drawn))  # matplotlib escapes the texts
             for kind, drawn in plot.svgs(records, f"w{number}-").items()
         ],
     )
 
 
 def _failures(records: Iterable[RunRecord]) -> dict[tuple[str, str], list[str]]:
-    """Return the cells of each status and reason."""
+    """Return descriptions of the cells by status and reason."""
     cells: dict[tuple[str, str], list[str]] = {}
     for r in records:
         if r.status != "ok":
@@ -180,7 +180,7 @@ def _failures(records: Iterable[RunRecord]) -> dict[tuple[str, str], list[str]]:
 
 
 def _origin(known: Sequence[Origin]) -> list[tuple[str, str]]:
-    """Return when the records were written, and the hosts that were recorded on request."""
+    """Return the times at which the records were written, and the hosts if they were recorded."""
     if not known:
         return []
     hosts = origins.hosts(known)
@@ -188,7 +188,7 @@ def _origin(known: Sequence[Origin]) -> list[tuple[str, str]]:
 
 
 def _environment(records: Iterable[RunRecord]) -> list[tuple[str, str]]:
-    """Return name and value of each field of the environments, with all its values where they differ."""
+    """Return name and value of each field of the environments, with all values if they differ."""
     known = [r.environment for r in records if r.environment]
     rows = []
     for field in fields(Environment):

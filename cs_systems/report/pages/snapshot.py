@@ -64,7 +64,7 @@ def _facts(view: View, when: str) -> list[tuple[str, str]]:
 
 
 def _limits(view: View) -> list[str]:
-    """Return the notes on what the page omits."""
+    """Return the notes on the data that the page omits."""
     limits = []
     if rest := view["rest"]["allocations"]:
         limits.append(

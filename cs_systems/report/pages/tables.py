@@ -1,4 +1,4 @@
-"""One self-contained HTML page of tables: `sections(tables)` makes a section of each, `page(title, texts)` the page.
+"""Self-contained HTML page of tables: `sections(tables)` makes a section of each, `page(title, texts)` the page.
 
 Nothing is fetched; the templates escape every text.
 """
@@ -14,7 +14,7 @@ from cs_systems.report.pages import _templates
 from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.table import Table
 
-Picture = tuple[str, str]  # caption, and the <svg> element that `plot.svg` makes
+Picture = tuple[str, str]  # caption, and <svg> element from `plot.svg`
 
 
 def sections(tables: Sequence[Table]) -> str:
@@ -27,7 +27,7 @@ def _html(tables: Sequence[Table], width: int | None, color: bool) -> str:
     return sections(tables)
 
 
-FORMATS["html"] = _html  # for `records.render` and `rows.render_rows`; only a command that makes a page needs it
+FORMATS["html"] = _html  # imported late, because only a command that makes a page needs it
 
 
 def page(
