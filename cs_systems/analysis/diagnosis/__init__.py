@@ -1,8 +1,8 @@
-"""Diagnoses: where a step loses time or memory, the cause, the remedy, and the most that the remedy can gain.
+"""Diagnoses of lost time or memory in a step: the cause, the remedy, and the largest possible gain.
 
-A rule is one new file that exports one constant, `RULE`; the file's name, with dashes, is the code of its diagnoses. A
-rule reads the numbers of an `Evidence`, from records, a trace or a snapshot, and answers None where they do not show
-its cause. `apply_rules` ranks the answers by their gain, which is an upper limit: no remedy gains more.
+A rule is a module that exports one constant, `RULE`; the file's name, with dashes, is the code of its diagnoses. A rule
+reads the numbers of an `Evidence`, from records, a trace or a snapshot, and returns None if they do not show its cause.
+`apply_rules` ranks the results by their gain, which is an upper limit: no remedy gains more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTHING = f"nothing found that would save more than {WORTH:.0%}"
 
 
 class DiagnosisRow(TypedDict):
-    """Diagnosis as plain data; of time, the bytes are None, and of memory, the seconds."""
+    """Diagnosis as plain data; bytes are None in a diagnosis of time, seconds in one of memory."""
 
     code: str
     sentence: str
@@ -42,18 +42,18 @@ class DiagnosisRow(TypedDict):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Answer of one rule.
+    """Diagnosis that one rule found.
 
     Attributes:
         cause: the cause with its number: "72% of the step the GPU waits for kernel launches".
         remedy: the change to make.
-        now: the step's duration or the memory's peak.
-        at_best: the least that the remedy can leave of it.
+        now: the step's duration or the peak memory.
+        at_best: the least possible duration or peak after the remedy.
         unit: "s" or "bytes", the unit of both.
         evidence: the rows that the numbers come from.
         code: the rule's name.
-        cells: the cells of a run that it concerns, where there are several.
-        is_last_resort: it names no cause, and counts only where no other diagnosis does.
+        cells: the affected cells of a run, if there are several.
+        is_last_resort: it names no cause, and is shown only without any other diagnosis.
     """
 
     cause: str
@@ -68,7 +68,7 @@ class Diagnosis:
 
     @property
     def share(self) -> float:
-        """Share of the step or the peak that can be gained at most."""
+        """Upper limit of the gain as a share of the step or the peak."""
         return (self.now - self.at_best) / self.now if self.now > 0 else 0.0
 
     @property
@@ -97,9 +97,9 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Rule:
-    """One cause of lost time or memory: a function that finds it in the evidence, or returns None.
+    """Rule for one cause of lost time or memory: a function that finds it in the evidence, or returns None.
 
-    is_last_resort: the rule counts only where no other one finds anything.
+    is_last_resort: the rule is used only if no other rule finds anything.
     """
 
     find: Callable[[Evidence], Diagnosis | None]
@@ -107,7 +107,7 @@ class Rule:
 
 
 def apply_rules(evidence: Evidence) -> list[Diagnosis] | None:
-    """Return what the rules find and is worth a change, the largest gain first; None if there is nothing to judge."""
+    """Return the rules' diagnoses that are worth a change, the largest gain first; None without data to judge."""
     if evidence.is_empty:
         return None
     found: list[Diagnosis] = []
@@ -123,16 +123,16 @@ def apply_rules(evidence: Evidence) -> list[Diagnosis] | None:
 
 
 def without_options(remedy: str) -> str:
-    """Return a remedy without the options in parentheses, for a trace, a snapshot or a loop of any program."""
+    """Return a remedy without its options in parentheses, for a trace, a snapshot or a loop of another program."""
     return _OPTIONS.sub("", remedy)
 
 
 def diagnose(records: RunRecord | Iterable[RunRecord]) -> list[Diagnosis] | None:
-    """Return the diagnoses of a record or a run, each rule's once: in the cell with the most to gain.
+    """Return the diagnoses of a record or a run, one per rule: in the cell with the largest gain.
 
-    A cell that was timed and profiled is judged by both together. None if no record holds anything to judge.
+    A cell that was timed and profiled is judged by both together. None if no record has data to judge.
 
-    Raises ConfigError for what is no record.
+    Raises ConfigError for anything that is not a record.
     """
     from cs_systems.analysis.comparison.precision_causes import computation
     from cs_systems.analysis.diagnosis._evidence import of_records
@@ -155,7 +155,7 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> list[Diagnosis] | None
 
 
 def _where(config: RunConfig, count: int, configs: Sequence[RunConfig]) -> str:
-    """Return the cell by what distinguishes it from the others, and the number of cells with the same diagnosis."""
+    """Return the cell by its differences from the others, and the number of cells with the same diagnosis."""
     if len(configs) < 2:
         return ""
     name = describe(config, same_fields(configs) | {"profiler"}) or describe(config, {"profiler"})
@@ -163,6 +163,6 @@ def _where(config: RunConfig, count: int, configs: Sequence[RunConfig]) -> str:
 
 
 def ranked(found: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return the diagnoses that are worth a change, the largest gain first; last resorts only where no other is."""
+    """Return the diagnoses that are worth a change, the largest gain first; last resorts only without others."""
     worth = sorted((d for d in found if d.share >= WORTH), key=lambda d: -d.share)
     return [d for d in worth if not d.is_last_resort] or worth

@@ -1,4 +1,4 @@
-"""Evidence: the numbers of one step that rules read, from records of one cell, from a trace, or from a snapshot."""
+"""Evidence for rules: the numbers of one step, from records of one cell, from a trace, or from a snapshot."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class MemoryUse:
 
     Attributes:
         peak_bytes: allocated at the peak.
-        reserved_bytes: reserved by the allocator at that moment; None if unknown.
-        phase: the phase in which the peak is.
+        reserved_bytes: reserved by the allocator at that time; None if unknown.
+        phase: the phase of the peak.
         categories: bytes at the peak, by category; `logits` may be part of others.
         blocks: bytes of the activations at the peak, by layer.
         rows: the rows that these numbers come from.
-        checkpointed_bytes: the peak with each block checkpointed, by formula; None where no formula holds.
+        checkpointed_bytes: the peak with each block checkpointed, by formula; None without a valid formula.
     """
 
     peak_bytes: int
@@ -102,7 +102,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Numbers of one step; a table that nothing recorded is missing, and an unknown value is None.
+    """Numbers of one step; unrecorded tables are missing, and unknown values are None.
 
     Attributes:
         tables: the tables of the records or of the trace.
@@ -113,7 +113,7 @@ class Evidence:
         clock_max_hz: the highest SM clock of the GPU.
         throttle_reasons: why the GPU lowered its clock.
         memory: the memory at the peak.
-        has_mixed_steps: the steps are of several kinds or sizes, so that their spread is no noise.
+        has_mixed_steps: the steps are of several kinds or sizes, so that their spread is not noise.
     """
 
     tables: Tables = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Evidence:
 
     @property
     def is_empty(self) -> bool:
-        """Flag of evidence without a timed step, a trace with kernels, or a peak of memory."""
+        """Flag for evidence without a timed step, a trace with kernels, or a peak of memory."""
         has_times = self.measurement is not None or "steps" in self.tables or "overlap" in self.tables
         return self.memory is None and not (has_times and self.step_s)
 
@@ -143,7 +143,7 @@ class Evidence:
 
     @cached_property
     def clean_s(self) -> float | None:
-        """Duration of a step without a profiler: as measured, else before the profiler began."""
+        """Duration of a step without a profiler: measured without one, else before the profiler began."""
         if self.measurement is not None and self.measurement.timed:
             return self.measurement.median_s()
         before: float | None = first_row(self.tables, "overhead").get("not_recorded_s")
@@ -151,7 +151,7 @@ class Evidence:
 
     @cached_property
     def step_s(self) -> float | None:
-        """Duration of a step, above 0: without a profiler if known, else under it."""
+        """Duration of a step, above 0: without a profiler if known, else under a profiler."""
         if self.clean_s is not None:
             return self.clean_s or None
         recorded, streams = steps.of(self.tables), RANK_OVERLAP.of(self.tables)
@@ -163,13 +163,13 @@ class Evidence:
 
     @cached_property
     def idle_s(self) -> dict[str, float]:
-        """Time of a step without a kernel, by cause; the profiler's own is left out."""
+        """Time of a step without a kernel, by cause; time of the profiler itself is left out."""
         lasted = idle_by_cause(self.tables, self.clean_s)
         return {cause: time_s for cause, time_s in lasted.items() if cause != PROFILER}
 
     @cached_property
     def input_s(self) -> float:
-        """Time that the step waits for its batch: of the host, but no longer than the GPU is idle, where that is known.
+        """Time that the host waits for the step's batch, limited to the GPU's idle time if that is known.
 
         A data loader's range counts where no phase `input` is marked.
         """
@@ -202,12 +202,12 @@ class Evidence:
 
     @property
     def has_compiled_kernels(self) -> bool:
-        """Flag of a step that a compiler fused, by its kernels or its configuration."""
+        """Flag for a step that a compiler fused, by its kernels or its configuration."""
         compiled = self.setting("compile") not in (None, "none")
         return compiled or any(row["kernel"].startswith("triton_") for row in self.kernels())
 
     def setting(self, name: str) -> Any:
-        """Return a field of the configuration if it describes what ran, else what the record says of it, or None."""
+        """Return a field of the configuration if it describes the step that ran, else the record's value, or None."""
         ran = first_row(self.tables, "ran")
         if ran.get(name) is not None:
             return ran[name]
@@ -253,10 +253,10 @@ def _is_sound(table: str, row: Row) -> bool:
 
 
 def of_records(records: Sequence[RunRecord]) -> Evidence:
-    """Return the evidence of the records of one cell: timed, profiled and with its memory recorded.
+    """Return the evidence in all records of one cell: timed, profiled, and with its memory recorded.
 
-    Of several records under one profiler the last counts, and of a table of several, that without a profiler. The
-    tables of profilers that change the step, such as the waits of its ranks, are left out.
+    If several records have the same profiler, the last one counts; if several have the same table, the one without a
+    profiler. Tables of profilers that change the step, such as the waits of its ranks, are left out.
     """
     has_times = records[0].config["workload"] not in UNTIMED_WORKLOADS
     under = [(r, r.config.get("profiler", "none")) for r in records if has_times]
@@ -289,7 +289,7 @@ def of_trace(tables: Tables, device_name: str | None) -> Evidence:
 
 
 def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
-    """Return the evidence of a memory snapshot: its peak by category, and what its allocator reserved."""
+    """Return the evidence of a memory snapshot: its peak by category, and the bytes reserved by the allocator."""
     from cs_systems.analysis.memory.allocations import BEFORE
     from cs_systems.analysis.memory.tables import composition, layers
 
@@ -310,7 +310,7 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
 
 
 def _memory_of(record: RunRecord) -> MemoryUse | None:
-    """Return the memory that a record of profiler `memory` measured, divided by the prediction; None for others."""
+    """Return the peak measured by profiler `memory`, split by the prediction; None for other records."""
     phases = _sound(record.results).get("memory_phases")
     if not phases:
         return None
@@ -333,7 +333,7 @@ def _memory_of(record: RunRecord) -> MemoryUse | None:
 
 
 def _components(record: RunRecord) -> Mapping[str, int]:
-    """Return the bytes by component at the peak of the step on fake tensors; empty where there was none."""
+    """Return the bytes by component at the peak of the step on fake tensors; empty if it was not run."""
     moments: dict[tuple[int, str], dict[str, int]] = {}
     for row in _sound(record.results).get("memory_forecast", ()):
         moments.setdefault((row["step"], row["phase"]), {})[row["component"]] = row["peak_bytes"]

@@ -1,4 +1,4 @@
-"""Below the ceiling: a timed step is far slower than its FLOPs and bytes need, and only a trace can show why."""
+"""Rule for a timed step far below the ceiling of its FLOPs and bytes, if no trace shows why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REMEDY = "profile the step to see the cause (cs-systems profile --with kineto)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the phases far above their ceiling, where no trace was recorded."""
+    """Find the phases that take far longer than their ceiling allows, if no trace was recorded."""
     step_s, measurement, config = evidence.step_s, evidence.measurement, evidence.config
     if step_s is None or measurement is None or config is None or "gaps" in evidence.tables:
         return None

@@ -1,4 +1,4 @@
-"""Blocking copies: memory is copied while no kernel runs."""
+"""Rule for blocking copies: memory is copied while no kernel runs."""
 
 from __future__ import annotations
 

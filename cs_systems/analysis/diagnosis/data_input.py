@@ -1,4 +1,4 @@
-"""Waiting for data: the step cannot begin before its batch has been loaded."""
+"""Rule for waiting for data: the step cannot begin before its batch has been loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device allocation: the GPU is idle while the host calls cudaMalloc or cudaFree in the step."""
+"""Rule for device allocation: the GPU is idle while the host calls cudaMalloc or cudaFree in the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exposed communication: collectives run while nothing is computed beside them."""
+"""Rule for exposed communication: collectives run while nothing is computed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SIZES = "try other bucket sizes (--bucket-size-mb)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the exposed time of the worst rank or device; without a trace, what is left after backward.
+    """Find the exposed time of the worst rank or device; without a trace, the communication after backward.
 
-    A profiler lengthens the exposed time with the step, so that its share of the traced step is applied to the step
+    A profiler lengthens the exposed time as well as the step, so its share of the traced step is applied to the step
     without a profiler; the sentence has both.
     """
     step_s = evidence.step_s
@@ -40,7 +40,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _remedy(evidence: Evidence) -> str:
-    """Return what the strategy of the cell, if it is known, does not do yet."""
+    """Return a change that the cell's strategy, if known, does not have yet."""
     options = evidence.config.strategy_options if evidence.config is not None else {}
     sends_bf16 = "bf16" in (options.get("comm_dtype"), options.get("compute_dtype"))
     ways = [
@@ -53,7 +53,7 @@ def _remedy(evidence: Evidence) -> str:
 
 
 def _more_overlap(strategy: str) -> str:
-    """Return what can make the strategy overlap more with backward, or "" if nothing can."""
+    """Return an option that lets the strategy overlap more with backward, or "" if there is none."""
     is_known = {*strategy.split("+")} <= {*plugins.names("parallel")}
     if not is_known or not overlaps(strategy):
         return OVERLAP
@@ -63,14 +63,14 @@ def _more_overlap(strategy: str) -> str:
 
 
 def _share(row: Row) -> float:
-    """Return the exposed communication as a share of the traced step, of one rank or one device."""
+    """Return one rank's or device's exposed communication as a share of the traced step."""
     if row.get("share") is not None:
         return float(row["share"])
     return float(row["exposed_s"] / row["step_s"]) if row.get("step_s") else 0.0
 
 
 def _traced(row: Row) -> str:
-    """Return the name of the step that `_share` is of, with the times where the row has both."""
+    """Return the name of the step to which `_share` refers, with both times if the row has them."""
     if not row.get("step_s"):
         return "traced step"
     return f"traced step ({human(row['exposed_s'], 's')} of {human(row['step_s'], 's')})"

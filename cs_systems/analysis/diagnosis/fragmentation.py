@@ -1,4 +1,4 @@
-"""Fragmentation: the allocator reserves more than is allocated at the peak, in pieces that no allocation fits."""
+"""Rule for fragmentation: the allocator reserves more than is allocated at the peak, in pieces too small to use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 
 NOTABLE = 0.1  # share of the reserved memory; the allocator's blocks of 2 and 20 MiB always leave some free
-SMALL_BYTES = 1 << 30  # less does not decide whether a step fits
+SMALL_BYTES = 1 << 30  # less than this does not decide whether a step fits
 REMEDY = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes constant"
 
 

@@ -1,4 +1,4 @@
-"""Host synchronisation: the GPU is idle because the host waits for it instead of launching the next kernels."""
+"""Rule for host synchronisation: the GPU is idle because the host waits for it instead of launching kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kept activations: what forward keeps for backward dominates the peak."""
+"""Rule for kept activations: the tensors that forward keeps for backward dominate the peak."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ REMEDY = f"checkpoint each block (torch.utils.checkpoint; --checkpoint {EACH_BLO
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find activations that fill much of the peak.
 
-    At best, by formula, the peak is that of the same step with each block checkpointed. Where no formula holds, all
-    blocks but the largest, which backward recomputes, keep nothing.
+    At best, the peak is the formula's for the same step with each block checkpointed. Without a valid formula, all
+    blocks except the largest, which backward recomputes, keep nothing.
     """
     memory = evidence.memory
     if memory is None or evidence.setting("checkpoint") not in (None, "none"):

@@ -1,4 +1,4 @@
-"""Kept gradients: those of the last step are still allocated while forward keeps its activations."""
+"""Rule for kept gradients: the last step's gradients are still allocated while forward keeps its activations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REMEDY = "call optimizer.zero_grad(set_to_none=True) before forward, unless grad
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find gradients at a peak in forward or the loss, before backward makes any of this step."""
+    """Find gradients at a peak in forward or the loss, before this step's backward has made any."""
     memory = evidence.memory
     if memory is None or memory.phase not in (Phase.FORWARD, Phase.LOSS) or not (size := memory.of(GRADIENTS)):
         return None

@@ -1,4 +1,4 @@
-"""Late kernels: the GPU is idle although the host has launched the next kernel, for a few long times."""
+"""Rule for late kernels: the GPU is idle although the host has launched the next kernel, for a few long times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 
-# The longest wait takes this share of all: many short ones are the usual time between two kernels of a stream.
+# Least share of the longest wait in all: many short waits are the usual time between two kernels of a stream.
 NOTABLE = 0.1
 REMEDY = (
     "find what the kernel after the gap waits for, in the timeline (--format html): another stream, a first launch "

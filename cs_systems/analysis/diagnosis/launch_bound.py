@@ -1,4 +1,4 @@
-"""Launch-bound: the GPU has no kernel to run because the host has not launched the next one yet."""
+"""Rule for launch-bound steps: the GPU has no kernel to run because the host has not launched the next one yet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     remedy = _remedy(evidence)
     if "gaps" in evidence.tables:
-        # While the host waits for its batch it launches nothing; `data_input` has that time.
+        # While the host waits for its batch it launches nothing; `data_input` reports that time.
         waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - evidence.input_s)
         cause = f"{waited_s / step_s:.0%} of the step the GPU waits for kernel launches"
         rows: tuple[Row, ...] = tuple(gaps.of(evidence.tables))
@@ -51,7 +51,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _remedy(evidence: Evidence) -> str:
-    """Return what the cell does not do yet, and can do."""
+    """Return a remedy that the cell can use and does not use yet."""
     if evidence.setting("graph") == "step":
         return LARGER
     if breaks := GRAPH_BREAKS.of(evidence.tables):
@@ -60,7 +60,7 @@ def _remedy(evidence: Evidence) -> str:
     if config is not None and config.is_distributed:
         return COMPILED_RANKS if is_compiled else RANKS
     remedy = GRAPH if is_compiled else COMPILE
-    is_own = config is not None and is_foreign(config.workload)  # which --graph refuses
+    is_own = config is not None and is_foreign(config.workload)  # --graph rejects it
     return remedy.replace("; --graph step", "") if is_own else remedy
 
 

@@ -1,4 +1,4 @@
-"""Loss spike: logits and the loss, which have the size of the vocabulary, make the peak."""
+"""Rule for a loss spike: logits and the loss, which scale with the vocabulary, cause the peak."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REMEDY = "compute lm_head and loss in chunks of the sequence (--parts fused_cros
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the bytes of logits and loss at the peak; in chunks they take next to nothing."""
+    """Find the bytes of logits and loss at the peak; computed in chunks they take almost none."""
     memory = evidence.memory
     if memory is None or (size := memory.of(LOGITS)) < NOTABLE * memory.peak_bytes:
         return None

@@ -1,4 +1,4 @@
-"""Optimizer state: the moments of every parameter, which lie idle until the update, fill much of the peak."""
+"""Rule for optimizer state: the moments of every parameter, unused until the update, fill much of the peak."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find optimizer state that fills much of the peak; at best, on many ranks, next to none is left on each."""
+    """Find optimizer state that fills much of the peak; at best, divided among many ranks, almost none is left."""
     memory = evidence.memory
     if memory is None or (size := memory.of(OPTIMIZER_STATE)) < DOMINANT * memory.peak_bytes:
         return None

@@ -1,4 +1,4 @@
-"""Recompilation: torch.compile or Triton compiles during timed steps."""
+"""Rule for recompilation: torch.compile or Triton compiles during timed steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recomputation: checkpoints compute blocks again in backward although their activations would fit."""
+"""Rule for recomputation: checkpoints compute blocks again in backward although their activations would fit."""
 
 from __future__ import annotations
 

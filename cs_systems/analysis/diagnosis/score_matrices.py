@@ -1,4 +1,4 @@
-"""Score matrices: unfused attention keeps the matrix of scores of every block for backward."""
+"""Rule for score matrices: unfused attention keeps the matrix of scores of every block for backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short warm-up: the first timed steps are slower than those after them."""
+"""Rule for a short warm-up: the first timed steps are slower than the later ones."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.step_kinds import step_kinds
 from cs_systems.core.tables import Row
 
-FEWEST = 6  # samples of which half are taken as steady
+FEWEST = 6  # least number of samples; half of them count as steady
 REMEDY = "warm up for more steps (--warmup)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find slow steps at the beginning of the timed ones, whose cost is in the mean; a compiling step has its rule."""
+    """Find slow steps at the beginning of the timed steps, which raise the mean; compiling steps have another rule."""
     samples = evidence.measurement.timed if evidence.measurement else ()
     durations = [sample.wall_s for sample in samples]
     if len(durations) < FEWEST or samples[0].round != samples[-1].round:
         return None
     if any(kind.every and kind.positions[0] == 0 for kind in step_kinds(durations)):
-        return None  # the first step is one of those that do more
+        return None  # the first step is of a kind that does more work
     steady_s = median(durations[len(durations) // 2 :])
     slow = [*takewhile(lambda s: s.wall_s > (1 + STEADY) * steady_s and not s.compile_s, samples)]
     if not slow or not steady_s:

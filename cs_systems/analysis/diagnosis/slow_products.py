@@ -1,4 +1,4 @@
-"""Slow matrix products: they reach a small share of the device's peak."""
+"""Rule for slow matrix products: they reach a small share of the device's peak."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ REMEDY = "use a larger batch or context, and sizes that are multiples of 128"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time above that of the same products at the attainable share of the peak, where compute limits them."""
+    """Find the excess time over the same products at the attainable share of the peak, if compute limits them."""
     step_s = evidence.step_s
-    if step_s is None or evidence.setting("precision") == Precision.FP32:  # `unused_tensor_cores` has those
+    if step_s is None or evidence.setting("precision") == Precision.FP32:  # `unused_tensor_cores` reports these
         return None
     rows: list[Row] = [row for row in evidence.rows_of("matmul") if row.get("ceiling") == "compute"]
     lasted_s = sum(row["time_s"] for row in rows)

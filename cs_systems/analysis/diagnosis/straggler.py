@@ -1,4 +1,4 @@
-"""Straggler: one rank begins its phases later than the others, which wait for it."""
+"""Rule for a straggler: one rank begins its phases later than the others, which wait for it."""
 
 from __future__ import annotations
 

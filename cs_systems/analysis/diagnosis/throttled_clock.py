@@ -1,4 +1,4 @@
-"""Throttled clock: the GPU lowered its clock during the timed steps."""
+"""Rule for a throttled clock: the GPU lowered its clock during the timed steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cs_systems.core.tables import Row
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find a clock below the highest, with its reason; at best, the step speeds up by the ratio of the clocks."""
+    """Find a clock below the highest, with the reason; at best, the step speeds up by the ratio of the clocks."""
     step_s, highest = evidence.step_s, evidence.clock_max_hz
     clocks = [s.sm_clock_hz for s in evidence.measurement.timed if s.sm_clock_hz] if evidence.measurement else []
     if step_s is None or not highest or not clocks or not evidence.throttle_reasons:

@@ -1,4 +1,4 @@
-"""Unfused attention: the matrix of scores is written to memory, and read again for mask, softmax and value."""
+"""Rule for unfused attention: the matrix of scores is written to memory, and read again for mask, softmax and value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.tables import Row
 
-# Parts of attention that a fused kernel computes at once; projections and rotation stay.
+# Parts of attention that a fused kernel computes together; projections and rotation remain separate.
 OVER_SCORES = ("attention.scores", "attention.softmax", "attention.value")
 PRODUCTS = ("matmul", "attention")
 OF_LOSS = re.compile(r"log_?softmax", re.IGNORECASE)
@@ -17,9 +17,9 @@ REMEDY = "use a fused kernel (scaled_dot_product_attention; --attention sdpa_fla
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the kernels over the score matrix that are no products; a fused kernel leaves the products alone.
+    """Find the kernels over the score matrix other than matrix products, which a fused kernel still computes.
 
-    A trace without ranges inside attention shows the softmax alone, that of the loss excepted.
+    A trace without ranges inside attention shows only the softmax, without the loss's softmax.
     """
     step_s = evidence.step_s
     if step_s is None or any(row["family"] == "attention" for row in families.of(evidence.tables)):

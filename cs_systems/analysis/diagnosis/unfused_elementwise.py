@@ -1,4 +1,4 @@
-"""Unfused elementwise kernels: each reads and writes memory for a few operations that a compiler would fuse."""
+"""Rule for unfused elementwise kernels: each accesses memory for a few operations that a compiler would fuse."""
 
 from __future__ import annotations
 

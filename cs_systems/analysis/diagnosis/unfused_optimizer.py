@@ -1,4 +1,4 @@
-"""Unfused optimizer: one kernel for each operation, or for each parameter, instead of one for the whole update."""
+"""Rule for an unfused optimizer: a kernel per operation or parameter, instead of one for the whole update."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ REMEDY = "use a fused optimizer (torch.optim.AdamW(…, fused=True); --optimizer
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of the optimizer, unless its kernels or its name are those of a fused one.
+    """Find the time of the optimizer, unless its kernels or its name show that it is fused.
 
-    At best the update takes the time of its least bytes, where they are known, else the fused share of its passes.
+    At best the update takes the time of its least bytes, if known, else the fused share of its passes.
     """
     step_s = evidence.step_s
     if step_s is None or evidence.device_name is None or _is_fused(evidence):
@@ -38,7 +38,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _is_fused(evidence: Evidence) -> bool:
-    """Return whether the optimizer is fused; True where nothing shows it."""
+    """Return whether the optimizer is fused; True if unknown."""
     if evidence.kernels():
         return any(FUSED.search(row["kernel"]) for row in evidence.kernels())
     name = evidence.setting("optimizer")

@@ -1,4 +1,4 @@
-"""Unstable times: the timed steps differ so much that their median is no result."""
+"""Rule for unstable times: the timed steps differ so much that their median is not a result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.statistics import unstable
 from cs_systems.core.tables import Row
 
-FEWEST = 3  # samples that show a spread
+FEWEST = 3  # least number of samples that show a spread
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

@@ -1,4 +1,4 @@
-"""Unused tensor cores: matrix products in fp32 with TF32 off, on a GPU whose tensor cores take lower precisions."""
+"""Rule for unused tensor cores: fp32 matrix products with TF32 off, on a GPU with tensor cores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REMEDY = "compute in bf16 (torch.autocast; --precision bf16), or at least allow 
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of products in fp32: of its kernels, or, without a trace, of the phases that hold them."""
+    """Find the time of fp32 products: from their kernels or, without a trace, from the phases that contain them."""
     step_s, now = evidence.step_s, evidence.peak_flops_per_s(Precision.FP32)
     then = next(filter(None, map(evidence.peak_flops_per_s, FASTER)), None)
     if step_s is None or now is None or then is None:
@@ -36,7 +36,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _products(evidence: Evidence, peak_flops_per_s: float) -> list[Row]:
-    """Return the kernels, their family, or the phases that may consist of products in fp32, the most exact known."""
+    """Return the most exact data on fp32 products: their kernels, their family, or phases that may contain them."""
     if kernels := [row for row in evidence.kernels() if row["family"] == "matmul"]:
         return [row for row in kernels if FP32_KERNEL.search(row["kernel"])]
     if evidence.setting("precision") != Precision.FP32:
