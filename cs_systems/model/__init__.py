@@ -11,7 +11,7 @@ __all__ = ["BasicTransformerLM"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the transformer, and with it torch, when it is first asked for."""
+    """Import the transformer, and with it torch, at the first access."""
     if name in __all__:
         from cs_systems.model import transformer
 

@@ -1,4 +1,4 @@
-"""BasicTransformerLM: a pre-norm decoder with RMSNorm, rotary embeddings and SwiGLU.
+"""Pre-norm decoder BasicTransformerLM with RMSNorm, rotary embeddings and SwiGLU.
 
 Attention is passed in; this module has no distribution and no instrumentation. Shapes: B batch, S sequence, D d_model,
 F d_ff, H heads, K = D / H head size, V vocabulary.

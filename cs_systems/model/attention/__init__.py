@@ -1,9 +1,9 @@
-"""Attention backends, one file each. Adding one is one new file that exports `BACKEND = AttentionBackend(...)`.
+"""Attention backends, one file each; a new file exports `BACKEND = AttentionBackend(...)`.
 
 Every backend is `(q, k, v, *, causal=False, scale=None, align="upper_left") -> out` on tensors of shape (batch, heads,
-seq, d_head). k and v may have fewer heads (grouped queries) and another length where the backend supports it. A query
-row that sees no key gives 0. A backend never falls back to another: `unavailable` returns the reason for each call that
-it does not support.
+seq, d_head). k and v may have fewer heads (grouped queries) and another length if the backend supports it. A query row
+that sees no key gives 0. A backend never falls back to another: for a call that it does not support, `unavailable`
+returns the reason.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ def always_available(call: AttentionCall) -> str | None:
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """One implementation of attention and its properties.
+    """Implementation of attention with its properties.
 
     Attributes:
         function: the call itself, as in the module docstring.
-        unavailable: returns the reason that a call is not supported, with the remedy, or None. The reason does not name
-            the backend, because whoever shows it puts the name in front.
-        tolerance: in the form of TOLERANCE, for outputs and gradients; a dtype that it does not name is not supported.
-        algorithm: returns what the implementation really computes and keeps for a call (for executed FLOPs and
-            predicted memory).
+        unavailable: returns the reason why a call is not supported, with the remedy, or None. The reason does not name
+            the backend, because callers put the name in front of it.
+        tolerance: in the form of TOLERANCE, for outputs and gradients; dtypes that it does not name are not supported.
+        algorithm: returns the properties of the implementation's computation for a call, for executed FLOPs and
+            predicted memory.
         rounds_scores: it keeps the scores in the dtype of q. The error of a score s is then up to u |s|, u the dtype's
             unit roundoff, and its weight has that relative error: in bfloat16 (u = 2⁻⁸) 6% at a score of 16, however
             exact the sums are. A row dominated by one weight has the same error.
-        has_window: the function takes `window=W` too: a causal query sees only the last W keys up to its own.
+        has_window: the function also takes `window=W`: a causal query sees only the last W keys up to its own.
         describe: returns the implementation that runs, with its version, for the record ("flash-attn 2.8.3
             (FlashAttention-2)").
     """
@@ -56,7 +56,7 @@ class AttentionBackend:
     describe: Callable[[], str | None] = lambda: None
 
     def refusal(self, call: AttentionCall) -> str | None:
-        """Return the reason that the call is not supported, with the remedy, or None."""
+        """Return the reason why the call is not supported, with the remedy, or None."""
         if call.window is not None and not self.has_window:
             return "a sliding window is not supported; use flash_triton, flex or naive, or leave out the window"
         return self.unavailable(call)

@@ -1,4 +1,4 @@
-"""Autograd functions at a low host cost: torch's own Python takes half of the time of a small call."""
+"""Autograd functions with less host overhead: torch's own Python code takes half of the time of a small call."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.autograd.function import Function, once_differentiable
 
 
 def applied(function: type[Function]) -> Callable[..., Any]:
-    """Return `function.apply` for three tensors and options, without its steps for other arguments.
+    """Return a faster `function.apply` for three tensors and options.
 
-    torch's own method looks at the signature and at every argument. While torch.compile traces, and inside functorch's
-    transforms, it is called.
+    torch's own method inspects the signature and every argument. It is called only while torch.compile traces, and
+    inside functorch's transforms.
     """
     direct = super(Function, function).apply  # type: ignore[misc]
 
@@ -29,7 +29,7 @@ def applied(function: type[Function]) -> Callable[..., Any]:
 
 
 def without_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `once_differentiable(backward)`, which takes its detour only where a graph of gradients is recorded."""
+    """Return `once_differentiable(backward)` that calls backward directly unless a graph of gradients is recorded."""
     recorded = once_differentiable(backward)
 
     @wraps(backward)

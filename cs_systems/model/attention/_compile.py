@@ -1,4 +1,4 @@
-"""Use of torch.compile for functions that are measured at many shapes."""
+"""Helper for torch.compile of functions that are measured at many shapes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-# torch stops compiling a function after 8 compilations: it raises with fullgraph, else runs eagerly from then on,
-# under the compiled function's name. A sweep has more shapes than that.
+# torch stops compiling a function after 8 compilations: it raises with fullgraph, else silently runs eagerly. A sweep
+# has more shapes than that.
 _SHAPES = 512
 
 
@@ -27,7 +27,7 @@ def compile_each_shape(function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(function, dynamic=False, fullgraph=True)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        # A caller that is itself being compiled inlines the function and fuses it with its own code.
+        # If the caller is being compiled, it inlines the function and fuses it with its own code.
         return function(*args, **kwargs) if torch.compiler.is_compiling() else compiled()(*args, **kwargs)
 
     return call

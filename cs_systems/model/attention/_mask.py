@@ -1,4 +1,4 @@
-"""Causal visibility of keys, defined once for every backend.
+"""Causal visibility of keys, defined for all backends.
 
 Causal attention of unequal lengths has two alignments. `upper_left` (torch's `is_causal`): query i sees keys 0…i.
 `lower_right` (flash-attn ≥ 2.1): the last query sees the last key, as when decoding. In both, query i sees the keys j ≤
@@ -34,7 +34,7 @@ def hides_a_row(seq_q: int, seq_k: int, align: str, window: int | None = None) -
 
 
 def check_window(window: int | None, causal: bool) -> None:
-    """Raise ConfigError unless the window is absent, or positive and of a causal call."""
+    """Raise ConfigError unless the window is absent, or positive and the call is causal."""
     if window is None:
         return
     if not causal:
@@ -44,15 +44,15 @@ def check_window(window: int | None, causal: bool) -> None:
 
 
 def uneven_heads(heads_q: int, heads_kv: int) -> str:
-    """Return the reason that the heads of q cannot share those of k, with the remedy."""
+    """Return the reason why the heads of q cannot share the heads of k, with the remedy."""
     return f"q has {heads_q} heads and k has {heads_kv}; give q a multiple of the number of heads of k"
 
 
 def repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Repeat the heads of k and v to match q: (batch, heads_kv, …) → (batch, heads, …).
 
-    Raises ValueError where q's heads are no multiple of the keys': 1 head of q and 2 of keys would give an output
-    without heads.
+    Raises ValueError unless q's number of heads is a multiple of the keys': 1 head of q and 2 of keys would give an
+    output without heads.
     """
     if q.shape[1] % k.shape[1]:
         raise ValueError(uneven_heads(q.shape[1], k.shape[1]))
@@ -66,5 +66,5 @@ def has_two_readings(call: AttentionCall) -> bool:
 
 
 def has_blind_queries(call: AttentionCall) -> bool:
-    """Return True if some query of this call sees no key: its output is 0 by definition and NaN by the formula."""
+    """Return True if some query of this call sees no key; its output is defined as 0, but the formula gives NaN."""
     return call.causal and hides_a_row(call.seq_q, call.seq_k, call.align)

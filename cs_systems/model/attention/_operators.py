@@ -16,8 +16,8 @@ def operators(
 ) -> tuple[Any, Any]:
     """Register `cs_systems::NAME_forward` and `cs_systems::NAME_backward`, with fake versions for a compiler.
 
-    forward: (q, k, v, *options) → the output, laid out as q, and the log-sum-exp (..., seq_q), float32.
-    backward: (q, k, v, o, lse, do, *options) → the gradients of q, k and v, each laid out as its tensor.
+    forward: (q, k, v, *options) → the output, with the layout of q, and the log-sum-exp (..., seq_q), float32.
+    backward: (q, k, v, o, lse, do, *options) → the gradients of q, k and v, each with the layout of its tensor.
     options: their types and names, in the notation of torch's schemas.
     """
     inputs = "Tensor q, Tensor k, Tensor v"

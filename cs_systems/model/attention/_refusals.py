@@ -1,4 +1,4 @@
-"""Reasons, each with its remedy, that several backends return for a call that they do not support."""
+"""Shared checks of attention backends that return the reason why a call is not supported, with its remedy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cs_systems.model.attention import TOLERANCE, AttentionCall
 
 
 def no_cuda() -> str | None:
-    """Return the reason that nothing can run on a GPU here, or None."""
+    """Return the reason why nothing can run on a GPU here, or None."""
     if torch.cuda.is_available():
         return None
     return "torch finds no CUDA device; use device cpu, or install a CUDA build of torch"
 
 
 def wrong_dtype(call: AttentionCall, dtypes: Iterable[str]) -> str | None:
-    """Return the reason that the call's dtype is not among the supported ones, or None."""
+    """Return the reason why the call's dtype is not supported, or None."""
     dtypes = tuple(dtypes)
     if call.dtype in dtypes:
         return None
@@ -30,18 +30,18 @@ def wrong_dtype(call: AttentionCall, dtypes: Iterable[str]) -> str | None:
 
 
 def check_one_device(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError if a kernel would get an address of another device."""
+    """Raise ValueError if the tensors are on different devices, because a kernel would get a wrong address."""
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k, v are on {q.device}, {k.device}, {v.device}; move them to one device")
 
 
 def cannot_run(call: AttentionCall) -> str | None:
-    """Return the reason that no backend can run the call (a dtype that is not floating, an absent device), or None."""
+    """Return the reason why no backend can run the call (a dtype that is not floating, an absent device), or None."""
     return wrong_dtype(call, TOLERANCE) or (no_cuda() if call.device == "cuda" else None)
 
 
 def cannot_compile(device: str) -> str | None:
-    """Return the reason that torch.compile cannot generate code for `device` on this machine, or None."""
+    """Return the reason why torch.compile cannot generate code for `device` on this machine, or None."""
     if device == "cuda":
         if reason := no_cuda():
             return reason

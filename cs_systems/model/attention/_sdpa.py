@@ -1,8 +1,8 @@
 """Base of the four `sdpa_*` backends: torch's scaled_dot_product_attention restricted to one kernel.
 
-`sdpa_kernel` switches every other kernel off, so torch raises where the named one cannot run, and nothing falls back.
-On CUDA `unavailable` queries torch's own selector with the shapes of the call and returns torch's message, because its
-rules change from release to release.
+`sdpa_kernel` switches all other kernels off, so torch raises if the named one cannot run, without a fallback. On CUDA
+`unavailable` queries torch's own selector with the shapes of the call and returns torch's message, because its rules
+change from release to release.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def sdpa_backend(
 ) -> AttentionBackend:
     """Return the backend that forces `kernel`, for the dtypes that it supports.
 
-    cuda_dtypes: the dtypes on CUDA, where they are fewer.
+    cuda_dtypes: the dtypes on CUDA, if fewer are supported there.
     """
     return AttentionBackend(
         partial(_attention, kernel=kernel),
@@ -68,8 +68,8 @@ def _attention(
     if causal and not upper_left:
         if kernel is SDPBackend.MATH or q.device.type == "cpu":
             mask = ~hidden_keys(seq_q, seq_k, align, q.device)
-        else:  # the fused kernels know this mask by name and skip the hidden tiles
-            from torch.nn.attention.bias import causal_lower_right  # importing it loads torch.compile: 2.5 s
+        else:  # the fused kernels recognise this mask by its class and skip the hidden tiles
+            from torch.nn.attention.bias import causal_lower_right  # loads torch.compile: 2.5 s
 
             mask = causal_lower_right(seq_q, seq_k)
     with sdpa_kernel(kernel):
@@ -104,14 +104,14 @@ def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: Mapping[str
 
 @lru_cache(maxsize=256)  # called before each cell, and torch gives some warnings only once
 def _rejected_by_selector(kernel: SDPBackend, call: AttentionCall) -> str | None:
-    """Return why torch's kernel selector rejects the call on the current CUDA device, in torch's words, or None.
+    """Return torch's reason to reject the call for this kernel on the current CUDA device, or None.
 
-    The selector itself would write its reasons to stderr. A rejected call gives them as Python warnings, and raises
-    before anything is allocated.
+    The selector itself would write its reasons to stderr. A rejected call gives them as Python warnings and raises
+    before allocating anything.
     """
     dtype = getattr(torch, call.dtype)
     row = torch.empty(call.d_head, dtype=dtype, device="cuda", requires_grad=call.needs_backward)
-    query = row.expand(1, call.heads_q, call.seq_q, call.d_head)  # a view of one row: no memory
+    query = row.expand(1, call.heads_q, call.seq_q, call.d_head)  # a view of one row, which takes no memory
     key = row.expand(1, call.heads_kv, call.seq_k, call.d_head)
     is_causal = call.causal and (call.align == "upper_left" or call.seq_q == call.seq_k)
     params = cuda.SDPAParams(query, key, key, None, 0.0, is_causal, call.heads_q != call.heads_kv)

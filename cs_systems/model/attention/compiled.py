@@ -1,6 +1,6 @@
 """Naive attention through torch.compile: the effect of fusion alone. The score matrix is still in memory.
 
-Compiled at the first call with each shape, which belongs in warm-up.
+It compiles at the first call with each shape, which therefore belongs in the warm-up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def _unavailable(call: AttentionCall) -> str | None:
     return cannot_run(call) or cannot_compile(call.device)
 
 
-# Forward and its kept tensors are naive's; in backward the gradient of the scores overwrites that of the weights.
+# As naive in forward and in the tensors that it keeps; in backward the scores' gradient overwrites the weights'.
 BACKEND = AttentionBackend(
     compile_each_shape(attention),
     unavailable=_unavailable,

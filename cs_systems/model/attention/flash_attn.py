@@ -26,7 +26,7 @@ DTYPES = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation of flash-attn: the location of its `flash_attn_func` and the hardware it supports."""
+    """Generation of flash-attn: the location of its `flash_attn_func` and the hardware it supports."""
 
     name: str
     module: str
@@ -79,7 +79,7 @@ def attention(
 
 @cache
 def _missing() -> str:
-    """Return the reason that no generation can be imported, with the remedy."""
+    """Return the reason why no generation can be imported, with the remedy."""
     instead = "or use sdpa_flash, the FlashAttention-2 of torch"
     for generation in _GENERATIONS:
         try:
@@ -87,7 +87,7 @@ def _missing() -> str:
             importlib.import_module(generation.module)
         except PackageNotFoundError:
             continue
-        except (ImportError, OSError, RuntimeError) as error:  # pip calls a package for another torch installed
+        except (ImportError, OSError, RuntimeError) as error:  # e.g. built for another torch
             first, *_ = str(error).splitlines() or [""]
             install = (
                 f"pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation {generation.distribution}"
@@ -126,7 +126,7 @@ def _describe() -> str | None:
     generation, _ = found
     try:
         return f"{generation.distribution} {version(generation.distribution)} ({generation.name})"
-    except PackageNotFoundError:  # on the path without being installed
+    except PackageNotFoundError:  # importable but not installed
         return f"{generation.distribution}, version unknown ({generation.name})"
 
 

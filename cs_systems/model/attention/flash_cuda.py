@@ -1,11 +1,11 @@
 """FlashAttention-3's method on Hopper, in CUDA C++: TMA, wgmma, warp specialization, explicit placement of every wait.
 
 Supports fp16 and bf16; d_head a multiple of 8 up to 256 (computed as 64, 80, 96, 128 or 256); any lengths, also seq_q ≠
-seq_k; both alignments; grouped heads. Tensors whose strides TMA cannot read are copied.
+seq_k; both alignments; grouped heads. Tensors with strides that TMA cannot read are copied.
 
 The gradient of q is accumulated in float32 in the order in which the blocks of keys finish, so its last bits may differ
-from run to run. Under `torch.use_deterministic_algorithms` the blocks take turns in the order of the keys, and the
-backward took 1.2 to 2.5 times as long on one H200. No second derivative.
+from run to run. Under `torch.use_deterministic_algorithms` the blocks add in the order of the keys, and backward took
+1.2 to 2.5 times as long on one H200. No second derivative.
 
 Needs compute capability 9.0, and cuda-core with NVRTC, which compiles the kernels on first use, in seconds. Under
 torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cs_systems.model.kernels.cuda.launch import Problem
 
 DTYPES = ("float16", "bfloat16")
-LARGEST_D_HEAD = 256  # flash_triton's too
+LARGEST_D_HEAD = 256  # the same as flash_triton's
 
 
 def attention(
@@ -52,7 +52,7 @@ def attention(
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if scale <= 0:  # the kernels take the maximum before they scale
+    if scale <= 0:  # the kernels take the maximum before scaling
         q, scale = (q * 0, 1.0) if scale == 0 else (-q, -scale)
     out: Tensor = _apply(q, k, v, causal, causal_offset(q.shape[-2], k.shape[-2], align), scale)
     return out
@@ -85,7 +85,7 @@ _apply = applied(_FlashAttention)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the output, laid out as q, and the log-sum-exp."""
+    """Return the output, with the layout of q, and the log-sum-exp."""
     o, lse = torch.empty_like(q), empty_rows(q)
     if q.numel() and k.numel():
         _FORWARD.run((q, k, v), (o, lse), causal, offset, scale)
@@ -98,7 +98,7 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
     causal: bool, offset: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k and v, each laid out as its tensor."""
+    """Return the gradients of q, k and v, each with the layout of its tensor."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if not q.numel() or not k.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
@@ -138,7 +138,7 @@ def _problem(device: int, q: Tensor, k: Tensor, v: Tensor, causal: bool, offset:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError with the reason and the remedy for a call that cannot be served."""
+    """Raise ValueError with the reason and the remedy for an unsupported call."""
     check_one_device(q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; cast them to one dtype, or call under autocast")
@@ -164,7 +164,7 @@ _forward_op, _backward_op = operators("flash_cuda", _forward, _backward)
 
 
 def unavailable(call: AttentionCall) -> str | None:
-    """Return the reason that this call is not supported, with the remedy, or None."""
+    """Return the reason why this call is not supported, with the remedy, or None."""
     if call.device != "cuda":
         return "a Hopper GPU is required; use flash_torch on the CPU"
     if reason := wrong_dtype(call, DTYPES):

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in plain PyTorch: the readable specification of the fast kernels beside it.
+"""FlashAttention-2 in plain PyTorch, as the readable specification of the fast kernels.
 
 Algorithms 1 (forward) and 2 (backward) of Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and
 Work Partitioning", with the paper's names. The score matrix S = scale · Q Kᵀ exists one tile at a time. Forward walks
@@ -50,7 +50,7 @@ class FlashAttentionTorch(torch.autograd.Function):
         # Query i sees the keys j ≤ i + offset; without causality that is all of them.
         ctx.offset = causal_offset(seq_q, seq_k, align) if is_causal else seq_k
         ctx.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-        with torch.autocast(q.device.type, enabled=False):  # it would round the tiles to half precision
+        with torch.autocast(q.device.type, enabled=False):  # autocast would round the tiles to half precision
             run = _forward if torch.compiler.is_compiling() or not as_operators() else _forward_op
             out, lse = run(q, k, v, is_causal, ctx.offset, ctx.scale)
         ctx.is_causal = is_causal
@@ -79,7 +79,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: 
         m_i = torch.full_like(l_i, torch.finfo(exact).min)  # running maximum: finite, so that −inf − m is never NaN
         for j in _blocks(k.shape[-2], B_K):
             if _all_hidden(i, j, offset):
-                break  # and so are the tiles to the right
+                break  # so are all tiles to the right
             K_j, V_j = k[..., j, :].to(exact), v[..., j, :].to(exact)  # (…, B_K, d)
             with annotate("scores"):
                 S_ij = scale * Q_i @ K_j.mT  # (…, B_Q, B_K)
@@ -104,7 +104,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run algorithm 2: return the gradients of q, k and v."""
     exact = lse.dtype
-    d_q = torch.zeros_like(q, dtype=exact)  # summed over the outer loop, so it is kept exact until the end
+    d_q = torch.zeros_like(q, dtype=exact)  # summed over the outer loop in the wide dtype
     d_k, d_v = torch.empty_like(k), torch.empty_like(v)
     D = (d_out.to(exact) * out).sum(-1)  # (…, seq_q)
     for j in _blocks(k.shape[-2], B_K):
@@ -117,7 +117,7 @@ def _backward(
             S_ij = scale * Q_i @ K_j.mT  # (…, B_Q, B_K)
             P_ij = torch.exp(S_ij - lse[..., i, None])
             if _some_hidden(i, j, offset):
-                P_ij.masked_fill_(_hidden(i, j, offset, q.device), 0)  # also where lse is −inf
+                P_ij.masked_fill_(_hidden(i, j, offset, q.device), 0)  # also rows in which lse is −inf
             dV_j += P_ij.mT @ dO_i
             dP_ij = dO_i @ V_j.mT
             dS_ij = P_ij * (dP_ij - D[..., i, None])

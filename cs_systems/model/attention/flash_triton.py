@@ -1,12 +1,12 @@
 """FlashAttention-2 as Triton kernels, forward and backward: memory linear in the sequence length, causal tiles skipped.
 
 Supports fp32 (true fp32, no TF32), fp16 and bf16; d_head 1 … 256 (computed with the next power of two, so 80 and 96
-cost as much as 128); any lengths, also seq_q ≠ seq_k; both alignments; grouped heads; any strides, read in place, where
-128 rows of a head lie within 2³¹ elements. Gradients are the same from run to run, because nothing is accumulated by
-atomics. No second derivative.
+cost as much as 128); any lengths, also seq_q ≠ seq_k; both alignments; grouped heads; any strides, read in place, if
+128 rows of a head span less than 2³¹ elements. Gradients are the same from run to run, because nothing is accumulated
+by atomics. No second derivative.
 
-`attention(..., window=W)` lets a causal query see only the last W keys; `packed_attention` takes sequences of several
-lengths, one after the other. Both skip the tiles that nothing sees.
+`attention(..., window=W)` lets a causal query see only the last W keys; `packed_attention` takes sequences of different
+lengths, packed one after the other. Both skip tiles without a visible score.
 
 Needs triton and compute capability 8.0; on a CPU, Triton's interpreter (TRITON_INTERPRET=1), slowly. Under
 torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float16", "bfloat16")
 LARGEST_D_HEAD = 256
-INSTEAD = "flash_torch (for a window, naive)"  # the backend to use where Triton cannot run
-MOST_ROWS = 128  # rows of a tile, within which the kernels count elements with 32 bits
+INSTEAD = "flash_torch (for a window, naive)"  # the backend to suggest if Triton cannot run
+MOST_ROWS = 128  # largest rows of a tile, inside which the kernels use 32-bit offsets
 
 
 def attention(
@@ -117,7 +117,7 @@ _apply = applied(FlashAttentionTriton)
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the output, laid out as q, and the log-sum-exp."""
+    """Return the output, with the layout of q, and the log-sum-exp."""
     o, lse = torch.empty_like(q), empty_rows(q)
     _FORWARD.run((q, k, v), (o, lse), causal, offset, scale, window, tiles)
     return o, lse
@@ -127,7 +127,7 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
     causal: bool, offset: int, scale: float, window: int, tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k and v, each laid out as its tensor."""
+    """Return the gradients of q, k and v, each with the layout of its tensor."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     _BACKWARD.run((q, k, v, o, lse, do), (dq, dk, dv), causal, offset, scale, window, tiles)
     return dq, dk, dv
@@ -187,7 +187,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     check_one_device(q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; cast them to one dtype, or call under autocast")
-    # In 3 dimensions the first is the batch; in more, the third last is heads. A kernel reads past a smaller batch.
+    # With 3 dimensions the first is the batch; with more, the third last is heads. Kernels read past a small batch.
     batch_q, batch_k = (x.shape[:-3] or x.shape[:-2] for x in (q, k))
     if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.ndim != k.ndim or batch_q != batch_k:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
@@ -229,7 +229,7 @@ def packed_attention(
     align: str = "upper_left",
     window: int | None = None,
 ) -> Tensor:
-    """Compute attention of sequences of several lengths, packed one after the other, with the Triton kernels.
+    """Compute attention of sequences of different lengths, packed one after the other, with the Triton kernels.
 
     q (rows, heads, d_head); k, v (rows, heads_kv, d_head) → (rows, heads, d_head). Sequence i has the rows starts[i] to
     before starts[i + 1] of each: int32, on the device of q, from 0 to the number of rows. longest_*: the length of the
@@ -339,7 +339,7 @@ _PACKED_BACKWARD = PreparedPass(
 
 
 def unavailable(call: AttentionCall) -> str | None:
-    """Return the reason that this call is not supported, with the remedy, or None."""
+    """Return the reason why this call is not supported, with the remedy, or None."""
     if find_spec("triton") is None:
         return f"triton is not installed; run pip install triton (Linux), or use the backend {INSTEAD}"
     if call.dtype not in DTYPES:
@@ -385,7 +385,7 @@ def algorithm(call: AttentionCall) -> AttentionAlgorithm:
     """Return forward's tiles, the padded head size and the number of backward's products.
 
     backward_matmuls is 7: q kᵀ, do vᵀ and ds k in the dq kernel; q kᵀ, do vᵀ, pᵀ do and dsᵀ q in the dk-dv kernel,
-    which recomputes the scores rather than adding to dq with atomics.
+    which recomputes the scores instead of adding to dq with atomics.
     """
     capability = torch.cuda.get_device_capability() if call.device == "cuda" and torch.cuda.is_available() else None
     tile = tiles_for(capability, 4 if call.dtype == "float32" else 2, call.d_head).forward

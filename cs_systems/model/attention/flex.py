@@ -19,7 +19,7 @@ from cs_systems.model.attention._refusals import cannot_compile, wrong_dtype
 
 DTYPES = ("float32", "float16", "bfloat16")
 BLOCK = 128  # torch's default granularity of a BlockMask
-LARGE_MASK = 2**26  # elements: 64 MiB, 8192 × 8192
+LARGE_MASK = 2**26  # limit of elements: 64 MiB, 8192 × 8192
 
 _compiled = compile_each_shape(flex_attention)
 _compiled_create = compile_each_shape(create_block_mask)
@@ -41,7 +41,7 @@ def attention(
     causal query sees only the last `window` keys up to its own.
     """
     check_window(window, causal)
-    # A caller that is itself being compiled traces the mask into its own graph, where the cache cannot be used.
+    # If the caller is being compiled, it traces the mask into its own graph, where the cache cannot be used.
     blocks = _causal_blocks if torch.compiler.is_compiling() else _kept_blocks
     mask = blocks(q.shape[-2], k.shape[-2], align, q.device, window) if causal else None
     out: Tensor = _compiled(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
@@ -49,14 +49,14 @@ def attention(
 
 
 def _causal_blocks(seq_q: int, seq_k: int, align: str, device: torch.device, window: int | None) -> BlockMask:
-    """Return the mask of the score blocks: seen whole, in part, or not at all; the same for every batch and head."""
+    """Return the mask of the score blocks: fully, partly or not visible; the same for every batch and head."""
     offset = causal_offset(seq_q, seq_k, align)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = key <= query + offset
         return seen if window is None else seen & (key > query + offset - window)
 
-    # Compiled, the blocks are counted without holding the seq_q × seq_k mask; where it is small, compiling costs more.
+    # Compiled code counts blocks without storing the seq_q × seq_k mask; for a small mask, compiling costs more.
     create = _compiled_create if seq_q * seq_k > LARGE_MASK else create_block_mask
     mask: BlockMask = create(sees, None, None, seq_q, seq_k, device=device)
     return mask

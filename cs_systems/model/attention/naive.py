@@ -1,7 +1,7 @@
 """Reference attention by the formula: softmax(q kᵀ · scale) v, with the whole score matrix in memory.
 
 Supports every call: any dtype and device, both alignments, seq_q ≠ seq_k, grouped heads. In float64 it is the reference
-that every other backend is compared with.
+for all other backends.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def attention(
         scores = (q * scale) @ k.transpose(-2, -1)
         if causal:
             hidden = hidden_keys(seq_q, seq_k, align, q.device, window)
-            # Matmul's backward needs its inputs, not its output: in place is safe.
+            # Scale in place: matmul's backward needs its inputs, not its output.
             scores.masked_fill_(hidden, -math.inf)
     with annotate("softmax"):
         weights = torch.softmax(scores, dim=-1)
         if causal and hides_a_row(seq_q, seq_k, align, window):
-            # A row of only −inf becomes NaN. So does its gradient, until the mask above hides the row.
+            # A row of only −inf becomes NaN, and so does its gradient until the mask above hides the row.
             weights = weights.masked_fill(hidden, 0)
     with annotate("value"):
         return weights @ v

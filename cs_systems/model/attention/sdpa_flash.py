@@ -1,4 +1,4 @@
-"""FlashAttention-2 as it ships inside torch: on CUDA in float16 and bfloat16; on the CPU, torch's own tiled kernel.
+"""FlashAttention-2 of torch: on CUDA in float16 and bfloat16; on the CPU, torch's own tiled kernel.
 
 On CUDA: sm_80 or newer, d_head ≤ 256; causal with seq_q ≠ seq_k only as lower_right.
 """
@@ -11,13 +11,13 @@ from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.model.attention import AttentionCall
 from cs_systems.model.attention._sdpa import HALF, sdpa_backend
 
-_PADDED = (32, 64, 96, 128, 160, 192, 256)  # head sizes that the CUDA kernels are built for
+_PADDED = (32, 64, 96, 128, 160, 192, 256)  # head sizes for which CUDA kernels are built
 
 
 def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     """Return the forward tiles.
 
-    On CUDA they are those of FlashAttention-2's launch templates for sm_90, else those of torch's CPU kernel.
+    On CUDA they come from FlashAttention-2's launch templates for sm_90, else from torch's CPU kernel.
     """
     if call.device == "cpu":
         block_q = 256 if call.seq_q >= 768 else 64 if call.seq_q >= 192 else 32

@@ -24,7 +24,7 @@ SHARED_LIMIT_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 
 
 @dataclass(frozen=True)
 class KernelResources:
-    """Resources that a compiled kernel takes of a multiprocessor.
+    """Resources of a multiprocessor that a compiled kernel uses.
 
     Attributes:
         registers: per thread.
@@ -32,7 +32,7 @@ class KernelResources:
             register.
         shared_bytes: per block.
         instructions: opcode without modifiers ("HGMMA") → its number of occurrences in the machine code.
-        parameter_bytes: of each parameter, in order.
+        parameter_bytes: bytes of each parameter, in order.
     """
 
     registers: int
@@ -46,7 +46,7 @@ class KernelResources:
 def compile_for(
     capability: int, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, int]
 ) -> KernelResources:
-    """Compile with `compiled_for`, and return what the kernel takes of a multiprocessor."""
+    """Compile with `compiled_for`, and return the kernel's use of a multiprocessor's resources."""
     compiled = compiled_for(capability, kernel, arguments, options)
     usage, opcodes = read_machine_code(compiled.asm["cubin"])
     return KernelResources(
@@ -91,13 +91,13 @@ def _target(capability: int) -> Iterator[None]:
         yield
     finally:
         nothing: Any = None
-        driver.set_active(nothing)  # the next launch looks up the driver of the machine again
+        driver.set_active(nothing)  # the next launch looks up the machine's driver again
 
 
 def read_machine_code(cubin: bytes) -> tuple[dict[str, str], Counter[str]]:
     """Return cuobjdump's resource usage of the one kernel in `cubin`, and the number of occurrences of each opcode."""
     usage = _inspected(cubin, "cuobjdump", "-res-usage")
-    # Code sections alone, without an analysis of the data flow that only adds comments: a third faster.
+    # Only code sections, without the data-flow analysis, which only adds comments: a third faster.
     assembly = _inspected(cubin, "nvdisasm", "--print-code", "--no-dataflow")
     # A line is `/*0420*/  @!P0 HGMMA.64x64x16.F32.BF16 R24, …`: the opcode comes after an optional predicate.
     opcodes = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9]*)", assembly, re.MULTILINE)
@@ -113,7 +113,7 @@ def parameter_bytes(cubin: bytes, kernel: str) -> list[int]:
 
 
 def _inspected(cubin: bytes, tool: str, *options: str) -> str:
-    """Return the output of one of the tools that come with triton."""
+    """Return the output of a tool that comes with triton."""
     import triton.backends.nvidia
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

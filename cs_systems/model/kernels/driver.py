@@ -1,7 +1,7 @@
-"""Kernel calls by the CUDA driver's C interface, prepared once, so that a run sets addresses and launches.
+"""Kernel calls through the CUDA driver's C interface, prepared once, so that a run only sets addresses and launches.
 
-The driver is on every machine with a GPU. Tensor maps and parameters lie in memory of their own, because TMA requires
-maps at multiples of 64 bytes, which Python objects do not guarantee.
+The driver is on every machine with a GPU. Tensor maps and parameters are in separately allocated memory, because TMA
+requires maps at multiples of 64 bytes, which Python objects do not guarantee.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SWIZZLE_128 = 3
 L2_128, L2_256 = 2, 3
 PROGRAMMATIC_STREAM_SERIALIZATION = 6
 MOST_MAPS = 256
-"""Addresses of one operand for which tensor maps are kept, 128 bytes each."""
+"""Limit of addresses of one operand with stored tensor maps, 128 bytes each."""
 
 
 @cache
@@ -32,12 +32,12 @@ def driver() -> ctypes.CDLL:
 
 @cache
 def multiprocessors(device: int) -> int:
-    """Return how many multiprocessors a GPU has."""
+    """Return the number of multiprocessors of a GPU."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def succeed(status: int) -> None:
-    """Raise RuntimeError with the driver's name for a status that is not 0."""
+    """Raise RuntimeError with the driver's name of the error for a status other than 0."""
     if status:
         name = ctypes.c_char_p()
         driver().cuGetErrorName(status, ctypes.byref(name))
@@ -49,23 +49,23 @@ def succeed(status: int) -> None:
 
 @dataclass(frozen=True)
 class Address:
-    """Parameter: the address of an operand."""
+    """Kernel parameter for the address of an operand."""
 
     operand: str
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Parameter: a tensor map (TMA) of an operand. Reads past its ends give zeros, and nothing is written there.
+    """Kernel parameter for a tensor map (TMA) of an operand. Reads past its ends give zeros; writes there are dropped.
 
     Attributes:
         operand: the name of the tensor.
         dtype: the driver's number of the element type, from TENSOR_MAP_TYPES.
-        sizes: elements, innermost dimension first, like all that follow.
-        strides_bytes: of every dimension but the innermost.
-        box: elements of a copied block.
-        swizzle: the driver's number of the order in shared memory.
-        l2_promotion: the driver's number of the bytes that a copy fetches into the L2 cache.
+        sizes: elements per dimension, innermost first, like all that follow.
+        strides_bytes: strides of all dimensions except the innermost.
+        box: elements of a copied block per dimension.
+        swizzle: the driver's constant for the order in shared memory.
+        l2_promotion: the driver's constant for the bytes that a copy fetches into the L2 cache.
     """
 
     operand: str
@@ -91,20 +91,20 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Counter:
-    """Parameter: the address of two int32 zeros that no launch of another stream or graph uses.
+    """Kernel parameter for the address of two int32 zeros that no launch on another stream or graph uses.
 
-    The kernel must leave zeros, because launches of one stream run one after the other and share them.
+    The kernel must reset them to zeros, because launches on one stream run one after the other and share them.
     """
 
 
 @dataclass(frozen=True)
 class Struct:
-    """Parameter: a struct of addresses, tensor maps and constants, laid out as C++ does it."""
+    """Kernel parameter for a struct of addresses, tensor maps and constants, with the layout of C++."""
 
     members: tuple[Address | TensorMap | Any, ...]
 
     def offsets(self) -> list[int]:
-        """Return the place of each member, in bytes, and last the size of the struct."""
+        """Return the offset of each member in bytes, and last the size of the struct."""
         found, end, alignments = list[int](), 0, [*map(_alignment, self.members)]
         for member, alignment in zip(self.members, alignments, strict=True):
             found.append(-(-end // alignment) * alignment)
@@ -132,9 +132,9 @@ def _alignment(member: Address | TensorMap | Any) -> int:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A loaded kernel and its parameters.
+    """Loaded kernel with its parameters.
 
-    overlaps: the kernel may start before the previous kernel has ended, and waits for it itself.
+    overlaps: the kernel may start before the previous kernel has ended, and waits for it in its own code.
     """
 
     function: int
@@ -146,7 +146,7 @@ class KernelCall:
 
 
 class CallSequence:
-    """Kernel calls on operands of one layout, one after the other on the current stream of their device."""
+    """Sequence of kernel calls on operands of one layout, run on the current stream of their device."""
 
     def __init__(self, device: int, operands: Sequence[str], calls: Sequence[KernelCall]) -> None:
         """Prepare the calls. `run` receives the addresses in the order of `operands`."""
@@ -167,7 +167,7 @@ class CallSequence:
             with torch.cuda.device(self._device):
                 return self.run(addresses)
         stream: int = torch._C._cuda_getCurrentRawStream(self._device)
-        with self._lock:  # a launch copies its parameters, so they can be changed as soon as it returns
+        with self._lock:  # a launch copies its parameters, so they can change as soon as it returns
             self._addresses[:] = addresses  # type: ignore[assignment]
             for operand, maps, pointers, place in self._maps:
                 address = addresses[operand]
@@ -189,7 +189,7 @@ class CallSequence:
         return None
 
     def _launch(self, call: KernelCall, operands: list[str]) -> tuple[_Config, partial[int]]:
-        """Return the launch's configuration, whose stream is still to be set, and the driver's call."""
+        """Return the launch's configuration, in which the stream is not set yet, and the driver's function."""
         _check_sizes(call.function, [parameter_bytes(parameter) for parameter in call.parameters])
         pointers = (ctypes.c_void_p * len(call.parameters))()
         for place, parameter in enumerate(call.parameters):
@@ -205,7 +205,7 @@ class CallSequence:
         attributes[0].id, attributes[0].value[0] = PROGRAMMATIC_STREAM_SERIALIZATION, 1
         sizes = (*call.grid, 1, call.threads, 1, 1, call.shared_bytes)
         config = _Config(*sizes, None, attributes, int(call.overlaps))
-        # The launch keeps alive what it points to: the constants too.
+        # Keep alive everything that the launch points to, including constants.
         launch = partial(
             driver().cuLaunchKernelEx, ctypes.byref(config), ctypes.c_void_p(call.function), pointers, None
         )
@@ -213,7 +213,7 @@ class CallSequence:
         return config, launch
 
     def _struct(self, struct: Struct, operands: list[str]) -> int:
-        """Lay out a struct in memory; return where. `run` fills in its addresses and maps."""
+        """Lay out a struct in memory and return its address. `run` fills in its addresses and maps."""
         *offsets, size = struct.offsets()
         raw = (ctypes.c_uint8 * (size + 64))()
         self._kept.append(raw)
@@ -231,7 +231,7 @@ class CallSequence:
 
 
 class MapsInMemory:
-    """Tensor maps of one layout, by address: torch's allocator gives the same addresses again and again."""
+    """Cache of tensor maps of one layout by address, because torch's allocator reuses addresses."""
 
     def __init__(self, described: TensorMap) -> None:
         self._described = described
@@ -239,7 +239,7 @@ class MapsInMemory:
         self._kept: list[Any] = []
 
     def make(self, address: int) -> int:
-        """Make the map of an operand at `address`; return where it lies."""
+        """Make the map of an operand at `address`, and return the map's own address."""
         if len(self.made) >= MOST_MAPS:
             self.made.clear()
             self._kept.clear()
@@ -268,7 +268,7 @@ class _Config(ctypes.Structure):
 class _Counters:
     """Pairs of int32 zeros on one device: one for each stream, and one for each launch that a graph captures.
 
-    A graph may be replayed on any stream, also beside another graph that was captured on the same stream.
+    A graph may be replayed on any stream, also at the same time as another graph captured on the same stream.
     """
 
     def __init__(self, device: int) -> None:
@@ -297,7 +297,7 @@ def _check_sizes(function: int, sizes: list[int]) -> None:
     found, offset, size = list[int](), ctypes.c_size_t(), ctypes.c_size_t()
     while not query(
         ctypes.c_void_p(function), ctypes.c_size_t(len(found)), ctypes.byref(offset), ctypes.byref(size)
-    ):  # an error: there is no further parameter
+    ):  # an error means that there are no more parameters
         found.append(size.value)
     if found != sizes:
         raise RuntimeError(
@@ -307,7 +307,7 @@ def _check_sizes(function: int, sizes: list[int]) -> None:
 
 
 def _make_context_current(device: int) -> None:
-    """Give this thread torch's context; a new thread has none until it calls the CUDA runtime."""
+    """Make torch's context current in this thread; a new thread has none until it calls the CUDA runtime."""
     handle, context = ctypes.c_int(), ctypes.c_void_p()
     succeed(driver().cuDeviceGet(ctypes.byref(handle), device))
     succeed(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle))

@@ -1,4 +1,4 @@
-"""Layout and order of work that the FlashAttention kernels for Hopper require."""
+"""Tensor layout and order of work for the FlashAttention kernels on Hopper."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def padded_d_head(d_head: int) -> int:
 
 
 def computed_d_head(d_head: int) -> int:
-    """Return how many columns the products of flash_cuda take, of the `padded_d_head` that it holds.
+    """Return the number of columns that flash_cuda's products compute, out of `padded_d_head` in memory.
 
-    Its product for dq takes all of them.
+    Only its product for dq computes all of them.
     """
     return next((width for width in (80, 96) if 64 < d_head <= width), padded_d_head(d_head))
 
@@ -30,9 +30,9 @@ def takes_layout(tensor: Tensor) -> bool:
 
 
 def heads_together(q: Tensor, k: Tensor, causal: bool, l2_bytes: int) -> int:
-    """Return how many heads of keys, of all batches, a backward works on together so that their queries fit l2_bytes.
+    """Return the number of key heads, over all batches, that backward processes together so that queries fit l2_bytes.
 
-    This evens out the lengths of causal blocks. The heads are divided into equal groups where possible, since a last
+    This evens out the lengths of causal blocks. The heads are divided into equal groups if possible, because a last
     group with few heads would have few, long blocks.
     """
     batch, heads, seq_q, d_head = q.shape

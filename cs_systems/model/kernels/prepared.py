@@ -1,4 +1,4 @@
-"""Passes of attention and of parts of the step, whose kernel calls are prepared once for each layout of tensors."""
+"""Passes of attention and of parts of the step, with kernel calls prepared once for each layout of tensors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from cs_systems.model.kernels.driver import CallSequence, KernelCall
 
 MOST_LAYOUTS = 4096
-"""Layouts that a pass keeps prepared, about 10 KiB each; it then starts anew."""
-SCRATCH_ALIGNMENT = 512  # bytes, as torch's own allocations
+"""Limit of layouts that a pass keeps prepared, about 10 KiB each; it then drops all."""
+SCRATCH_ALIGNMENT = 512  # alignment in bytes, as of torch's allocations
 INTERPRETER = -1
-"""Device index of tensors on the CPU: Triton's interpreter."""
+"""Device index that stands for the CPU, where Triton's interpreter runs."""
 
 
 class Launch(Protocol):
-    """A kernel call as data, made for tensors of one layout."""
+    """Kernel call as data, made for tensors of one layout."""
 
     def load(self, device: int) -> KernelCall:
         """Compile and load the kernel on the device, which is the current one."""
@@ -34,7 +34,7 @@ device: the index of the GPU, or INTERPRETER.
 
 
 class PreparedPass:
-    """One pass of a backend, with its kernel calls for each layout that it has seen.
+    """Pass of a backend, with its kernel calls for each layout so far.
 
     For a new layout it calls `launches` with tensors on the meta device, so that a prepared layout holds no memory. A
     later call on tensors of that layout sets addresses and launches.
@@ -51,11 +51,11 @@ class PreparedPass:
         """Describe the pass.
 
         Args:
-            inputs: operands of the kernels that they read, under the kernels' names for them.
-            outputs: operands that they write, of layouts that follow from those of the inputs.
+            inputs: operands that the kernels read, by the kernels' names for them.
+            outputs: operands that the kernels write; their layouts follow from the inputs' layouts.
             launches: as in `Launches`.
             accepts: returns True if the kernels support the layout of a tensor. Other inputs are copied, and other
-                outputs written to a copy. Of tensors with fewer dimensions, contiguous ones are supported.
+                outputs are written to a copy. Tensors with fewer dimensions must be contiguous.
             check: raises ValueError for inputs that the backend rejects. Called for each new layout.
         """
         self._names = (*inputs, *outputs)
@@ -78,7 +78,7 @@ class PreparedPass:
             self._run_on_copies(calls, accepted, inputs, outputs)
 
     def _prepare(self, tensors: list[Tensor], options: tuple[Any, ...]) -> tuple[_Runnable, list[bool] | None]:
-        """Return the calls for tensors of this layout, and which tensors they accept; None: all."""
+        """Return the calls for tensors of this layout, and the tensors that they accept; None: all."""
         accepted = [x.is_contiguous() if x.ndim < tensors[0].ndim else self._accepts(x) for x in tensors]
         device, rejects = tensors[0].get_device(), not all(accepted)
         if device == INTERPRETER:
@@ -119,11 +119,11 @@ class _Interpreted:
 
 
 class _Compiled:
-    """Prepared calls, and the places of their scratch tensors in one allocation."""
+    """Prepared calls, with the offsets of their scratch tensors in one allocation."""
 
     def __init__(self, sequence: CallSequence, device: torch.device, scratch: Mapping[str, Tensor]) -> None:
         self._run = sequence.run
-        self._bytes = torch.empty(0, dtype=torch.uint8, device=device)  # makes scratch memory of its kind
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=device)  # new_empty of it makes the scratch memory
         self._offsets, self._scratch_bytes = list[int](), 0
         for tensor in scratch.values():
             self._offsets.append(self._scratch_bytes)
@@ -145,7 +145,7 @@ def empty_rows(q: Tensor) -> Tensor:
 
 @cache
 def _no_numbers(device: torch.device) -> Tensor:
-    """Return an empty tensor: `new_empty` of one costs a third of `torch.empty` with a dtype and a device."""
+    """Return an empty tensor, on which `new_empty` costs a third of `torch.empty` with a dtype and a device."""
     return torch.empty(0, device=device, dtype=torch.float32)
 
 
@@ -157,5 +157,5 @@ def stand_in(x: Tensor) -> Tensor:
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """Return a copy, aligned also where `x` is contiguous but not aligned."""
+    """Return a contiguous, aligned copy, even if `x` is contiguous but not aligned."""
     return x.clone(memory_format=torch.contiguous_format)

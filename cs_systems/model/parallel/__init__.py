@@ -1,4 +1,4 @@
-"""Parallel strategies, one file each. A new one is one new file that exports `STRATEGY = ParallelStrategy(...)`.
+"""Parallel strategies, one file each; a new file exports `STRATEGY = ParallelStrategy(...)`.
 
 A strategy trains one model on N ranks, each on its share of the batch, and reaches the parameters that one process
 reaches on the whole batch. Each rank calls
@@ -55,30 +55,30 @@ def _plain_optimizer(
     return cls(params, **options)
 
 
-_NARROW = {"compute_dtype", "comm_dtype"}  # options that are bf16 or fp16
+_NARROW = {"compute_dtype", "comm_dtype"}  # options with the values bf16 and fp16
 
 
 @dataclass(frozen=True)
 class ParallelStrategy:
-    """One way to divide the work of a step. Each hook is the identity unless given, so that strategies compose.
+    """Strategy to divide the work of a step. A hook that is not given does nothing, so that strategies compose.
 
-    splits: what each rank has only a share of: "batch", "optimizer", "gradients", "parameters", "features" (of each
-        block heads and d_ff: tensor parallelism). Written as literals, like `overlaps` and `options`: a process without
-        torch reads these from the file.
+    splits: objects of which each rank has only a share: "batch", "optimizer", "gradients", "parameters", "features"
+        (heads and d_ff of each block: tensor parallelism). Must be literals, like `overlaps` and `options`, because a
+        process without torch reads them from the file.
     overlaps: whether it sends gradients while backward computes others.
-    counted: whether the package starts all its collectives, which can then be counted.
+    counted: whether this package starts all its collectives, so that they can be counted.
     wrap: `(model, **options) -> model`, before the optimizer is made.
     after_wrap: `(wrapped model)`, once every strategy of a composition has wrapped it.
     finish_gradients: `(wrapped model)`, after backward and before the optimizer's step.
     make_optimizer: `(params, cls, **kw)` returns an optimizer that steps like `cls(params, **kw)`.
-    sent_bytes: `(payload of a rank's rows, world size)` → bytes that a rank sends in a step by formula; None where it
-        is not known.
+    sent_bytes: `(payload of a rank's rows, world size)` → bytes that a rank sends in a step by formula; None if
+        unknown.
     options: the options of `wrap` by name, with their allowed values: a "flag", a "count" (a whole number of at least
         1), a "size" (a number above 0), or one of these names. "… for NCCL": omit it on a CPU.
-    one_dtype: whether it takes only models whose parameters share one dtype.
-    for_unused: the options that it needs where a batch may leave a parameter without a gradient.
-    buckets: bytes that it holds in addition to parameters from first to last, in Ψ. bucket_view: the option that makes
-        gradients views of the buckets; None where there is none, or, of a composition, where it is off.
+    one_dtype: whether it takes only models with a single dtype of parameters.
+    for_unused: the options that it needs if a batch may leave a parameter without a gradient.
+    buckets: bytes that it holds all the time in addition to parameters, in Ψ. bucket_view: the option that makes
+        gradients views of the buckets; None if there is none, or in a composition if it is off.
     tp_degree: the number of neighbouring ranks that take the same rows; None: all.
     """
 
@@ -105,7 +105,7 @@ class ParallelStrategy:
     def grad_scaler(self, device: str, *, enabled: bool = True) -> torch.amp.GradScaler:
         """Return fp16's gradient scaler for a type of device; unless enabled it does nothing.
 
-        Where each rank has only a share of the gradients, all ranks skip a step that overflows on one.
+        If each rank has only a share of the gradients, all ranks skip a step that overflows on one rank.
         """
         if not enabled or not {"gradients", "parameters", "features"} & self.splits:
             from torch.amp import GradScaler
@@ -117,7 +117,7 @@ class ParallelStrategy:
 
 
 def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the strategies that `"ddp_bucketed+zero1"` names. Reads their files, but imports neither them nor torch.
+    """Return the strategies in a name such as "ddp_bucketed+zero1"; read their files without importing them or torch.
 
     Raises ConfigError for an unknown strategy or option, for an invalid value of an option, and for an invalid
     composition.
@@ -145,9 +145,9 @@ def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise ConfigError unless a cell's strategy, ranks, model and device suit each other. Imports no torch.
+    """Raise ConfigError unless a cell's strategy, ranks, model and device fit together, without importing torch.
 
-    Makes the checks of `check` too.
+    This includes the checks of `check`.
     """
     options = config.strategy_options
     check(config.strategy, options)
@@ -157,7 +157,7 @@ def check_config(config: RunConfig) -> None:
             raise ConfigError(f"{option} requires NCCL, which needs GPUs; leave it out on a CPU")
     if "features" in (splits := splits_of(config.strategy)):
         check_layout(config.world_size, config.tp_degree, splits)
-        if not plugins.is_foreign(config.workload):  # the layers of other models are known once they are built
+        if not plugins.is_foreign(config.workload):  # other models' layers are known only once they are built
             degree = config.tp_degree if "batch" in splits else None
             check_division(config.model.num_heads, config.model.d_ff, config.world_size, degree)
 
@@ -168,7 +168,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
     Raises ConfigError as `check` does.
     """
     parts: dict[str, ParallelStrategy] = {part: plugins.get("parallel", part) for part in check(name, options)}
-    # Tensor parallelism wraps first: the others shard, average and step the parameters that it leaves on a rank.
+    # Tensor parallelism wraps first: the others shard, average and step the parameters that remain on a rank.
     inside_out = sorted(parts.values(), key=lambda part: "features" not in part.splits)
     splits = frozenset[str]().union(*(part.splits for part in parts.values()))
     tp_degree = options.get("tp_degree") if "features" in splits else 1
@@ -245,9 +245,9 @@ def _check_value(option: str, value: Any, takes: Takes) -> None:
 
 
 def _check_composition(name: str, parts: Mapping[str, frozenset[str]]) -> None:
-    """Raise ConfigError unless a composition splits each quantity at most once, and gives all ranks the same gradients.
+    """Raise ConfigError unless a composition splits each quantity at most once, and all ranks get the same gradients.
 
-    They are the same where the batch is split, or each block; or where nothing is.
+    The gradients are the same if the batch or each block is split, or nothing is.
     """
     if len(parts) < name.count("+") + 1:
         raise ConfigError(f"strategy {name} names a part twice; name each once")

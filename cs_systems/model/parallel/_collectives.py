@@ -1,7 +1,7 @@
-"""Collectives of this package's strategies, started here and nowhere else, so that the bytes sent can be counted.
+"""Collectives of this package's strategies, all started in this file, so that the bytes sent can be counted.
 
 The bytes that a rank sends are counted for ring collectives, as `formulas.communication` describes. `group`: the ranks
-that take part, all by default; the rank of a source is its rank in the group.
+that take part, all by default; a source is given by its rank in the group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def dtype_of(option: str, dtype: str | torch.dtype | None) -> torch.dtype | None
 
 @dataclass(frozen=True)
 class Call:
-    """One collective: its name, the bytes of the whole tensor over all ranks, and the number of ranks."""
+    """Record of one collective: its name, the bytes of the whole tensor over all ranks, and the number of ranks."""
 
     collective: str
     whole_bytes: int
@@ -70,11 +70,11 @@ def _tell(call: Call) -> None:
 
 
 class Averaging:
-    """Means over the ranks of `group`, in place, of tensors on `device`.
+    """Averaging of tensors on `device` over the ranks of `group`, in place.
 
     In a CPU-bound step with a collective for each parameter, the time to start one decides the step's length. Therefore
-    the state that all calls share is made once, here, and the group's backend is called directly: the checks of
-    torch.distributed and its dispatcher at each call take about as long as all the rest of Python's share.
+    the state shared by all calls is made once, here, and the group's backend is called directly: torch.distributed's
+    checks and dispatcher take about as long per call as all other Python code.
     """
 
     def __init__(self, group: ProcessGroup | None, device: torch.device) -> None:
@@ -83,16 +83,16 @@ class Averaging:
         backend: Any = group._get_backend(device)
         self._ranks = group.size()
         self._start, self._start_several = backend.allreduce, backend.allreduce_coalesced
-        # NCCL divides as it sums. Elsewhere we divide before: fp16 would overflow in a sum that is divided afterwards.
+        # NCCL divides while summing. Otherwise divide before: in fp16, a sum that is divided afterwards would overflow.
         self._divides = backend.name() == "nccl"
         operation = dist.ReduceOp.AVG if self._divides else dist.ReduceOp.SUM
         self._options = _options(dist.AllreduceOptions(), operation)
         self._options_of_several = _options(dist.AllreduceCoalescedOptions(), operation)
 
     def __call__(self, tensors: list[Tensor]) -> Any:
-        """Start the means of `tensors` (contiguous, alike in dtype), as one collective; the handle's `wait()` ends it.
+        """Start to average `tensors` (contiguous, of one dtype), as one collective; the handle's `wait()` ends it.
 
-        NCCL takes several in one launch from where they lie, so that nothing is copied; gloo copies them into one.
+        NCCL takes several tensors in place in one launch, without a copy; gloo copies them into one.
         """
         if _listeners:
             _tell(Call("all_reduce", sum([x.nbytes for x in tensors]), self._ranks))
@@ -111,10 +111,10 @@ def _options(options: Any, operation: Any) -> Any:
 
 
 def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority: bool) -> ProcessGroup | None:
-    """Return a group of the ranks of `group` with these NCCL options; `group` itself where none is set.
+    """Return a group of the ranks of `group` with these NCCL options; `group` itself if none is set.
 
     max_ctas: the maximum number of thread blocks that NCCL uses, each of which takes a multiprocessor. high_priority:
-    NCCL's blocks go before those of other kernels that wait for a multiprocessor.
+    NCCL's blocks run before waiting blocks of other kernels.
 
     Raises ConfigError if the backend is not NCCL.
     """
@@ -134,7 +134,7 @@ def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority
 
 
 def average_shard(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
-    """Start the mean of `flat` over the ranks; this rank gets its N-th part in `shard`. Overwrites `flat`."""
+    """Start to average `flat` over the ranks; this rank gets its N-th part in `shard`. Overwrites `flat`."""
     _note("reduce_scatter", group, flat)
     return _reduce_scatter(shard, flat, _divided(flat, group), group, async_op=True)
 
@@ -146,12 +146,12 @@ def gather_shards(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None
 
 
 def _sendable(x: Tensor) -> Tensor:
-    """Return the same bits in a dtype that gloo and NCCL can copy; neither has int16."""
+    """Return the same bits in a dtype that gloo and NCCL support; neither has int16."""
     return x.view(torch.float16) if x.dtype is torch.int16 else x
 
 
 def _divided(flat: Tensor, group: ProcessGroup | None) -> Any:
-    """Return the reduction that gives the mean: AVG on NCCL; elsewhere SUM, after dividing `flat` by the world size."""
+    """Return the reduction for a mean: AVG on NCCL, otherwise SUM, after dividing `flat` by the world size."""
     if dist.get_backend(group) == "nccl":
         return dist.ReduceOp.AVG
     flat.div_(dist.get_world_size(group))
@@ -171,6 +171,6 @@ def maximum(flat: Tensor, group: ProcessGroup | None = None) -> Any:
 
 
 def broadcast(tensor: Tensor, source: int, group: ProcessGroup | None = None) -> Any:
-    """Start to overwrite `tensor` (contiguous) with that of rank `source`."""
+    """Start to overwrite `tensor` (contiguous) with the tensor of rank `source`."""
     _note("broadcast", group, tensor)
     return dist.broadcast(_sendable(tensor), group=group, group_src=source, async_op=True)

@@ -1,13 +1,13 @@
-"""Data parallelism: a copy of the model on every rank, whose gradients are averaged (Li et al. 2020, PyTorch DDP).
+"""Data parallelism: a copy of the model on every rank, with averaged gradients (Li et al. 2020, PyTorch DDP).
 
-The four `ddp_*` strategies are this class with other buckets, sent at another time. A bucket is the parameters of one
-all-reduce. All of them average Ψ bytes of gradients, 2 Ψ (N−1)/N sent by each rank, and one byte a parameter that marks
-which parameters had a gradient.
+The four `ddp_*` strategies are this class with different buckets, sent at different times. A bucket has the parameters
+of one all-reduce. All strategies average Ψ bytes of gradients, 2 Ψ (N−1)/N sent by each rank, and one byte per
+parameter that marks whether it had a gradient.
 
-Deadlocks. Collectives match by order, and the ranks need not agree on which parameters a batch uses. So all ranks send
-buckets in one order: a ready bucket waits for those before it. Buckets that backward does not fill are sent when it is
-finished, with zeros where there is no gradient. A parameter that had no gradient on any rank keeps `None`, as in one
-process, so that the optimizer skips it.
+Deadlocks: Collectives match by order, and the ranks may use different parameters in a batch. So all ranks send buckets
+in the same order: a ready bucket waits for those before it. Buckets that backward does not fill are sent after
+backward, with zeros for missing gradients. A parameter without a gradient on any rank keeps `None`, as in one process,
+so that the optimizer skips it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Bucket = list[nn.Parameter]
 
 
 def one_each(params: Sequence[nn.Parameter]) -> list[Bucket]:
-    """Return one bucket a parameter, the last registered first: backward reaches it first."""
+    """Return one bucket per parameter, the last registered first, because backward reaches it first."""
     return [[p] for p in reversed(params)]
 
 
 def by_size(params: Sequence[nn.Parameter], size_bytes: float, last_bytes: float | None = None) -> list[Bucket]:
     """Return buckets of one dtype and device, closed by the parameter that fills them, the last registered first.
 
-    last_bytes: the size that closes the bucket that is sent last, which no backward overlaps. Each bucket before it may
-    be twice as large as the one after it, up to size_bytes. None: all have the same limit.
+    last_bytes: the size at which the last bucket is closed, which is sent without overlap. Each bucket may be twice as
+        large as the next one, up to size_bytes. None: all have the same limit.
     """
     done: list[Bucket] = []
     open_buckets: dict[Any, Bucket] = {}
@@ -67,9 +67,9 @@ def refuse_unfrozen(frozen: Mapping[str, Tensor]) -> None:
 
 
 def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) -> None:
-    """Raise ValueError on every rank if one has other parameters or buffers than rank 0, naming the first of them.
+    """Raise ValueError on every rank if one has other parameters or buffers than rank 0; the message names the first.
 
-    group: the ranks that are compared; all by default. The message gives their numbers in the whole job.
+    group: the ranks to compare; all by default. The message gives their ranks in the whole job.
     """
     mine = [
         f"{kind} {name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
@@ -93,7 +93,7 @@ def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) 
 def refuse_assigning(module: nn.Module) -> None:
     """Make load_state_dict(assign=True) raise RuntimeError, for the module and each module inside it.
 
-    Wrappers send and shard the parameters that exist now; new parameters would stay different on each rank.
+    Wrappers send and shard the current parameters; newly assigned ones would stay different on each rank.
     """
     for m in module.modules():
         m.register_load_state_dict_pre_hook(_refuse_assigned)
@@ -124,15 +124,15 @@ class DataParallel(nn.Module):
 
     Every rank creates it, and then calls the same methods in the same order.
 
-    buckets: divides the trainable parameters into buckets, one for each all-reduce, in the order of sending.
-    overlap: send a bucket as soon as backward has filled it, else all when backward is finished.
+    buckets: function that divides the trainable parameters into buckets, one per all-reduce, in the order of sending.
+    overlap: send a bucket as soon as backward has filled it, instead of all after backward.
     group: the ranks that average; all by default.
-    send_thread: a thread of its own starts the collectives of backward, all of them before backward ends. Do not use it
-        where the model itself (synchronised batch norm) or another group of ranks sends during backward too: the order
+    send_thread: a separate thread starts the collectives of backward, all of them before backward ends. Do not use it
+        if the model itself (synchronised batch norm) or another group of ranks also sends during backward: the order
         of the two would differ from rank to rank, and they may then deadlock, or receive each other's data.
 
-    The first backward on rank 0 gives the order in which buckets become ready; later steps send in that order.
-    Raises ValueError where the ranks have different models.
+    The first backward on rank 0 decides the order in which later steps send buckets.
+    Raises ValueError if the ranks have different models.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on each rank: backward inside adds to its own gradients and sends nothing."""
+        """Accumulate gradients on each rank: backward inside the block adds to local gradients and sends nothing."""
         before, self._syncing = self._syncing, False
         try:
             yield
@@ -180,7 +180,7 @@ class DataParallel(nn.Module):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Send the buckets that are not sent yet and wait: then `.grad` of every parameter is the mean over the ranks.
+        """Send the remaining buckets and wait, so that `.grad` of every parameter is the mean over the ranks.
 
         Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
         """
@@ -189,13 +189,13 @@ class DataParallel(nn.Module):
         while self._unsent:
             self._send(self._unsent.popleft())
         present = self._presence()
-        # Last on every rank: a rank that used all parameters sent its buckets during backward.
+        # Last on every rank, because a rank that used all parameters sent its buckets during backward.
         presence = maximum(present, self._group) if len(present) else None
         for handle, _ in self._in_flight:
             handle.wait()
         if presence is not None:
             presence.wait()
-        if self._absent:  # only a rank that lacks a gradient reads the result, because reading waits for the device
+        if self._absent:  # only ranks that lack a gradient read the result, because reading waits for the device
             used = dict(zip(self._params, present.tolist(), strict=True))
             for p in self._absent:
                 if not used[p]:
@@ -205,7 +205,7 @@ class DataParallel(nn.Module):
         self._forget()
 
     def _wait_for_sender(self) -> None:
-        """Wait for the sender's jobs of a backward that did not end."""
+        """Wait for the sender's jobs of a backward that has failed."""
         if self._sender is not None and self._sender.in_backward:
             self._sender.finish()
 
@@ -213,9 +213,9 @@ class DataParallel(nn.Module):
         return next((p.device for p in self._params), torch.device("cpu"))
 
     def _presence(self) -> Tensor:
-        """Return (parameters,) uint8: 1 where this rank had a gradient.
+        """Return (parameters,) uint8: 1 for parameters with a gradient on this rank.
 
-        All ones stay all ones under a maximum, so that tensor is kept and reused.
+        A tensor of ones stays the same under a maximum, so it is kept and reused.
         """
         if not self._absent:
             return self._everything
@@ -226,7 +226,7 @@ class DataParallel(nn.Module):
         self._pending = [len(bucket) for bucket in self._buckets]
         self._ready: list[int] = []
         self._unsent = deque(self._order)
-        self._absent: list[nn.Parameter] = []  # parameters for which zeros were sent
+        self._absent: list[nn.Parameter] = []  # parameters with zeros sent instead of a gradient
         self._in_flight: list[tuple[Any, Any]] = []
 
     def _send(self, index: int) -> None:
@@ -242,9 +242,9 @@ class DataParallel(nn.Module):
         self._in_flight.append(self._start(index, grads))
 
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Any]:
-        """Start the mean of one bucket in place: (handle, the tensors that must live until it has ended).
+        """Start to average one bucket in place; return (handle, tensors that must live until it has ended).
 
-        grads: the gradients of its parameters, contiguous.
+        grads: the contiguous gradients of its parameters.
         """
         return self._average[index](grads), grads
 
@@ -261,11 +261,12 @@ class DataParallel(nn.Module):
 
 
 def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p: nn.Parameter) -> None:
-    """Count one gradient of a bucket, and send the buckets that are complete.
+    """Count one gradient of a bucket, and send the complete buckets.
 
-    This is the hook of each parameter in each backward. The device may wait for the host meanwhile, so it sets no
-    attribute of the wrapper: `nn.Module` takes longer for that than all else here. It holds the wrapper weakly: the
-    garbage collector does not see through a tensor's hooks, and would never free a model that its own hooks refer to.
+    This hook runs for each parameter in each backward. The device may wait for the host meanwhile, so the hook sets no
+    attribute of the wrapper, because in `nn.Module` that takes longer than everything else here. It has only a weak
+    reference to the wrapper: the garbage collector does not see references from a tensor's hooks, and would never free
+    a model to which its own hooks refer.
     """
     of = wrapper()
     if of is None or not of._syncing:
@@ -273,7 +274,7 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
     pending, unsent = of._pending, of._unsent
     pending[index] -= 1
     if pending[index] < 0:
-        of._wait_for_sender()  # code that runs after the error may send too
+        of._wait_for_sender()  # code that runs after the error may also send
         raise RuntimeError(
             "a parameter got a second gradient before finish_gradient_synchronization(); call "
             "finish_gradient_synchronization() after each backward. To accumulate gradients, run every backward but "
@@ -296,14 +297,14 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
 def _is_shared(grad: Tensor) -> bool:
     """Return whether another tensor shares the memory of `grad`, which is averaged in place.
 
-    Autograd gives one gradient to both parameters where they are added as views of each other's shape.
+    Autograd gives the same gradient tensor to two parameters if they are added in views of the same shape.
     """
     storage = grad.untyped_storage()
-    its_own = 2  # the gradient's, and that of `storage`
+    its_own = 2  # references of the gradient and of `storage`
     return storage.nbytes() == grad.nbytes and torch._C._storage_Use_Count(storage._cdata) > its_own
 
 
 def finish_gradients(model: nn.Module) -> None:
-    """Finish the gradient synchronization of the model: the hook of ParallelStrategy."""
+    """Finish the gradient synchronization of the model; a hook for ParallelStrategy."""
     assert isinstance(model, DataParallel)
     model.finish_gradient_synchronization()

@@ -1,7 +1,7 @@
-"""Layout of parameters side by side in one tensor, of which each of N ranks has the N-th part.
+"""Layout of parameters side by side in one tensor that is divided equally among N ranks.
 
-The tensor is cut without regard to where a parameter ends. Each parameter begins at a multiple of ALIGNMENT bytes, and
-so does each part.
+The cuts between ranks may be inside a parameter. Each parameter begins at a multiple of ALIGNMENT bytes, and so does
+each rank's part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALIGNMENT = 16  # bytes that a GPU loads at once; unaligned, kernels are slower 
 class FlatLayout:
     """Layout of a flat tensor, in elements.
 
-    counts: of each parameter; gaps: after each; part: the length of a rank's part of the whole tensor.
+    counts: length of each parameter; gaps: padding after each; part: length of a rank's part of the whole tensor.
     """
 
     counts: tuple[int, ...]
@@ -42,7 +42,7 @@ class FlatLayout:
         return list(accumulate(lengths[:-1], initial=0))
 
     def held(self, rank: int) -> list[tuple[int, int, int]]:
-        """Return (start, stop, in_part) of each parameter: the elements that the rank has, and their offset there."""
+        """Return (start, stop, in_part) of each parameter: the elements on the rank, and their offset in its part."""
         begin, end = rank * self.part, (rank + 1) * self.part
         return [
             (
@@ -54,7 +54,7 @@ class FlatLayout:
         ]
 
     def lined_up(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return tensors with these counts of elements as one tensor, with zeros in the gaps."""
+        """Concatenate tensors with these counts of elements into one tensor, with zeros in the gaps."""
         pieces = []
         for tensor, gap in zip(tensors, self.gaps, strict=True):
             pieces += [tensor.reshape(-1), tensor.new_zeros(gap)] if gap else [tensor.reshape(-1)]

@@ -1,6 +1,6 @@
 """Process groups of a composition with tensor parallelism: ranks in two dimensions.
 
-`tp_degree` neighbours, likely of one machine, divide the blocks. The ranks that hold the same part of the blocks, one
+`tp_degree` neighbours, likely on one machine, divide the blocks. The ranks that hold the same part of the blocks, one
 in each such set of neighbours, are data parallel. Every rank makes the same groups in the same order.
 """
 

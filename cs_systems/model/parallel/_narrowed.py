@@ -1,8 +1,8 @@
 """Gradient averaging in a narrower dtype than the gradients have, as PyTorch's `bf16_compress_hook` does.
 
-It sends half of the bytes for bf16 instead of fp32, and adds two casts. Each rank's gradients are rounded, and so is
-their mean: with N ranks one rounding more a rank than in one process. On a GPU the casts have streams of their own, so
-that they too overlap backward: one before the collective, one after it, because a cast that waits for its collective
+For fp32 gradients in bf16 it sends half of the bytes, and adds two casts. Each rank's gradients are rounded, and so is
+their mean: one more rounding per rank than in one process. On a GPU the casts run on separate streams, so that they
+also overlap backward: one stream before the collective and one after it, because a cast that waits for its collective
 must not delay the next.
 """
 
@@ -25,7 +25,7 @@ class _Handle:
 
 
 class NarrowedDataParallel(DataParallel):
-    """DataParallel whose buckets are cast to `dtype`, averaged, and cast back into the gradients."""
+    """DataParallel that casts buckets to `dtype`, averages them, and casts them back into the gradients."""
 
     def __init__(self, *arguments: Any, dtype: torch.dtype, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -51,11 +51,11 @@ class NarrowedDataParallel(DataParallel):
         with torch.cuda.stream(after):
             handle.wait()
             torch._foreach_copy_(grads, parts)
-        # The tensors stay until the stream that frees them has waited for the last that uses them.
+        # Keep the tensors until the stream that frees them has waited for the last stream that uses them.
         return _Handle(lambda: torch.cuda.current_stream().wait_stream(after)), flat
 
     def _narrow(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor, list[Tensor]]:
-        """Start the mean in `dtype`: (handle, the sent tensor, its parts in the shapes of the gradients)."""
+        """Start to average in `dtype`; return (handle, sent tensor, its parts in the shapes of the gradients)."""
         sizes = [grad.numel() for grad in grads]
         flat = torch.empty(sum(sizes), dtype=self._dtype, device=grads[0].device)
         parts = [part.view(grad.shape) for part, grad in zip(flat.split(sizes), grads, strict=True)]

@@ -1,4 +1,4 @@
-"""Gradient scaler for fp16 where each rank has a share of the gradients: the ranks agree on which steps overflowed."""
+"""Gradient scaler for fp16 if each rank has a share of the gradients; all ranks agree on the overflowed steps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from cs_systems.model.parallel._collectives import maximum
 
 
 class PartsScaler(torch.amp.GradScaler):
-    """Gradient scaler that skips a step on all ranks if one overflowed. Takes every optimizer that a strategy makes.
+    """Gradient scaler that skips a step on all ranks if one overflowed, for every optimizer that a strategy makes.
 
-    torch's ShardedGradScaler asks the other ranks only where it unscales by itself. An optimizer that unscales in its
-    own kernel, as torch's fused ones do, would skip on one rank alone. ShardedGradScaler also sums the ranks' flags,
-    and that kernel accepts only 1 as yes.
+    torch's ShardedGradScaler asks the other ranks only if it unscales by itself. An optimizer that unscales in its own
+    kernel, as torch's fused ones do, would skip on one rank only. ShardedGradScaler also sums the ranks' flags, but
+    that kernel accepts only 1 as true.
     """
 
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """Unscale the gradients of this rank's parts, where the model's parameters have none.
+        """Unscale the gradients of this rank's parts if the model's parameters have no gradients.
 
         A rank may have no part at all.
         """

@@ -1,11 +1,11 @@
 """Thread that starts collectives, so that the thread that runs backward continues.
 
-To start a collective takes the host tens of microseconds, nearly all of them in C++ without the interpreter's lock. A
-CPU-bound step is longer by that, once for each parameter or bucket; another core does it meanwhile.
+Starting a collective takes the host tens of microseconds, nearly all in C++ without the interpreter's lock. This would
+lengthen a CPU-bound step once per parameter or bucket; the thread does it on another core.
 
-Collectives match by order. So there is one such thread for a device, shared by all senders: two models with one loss
-send in the order of their gradients, on every rank. And backward ends when its jobs are started: collectives that its
-caller sends next come after them.
+Collectives match by order. So there is one such thread per device, shared by all senders: two models with one loss send
+in the order of their gradients, on every rank. Backward ends only when its jobs are started, so that later collectives
+of its caller come after them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Job = tuple[list[BaseException], torch.cuda.Stream | None, Callable[..., Any], t
 
 
 class _Line:
-    """Job queue of one device's thread, which ends with this object."""
+    """Job queue of one device's thread; the thread ends with this object."""
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Job | None] = SimpleQueue()
-        # The thread holds only the queue: it must not keep this object alive.
+        # The thread references only the queue, so it does not keep this object alive.
         Thread(target=_serve, args=(self.jobs,), name="sender", daemon=True).start()
         weakref.finalize(self, self.jobs.put, None)
 
@@ -36,9 +36,9 @@ _lines: weakref.WeakValueDictionary[torch.device, _Line] = weakref.WeakValueDict
 
 
 class Sender:
-    """Runner of jobs, in order with all others of its device, on a thread that ends with the last of them.
+    """Sender of jobs to the thread of its device, which runs all senders' jobs in order and ends with the last sender.
 
-    in_backward: whether a backward has begun that is not known to have ended.
+    in_backward: whether a backward has begun and is not known to have ended.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -51,9 +51,9 @@ class Sender:
         self.in_backward = False
 
     def join_backward(self) -> None:
-        """Run the jobs that are put from now on in the stream of this backward. Called by a hook.
+        """Run jobs put from now on in the stream of this backward. A hook calls this.
 
-        Backward ends when all of them are run, and raises the error that one of them raised.
+        Backward ends when all of them have run, and raises the error of any of them.
         """
         self.in_backward = True
         if self._device.type == "cuda":
@@ -68,7 +68,7 @@ class Sender:
         """Wait until all jobs are run. Raises the error of the first job that failed; those after it were skipped."""
         done: SimpleQueue[None] = SimpleQueue()
         self._put(([], None, done.put, (None,)))
-        done.get()  # an interrupt ends this wait
+        done.get()  # an interrupt can end this wait
         self.in_backward = False
         if self._errors:
             raise self._errors.pop()
@@ -80,7 +80,7 @@ def _serve(jobs: SimpleQueue[Job | None]) -> None:
             errors, stream, run, arguments = job
             try:
                 if stream is not None:
-                    torch.cuda.set_stream(stream)  # and its device
+                    torch.cuda.set_stream(stream)  # also sets the device
                 if not errors:
                     run(*arguments)
             except BaseException as error:  # finish() raises it

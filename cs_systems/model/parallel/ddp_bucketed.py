@@ -1,8 +1,8 @@
 """Gradients in buckets, each sent as soon as backward has filled it (Li et al. 2020, sections 3.2.2 and 3.2.3).
 
-2 Ψ (N−1)/N bytes, most of them overlapped with the rest of backward, and as many latencies as buckets. A bucket is a
-group of tensors that NCCL takes in one launch, in place: nothing is copied, neither in nor out. Buckets hold parameters
-in reverse order of registration, which is about the order in which backward reaches them.
+Each rank sends 2 Ψ (N−1)/N bytes, most of them overlapped with the rest of backward, with one latency per bucket. A
+bucket is a group of tensors that NCCL takes in one launch, in place, without copies. Buckets hold parameters in reverse
+order of registration, which is about the order in which backward reaches them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def wrap(
     """Return the model wrapped in DataParallel with these buckets.
 
     bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes as in PyTorch's DDP.
-    last_bucket_mb: the size of the last bucket, which no backward overlaps. Each bucket before it may be twice as large
-        as the one after it. None: as the others.
-    comm_dtype: bf16 or fp16, in which the gradients are sent; None: in their own.
+    last_bucket_mb: the size of the last bucket, which is sent without overlap. Each bucket may be twice as large as the
+        next one. None: as the others.
+    comm_dtype: bf16 or fp16, in which the gradients are sent; None: in their own dtype.
     max_ctas, high_priority: as in `communicator`.
     send_thread: as in `DataParallel`; not with tp, which sends during backward too.
     """

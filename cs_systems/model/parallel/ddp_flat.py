@@ -1,7 +1,7 @@
 """One all-reduce of all gradients in one tensor, after backward (Li et al. 2020, section 3.2.2, without overlap).
 
-2 Ψ (N−1)/N bytes, all of them exposed, the latency of one collective, and a copy of Ψ bytes. Parameters of several
-dtypes take a tensor each.
+Each rank sends 2 Ψ (N−1)/N bytes, all of them exposed, with the latency of one collective, and copies Ψ bytes. Each
+dtype of parameters has its own tensor.
 """
 
 from __future__ import annotations

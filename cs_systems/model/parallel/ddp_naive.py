@@ -1,6 +1,6 @@
-"""One all-reduce a parameter, after backward (the naive scheme of Li et al. 2020, section 3.2.1).
+"""One all-reduce per parameter, after backward (the naive scheme of Li et al. 2020, section 3.2.1).
 
-2 Ψ (N−1)/N bytes, all of them exposed, and one collective's latency for each parameter.
+Each rank sends 2 Ψ (N−1)/N bytes, all of them exposed, with one collective's latency for each parameter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One all-reduce a parameter, started as soon as backward has its gradient (Li et al. 2020, section 3.2.3).
+"""One all-reduce per parameter, started as soon as backward has its gradient (Li et al. 2020, section 3.2.3).
 
-2 Ψ (N−1)/N bytes, most of them overlapped with the rest of backward, and one collective's latency for each parameter.
-Nothing is copied.
+Each rank sends 2 Ψ (N−1)/N bytes, most of them overlapped with the rest of backward, with one collective's latency for
+each parameter. Nothing is copied.
 
 In a CPU-bound step the launches of so many collectives are not hidden: `ddp_bucketed` launches fewer
 (profiles/fsdp_launches/h200/host_per_parameter.md).
@@ -25,7 +25,7 @@ def wrap(
     tp_degree: int = 1,
     send_thread: bool = True,
 ) -> DataParallel:
-    """Return the model wrapped in DataParallel with one bucket a parameter.
+    """Return the model wrapped in DataParallel with one bucket per parameter.
 
     max_ctas, high_priority: as in `communicator`.
     send_thread: as in `DataParallel`; not with tp, which sends during backward too.

@@ -1,4 +1,4 @@
-"""One process that trains alone: the baseline of every comparison. It sends nothing."""
+"""Strategy of one process that trains alone, as the baseline of every comparison. It sends nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cs_systems.model.parallel import ParallelStrategy
 
 
 def wrap(model: nn.Module) -> nn.Module:
-    """Return the model unchanged. Raises ConfigError for several processes: they would not train together."""
+    """Return the model unchanged. Raises ConfigError for several processes, which would not train together."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             f"strategy single trains on one process, but {dist.get_world_size()} were started; "

@@ -1,10 +1,10 @@
 """PyTorch's DistributedDataParallel with its own defaults, for comparison (Li et al. 2020).
 
-2 Ψ (N−1)/N bytes. By default it refuses a batch that leaves a parameter without a gradient; with
-`find_unused_parameters=True` it takes such a batch, and walks the graph in each step.
+Each rank sends 2 Ψ (N−1)/N bytes. By default it rejects a batch that leaves a parameter without a gradient; with
+`find_unused_parameters=True` it accepts such a batch, and traverses the graph in each step.
 
-It rebuilds its buckets in the second step. Where steps are short, NCCL's process group still holds the old ones then:
-Ψ above the predicted peak, once.
+It rebuilds its buckets in the second step. If steps are short, NCCL's process group still holds the old ones then, so
+the memory exceeds the predicted peak by Ψ once.
 """
 
 from __future__ import annotations

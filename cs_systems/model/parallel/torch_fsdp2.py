@@ -1,12 +1,12 @@
 """PyTorch's FSDP2, `fully_shard` of the same units, for comparison with `fsdp`.
 
-3 Ψ (N−1)/N bytes less one gathering of the root unit, which it keeps from forward to backward; without
+Each rank sends 3 Ψ (N−1)/N bytes less one gathering of the root unit, which it keeps from forward to backward; without
 `reshard_after_forward` 2 Ψ (N−1)/N, with all weights whole on every rank from forward to backward. It shards each
-parameter by its first dimension, those of norms too, which then compute in the compute dtype.
+parameter by its first dimension, including norms, which then compute in the compute dtype.
 
 By default a parameter must have a gradient on all ranks or on none. With `find_unused_parameters` the parameters of the
-root unit take part in every step, with zeros added where a rank does not use them. A parameter that no rank used stays
-as it is: it keeps the gradient of an earlier micro-batch, or none.
+root unit take part in every step, with zeros if a rank does not use them. A parameter that no rank used keeps the
+gradient of an earlier micro-batch, or none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cs_systems.model.parallel.fsdp.units import units_in
 
 
 class FSDP2(nn.Module):
-    """Wrapper of `module`, which is sharded in place."""
+    """Wrapper of `module` that shards it in place."""
 
     def __init__(self, module: nn.Module, find_unused_parameters: bool) -> None:
         super().__init__()
@@ -44,8 +44,8 @@ class FSDP2(nn.Module):
             if find_unused_parameters and p.requires_grad and p not in in_lists
         ]
         self._called: set[nn.Module] = set()
-        self._finished = True  # whether no forward has run since gradients were finished
-        self._kept: set[Tensor] = set()  # optional parameters with a gradient from before that forward
+        self._finished = True  # whether no forward has run since the gradients were finished
+        self._kept: set[Tensor] = set()  # optional parameters with a gradient from before this forward
         for owner in {owner for owner, _ in self._optional}:
             owner.register_forward_pre_hook(lambda module, inputs: self._called.add(module))
         module.register_state_dict_post_hook(_gather_into)
@@ -67,7 +67,7 @@ class FSDP2(nn.Module):
         return pytree.tree_map(with_zeros, output)
 
     def keep_earlier(self) -> None:
-        """Record which gradients finished micro-batches have left. Called while the parameters are sharded."""
+        """Record the gradients left by finished micro-batches. Called while the parameters are sharded."""
         if self._finished:
             self._kept = {p for owner, name in self._optional if (p := getattr(owner, name)).grad is not None}
             self._finished = False
@@ -99,7 +99,7 @@ def wrap(
 ) -> FSDP2:
     """Return the model sharded by FSDP2.
 
-    compute_dtype: as in `fsdp`. reshard_after_forward: torch's option, for the modules in lists.
+    compute_dtype: as in `fsdp`. reshard_after_forward: torch's option, applied to the modules in lists.
     """
     if scalar := next((name for name, p in model.named_parameters() if not p.ndim), None):
         raise ConfigError(f"torch_fsdp2 cannot shard parameter {scalar}, which has no dimensions; use fsdp")
@@ -124,9 +124,9 @@ def wrap(
 def make_optimizer(
     params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
 ) -> torch.optim.Optimizer:
-    """Return `cls(params, **options)`, which saves and loads the state_dict of one process.
+    """Return `cls(params, **options)` that saves and loads a state_dict as in one process.
 
-    All ranks call these methods.
+    All ranks must call these methods.
     """
     optimizer = cls(params, **options)
     optimizer.register_state_dict_post_hook(_gather_state)
@@ -162,9 +162,9 @@ def _take_parts_of_state(optimizer: torch.optim.Optimizer, state_dict: dict[str,
 def _whole(value: Any) -> Any:
     """Return the parts of all ranks as one tensor in host memory; a value that is not sharded is returned unchanged.
 
-    `full_tensor()` would send an `allgather_coalesced`. When gloo's threads (two a group, torch 2.13 and before it)
-    have ended a collective, they write its name to one std::string without a lock. Names of up to 15 characters are
-    stored in the string object, this one, of 19, on the heap: two threads may free it at once, and the process crashes.
+    `full_tensor()` would send an `allgather_coalesced`. After a collective, gloo's threads (two per group, up to torch
+    2.13) write its name to one std::string without a lock. Names of up to 15 characters are stored inside the string
+    object; this one, of 19, is on the heap, so that two threads may free it at once and the process crashes.
     """
     if not isinstance(value, DTensor):
         return value
@@ -178,7 +178,7 @@ def _whole(value: Any) -> Any:
 
 
 def _part_of(p: Tensor, whole: Any) -> Any:
-    """Return this rank's part of a value that has a number for each element of `p`; other values unchanged."""
+    """Return this rank's part of a value with one number per element of `p`; other values unchanged."""
     if not isinstance(p, DTensor) or not isinstance(whole, Tensor) or not whole.ndim or whole.shape != p.shape:
         return whole
     return distribute_tensor(whole, p.device_mesh, p.placements)

@@ -1,6 +1,6 @@
 """PyTorch's ZeroRedundancyOptimizer, for comparison with `zero1` (Rajbhandari et al. 2020, P_os).
 
-Each whole parameter has one owner, which broadcasts it: Ψ (N−1)/N bytes more than the averaging of the gradients.
+Each whole parameter has one owner, which broadcasts it: Ψ (N−1)/N bytes more than for averaging the gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cs_systems.model.parallel import ParallelStrategy
 
 
 def make_optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # its import compiles torch's scripted optimizers
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # importing it compiles torch's scripted optimizers
 
     return ZeroRedundancyOptimizer(list(params), optimizer_class=cls, **options)
 

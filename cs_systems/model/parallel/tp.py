@@ -1,17 +1,17 @@
 """Tensor parallelism of attention and feed-forward (Shoeybi et al. 2019, Megatron-LM, section 3).
 
-Every rank takes the same rows. Of each block it has a share of the heads and of d_ff: q, k, v, w1 and w3 are divided by
+Every rank takes the same rows. It has a share of the heads and of d_ff of each block: q, k, v, w1 and w3 are divided by
 their outputs, output_proj and w2 by their inputs, so that between the two no rank needs another's features. The input
 is the same on all ranks, and its gradient is summed over them in backward (the paper's f). The output is summed in
-forward (g): 4 all-reduces a block and step, 8 b·s·d (N−1)/N elements in the dtype of compute, all of them exposed.
-Under autocast the input is cast before it is shared, so that its gradient is sent in the low precision too.
+forward (g): 4 all-reduces per block and step, 8 b·s·d (N−1)/N elements in the dtype of compute, all of them exposed.
+Under autocast the input is cast before it is shared, so that its gradient is also sent in the low precision.
 
-Embedding, norms and head are whole on every rank: so any loss takes the logits, tied embeddings stay tied, and b·s·d is
-all that is sent. The price is that their memory, and the head's FLOPs, are not divided. Their gradients are the same on
-all ranks, because their inputs are; so nothing averages them.
+Embedding, norms and head are whole on every rank, so any loss can use the logits, tied embeddings stay tied, and only
+b·s·d is sent. The price is that their memory, and the head's FLOPs, are not divided. Their gradients are the same on
+all ranks, because their inputs are, so they are not averaged.
 
-`state_dict()` of the model and of the optimizer are those of one process, on every rank; all ranks call it. For
-element-wise optimizers (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor).
+`state_dict()` of the model and of the optimizer is the same as in one process, on every rank; all ranks must call it.
+Supports element-wise optimizers (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor).
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class Cut:
         return whole.chunk(ranks, self.dim)[rank].clone(memory_format=torch.contiguous_format)
 
     def part_of(self, value: Any) -> Any:
-        """Return this rank's part of a value with a number for each element of the whole; other values unchanged."""
+        """Return this rank's part of a value with one number per element of the whole; other values unchanged."""
         sizes = list(self.shape)
         sizes[self.dim] *= dist.get_world_size(self.group)
         return self.part(value) if isinstance(value, Tensor) and list(value.shape) == sizes else value
 
     def whole_of(self, value: Any, device: torch.device) -> Any:
-        """Return the whole tensor of all ranks if `value` is a part; other values unchanged.
+        """Return the whole tensor, gathered from all ranks, if `value` is a part; other values unchanged.
 
-        device: the device from which the ranks can send.
+        device: a device from which the ranks can send.
         """
         if not isinstance(value, Tensor) or value.shape != self.shape:
             return value
@@ -73,13 +73,13 @@ class Cut:
         return flat.movedim(0, self.dim).contiguous().to(value.device)
 
 
-# Parameter → its Cut, and the divided models: for code that has another wrapper, or only the parameters.
+# Parameter → its Cut, and the divided models, for code that has another wrapper or only the parameters.
 _cuts: Any = WeakTensorKeyDictionary()
 _divided: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class _Share(torch.autograd.Function):
-    """Identity on an input that all ranks share, whose gradient is the sum of theirs: the paper's f."""
+    """Identity on an input that all ranks share; its backward sums the ranks' gradients (the paper's f)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -95,7 +95,7 @@ class _Share(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over the ranks, in place; each rank gets its gradient unchanged: the paper's g."""
+    """Sum over the ranks, in place; its backward passes the gradient on unchanged (the paper's g)."""
 
     @staticmethod
     def forward(ctx: Any, partial_sum: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -118,7 +118,7 @@ def _sum_output(module: nn.Module, inputs: tuple[Any, ...], output: Tensor, *, g
 
 
 def wrap(model: nn.Module, tp_degree: int | None = None) -> nn.Module:
-    """Divide the blocks of the model and return it; every rank calls this with the same model.
+    """Divide the blocks of the model and return it; every rank must call this with the same model.
 
     tp_degree: the number of neighbouring ranks that divide the blocks; None: all.
     Raises ConfigError for a model without blocks of BasicTransformerLM, or with heads or d_ff that tp_degree does not
@@ -184,7 +184,7 @@ def _divide(block: SelfAttention | SwiGLU, group: ProcessGroup | None, degree: i
     if isinstance(block, SelfAttention):
         block.num_heads //= degree
     for linear, dim in _linears(block).items():
-        if (weight := linear.weight) not in _cuts:  # a tied weight is divided once
+        if (weight := linear.weight) not in _cuts:  # divide a tied weight only once
             shape = list(weight.shape)
             shape[dim] //= degree
             _cuts[weight] = cut = Cut(dim, torch.Size(shape), group)
@@ -219,7 +219,7 @@ def _divided_in(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Paramet
 def make_optimizer(
     params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
 ) -> torch.optim.Optimizer:
-    """Return `cls(params, **options)` with a whole state_dict; it loads its part of a whole one."""
+    """Return `cls(params, **options)` that saves a whole state_dict, and loads its part of a whole one."""
     optimizer = cls(params, **options)
     optimizer.register_state_dict_post_hook(_gather_state)
     optimizer.register_load_state_dict_pre_hook(_take_part_of_state, prepend=True)
@@ -241,7 +241,7 @@ def _with_state(
     numbers = (number for group in saved["param_groups"] for number in group["params"])
     params = (p for group in optimizer.param_groups for p in group["params"])
     state = dict(saved["state"])
-    for number, p in zip(numbers, params, strict=False):  # load_state_dict itself raises if groups differ
+    for number, p in zip(numbers, params, strict=False):  # load_state_dict itself raises for different groups
         if p in _cuts and number in state:
             state[number] = {key: change(_cuts[p], p, value) for key, value in state[number].items()}
     return {**saved, "state": state}

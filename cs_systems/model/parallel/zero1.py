@@ -1,8 +1,8 @@
 """Optimizer state sharded by whole parameters (Rajbhandari et al. 2020, ZeRO stage 1, P_os).
 
-Each parameter has one owner, which alone keeps its state and steps it, then broadcasts the result: Ψ (N−1)/N bytes sent
-a rank on average, in addition to the 2 Ψ (N−1)/N of the averaging of the gradients. State: 1/N of one process's, as
-evenly as whole parameters allow. (Flat shards with reduce-scatter and all-gather need 2 Ψ in all.)
+Each parameter has one owner; only the owner keeps its state and steps it, then broadcasts the result: Ψ (N−1)/N bytes
+sent per rank on average, in addition to 2 Ψ (N−1)/N for averaging the gradients. Each rank has 1/N of the optimizer
+state, as evenly as whole parameters allow. (Flat shards with reduce-scatter and all-gather need 2 Ψ in total.)
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cs_systems.model.parallel._collectives import broadcast
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Optimizer that steps like `optimizer_cls(params, **kwargs)`, with the state of each parameter on one rank alone.
+    """Optimizer that steps like `optimizer_cls(params, **kwargs)`, with the state of each parameter on only one rank.
 
-    Gradients must be averaged before `step`. Every rank makes it with the same parameters in the same order, and calls
-    `step`, `add_param_group`, `state_dict` and `load_state_dict` as the others do. `state` is this rank's part.
+    Gradients must be averaged before `step`. Every rank must make it with the same parameters in the same order, and
+    call `step`, `add_param_group`, `state_dict` and `load_state_dict` together. `state` is this rank's part.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._local.add_param_group(local_group)
         self.state = self._local.state
         for key, value in self._local.param_groups[-1].items():
-            group.setdefault(key, value)  # the defaults of optimizer_cls, which a scheduler reads here
+            group.setdefault(key, value)  # a scheduler reads the defaults of optimizer_cls here
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -74,7 +74,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _assign(self, params: list[nn.Parameter]) -> None:
         """Assign an owner to each parameter."""
-        for p in sorted(params, key=lambda p: -p.nbytes):  # the sort is stable: the same on every rank
+        for p in sorted(params, key=lambda p: -p.nbytes):  # a stable sort, so the same on every rank
             rank = self._owned_bytes.index(min(self._owned_bytes))
             self._owner[p] = rank
             self._owned_bytes[rank] += p.nbytes if p.requires_grad else 0  # a frozen parameter has no state
@@ -88,7 +88,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return state
 
     def _share(self) -> None:
-        """Broadcast the stepped parameters, so that they are the same on all ranks."""
+        """Broadcast the stepped parameters to all ranks."""
         sent = []
         for p, owner in self._owner.items():
             if p.requires_grad and p.numel():
@@ -100,7 +100,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 p.copy_(dense)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state_dict of `optimizer_cls` in one process, on every rank, in host memory. All ranks call it."""
+        """Return the same state_dict as in one process, on every rank, in host memory. All ranks must call it."""
         params = [p for group in self.param_groups for p in group["params"]]
         number = {p: i for i, p in enumerate(params)}
         groups = [
@@ -111,7 +111,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {"state": dict(sorted(self._whole_state(params).items())), "param_groups": groups}
 
     def _whole_state(self, params: list[nn.Parameter]) -> dict[int, dict[str, Any]]:
-        """Return number of a parameter → its whole state, gathered from the ranks."""
+        """Return parameter's number → its whole state, gathered from the ranks."""
         own = {i: self.state[p] for i, p in enumerate(params) if p in self.state}
         parts: list[dict[int, dict[str, Any]]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(parts, {i: {k: _small(v) for k, v in values.items()} for i, values in own.items()})
@@ -127,7 +127,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load this rank's part of a state_dict of one process (or of any number of ranks).
 
-        Raises ValueError where its groups are not those of this optimizer.
+        Raises ValueError if its groups differ from this optimizer's.
         """
         theirs = [len(group["params"]) for group in state_dict["param_groups"]]
         if theirs != (ours := [len(group["params"]) for group in self.param_groups]):
@@ -152,7 +152,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 class _Large:
-    """Placeholder of a tensor that is broadcast by itself, while the rest of the state is gathered as one object."""
+    """Placeholder for a tensor that is broadcast separately, while the rest of the state is gathered as one object."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype = tensor.shape, tensor.dtype

@@ -4,13 +4,13 @@ Parameters lie side by side in buckets, and each rank has the N-th part of every
 
 1. Backward's gradients are reduce-scattered bucket by bucket as they become ready, Ψ (N−1)/N, then freed. So a rank
    holds its part of them and a few buckets, as in stage 2.
-2. Each rank steps its part, and alone keeps its state, 1/N of one process's.
-3. All-gathers make the parameters whole again, Ψ (N−1)/N: those of stepped buckets overlap the steps of others.
+2. Each rank steps its part, and keeps only this part's state, 1/N of the whole.
+3. All-gathers make the parameters whole again, Ψ (N−1)/N; gathering of stepped buckets overlaps the steps of others.
 
-For element-wise optimizers (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor). After finish_gradient_synchronization() a
-rank has the averaged gradients of its part alone, and `.grad` of the model's parameters is None: in fp16
-`_scaler.PartsScaler` finds them. Those of the next backward are added to them, until zero_grad() of the model or of the
-optimizer drops them.
+Supports element-wise optimizers (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor). After finish_gradient_synchronization()
+a rank has only the averaged gradients of its part, and `.grad` of the model's parameters is None: in fp16
+`_scaler.PartsScaler` finds the parts' gradients. The next backward adds to them, until zero_grad() of the model or of
+the optimizer clears them.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from cs_systems.model.parallel._data_parallel import Bucket, DataParallel, by_si
 from cs_systems.model.parallel._flat_layout import FlatLayout
 from cs_systems.model.parallel.zero1 import ShardedOptimizer
 
-ROUNDS = 8  # rounds of an optimizer step and the gathering of the stepped buckets
+ROUNDS = 8  # largest number of rounds of an optimizer step with the gathering of the stepped buckets
 IN_FLIGHT = 8  # buckets that a rank holds in addition to its part of the gradients
 
 
 @dataclass
 class Part:
-    """One rank's part of a parameter: elements `start` to `stop`, at offset `in_shard` in its shard of the bucket."""
+    """Part of a parameter on one rank: elements `start` to `stop`, at offset `in_shard` in its shard of the bucket."""
 
     start: int
     stop: int
     in_shard: int
     flat: FlatBucket
-    values: nn.Parameter  # (stop − start,), a view of the bucket; (), the whole of a parameter without dimensions
+    values: nn.Parameter  # (stop − start,), a view of the bucket; () for a parameter without dimensions, whole
 
 
 class FlatBucket:
-    """Parameters of a bucket in one tensor; from now on they are views of it."""
+    """Bucket of parameters, which from now on are views of its one tensor."""
 
     def __init__(self, params: Bucket) -> None:
         world_size, rank = dist.get_world_size(), dist.get_rank()
@@ -67,18 +67,18 @@ class FlatBucket:
     def lined_up(self, grads: list[Tensor]) -> Tensor:
         """Return the gradients as one tensor.
 
-        A gradient that fills its bucket is sent without a copy, as most of a large model's are.
+        A gradient that fills its bucket is sent without a copy, as most gradients of a large model are.
         """
         if len(grads) == 1 and grads[0].numel() == self.values.numel():
             return grads[0].view(-1)
         return self._layout.lined_up(grads)
 
 
-_parts: Any = WeakTensorKeyDictionary()  # parameter → its Part, from wrap to the optimizer, which gets no module
+_parts: Any = WeakTensorKeyDictionary()  # parameter → its Part, for the optimizer, which has no modules
 
 
 class FlatShards(DataParallel):
-    """DataParallel that reduce-scatters its buckets."""
+    """DataParallel that reduce-scatters its buckets instead of averaging them everywhere."""
 
     def __init__(self, module: nn.Module, bucket_size_mb: float, send_thread: bool) -> None:
         buckets = partial(by_size, size_bytes=bucket_size_mb * 2**20)
@@ -99,7 +99,7 @@ class FlatShards(DataParallel):
         return average_shard(flat, shard), flat
 
     def _send(self, index: int) -> None:
-        """Send a bucket, then wait for one that was sent some buckets ago, to reuse its memory for the next one.
+        """Send a bucket, then wait for one sent some buckets earlier, to reuse its memory for the next one.
 
         On a GPU the stream waits, not the host.
         """
@@ -110,7 +110,7 @@ class FlatShards(DataParallel):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Wait for this rank's parts of the mean, and add their earlier gradients."""
+        """Wait for this rank's parts of the mean gradients, and add them to earlier gradients."""
         super().finish_gradient_synchronization()
         for values, grad in self._earlier:
             values.grad = grad if values.grad is None else values.grad.add_(grad)
@@ -122,18 +122,18 @@ class FlatShards(DataParallel):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the module and of this rank's parts.
 
-        The parts are no parameters of the module, so their gradients would live until the next backward.
+        The parts are not parameters of the module, so their gradients would otherwise live until the next backward.
         """
         super().zero_grad(set_to_none)
         for p in self._params:
             self._drop(p)
 
 
-Round = tuple[list[FlatBucket], list[list[Tensor]]]  # buckets, and what a rank has of them in each parameter group
+Round = tuple[list[FlatBucket], list[list[Tensor]]]  # buckets, and this rank's parts of them by parameter group
 
 
 class FlatShardedOptimizer(ShardedOptimizer):
-    """ShardedOptimizer over this rank's part of each bucket of a model that this strategy has wrapped."""
+    """ShardedOptimizer of this rank's part of each bucket of a model that this strategy has wrapped."""
 
     def _assign(self, params: list[nn.Parameter]) -> None:
         unknown = next((p for p in params if p.requires_grad and p not in _parts), None)
@@ -156,18 +156,18 @@ class FlatShardedOptimizer(ShardedOptimizer):
 
     @property
     def of_parts(self) -> torch.optim.Optimizer:
-        """Optimizer of this rank's parts: a gradient scaler finds gradients there, not among `param_groups`."""
+        """Optimizer of this rank's parts, in which a gradient scaler finds the gradients, not in `param_groups`."""
         assert self._local is not None
         return self._local
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._rounds: list[Round] = []  # made anew by the next step
+        self._rounds: list[Round] = []  # the next step makes it again
 
     def _step_and_share(self, local: torch.optim.Optimizer) -> None:
-        """Step in rounds: the buckets of one round are gathered while those of the next are stepped."""
+        """Step in rounds: gather the buckets of one round while stepping the buckets of the next."""
         whole, handles = [group["params"] for group in local.param_groups], []
-        # An optimizer that counts the steps of a group would count each round as one.
+        # An optimizer that counts the steps of a group would count each round as a step.
         rounds = 1 if getattr(local, "counts_by_group", False) else ROUNDS
         self._rounds = self._rounds or self._made_rounds(whole, rounds)
         try:
@@ -210,7 +210,7 @@ class FlatShardedOptimizer(ShardedOptimizer):
         dist.all_gather_object(ranks, own)
         state: dict[int, dict[str, Any]] = {}
         for i, p in enumerate(params):
-            found = [theirs[i] for theirs in ranks if i in theirs]  # in the order of the ranks, so of the elements
+            found = [theirs[i] for theirs in ranks if i in theirs]  # in the order of the ranks, and so of the elements
             for key, value in (found[0] if found else {}).items():
                 whole = value
                 if _is_element_wise(value, _length(found[0])):
@@ -227,7 +227,7 @@ def _length(state: dict[str, Any]) -> int:
 
 
 def _is_element_wise(value: Any, length: int) -> bool:
-    """Return whether a value has a number for each element, as moments do. A step count, a scalar, does not."""
+    """Return whether a value has one number per element, as moments have; a step count does not."""
     return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == length
 
 

@@ -1,4 +1,4 @@
-"""AdamW in its readable form, one parameter after the other."""
+"""AdamW in readable form, one parameter after the other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class AdamW(torch.optim.Optimizer):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019, algorithm 2), one parameter after the other.
 
-    State per parameter: two tensors of its size and dtype, and a step count. A subclass may update a group in another
-    way.
+    State per parameter: two tensors of its size and dtype, and a step count. Subclasses may update a group
+    differently.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 0.01,
     ) -> None:
         for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
-            if not value >= 0:  # NaN too
+            if not value >= 0:  # also true for NaN
                 raise ValueError(f"{name} is {value}; give a number of at least 0")
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas is {betas}; give two numbers from 0 to below 1")
@@ -43,7 +43,7 @@ class AdamW(torch.optim.Optimizer):
         return loss
 
     def step_group(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
-        """Take a step of the parameters of a group that have gradients."""
+        """Step the parameters of a group that have gradients."""
         beta1, beta2 = group["betas"]
         for p in parameters:
             assert p.grad is not None

@@ -1,9 +1,9 @@
 """Activation checkpointing, applied to a model from outside.
 
 A checkpoint keeps the input of some blocks and recomputes the rest when backward reaches them: less memory for more
-FLOPs (Chen et al. 2016). The syntax of a plan is that of `checkpoint_plan`. The recomputation is torch's
-(`torch.utils.checkpoint`, non-reentrant): the same operations on the same inputs, so gradients are bitwise the same
-wherever the kernels are deterministic. It stops as soon as it has the tensors that backward asked for.
+FLOPs (Chen et al. 2016). Plans have the syntax of `checkpoint_plan`. torch does the recomputation
+(`torch.utils.checkpoint`, non-reentrant): the same operations on the same inputs, so gradients are bitwise equal if the
+kernels are deterministic. It stops as soon as it has the tensors that backward needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KEPT = {"attention": _ATTENTION, "matmul": _LINEAR, "products": _LINEAR + _ATTE
 
 
 def without_effect(config: RunConfig) -> str | None:
-    """Return the reason that the cell's checkpoints would change nothing, with the remedy, or None."""
+    """Return the reason why the cell's checkpoints would change nothing, with the remedy, or None."""
     if config.checkpoint == "none" or config.mode is not Mode.FORWARD or config.keep_graph:
         return None
     return (
@@ -43,7 +43,7 @@ def without_effect(config: RunConfig) -> str | None:
 
 
 def unavailable(config: RunConfig) -> str | None:
-    """Return the reason that a cell of the built-in model cannot have its checkpoints, with the remedy, or None."""
+    """Return the reason why a cell of the built-in model cannot have its checkpoints, with the remedy, or None."""
     one_operator = ONE_OPERATOR if config.compile == "none" else ONE_OPERATOR + ONE_COMPILED_OPERATOR
     plan = segments(config.checkpoint, config.model.num_layers)
     keeps_attention = any(segment.keeps in ("attention", "products") for segment in plan)
@@ -60,7 +60,7 @@ def unavailable(config: RunConfig) -> str | None:
 
 
 def apply_checkpointing(model: nn.Module, written: str) -> None:
-    """Run the blocks of `model.layers` under the checkpoints of the plan `written`; parameters keep their names.
+    """Let the blocks of `model.layers` run under the checkpoints of the plan `written`; parameters keep their names.
 
     Raises ValueError for a plan that `checkpoint_plan.segments` cannot read.
     """
@@ -71,19 +71,19 @@ def apply_checkpointing(model: nn.Module, written: str) -> None:
 
 
 def checkpoint_forwards(blocks: Iterable[nn.Module], plan: Iterable[Segment]) -> None:
-    """Run the forward of each block under its checkpoint, inside the block's hooks.
+    """Let the forward of each block run under its checkpoint, inside the block's hooks.
 
-    Where the forward is compiled afterwards, the compiler sees the operators, and follows a selective plan.
+    If the forward is compiled afterwards, the compiler sees the operators and follows a selective plan.
     """
     for block, segment in zip(blocks, plan, strict=True):
         block.forward = partial(_checkpointed_call, block.forward, segment.keeps)
 
 
 def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
-    """Run the repeated blocks of any model under the checkpoints of the plan `written`.
+    """Let the repeated blocks of any model run under the checkpoints of the plan `written`.
 
     The blocks are found by structure: children of one class in a ModuleList or Sequential. Only plans whose checkpoints
-    are single blocks are possible, because it is not known what lies between two blocks.
+    are single blocks are possible, because the code between two blocks is unknown.
 
     Returns:
         The reason that this plan is impossible for this model, with the remedy, or None.
@@ -116,7 +116,7 @@ def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
         checkpoint_forwards((stacks[name][segment.first] for segment in plan), plan)
     config: Any = getattr(model, "config", None)
     if hasattr(config, "use_cache"):
-        config.use_cache = False  # a block that runs again would append to the cache again
+        config.use_cache = False  # a recomputed block would append to the cache again
     return None
 
 

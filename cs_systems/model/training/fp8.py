@@ -1,4 +1,4 @@
-"""Linear layers whose three matrix products run in fp8, with one scale per tensor that is recomputed at each use.
+"""Linear layers with their three matrix products in fp8 and one scale per tensor, recomputed at each use.
 
 y = x Wᵀ multiplies e4m3 by e4m3; backward's two products multiply e5m2 (the gradient of y, which has the wider range)
 by e4m3 (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"). A tensor x is kept as q = fp8(x / s), s = max|x| /
@@ -35,16 +35,16 @@ from cs_systems.machine.device import Device
 from cs_systems.model.training.triton_operators import check_one_device, has_rows, operator, prepared
 from cs_systems.model.transformer import Linear
 
-MULTIPLE = 16  # a scaled matmul's dimensions must be multiples of it
+MULTIPLE = 16  # a scaled matmul's dimensions must be multiples of this
 CAPABILITY = (8, 9)
-REPLACED = (nn.Linear, Linear)  # their subclasses stay: they may do more than a product
+REPLACED = (nn.Linear, Linear)  # subclasses are not replaced, because they may do more than a product
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 HAS_TRITON = find_spec("triton") is not None
-_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # the scale of a tensor of zeros, so that nothing is divided by 0
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # the scale of a tensor of zeros, to avoid a division by 0
 
 
 def unavailable(device: Device, instead: str = "use bf16") -> str | None:
-    """Return the reason that the device has no fp8 matrix products, and what to do `instead`; None if it has them."""
+    """Return the reason why the device has no fp8 matrix products, with the remedy `instead`; None if it has them."""
     found = device.capability()
     if found is None or found >= CAPABILITY:
         return None
@@ -55,9 +55,9 @@ def unavailable(device: Device, instead: str = "use bf16") -> str | None:
 
 
 def misfit(sizes: Mapping[str, int], instead: str = "use bf16") -> str | None:
-    """Return the reason that a scaled matmul rejects one of the named sizes, or None.
+    """Return the reason why a scaled matmul rejects one of the named sizes, or None.
 
-    Its remedy names the nearest valid sizes, and what to do `instead`.
+    Its remedy names the nearest valid sizes and the alternative `instead`.
     """
     for name, size in sizes.items():
         if left := size % MULTIPLE:
@@ -89,8 +89,8 @@ def scale_of(x: Tensor, dtype: torch.dtype) -> Tensor:
 def quantize_both_ways(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Quantize x (m, n) as `quantize` does: x → (q, qᵀ, s), where q (m, n) and qᵀ (n, m) are both row-major.
 
-    On a GPU with triton one kernel writes both, if x has 16 bits: Triton 3.6 loses elements of a tile of 8 bits that it
-    transposes. It transposes one of 16 bits before the rounding.
+    On a GPU with triton one kernel writes both if x has 16 bits: it transposes the 16-bit tile before rounding,
+    because Triton 3.6 loses elements when it transposes a tile of 8 bits.
     """
     if not (x.is_cuda and HAS_TRITON and x.itemsize == 2):
         q, scale = quantize(x, dtype)
@@ -121,7 +121,7 @@ _QUANTIZE = prepared("quantize.quantize", ("x", "scale"), ("kept", "turned"), _c
 
 def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
     """Multiply (m, k) row-major by (k, n) column-major, both fp8, and by both scales: (m, n) of `dtype`."""
-    # A CPU widens both and calls mm, which an autocast around it would hand bf16 operands.
+    # A CPU widens both and calls mm, to which an enclosing autocast would pass bf16 operands.
     with nullcontext() if a.is_cuda else torch.autocast(a.device.type, enabled=False):
         return torch._scaled_mm(a, b, scale_a=a_scale, scale_b=b_scale, out_dtype=dtype, use_fast_accum=fast)
 
@@ -155,10 +155,10 @@ class Fp8Product(torch.autograd.Function):
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply x (..., in) by weight (out, in) in fp8: (..., out) in bf16.
 
-    Raises ConfigError where the number of rows of x is no multiple of 16.
+    Raises ConfigError unless the number of rows of x is a multiple of 16.
     """
     rows = x.reshape(-1, x.shape[-1])
-    if reason := misfit({"the number of rows (batch × sequence)": rows.shape[0]}):  # backward sums over them
+    if reason := misfit({"the number of rows (batch × sequence)": rows.shape[0]}):  # backward sums over the rows
         raise ConfigError(reason)
     if torch.is_grad_enabled():
         y: Tensor = Fp8Product.apply(rows, weight)
@@ -171,7 +171,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 class Fp8Linear(Linear):
     """Linear layer y = x Wᵀ + b in fp8, b in bf16: (..., in) → (..., out) in bf16.
 
-    It has the parameters of the layer that it replaces. Raises ConfigError where the number of rows of x is no multiple
+    It has the parameters of the layer that it replaces. Raises ConfigError unless the number of rows of x is a multiple
     of 16.
     """
 
@@ -185,7 +185,7 @@ class Fp8Linear(Linear):
 
 
 def use_fp8(model: nn.Module) -> int:
-    """Replace each linear layer whose sizes are multiples of 16 with an Fp8Linear; return how many were replaced.
+    """Replace each linear layer with sizes that are multiples of 16 by an Fp8Linear; return their number.
 
     A linear layer that several modules share stays shared. A model that is itself a linear layer is not replaced.
     """

@@ -1,4 +1,4 @@
-"""CUDA kernels of the training step for Hopper that are built on product.cuh: prepared passes, and where they run."""
+"""Prepared passes of the training step's CUDA kernels for Hopper (product.cuh), and checks of their requirements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def product_pass(
 ) -> PreparedPass:
     """Return the pass of a kernel on matrices (rows, width).
 
-    check: raises ValueError for inputs that this kernel rejects beside those that all do.
+    check: raises ValueError for inputs that this kernel rejects in addition to those that all reject.
     """
 
     def check_all(*tensors: Tensor) -> None:
@@ -34,7 +34,7 @@ def product_pass(
 
 
 def _accepted(x: Tensor) -> bool:
-    """Return True if the copy engine can read the rows of a tensor."""
+    """Return True if TMA, the copy engine, can read the rows of a tensor."""
     return has_rows(x) and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
 
 
@@ -52,7 +52,7 @@ def _check(*tensors: Tensor) -> None:
 
 
 def products_unavailable(config: RunConfig, instead: str) -> str | None:
-    """Return the reason that the kernels cannot run in a cell, with the remedy, or None."""
+    """Return the reason why the kernels cannot run in a cell, with the remedy, or None."""
     if config.model.d_model % BLOCK or config.model.d_ff % BLOCK:
         sizes = f"d_model {config.model.d_model} and d_ff {config.model.d_ff}"
         return f"{sizes} must be multiples of {BLOCK}; use {instead}"

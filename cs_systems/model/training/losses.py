@@ -1,4 +1,4 @@
-"""The training loss."""
+"""Loss of the training step."""
 
 from __future__ import annotations
 

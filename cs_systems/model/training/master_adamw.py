@@ -29,7 +29,8 @@ class MasterAdamW(AdamW):
         ConfigError: a parameter is not bfloat16, not contiguous, or a DTensor.
     """
 
-    counts_by_group = True  # one step of a group is one call of `step`, also if only some parameters have gradients
+    # Each call of `step` counts as a step of the group, even if only some parameters have gradients.
+    counts_by_group = True
 
     def __init__(
         self,
@@ -77,10 +78,10 @@ class MasterAdamW(AdamW):
         t, *corrections = group["progress"]
         t.add_(1)
         for beta, correction in zip(group["betas"], corrections, strict=True):
-            torch.sub(1, torch.pow(beta, t), out=correction)  # made anew: a scheduler may change the betas
+            torch.sub(1, torch.pow(beta, t), out=correction)  # recomputed, because a scheduler may change the betas
 
     def update(self, parameters: Sequence[Tensor], group: dict[str, Any]) -> None:
-        """Update some parameters of a group whose step is counted already."""
+        """Update some parameters of a group after `advance` has counted the step."""
         tensors = [self.tensors_of(p) for p in parameters]
         gradients = [_aligned(p.grad) for p in parameters if p.grad is not None]
         if not parameters[0].is_cuda:
@@ -97,9 +98,9 @@ class MasterAdamW(AdamW):
         self._tables[key].launch(gradients, group["progress"], settings)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; torch alone would cast it to the parameters' bfloat16 and so lose the master weights."""
+        """Load a state without torch's cast to the parameters' bfloat16, which would lose the master weights."""
         loaded: dict[str, Any] = {}
-        # The last hook sees what those of a strategy leave: this rank's part of the state.
+        # The last hook sees the result of a strategy's hooks: this rank's part of the state.
         last = self.register_load_state_dict_pre_hook(lambda _, given: loaded.update(given))
         try:
             super().load_state_dict(state_dict)
@@ -116,7 +117,7 @@ class MasterAdamW(AdamW):
         self._tables.clear()
 
     def tensors_of(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return a parameter, its remainder, and its first and second moment, of which zeros are made at first."""
+        """Return a parameter, its remainder, and its first and second moment, after creating missing ones as zeros."""
         state: dict[str, Tensor] = self.state[p]
         if not state:
             state["remainder"] = torch.zeros_like(p, dtype=torch.int16)
@@ -131,7 +132,7 @@ def master_weight(p: Tensor, remainder: Tensor) -> Tensor:
 
 
 def _aligned(gradient: Tensor) -> Tensor:
-    """Return the gradient, copied where the kernel's wide loads could not read it."""
+    """Return the gradient, copied if the kernel's wide loads cannot read it."""
     ready = gradient.is_contiguous() and gradient.data_ptr() % 16 == 0
     return gradient if ready else gradient.clone(memory_format=torch.contiguous_format)
 
@@ -139,7 +140,7 @@ def _aligned(gradient: Tensor) -> Tensor:
 def _update_with_torch(
     p: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any], number: int
 ) -> None:
-    """Compute what `kernels.triton.adamw.adamw_kernel` does, with the same random bits."""
+    """Compute the same update as `kernels.triton.adamw.adamw_kernel`, with the same random bits."""
     (beta1, beta2), progress = group["betas"], group["progress"]
     g = gradient.float()
     m, v = state["exp_avg"].float(), state["exp_avg_sq"].float()

@@ -1,4 +1,4 @@
-"""Optimizers by their names in config.OPTIMIZERS: our own, and torch's."""
+"""Optimizers by their names in config.OPTIMIZERS, both our own and torch's."""
 
 from __future__ import annotations
 

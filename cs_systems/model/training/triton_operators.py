@@ -18,11 +18,11 @@ from cs_systems.model.kernels.prepared import PreparedPass
 def operator(name: str, schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the operator `cs_systems_parts::NAME`, which a compiled model calls.
 
-    Outside of a compiler the function itself is called, at a lower cost to the host. Selective checkpoints keep the
-    operators of `cs_systems`, which are attention's, and recompute these.
+    Outside of a compiler the function itself is called, with less host overhead. Selective checkpoints keep the results
+    of the operators in `cs_systems`, which are attention's, and recompute these.
 
     Args:
-        name: of the operator.
+        name: name of the operator.
         schema: its arguments and results, in the notation of torch's schemas.
         fake: returns empty tensors like the results, for a compiler.
     """
@@ -47,7 +47,7 @@ def prepared(
     check: Callable[..., None],
     accepts: Callable[[Tensor], bool],
 ) -> PreparedPass:
-    """Return the pass whose launches are `MODULE.FUNCTION` of the kernels in Triton, imported at first use."""
+    """Return the pass with the launches `MODULE.FUNCTION` of the Triton kernels, imported at first use."""
     module, _, function = launches.partition(".")
 
     def found(*arguments: Any) -> Any:
@@ -57,13 +57,13 @@ def prepared(
 
 
 def has_rows(x: Tensor) -> bool:
-    """Return True if the rows of (..., width) lie at one distance from each other, and their elements side by side."""
+    """Return True if the rows of (..., width) have a single stride, and their elements are contiguous."""
     steps = all(x.stride(i) == x.shape[i + 1] * x.stride(i + 1) for i in range(x.ndim - 2))
     return steps and (x.stride(-1) == 1 or x.shape[-1] == 1)
 
 
 def check_alike(*tensors: Tensor) -> None:
-    """Raise ValueError unless the tensors lie on one device and have one floating dtype."""
+    """Raise ValueError unless the tensors are on one device and have one floating dtype."""
     first = tensors[0]
     check_one_device(*tensors)
     if any(x.dtype != first.dtype or not x.is_floating_point() for x in tensors):
@@ -81,7 +81,7 @@ LEAVE_OUT = "leave the part out of parts"
 
 
 def unavailable(config: RunConfig, instead: str = LEAVE_OUT) -> str | None:
-    """Return the reason that Triton's kernels cannot run in a cell, with the remedy, or None."""
+    """Return the reason why Triton's kernels cannot run in a cell, with the remedy, or None."""
     if find_spec("triton") is None:
         return f"triton is not installed; run pip install triton (Linux), or {instead}"
     from cs_systems.model.kernels.triton.launch import INTERPRETED
@@ -97,7 +97,7 @@ def unavailable(config: RunConfig, instead: str = LEAVE_OUT) -> str | None:
 
 
 def unavailable_on_gpu(config: RunConfig, instead: str = LEAVE_OUT) -> str | None:
-    """Return the reason of `unavailable` in a cell on a GPU; for what torch computes on a CPU."""
+    """Return the result of `unavailable` for a cell on a GPU; None on a CPU, where torch computes the part."""
     return unavailable(config, instead) if _on_gpu(config) else None
 
 

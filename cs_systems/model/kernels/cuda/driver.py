@@ -1,4 +1,4 @@
-"""Compilation of CUDA C++ kernels for Hopper by NVRTC, their loading, and their launches as data.
+"""Compiler and loader of CUDA C++ kernels for Hopper by NVRTC, and their launches as data.
 
 NVRTC comes through cuda-core, NVIDIA's own Python interface to it.
 """
@@ -36,7 +36,7 @@ Macros = tuple[tuple[str, int], ...]
 
 
 def missing() -> str | None:
-    """Return the reason that no kernel can be compiled, with the remedy, or None."""
+    """Return the reason why no kernel can be compiled, with the remedy, or None."""
     # The parent of a namespace package comes first: find_spec raises for a submodule of an absent parent.
     if any(find_spec(package) is None for package in ("cuda", "cuda.core", "cuda.bindings")):
         return f"cuda-core, which compiles the kernels, is not installed; run {INSTALL}"
@@ -44,7 +44,7 @@ def missing() -> str | None:
 
 
 def compiler() -> tuple[Any, Any]:
-    """Return cuda-core's Program and ProgramOptions. Raises RuntimeError where they cannot be imported."""
+    """Return cuda-core's Program and ProgramOptions. Raises RuntimeError if they cannot be imported."""
     try:
         from cuda.core import Program, ProgramOptions
     except ImportError as error:
@@ -74,7 +74,7 @@ def _module(source: str, macros: Macros, device: int) -> ctypes.c_void_p:
 
 @cache
 def function(source: str, name: str, macros: Macros, shared_bytes: int, device: int) -> int:
-    """Return a kernel, loaded into torch's context on that device and allowed its shared memory."""
+    """Load a kernel into torch's context on the device, allow its shared memory, and return it."""
     found = ctypes.c_void_p()
     succeed(driver().cuModuleGetFunction(ctypes.byref(found), _module(source, macros, device), name.encode()))
     most_dynamic_shared = 8
@@ -90,7 +90,7 @@ class Launch:
         source, kernel, macros: the kernel: its file, its name, and how it is compiled.
         blocks, threads, shared_bytes: as in a launch.
         parameters: of the kernel, in its order.
-        overlaps: the kernel may start before the previous kernel has ended, and waits for it itself.
+        overlaps: the kernel may start before the previous kernel has ended, and waits for it in its own code.
     """
 
     source: str
@@ -103,7 +103,7 @@ class Launch:
     overlaps: bool = False
 
     def load(self, device: int) -> KernelCall:
-        """Compile the kernel, if it is not, and load it on the device."""
+        """Compile the kernel, if that is not done yet, and load it on the device."""
         loaded = function(self.source, self.kernel, self.macros, self.shared_bytes, device)
         return KernelCall(loaded, (self.blocks, 1), self.threads, self.shared_bytes, self.parameters, self.overlaps)
 

@@ -16,15 +16,15 @@ from cs_systems.model.kernels.cuda.launch_forward import forward
 from cs_systems.model.kernels.driver import Address
 from cs_systems.model.kernels.layout import computed_d_head, heads_together, padded_d_head
 
-L2_BYTES = {64: 40 << 20, 128: 20 << 20, 256: 20 << 20}  # for the queries of causal heads that are processed together
+L2_BYTES = {64: 40 << 20, 128: 20 << 20, 256: 20 << 20}  # for the queries of causal heads processed together
 
 
 @dataclass(frozen=True)
 class BackwardTile:
     """Tile sizes of backward_tiles.cuh.
 
-    queries: per tile. keys: of a block. part: queries of a product, and of a block of the kernels around it. cost: time
-    of a tile, relative to the other tiles of the same d_head.
+    queries: per tile. keys: per block. part: queries per product, and per block of the kernels before and after it.
+    cost: time of a tile, relative to the other tiles of the same d_head.
     """
 
     queries: int
@@ -38,7 +38,7 @@ class BackwardTile:
         return ("QUERIES", self.queries), ("KEYS", self.keys), ("PART", self.part), ("SHARED_BYTES", self.shared_bytes)
 
     def visited(self, seq_q: int, seq_k: int, offset: int | None) -> int:
-        """Return how many tiles a head's blocks work on; query i sees key j <= i + offset, or all without an offset."""
+        """Return the number of tiles that a head's blocks compute; query i sees keys j <= i + offset, None: all."""
         tiles = -(-seq_q // self.queries)
         firsts = (0 if offset is None else max(key - offset, 0) // self.queries for key in range(0, seq_k, self.keys))
         return sum(tiles - min(first, tiles - 1) for first in firsts)
@@ -54,10 +54,9 @@ BACKWARD_TILES = {
 
 @cache
 def backward_tile(d_head: int, seq_q: int, seq_k: int, offset: int | None) -> BackwardTile:
-    """Return the tile that the backward takes: that with the least time for all tiles that it visits.
+    """Return backward's tile: the one with the least total time for the tiles that it computes.
 
-    Smaller tiles do less work that the mask or the end of the queries hides, but more for each query. offset: as in
-    `BackwardTile.visited`.
+    Smaller tiles compute fewer hidden scores, but cost more for each query. offset: as in `BackwardTile.visited`.
     """
     tiles = BACKWARD_TILES[padded_d_head(d_head)]
     return min(tiles, key=lambda tile: tile.cost * tile.visited(seq_q, seq_k, offset))
@@ -131,7 +130,7 @@ class Problem:
     ) -> Launch:  # fmt: skip
         """Return the launch that prepares the inputs of `backward`.
 
-        It writes lse_log2 and delta, in an order of their own, and zeros to summed and turns.
+        It writes lse_log2 and delta, in a special order, and zeros to summed and turns.
         """
         names = ("o", "do", "lse", "lse_log2", "delta", "summed")
         parameters = (*map(Address, names), optional("turns", turns), strides(o), strides(do), self._rows())
@@ -149,7 +148,7 @@ class Problem:
     ) -> Launch:  # fmt: skip
         """Return the launch that writes dk and dv, and adds dq / scale to `summed`.
 
-        summed is (batch · heads, padded_q, padded d_head), float32, in an order of its own. lse_log2 and delta are
+        summed is (batch · heads, padded_q, padded d_head), float32, in a special order. lse_log2 and delta are
         (batch · heads, padded_q), as `attend_prepare` wrote them. With `turns` (self.turns), int32, each number of dq
         is summed in the order of the keys, the same in every run.
         """

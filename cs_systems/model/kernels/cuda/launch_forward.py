@@ -39,7 +39,7 @@ class ForwardOptions:
     def shared_bytes(self, depth: int) -> int:
         tiles = (1 if self.o_in_q else 2) * self.consumers * ROWS + (self.k_stages + self.v_stages) * self.keys
         barriers = 3 * self.consumers + 2 * self.k_stages + 2 * self.v_stages
-        return 1024 + tiles * depth * 2 + 8 * barriers  # 1024: the tiles are aligned to it
+        return 1024 + tiles * depth * 2 + 8 * barriers  # 1024 for the alignment of tiles
 
     def macros(self, d_head: int, causal: bool, seq_k: int, fp16: bool) -> Macros:
         return (

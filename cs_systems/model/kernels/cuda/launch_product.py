@@ -16,15 +16,15 @@ ROWS, FINISHERS, THREADS = 128, 3, 384
 BLOCK = 64
 """Columns of a block in shared memory: the widths of operands are multiples of it."""
 MOST_ACROSS = 12
-"""Tiles beside each other that are computed together: their operands stay in the L2 cache."""
+"""Number of neighbouring tiles that are computed together, so that their operands stay in the L2 cache."""
 
 
 @dataclass(frozen=True)
 class ProductOptions:
     """Options of product.cuh.
 
-    columns: of a tile, 128 or 256. depth: of the sum in a stage. ahead: rows that each finishing warp loads ahead.
-    cluster: blocks that share the right operand.
+    columns: columns of a tile, 128 or 256. depth: summed elements per stage. ahead: rows that each finishing warp
+    loads ahead. cluster: blocks that share the right operand.
     """
 
     columns: int = 256
@@ -34,7 +34,7 @@ class ProductOptions:
     cluster: int = 2
 
     def shared_bytes(self, row_bytes: int) -> int:
-        """Return the shared memory of a block whose finishing warps load rows of so many bytes ahead."""
+        """Return the shared memory of a block with finishing warps that load rows of this many bytes ahead."""
         stages, rows = self.stages * (ROWS + self.columns) * self.depth * 2, FINISHERS * self.ahead if row_bytes else 0
         return stages + ROWS * self.columns * 2 + rows * row_bytes + 8 * (2 * self.stages + 4 + rows)
 
@@ -54,13 +54,13 @@ class ProductOptions:
         return min(tiles, multiprocessors // self.cluster) * self.cluster
 
     def tiles(self, shapes: Iterable[Sequence[int]]) -> int:
-        """Return the tiles of products (rows, columns); those of a cluster count as one."""
+        """Return the number of tiles of products (rows, columns); the tiles of a cluster count as one."""
         return sum(down * across for down, across in (self._tiles(*shape) for shape in shapes))
 
     def products(
         self, left: Sequence[TensorMap], right: Sequence[TensorMap], shapes: Sequence[Sequence[int]], depth: int
     ) -> Struct:
-        """Return the parameter `products`: of results of these shapes, summed over `depth`."""
+        """Return the kernel parameter `products` for results of these shapes, summed over `depth`."""
         extents, first = list[Extent](), 0
         for shape in shapes:
             down, across = self._tiles(*shape)
@@ -81,12 +81,12 @@ class Sizes(ctypes.Structure):
 
 
 def summed_along_rows(operand: str, x: Tensor, rows: int) -> TensorMap:
-    """Return the map of x (rows, summed): boxes of so many rows and 64 of the sum."""
+    """Return the tensor map of x (rows, summed), in boxes of this many rows and 64 summed elements."""
     return tensor_map(operand, x[None, None], rows)
 
 
 def summed_along_columns(operand: str, x: Tensor, depth: int, columns: int) -> TensorMap:
-    """Return the map of x (summed, width): boxes of so much of the sum and so many columns, in blocks of 64.
+    """Return the tensor map of x (summed, width), in boxes of this many summed elements and columns, in blocks of 64.
 
     The width is a multiple of 64.
     """

@@ -1,4 +1,4 @@
-"""Launches of weight_update.cu: AdamW of several weights inside the products that make their gradients."""
+"""Launches of weight_update.cu: AdamW of several weights, fused into the products that make their gradients."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Shape(ctypes.Structure):
 
 
 def names(weights: int) -> list[str]:
-    """Return the operands' names for so many weights, then those of the settings and of the steps' progress."""
+    """Return the operands' names for this many weights, then the names of the settings and of the steps' progress."""
     return [*(f"{name}{i}" for i in range(weights) for name in OPERANDS), "settings", "progress"]
 
 
 def waves(shapes: Iterable[Sequence[int]], multiprocessors: int) -> int:
-    """Return how many tiles, one after the other, a launch on weights of these shapes takes."""
+    """Return the number of waves of tiles in a launch on weights of these shapes."""
     return -(-LONG.tiles(shapes) // (multiprocessors // LONG.cluster))
 
 
@@ -43,12 +43,12 @@ def update_weights(operands: Sequence[Tensor], multiprocessors: int, options: Pr
     """Return the launch that updates weights.
 
     Args:
-        operands: in the order of `names`. For each weight d_out (tokens, rows) and x (tokens, columns), bfloat16, whose
-            rows may lie apart; and contiguous (rows, columns): the weight, bfloat16, its remainder, int16, and both
+        operands: in the order of `names`. For each weight d_out (tokens, rows) and x (tokens, columns), bfloat16, with
+            any row stride; and contiguous (rows, columns): the weight, bfloat16, its remainder, int16, and both
             moments, float32 or all bfloat16. settings: float32 (lr, 1 - beta1, 1 - beta2, eps, weight decay); progress:
             float64 (number of the step from 1, 1 - beta1^t, 1 - beta2^t).
-        multiprocessors: of the device.
-        options: as tuned, by default.
+        multiprocessors: number of multiprocessors of the device.
+        options: the tuned ones by default.
     """
     tokens, bf16_state = operands[0].shape[0], operands[4].dtype is torch.bfloat16
     options = options or (SHORT if tokens <= MOST_SHORT_TOKENS else LONG)

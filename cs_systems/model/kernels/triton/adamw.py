@@ -2,10 +2,10 @@
 """AdamW for bfloat16 parameters with exact float32 master weights, all tensors in one Triton launch.
 
 A master weight w is kept as two halves: the parameter is w rounded to bfloat16 (half up), and `remainder` is the int16
-by which the bits of w differ from those of the parameter. No bit of w is lost, and 4 bytes hold what a copy would make
-6. A step moves 26 bytes for each element, or 18 with moments in bfloat16, which are rounded stochastically.
+difference of the bits of w from the parameter's bits. No bit of w is lost, and it takes 4 bytes instead of 6 with a
+copy. A step moves 26 bytes for each element, or 18 with moments in bfloat16, which are rounded stochastically.
 
-A program owns CHUNK elements of one tensor. It finds the addresses of its tensor in a table on the device. Importing
+A program updates CHUNK elements of one tensor. It finds the addresses of its tensor in a table on the device. Importing
 this module needs triton.
 """
 
@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 8192  # elements that a program updates
-BLOCK = 1024  # elements that it holds at once
+CHUNK = 8192  # elements per program
+BLOCK = 1024  # elements that a program holds at once
 _HALF = tl.constexpr(0x8000)
 
 
@@ -38,7 +38,7 @@ def _load_state(pointer, i, mask, BF16: tl.constexpr, MASKED: tl.constexpr):
 
 @triton.jit
 def _store_state(pointer, i, mask, value, noise, BF16: tl.constexpr, MASKED: tl.constexpr):
-    """Store moments; a bfloat16 is rounded up with the probability that 16 bits of `noise` give."""
+    """Store moments; a bfloat16 is rounded up with a probability decided by 16 random bits of `noise`."""
     if BF16:
         p = pointer.to(tl.pointer_type(tl.int16))
         bits = ((value.to(tl.int32, bitcast=True) + noise) >> 16).to(tl.int16)
@@ -102,8 +102,8 @@ def adamw_kernel(
 ):  # fmt: skip
     """Update one chunk: addresses (tensors, 4) of parameter, remainder, first and second moment; gradients (tensors,).
 
-    owners, numbers (chunks,): the tensor of each chunk, and its place in the tensor. progress: float64, the number t of
-    this step from 1, 1 - beta1^t and 1 - beta2^t. rate1, rate2: 1 - beta1 and 1 - beta2, which float32 cannot subtract.
+    owners, numbers (chunks,): the tensor of each chunk, and its index in the tensor. progress: float64, the number t of
+    this step from 1, 1 - beta1^t and 1 - beta2^t. rate1, rate2: 1 - beta1 and 1 - beta2, too inexact in float32.
     """
     chunk = tl.program_id(0)
     t = tl.load(owners + chunk)
@@ -135,10 +135,10 @@ class Hyperparameters:
 
 
 class Tables:
-    """Addresses of the tensors of one group, on the device, for the kernel.
+    """Tables on the device with the addresses of one group's tensors, for the kernel.
 
-    tensors: for each parameter the parameter, its remainder, and its first and second moment, contiguous, whose
-    addresses stay.
+    tensors: for each parameter the parameter, its remainder, and its first and second moment, contiguous, at fixed
+    addresses.
     """
 
     def __init__(self, tensors: Sequence[Sequence[Tensor]]) -> None:
@@ -151,11 +151,11 @@ class Tables:
         self.numbers = torch.tensor([n for _, n in chunks], dtype=torch.int32, device=device)
         self.gradients = torch.empty(len(tensors), dtype=torch.int64, device=device)
         self._uploaded: tuple[int, ...] = ()
-        # A graph repeats the copy of the table that it was captured with, so that table has memory of its own.
+        # A graph repeats the copy from the table at its capture, so that table gets separate memory.
         self._captured = torch.empty_like(self.gradients, device="cpu", pin_memory=self.gradients.is_cuda)
 
     def launch(self, gradients: Sequence[Tensor], progress: Tensor, settings: Hyperparameters) -> None:
-        """Update all tensors of the group. gradients: bfloat16, contiguous; progress: as the kernel takes it."""
+        """Update all tensors of the group. gradients: bfloat16, contiguous; progress: as for the kernel."""
         self._upload(tuple(g.data_ptr() for g in gradients))
         arguments: dict[str, Any] = {
             "addresses": self.addresses,
@@ -174,7 +174,7 @@ class Tables:
         adamw_kernel[(len(self.owners),)](**arguments, BF16_STATE=bf16_state, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=4)
 
     def _upload(self, addresses: tuple[int, ...]) -> None:
-        """Copy the gradients' addresses to the device, unless they are those of the last step.
+        """Copy the gradients' addresses to the device, unless they are the same as in the last step.
 
         One CUDA graph may capture the copy.
         """

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """FlashAttention-2 backward (Dao 2023, algorithm 2) in Triton, in two kernels, so that no two programs add to one sum.
 
-flash_dq_kernel owns queries and walks the keys, flash_dkdv_kernel owns keys and walks the queries. Each recomputes the
-scores from the log-sum-exp: 3 + 4 score-sized products instead of the 5 of one kernel with atomics, and the same result
-every time.
+A program of flash_dq_kernel has a tile of queries and loops over the keys; a program of flash_dkdv_kernel has a tile of
+keys and loops over the queries. Each recomputes the scores from the log-sum-exp: 3 + 4 score-sized products instead of
+5 in one kernel with atomics, and the same result every time.
 
-flash_dq_kernel runs first. It has o and do at hand, so it also computes delta = rowsum(do · o), which flash_dkdv_kernel
-reads, and the log-sum-exp in units of log2, which flash_dkdv_kernel would convert once for each tile of keys.
+flash_dq_kernel runs first. It loads o and do, so it also computes delta = rowsum(do · o), which flash_dkdv_kernel
+reads, and the log-sum-exp in units of log2, which flash_dkdv_kernel would otherwise convert for each tile of keys.
 """
 
 import triton
@@ -58,7 +58,7 @@ def flash_dq_kernel(
     """Compute dq, delta and lse · log2 e; grid (batch · heads, tiles of queries)."""
     index = tl.program_id(0)
     batch, head = index // heads, index % heads
-    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M  # the longest programs first
+    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M  # longest programs first
     queries = start + tl.arange(0, BLOCK_M)
     head_kv = head // group
     row, row_stride = index, seq_q
@@ -139,7 +139,7 @@ def flash_dkdv_kernel(
     """Compute dk and dv, summed over the GROUP query heads of a key head; grid (batch · heads_kv, tiles of keys)."""
     index = tl.program_id(0)
     batch, head_kv = index // heads_kv, index % heads_kv
-    start = tl.program_id(1) * BLOCK_N  # the first keys are seen by most queries: the longest programs first
+    start = tl.program_id(1) * BLOCK_N  # most queries see the first keys: longest programs first
     keys = start + tl.arange(0, BLOCK_N)
     first_row, row_stride = index * GROUP, seq_q
     if PACKED:

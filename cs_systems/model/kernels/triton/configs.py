@@ -1,8 +1,8 @@
 """Tiles of the FlashAttention-2 Triton kernels, as a table.
 
-Keys: architecture, bytes of an element, padded head size. It is not an autotuner: the first call of a process must not
-benchmark, and two processes must run the same kernels. `scripts/studies/triton_tile_sizes.py` measures tiles;
-`attention(..., tiles=...)` takes others.
+Keys: architecture, bytes of an element, padded head size. It replaces an autotuner, because the first call of a process
+must not benchmark, and two processes must run the same kernels. `scripts/studies/triton_tile_sizes.py` measures tiles;
+`attention(..., tiles=...)` accepts others.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 class Tile:
     """Tile of block_m queries by block_n keys; num_warps and num_stages are Triton's launch options.
 
-    descriptors: the tensors that the kernel walks along are read through tensor descriptors (TMA; compute capability
-    9.0 on).
+    descriptors: the tensors over which the kernel loops are read through tensor descriptors (TMA; from compute
+    capability 9.0 on).
     """
 
     block_m: int
@@ -46,10 +46,10 @@ def padded_d_head(d_head: int) -> int:
     return max(16, 1 << (d_head - 1).bit_length())
 
 
-# (bytes of an element, largest padded d_head) → tiles: the first entry that is large enough is taken.
+# (bytes of an element, largest padded d_head) → tiles; the first large enough entry is used.
 Table = dict[tuple[int, int], Tiles]
 
-# Multiprocessors with 99 KiB of shared memory (8.6, 8.9, 12.0), and anything not known better.
+# Multiprocessors with 99 KiB of shared memory (8.6, 8.9, 12.0), and unknown ones.
 _DEFAULT: Table = {
     (2, 64): Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 4, 2), Tile(64, 64, 8, 2)),
     (2, 128): Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),

@@ -17,7 +17,7 @@ def cross_entropy_kernel(
 ):
     """Replace one row of logits (rows, count) by scale · (softmax − one-hot), and write its loss.
 
-    The grid is (rows,). A row of one block is read once; of a longer one, the second pass reads from the L2 cache.
+    The grid is (rows,). A row of one block is read once; for a longer row, the second pass reads from the L2 cache.
     """
     row = tl.program_id(0)
     logits += row.to(tl.int64) * row_stride
@@ -38,7 +38,7 @@ def cross_entropy_kernel(
             total = total * tl.exp(top - largest) + tl.sum(tl.exp(x - largest), 0)
             top = largest
     tl.store(losses + row, top + tl.log(total) - target_logit)
-    tl.debug_barrier()  # the target's logit is read before another thread overwrites it
+    tl.debug_barrier()  # read the target's logit before another thread overwrites it
     factor = scale / total
     if HAS_ONE_BLOCK:
         gradient = weights * factor - tl.where(columns == target, scale, 0.0)
@@ -53,7 +53,7 @@ def cross_entropy_kernel(
 
 @triton.jit
 def multiply_kernel(x, factor, count, BLOCK: tl.constexpr):
-    """Multiply the elements of x (count,) by a factor in memory, unless it is 1: then nothing else is read."""
+    """Multiply the elements of x (count,) by a factor in memory; if that is 1, read nothing else."""
     value = tl.load(factor).to(tl.float32)
     if value != 1.0:
         for start in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
@@ -81,6 +81,6 @@ def gradient_in_place(logits: Tensor, targets: Tensor, losses: Tensor, scale: fl
 
 
 def multiply_in_place(x: Tensor, factor: Tensor) -> None:
-    """Multiply a contiguous x by a scalar on the device, in float32; a factor of 1 costs a launch only."""
+    """Multiply a contiguous x by a scalar on the device, in float32; a factor of 1 costs only a launch."""
     programs = min(SCALING_PROGRAMS, triton.cdiv(x.numel(), SCALED_BLOCK))
     multiply_kernel[(max(1, programs),)](x, factor, x.numel(), BLOCK=SCALED_BLOCK)

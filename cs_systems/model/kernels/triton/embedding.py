@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """Gradient of an embedding table in Triton, without atomic additions. Importing it needs triton.
 
-Two launches sort the positions of the tokens by row, stable: a program of the first scans all token ids and lists those
-of a range of rows, a program of the second sorts the list for a few rows of the range. The third adds up those pieces
-of SPLIT sorted positions that belong to one row, so that a frequent token is not the work of one program. The fourth
-writes every row once: the sum of its other positions and its pieces, in their order, or zeros. Sums are the same from
-run to run.
+The first two launches sort the positions of the tokens by row, stably: a program of the first scans all token ids and
+lists those in a range of rows; a program of the second sorts the list for a few rows of the range. The third sums each
+piece of SPLIT sorted positions that belongs to one row, so that several programs share a frequent token. The fourth
+writes every row once: the sum of its remaining positions and its pieces, in order, or zeros. Sums are the same from run
+to run.
 
-Bytes, for N tokens, V rows, width D and s bytes an element: N·D·s read and V·D·s written once, which is the least.
+Bytes, for N tokens, V rows, width D and s bytes per element: N·D·s read and V·D·s written once, which is the least.
 Positions and starts are a few bytes for each token and row; the scans read V / RANGE · 16 N bytes from the caches.
 """
 
@@ -21,11 +21,11 @@ from torch import Tensor
 from cs_systems.model.kernels.triton.launch import Launch
 from cs_systems.model.kernels.triton.rows import row_stride, tile, wide
 
-RANGE = 256  # rows of the table whose positions a program lists
-SCAN = 2048  # token ids that it reads at once
-ROWS = 8  # of a range that a program sorts the list for; divides RANGE
-LISTED = 256  # positions of the list that it reads at once
-SPLIT = 64  # sorted positions of a piece
+RANGE = 256  # rows of the table for which a program lists positions
+SCAN = 2048  # token ids that a program reads at once
+ROWS = 8  # rows of a range for which a program sorts the list; divides RANGE
+LISTED = 256  # positions of the list that a program reads at once
+SPLIT = 64  # sorted positions per piece
 AHEAD = 4  # gradients that a program reads before it adds them
 TILE = 2048  # elements of the table that a program writes
 
@@ -57,7 +57,7 @@ def embedding_list_kernel(tokens, listed, bounds, count, rows, RANGE: tl.constex
 def embedding_sort_kernel(
     tokens, listed, bounds, order, starts, rows, RANGE: tl.constexpr, ROWS: tl.constexpr, LISTED: tl.constexpr
 ):
-    """Write the positions of the tokens of ROWS rows, by row and then ascending, and where those of a row start.
+    """Write the positions of the tokens of ROWS rows, by row and then ascending, and the start of each row.
 
     order: (count,). starts: (rows + 1,). The grid is ((rows + 1) / ROWS,).
     """
@@ -88,7 +88,7 @@ def embedding_pieces_kernel(
     d_out, tokens, order, pieces, d_out_row, width, tiles,
     SPLIT: tl.constexpr, AHEAD: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write the sum of d_out over SPLIT sorted positions, if all are of one row, for one tile of the width.
+    """Write the sum of d_out over SPLIT sorted positions, if all belong to one row, for one tile of the width.
 
     pieces: (count // SPLIT, width). The grid is (count // SPLIT · tiles,).
     """
@@ -111,7 +111,7 @@ def embedding_gradient_kernel(
 ):  # fmt: skip
     """Write one tile of ROWS rows of d_table (rows, width). The grid is (rows / ROWS · tiles,).
 
-    A row adds its positions before the first whole piece and after the last one, and then its whole pieces.
+    A row sums its positions before the first whole piece and after the last one, and then its whole pieces.
     """
     row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
@@ -143,7 +143,7 @@ def gradient(
 ) -> tuple[list[Launch], dict[str, Tensor]]:
     """Return the launches that write d_table (rows, width), contiguous, and their scratch tensors.
 
-    d_out: (count, width), with rows at one distance. tokens: (count,) integers below rows, contiguous.
+    d_out: (count, width), with a single row stride. tokens: (count,) integers below rows, contiguous.
     """
     count, width = d_out.shape
     block, _ = tile(width)

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""FlashAttention-2 forward (Dao 2023, algorithm 1) in Triton: a program owns BLOCK_M queries of a head, walks the keys.
+"""FlashAttention-2 forward (Dao 2023, algorithm 1) in Triton: a program has BLOCK_M queries, and loops over keys.
 
 Scores are kept in units of log2, with the scale folded in, because the hardware's exponential is exp2. Key tiles that
-every query of the tile sees need no mask and run in a separate loop; those that no query sees are never visited. With a
+every query of the tile sees need no mask and run in a separate loop; tiles that no query sees are skipped. With a
 window, the tiles at its beginning need a mask too, and run in a third loop.
 """
 
@@ -61,13 +61,13 @@ def flash_forward_kernel(
 ):  # fmt: skip
     """Compute o = softmax(scale q kᵀ) v and its log-sum-exp.
 
-    The grid is (batch · heads, tiles of queries). NEGATE: scale < 0. PACKED: the sequences of the batch lie one after
-    the other, from the rows starts_q and starts_k on, and seq_q and seq_k are those of the longest; lse is then (heads,
-    total_q).
+    The grid is (batch · heads, tiles of queries). NEGATE: scale < 0. PACKED: the sequences of the batch are packed one
+    after the other, from the rows starts_q and starts_k on, and seq_q and seq_k are the largest lengths; lse is then
+    (heads, total_q).
     """
     index = tl.program_id(0)
     batch, head = index // heads, index % heads
-    # The last queries see most keys: the longest programs start first, so that short ones fill the end of the launch.
+    # The last queries see most keys: start the longest programs first, so that short ones fill the end of the launch.
     start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     queries = start + tl.arange(0, BLOCK_M)
     row, row_stride = index, seq_q
@@ -103,8 +103,8 @@ def flash_forward_kernel(
         offset, window, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, True,
     )  # fmt: skip
 
-    empty = row_sum == 0.0  # these rows see no key: output 0, log-sum-exp -inf
+    empty = row_sum == 0.0  # rows that see no key: output 0, log-sum-exp -inf
     safe_sum = tl.where(empty, 1.0, row_sum)
     store_tile(o, o_strides, batch, head, start, seq_q, acc / safe_sum[:, None], BLOCK_M, D, BLOCK_D)
-    # One rounding, not two: float32's resolution at scores of 10⁴ is 10⁻³. row_max is -inf where the row is empty.
+    # Round once, not twice: float32's resolution at scores of 10⁴ is 10⁻³. row_max is -inf in an empty row.
     store_row(lse, row, row_stride, start, seq_q, tl.fma(row_max, LN2, tl.log(safe_sum)), BLOCK_M)

@@ -1,7 +1,7 @@
 """Launches of the FlashAttention-2 kernels on tensors: grids, strides, tiles. Importing it needs triton.
 
-A `Launch` is a kernel call as data: `run()` performs it through Triton, `load()` prepares it for the driver, at a
-tenth of the cost a call, and `cs_systems.model.kernels.compile` compiles it without a GPU.
+A `Launch` is a kernel call as data: `run()` performs it through Triton; `load()` prepares it for the driver, at a tenth
+of the cost per call; and `cs_systems.model.kernels.compile` compiles it without a GPU.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ INTERPRETED = not isinstance(flash_forward_kernel, JITFunction)  # TRITON_INTERP
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel call as data: `kernel[grid](**arguments, **options)`.
+    """Kernel call as data: `kernel[grid](**arguments, **options)`.
 
-    The first dimension of the grid, batch · heads, may go to 2³¹ − 1.
+    The first dimension of the grid, batch · heads, may be up to 2³¹ − 1.
     """
 
     kernel: Any
@@ -40,11 +40,11 @@ class Launch:
     options: dict[str, int]
 
     def run(self) -> None:
-        if all(self.grid):  # the driver refuses an empty grid; there is nothing to do
+        if all(self.grid):  # the driver rejects an empty grid, and there is nothing to do
             self.kernel[self.grid](**self.arguments, **self.options)
 
     def load(self, device: int) -> KernelCall:
-        """Compile the kernel for the current device, and load it there. Only the layouts of tensors matter."""
+        """Compile the kernel for the current device and load it. Only the layouts of tensors matter."""
         compiled = self.kernel.warmup(grid=self.grid, **self.arguments, **self.options)
         compiled.run  # noqa: B018 - the first access loads it
         threads = 32 * compiled.metadata.num_warps
@@ -58,8 +58,8 @@ SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 def parameters_of(compiled: Any, arguments: Mapping[str, Any]) -> Iterator[Parameter]:
     """Yield the parameters of a compiled kernel; operands have the names of its arguments.
 
-    The order is that of Triton's own launcher: a descriptor is its map, sizes and strides; constants are left out; two
-    pointers to scratch memory end it.
+    The order is the same as in Triton's launcher: a descriptor becomes its map, sizes and strides; constants are left
+    out; two pointers to scratch memory come last.
     """
     metadata = compiled.metadata
     unusual = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
@@ -110,7 +110,7 @@ def _tensor_map(operand: str, descriptor: TensorDescriptor, compiled: Mapping[st
 
 @dataclass(frozen=True)
 class Packing:
-    """Sequences of several lengths, one after the other in the rows of one tensor.
+    """Sequences of different lengths, packed one after the other in the rows of one tensor.
 
     Attributes:
         starts_q, starts_k: int32; sequence i has the rows starts[i] to before starts[i + 1].
@@ -126,14 +126,14 @@ class Packing:
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), any strides.
+    """Attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), any strides.
 
     Query i sees key j when not causal or j <= i + offset, and if window > 0 (causal) only the last `window` of these.
     `tiles` replaces the table's tiles. The statistics lse, lse_log2 and delta are (batch, heads, seq_q), float32,
     contiguous; the other tensors may have any layout.
 
-    packing: q, k and v are views (sequences, heads, rows of the longest, d_head) of packed tensors, whose first
-    dimension has stride 0; the statistics are (heads, total_q).
+    packing: q, k and v are views (sequences, heads, rows of the longest, d_head) of packed tensors, with stride 0 in
+    the first dimension; the statistics are (heads, total_q).
     """
 
     q: Tensor
@@ -191,7 +191,7 @@ class Problem:
         return starts | {"total_q": packed.total_q, "PACKED": True, "LOWER_RIGHT": packed.lower_right}
 
     def _by_query(self, tile: Tile) -> dict[str, Any]:
-        """Return the arguments of the kernels that own queries and walk the keys."""
+        """Return the arguments of the kernels in which a program has queries and loops over the keys."""
         rows = [1, 1, tile.block_n, padded_d_head(self.q.shape[-1])]
         walked = {"k": _streamed(self.k, rows, tile), "v": _streamed(self.v, rows, tile)}
         return walked | {"heads": self.q.shape[1], "group": self.q.shape[1] // self.k.shape[1]}
@@ -215,18 +215,18 @@ class Problem:
 
 @functools.cache
 def _of_unknown_lengths(kernel: Any) -> Any:
-    """Return `kernel` with lengths on which Triton does not specialize.
+    """Return `kernel` without Triton's specialization on the lengths.
 
     It would treat a length of 1 as a constant, and CUDA 12.8's ptxas crashes on the code of Triton 3.6 for one key. Not
-    used for all kernels: the forward at d_head 128 would take 4 to 8% longer.
+    all kernels use this, because the forward at d_head 128 would take 4 to 8% longer.
     """
     return triton.jit(kernel.fn, do_not_specialize=("seq_q", "seq_k"))
 
 
 def _streamed(tensor: Tensor, block: list[int], tile: Tile) -> Tensor | TensorDescriptor:
-    """Return a tensor descriptor if the tile asks for one and TMA supports the layout, else the tensor.
+    """Return a tensor descriptor if the tile has descriptors and TMA supports the layout, else the tensor.
 
-    For the tensors that a kernel walks along.
+    Used for the tensors over which a kernel loops.
     """
     if not tile.descriptors:
         return tensor

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Quantization of a matrix to fp8, as it lies and transposed, in one Triton launch. Importing it needs triton.
+"""Quantization of a matrix to fp8, as is and transposed, in one Triton launch. Importing it needs triton.
 
 A product in fp8 takes x (m, k) row-major; the sum over m in backward takes its transpose. A launch reads each element
 once and writes it twice: 4 bytes for an element in bfloat16.

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """RMS normalization in Triton, with the addition before it, forward and backward. Importing it needs triton.
 
-Forward reads x (and what is added to it) and writes their sum and the normalized rows, in one launch. Backward reads
-the sum and both gradients and writes the gradient of x; its programs walk over rows and keep their share of the
-weight's gradient, which a second, small launch adds up in a fixed order. Results are the same from run to run.
+Forward reads x (and the tensor to add) and writes their sum and the normalized rows, in one launch. Backward reads the
+sum and both gradients and writes the gradient of x; its programs loop over rows and keep their share of the weight's
+gradient, which a second, small launch sums in a fixed order. Results are the same from run to run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from cs_systems.model.kernels.triton.launch import Launch
 from cs_systems.model.kernels.triton.rows import multiprocessors, row_count, row_stride, wide
 
 LARGEST_WIDTH = 16384
-THREAD_ELEMENTS = 16  # of a row
-WARPS = 16  # that backward keeps on a multiprocessor
-LEAST_ROWS = 8  # of a program of backward, so that the shares of the weight's gradient stay small beside the rows
+THREAD_ELEMENTS = 16  # elements of a row per thread
+WARPS = 16  # warps of backward per multiprocessor
+LEAST_ROWS = 8  # per program of backward, so that shares of d_weight stay small compared with the rows
 SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 128, 16, 8  # 3 µs less for 1024 rows than 32, 32, 4, on one H100
 
 
@@ -53,9 +53,9 @@ def rms_norm_backward_kernel(
     x, weight, scale, d_y, d_total, d_x, shares, x_row, d_y_row, d_total_row, d_x_row, rows, width,
     BLOCK: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write d_x = d_total + the gradient through the norm, for every programs-th row, and a share of the weight's.
+    """Write d_x = d_total + the gradient through the norm, for every programs-th row, and a share of d_weight.
 
-    x: what was normalized. d_total: None for a norm whose input is not used otherwise. shares: (programs, width).
+    x: the input of the norm. d_total: None if the input is not used elsewhere. shares: (programs, width).
     """
     first, programs = tl.program_id(0), tl.num_programs(0)
     i = tl.arange(0, BLOCK)
@@ -113,14 +113,14 @@ def _forward(tensors: dict[str, Any], weight: Tensor, scale: Tensor, eps: float)
 def backward(
     device: int, x: Tensor, weight: Tensor, scale: Tensor, d_y: Tensor, d_x: Tensor, d_weight: Tensor
 ) -> tuple[list[Launch], dict[str, Tensor]]:
-    """Return the launches that write d_x, as x, and d_weight; and the scratch tensor of the weight's shares."""
+    """Return the launches that write d_x, as x, and d_weight; and the scratch tensor for shares of d_weight."""
     return _backward(device, {"x": x, "d_y": d_y, "d_total": None, "d_x": d_x}, weight, scale, d_weight)
 
 
 def add_backward(
     device: int, x: Tensor, weight: Tensor, scale: Tensor, d_y: Tensor, d_total: Tensor, d_x: Tensor, d_weight: Tensor
 ) -> tuple[list[Launch], dict[str, Tensor]]:
-    """Return the launches of `backward` where x also has the gradient d_total from elsewhere."""
+    """Return the launches of `backward` for an x that also has the gradient d_total from elsewhere."""
     return _backward(device, {"x": x, "d_y": d_y, "d_total": d_total, "d_x": d_x}, weight, scale, d_weight)
 
 
@@ -144,20 +144,20 @@ def _backward(
 
 
 def program_count(rows: int, multiprocessors: int, warps: int) -> int:
-    """Return how many programs of backward share the rows, evenly: at least LEAST_ROWS each, where that fills a GPU."""
+    """Return the number of backward's programs, with rows shared evenly: at least LEAST_ROWS if that fills a GPU."""
     most = multiprocessors * max(1, WARPS // warps)
     most = min(rows, most, max(multiprocessors, rows // LEAST_ROWS))
     return most and -(-rows // -(-rows // most))
 
 
 def _tile(width: int) -> tuple[int, int]:
-    """Return the elements that a program holds of a row, all of them, and its warps."""
+    """Return the elements of a whole row that a program holds, and its number of warps."""
     block = triton.next_power_of_2(width)
     return block, max(1, min(32, block // (32 * THREAD_ELEMENTS)))
 
 
 def _stages(row_bytes: int) -> int:
-    """Return how many rows of each tensor backward works on and loads ahead, in at most 48 KiB of shared memory."""
+    """Return the number of rows of each tensor that backward processes or loads ahead, in 48 KiB of shared memory."""
     return 3 if row_bytes <= 8 << 10 else 2 if row_bytes <= 16 << 10 else 1
 
 

@@ -2,7 +2,8 @@
 """Rotation of the adjacent pairs of queries and keys in Triton, forward and backward. Importing it needs triton.
 
 One launch rotates both, from any strides to any strides, so the output may be the input. The tables of cosines and
-sines are read as they are. A third tensor may be copied along: backward gathers all gradients of one product so.
+sines are read as they are. The launch can also copy a third tensor, by which backward gathers all gradients of one
+product.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def rotary_kernel(
     q_strides, k_strides, v_strides, q_out_strides, k_out_strides, v_out_strides, seq, width, tiles,
     D_HEAD: tl.constexpr, BLOCK: tl.constexpr, INVERSE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Rotate one tile of the heads of one position of q and k, and copy that of v (None: not copied).
+    """Rotate one tile of the heads of one position of q and k, and copy the tile of v (None: not copied).
 
     Tensors are (batch, heads, seq, D_HEAD); width: heads · D_HEAD. cos, sin: (seq or more, D_HEAD / 2). INVERSE: by the
     opposite angle. The grid is (batch · seq · tiles,).

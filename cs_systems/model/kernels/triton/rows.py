@@ -1,4 +1,4 @@
-"""Rows of a tensor as the kernels of the step's parts divide them: strides, tiles, and the dtype of the arithmetic.
+"""Helpers for kernels that work on a tensor's rows: strides, tiles, and the dtype of the arithmetic.
 
 The tiles follow from the sizes; nothing is timed. A thread accesses VECTOR elements at once: 16 bytes in bfloat16.
 """
@@ -17,7 +17,7 @@ LARGEST_TILE = 2048
 
 
 def row_stride(x: Tensor) -> int:
-    """Return the distance of two rows of (..., width), which lie at one distance, in elements."""
+    """Return the row stride of (..., width) in elements; all rows must have the same stride."""
     return x.stride(-2)
 
 
@@ -28,7 +28,7 @@ def row_count(x: Tensor) -> int:
 def tile(width: int) -> tuple[int, int]:
     """Return the elements of a tile of a row and the warps that access it.
 
-    It is the largest power of two whose last tile in the row wastes at most an eighth of all.
+    The tile is the largest power of two with at most an eighth of all elements wasted in the row's last tile.
     """
     block = LARGEST_TILE
     while block > 32 * VECTOR and -(-width // block) * block * 8 > width * 9:
@@ -42,5 +42,5 @@ def wide(dtype: torch.dtype) -> tl.dtype:
 
 
 def multiprocessors(device: int) -> int:
-    """Return how many multiprocessors a GPU has; 2 for the interpreter."""
+    """Return the number of multiprocessors of a GPU; 2 for the interpreter."""
     return 2 if device == INTERPRETER else driver.multiprocessors(device)

@@ -48,14 +48,14 @@ def swiglu_backward_kernel(
 
 
 def forward(device: int, gate: Tensor, value: Tensor, out: Tensor) -> tuple[list[Launch], dict[str, Tensor]]:
-    """Return the launch that writes out. All are (..., width), with rows at one distance."""
+    """Return the launch that writes out. All are (..., width), with a single row stride."""
     return [_launch(swiglu_kernel, gate=gate, value=value, out=out)], {}
 
 
 def backward(
     device: int, gate: Tensor, value: Tensor, d_out: Tensor, d_gate: Tensor, d_value: Tensor
 ) -> tuple[list[Launch], dict[str, Tensor]]:
-    """Return the launch that writes d_gate and d_value. All are (..., width), with rows at one distance."""
+    """Return the launch that writes d_gate and d_value. All are (..., width), with a single row stride."""
     tensors = {"gate": gate, "value": value, "d_out": d_out, "d_gate": d_gate, "d_value": d_value}
     return [_launch(swiglu_backward_kernel, **tensors)], {}
 

@@ -11,8 +11,8 @@ import triton.language as tl
 
 @triton.jit
 def _pointers(tensor, strides, batch, head, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    # One 64-bit base for the tile, for a tensor may hold more than 2**31 elements; the offsets inside it stay 32 bits
-    # wide and do not change along a loop.
+    # One 64-bit base per tile, because a tensor may hold more than 2**31 elements; the offsets inside it stay 32 bits
+    # wide and do not change in a loop.
     matrix = tensor + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
     first = matrix + tl.cast(start, tl.int64) * strides[2]
     return first + (tl.arange(0, ROWS)[:, None] * strides[2] + tl.arange(0, BLOCK_D)[None, :] * strides[3])
@@ -24,9 +24,9 @@ def load_tile(
     ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, MASK_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Load rows start … start + ROWS of one head, from a pointer or, through TMA, from a tensor descriptor."""
-    # Branches, not early returns: Triton compiles what follows a `return` inside an `if`.
+    # Branches, not early returns, because Triton compiles the code after a `return` inside an `if`.
     if isinstance(tensor, tl.tensor_descriptor):
-        tile = tensor.load([batch, head, start, 0]).reshape([ROWS, BLOCK_D])  # 0 outside by itself
+        tile = tensor.load([batch, head, start, 0]).reshape([ROWS, BLOCK_D])  # gives 0 outside by itself
     else:
         pointers = _pointers(tensor, strides, batch, head, start, ROWS, BLOCK_D)
         in_rows = (start + tl.arange(0, ROWS) < length)[:, None]
@@ -80,7 +80,7 @@ def row_range(starts, index):
 
 @triton.jit
 def shifted(tensor, strides, rows):
-    """Return the pointer `rows` rows further on."""
+    """Return the pointer advanced by `rows` rows."""
     return tensor + tl.cast(rows, tl.int64) * strides[2]
 
 

@@ -5,9 +5,9 @@ Source: Rajbhandari et al. 2020, ZeRO stage 3; Zhao et al. 2023, PyTorch FSDP.
 A unit is the set of parameters that are gathered at once: each child of an outermost `nn.ModuleList` or
 `nn.Sequential`, and each block that `instrument.structure` finds. Parameters outside of these, or shared by several,
 form the root unit. Forward gathers a unit before it runs and frees it after. Backward gathers it again, frees it, and
-sends its gradients. While one unit computes, the one that came after it in the last forward, or in backward before it,
-is being gathered. The root unit stays from forward to the end of backward. So a step sends 3 Ψ (N−1)/N bytes less one
-gathering of the root unit, and at most two units and the root are whole at a time.
+sends its gradients. While one unit computes, the next one is gathered: in forward the unit that followed in the last
+forward, in backward the unit that preceded it. The root unit stays from forward to the end of backward. So a step sends
+3 Ψ (N−1)/N bytes less one gathering of the root unit, and at most two units and the root are whole at a time.
 
 All ranks must run the same units in the same order. A parameter that a batch leaves without a gradient on some ranks
 gets the mean over all, zeros counted; one that has none on any rank keeps None, so that the optimizer skips it.
@@ -46,7 +46,7 @@ from cs_systems.model.transformer import BasicTransformerLM, Embedding, Linear
 EVERY_MODULE = (nn.Module,)
 SHARD_TYPES = (nn.Linear, nn.Embedding, Linear, Embedding)
 REPLICATED_BUCKET_BYTES = 25 * 2**20
-_NONE = -1  # the number that autograd gives to no backward
+_NONE = -1  # a number that autograd never gives to a backward
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -54,18 +54,18 @@ class FullyShardedDataParallel(nn.Module):
 
     Every rank creates it, and then calls the same methods in the same order.
 
-    compute_dtype: of weights and gradients as they are sent and computed with, and of the inputs, of sharded modules
-        that `norms.casts`; parts and their gradients are then fp32. None: all in the dtypes that the parameters have.
-    shard_types: the modules whose own parameters are sharded, but for those without dimensions. EVERY_MODULE: all. The
-        rest is on every rank, in its own dtype, and its gradients are averaged. With a compute dtype, LayerNorm,
-        GroupNorm and RMSNorm of torch.nn compute in their weights' dtype and return that of their input; other modules
-        that do not cast must take any input dtype. Where one module computes with the weights of another, as
-        nn.MultiheadAttention with those of a Linear, both belong in shard_types.
+    compute_dtype: dtype of weights, gradients and inputs, for sending and computing, in sharded modules for which
+        `norms.casts` is true; parts and their gradients are then fp32. None: all in the dtypes of the parameters.
+    shard_types: types of modules with sharded parameters, except parameters without dimensions. EVERY_MODULE: all.
+        Other parameters are on every rank, in their own dtype, with averaged gradients. With a compute dtype,
+        LayerNorm, GroupNorm and RMSNorm of torch.nn compute in their weights' dtype and return their input's dtype;
+        other modules that do not cast must accept any input dtype. If one module computes with the weights of another,
+        as nn.MultiheadAttention does with a Linear's, both belong in shard_types.
     group: the ranks that share the parameters; all by default.
 
-    Make the optimizer from `parameters()` of this wrapper: they hold this rank's parts, so a norm over them, as
-    clip_grad_norm_ takes, is of these alone. The whole ones are attributes of their modules while those run.
-    Raises ValueError where the ranks have different models.
+    Make the optimizer from `parameters()` of this wrapper: they hold this rank's parts, so a norm over them, as in
+    clip_grad_norm_, covers only these. Whole parameters are attributes of their modules while those run.
+    Raises ValueError if the ranks have different models.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class FullyShardedDataParallel(nn.Module):
         self._buckets = by_size(replicated, REPLICATED_BUCKET_BYTES)
         self._average = Averaging(group, device)
         self._everything = torch.ones(len(self._trained), dtype=torch.uint8, device=device)
-        self._anchor = torch.zeros(0, device=device, requires_grad=True)  # gives the weights a place in the graph
-        self._calls: list[Call] = []  # of this forward, or of the last
-        self._plan: list[Unit] = []  # in the order of the forward before
-        self._backward = _NONE  # the number that autograd gave to the last backward
-        self._open: dict[Call, Sequence[Tensor | None]] = {}  # in backward: gradients that are still to be sent
+        self._anchor = torch.zeros(0, device=device, requires_grad=True)  # puts the weights into the graph
+        self._calls: list[Call] = []  # calls of this forward, or of the last one
+        self._plan: list[Unit] = []  # calls in the order of the previous forward
+        self._backward = _NONE  # autograd's number of the last backward
+        self._open: dict[Call, Sequence[Tensor | None]] = {}  # in backward: gradients that are not sent yet
         self._reducing: list[Reduction] = []
-        self._absent: set[nn.Parameter] = set()  # had no gradient on this rank
+        self._absent: set[nn.Parameter] = set()  # parameters without a gradient on this rank
         module.register_state_dict_post_hook(gather_into)
         module.register_load_state_dict_pre_hook(take_parts)
 
@@ -126,7 +126,7 @@ class FullyShardedDataParallel(nn.Module):
         return output
 
     def _begin(self) -> None:
-        """Reset the state of the last forward: shards may have changed, and a backward since then may have failed."""
+        """Reset the state of the last forward, because shards may have changed and its backward may have failed."""
         if self._backward != _NONE:
             for reduction in self._reducing:
                 reduction.handle.wait()
@@ -140,7 +140,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _enter(self, unit: Unit, module: nn.Module, inputs: Any) -> None:
-        """Wait for the weights of the unit, and start to gather those of the next."""
+        """Wait for the weights of the unit, and start to gather the next unit."""
         recomputing = _in_backward()
         calls: list[Call] = [] if recomputing else self._calls
         call = unit.call = Call(unit, calls, len(calls))
@@ -163,7 +163,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _leave(self, unit: Unit, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Free the unit; where backward may come, register the hooks that gather it again."""
+        """Free the unit; if backward may follow, register the hooks that gather it again."""
         call = unit.call
         assert call is not None
         if unit is not self._root:
@@ -194,15 +194,15 @@ class FullyShardedDataParallel(nn.Module):
         return None if dtype is None else cast(dtype, inputs, options)
 
     def _before_backward(self, call: Call) -> None:
-        """Wait for the weights of a unit whose backward comes, and start to gather those of the one before it."""
-        if self._backward == _NONE:  # not one inside of another, as reentrant checkpoints have them
+        """Wait for the weights of a unit before its backward, and start to gather the previous unit."""
+        if self._backward == _NONE:  # not for a nested backward, as in reentrant checkpoints
             self._backward = torch._C._current_graph_task_id()
             Variable._execution_engine.queue_callback(self._end_backward)
         unit = call.unit
         if call in unit.needed_by:
             return
         for later in [other for other in self._open if other.calls is call.calls and other.index > call.index > 0]:
-            self._reduce(later)  # this rank did not use the unit's weights, but other ranks may have
+            self._reduce(later)  # this rank did not use the unit's weights, but other ranks may have used them
         unit.needed_by.add(call)
         if unit.trained:
             self._open.setdefault(call, [None] * sum(len(flat.params) for flat in unit.trained))
@@ -215,7 +215,7 @@ class FullyShardedDataParallel(nn.Module):
     def _gradients(self, call: Call, grads: Sequence[Tensor | None]) -> None:
         """Take the gradients of a unit's weights.
 
-        Those of the root wait until backward ends: some ranks may have none.
+        The root's gradients wait until backward ends, because some ranks may have none.
         """
         self._open[call] = grads
         if call.unit is not self._root:
@@ -246,7 +246,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Wait for the gradients of the parts, and average those of the parameters that are not sharded.
+        """Wait for the gradients of the parts, and average the gradients of unsharded parameters.
 
         Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
         """
@@ -283,7 +283,7 @@ class FullyShardedDataParallel(nn.Module):
         self._absent.clear()
 
     def gathered_bytes(self) -> int:
-        """Return the bytes of whole weights on this rank now."""
+        """Return the bytes of whole weights that are on this rank now."""
         return sum(unit.gathered_bytes() for unit in self._units)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -295,7 +295,7 @@ class FullyShardedDataParallel(nn.Module):
 
 
 class _Unshard(torch.autograd.Function):
-    """Autograd function whose outputs are the weights of a unit; its backward takes all their gradients at once."""
+    """Autograd function with a unit's weights as outputs, so that its backward gets all their gradients at once."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, owner: FullyShardedDataParallel, call: Call) -> tuple[Tensor, ...]:
@@ -311,7 +311,7 @@ class _Unshard(torch.autograd.Function):
 
 
 def _in_backward() -> bool:
-    """Return whether autograd runs in this thread: then a forward is the recomputation of a checkpoint."""
+    """Return whether autograd runs in this thread, so that a forward is the recomputation of a checkpoint."""
     return torch._C._current_graph_task_id() != _NONE
 
 
@@ -320,9 +320,9 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def gather_full_params(model: nn.Module) -> dict[str, Tensor]:
-    """Return each parameter's name in the wrapped module → a copy of the whole parameter, fp32 where the parts are.
+    """Return parameter's name in the wrapped module → copy of the whole parameter, fp32 if the parts are.
 
-    All ranks call it. A tied parameter is there under each of its names.
+    All ranks must call it. A tied parameter is included under each of its names.
     """
     assert isinstance(model, FullyShardedDataParallel)
     whole = dict(whole_parameters(model.module))
@@ -337,8 +337,8 @@ def wrap(
 ) -> FullyShardedDataParallel:
     """Return the model wrapped in FullyShardedDataParallel.
 
-    The norms of BasicTransformerLM, a thousandth of its parameters, are whole on every rank; of other models every
-    parameter is sharded that has a dimension.
+    The norms of BasicTransformerLM, a thousandth of its parameters, are whole on every rank; in other models every
+    parameter with a dimension is sharded.
 
     compute_dtype: a torch.dtype, bf16 or fp16.
     """

@@ -1,11 +1,11 @@
 """Parameters sharded in a flat layout: gathering of the weights and reduction of their gradients.
 
-Whole, they are views of one tensor: to gather them takes one cast and one all-gather, to average their gradients one
-concatenation and one reduce-scatter.
+Whole parameters are views of one tensor: gathering them takes one cast and one all-gather, averaging their gradients
+takes one concatenation and one reduce-scatter.
 
-Streams on CUDA. Every tensor here is allocated and freed in the order of the stream that computes. The cast and the
-all-gather run on a second stream, which first waits for the work queued on the first: so memory that was freed before
-is free there too. Code that computes with the weights, or frees them, first waits for the all-gather.
+Streams on CUDA: Every tensor here is allocated and freed in the order of the stream that computes. The cast and the
+all-gather run on a second stream, which first waits for the work queued on the first, so that memory freed before is
+free on it too. Code that computes with the weights, or frees them, first waits for the all-gather.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from cs_systems.model.parallel._flat_layout import FlatLayout
 
 @dataclass(frozen=True)
 class Part:
-    """One rank's part of a parameter: elements `start` to `stop`, at offset `in_shard` in its part of the tensor.
+    """Part of a parameter on one rank: elements `start` to `stop`, at offset `in_shard` in its part of the tensor.
 
-    shape: (elements, 1, …, 1), of as many dimensions as the parameter has whole.
+    shape: (elements, 1, …, 1), with as many dimensions as the whole parameter.
     """
 
     flat: FlatShard
@@ -44,22 +44,22 @@ class Part:
         return shard.as_strided(self.shape, (1,) * len(self.shape), self.in_shard)
 
 
-parts: Any = WeakTensorKeyDictionary()  # parameter → its Part, for the optimizer's state, which gets no module
+parts: Any = WeakTensorKeyDictionary()  # parameter → its Part, for the optimizer, which has no modules
 
 
 class FlatShard:
     """Parameters of one dtype, device and `requires_grad`, which from now on hold this rank's part of their elements.
 
-    A part keeps the number of dimensions, since users choose groups of parameters by `ndim`; a rank may have none of
-    the elements. Parts are in fp32 where a compute dtype is given, else in the parameters' own dtype; the weights and
-    their gradients are in the compute dtype.
+    A part keeps the number of dimensions, because users choose groups of parameters by `ndim`; a rank may have none of
+    the elements. With a compute dtype, parts are in fp32, else in the parameters' own dtype; the weights and their
+    gradients are in the compute dtype.
     """
 
     def __init__(
         self, params: Sequence[nn.Parameter], dtype: torch.dtype | None, group: ProcessGroup | None, stream: Any
     ) -> None:
         self.shapes, self.trained = [p.shape for p in params], params[0].requires_grad
-        self._params = [weakref.ref(p) for p in params]  # with strong references `parts` would hold them forever
+        self._params = [weakref.ref(p) for p in params]  # strong references would keep them in `parts` forever
         self._group, self._stream = group, stream
         master, dtype = (torch.float32, dtype) if dtype else (params[0].dtype, params[0].dtype)
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
@@ -68,9 +68,9 @@ class FlatShard:
         self.shard = torch.zeros(size, dtype=master, device=params[0].device)
         self._whole = torch.empty(size * world_size, dtype=dtype, device=params[0].device)
         self._whole_bytes = self._whole.nbytes
-        # Where no cast is needed, the shard itself is sent.
+        # Without a cast, the shard itself is sent.
         self._sent = self.shard if master is dtype else self._whole[rank * size : (rank + 1) * size]
-        alias = self._whole.data  # another tensor to autograd: gathering into it does not change saved tensors
+        alias = self._whole.data  # separate for autograd: gathering does not change saved tensors
         self.weights = [alias[s : s + p.numel()].view(p.shape) for p, s in zip(params, self._starts, strict=True)]
         self.parts = []
         for p, (start, stop, in_shard) in zip(params, self._layout.held(rank), strict=True):
@@ -80,7 +80,7 @@ class FlatShard:
             parts[p] = part
             self.parts.append(part)
         self._gathering: Any = None
-        self._is_current = False  # whether the weights are, or are about to be, those of the shards
+        self._is_current = False  # whether the weights match the shards, or will after the gathering in progress
         self.free()
 
     @property
@@ -117,7 +117,7 @@ class FlatShard:
             self._gathering = None
 
     def expire(self) -> None:
-        """Mark the weights as outdated, since the shards may have changed: gather again before the next use."""
+        """Mark the weights as outdated, because the shards may have changed, so that they are gathered again."""
         self.wait()
         self._is_current = False
 
@@ -127,7 +127,7 @@ class FlatShard:
             self._whole.untyped_storage().resize_(0)
 
     def reduce(self, grads: Sequence[Tensor | None]) -> Reduction:
-        """Start the mean of the weights' gradients over the ranks; None counts as zeros."""
+        """Start to average the weights' gradients over the ranks; None counts as zeros."""
         tensors = [
             torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device) if grad is None else grad
             for grad, weight in zip(grads, self.weights, strict=True)
@@ -137,7 +137,7 @@ class FlatShard:
         return Reduction(self, average_shard(flat, mean, self._group), flat, mean, [g is not None for g in grads])
 
     def whole_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Gather tensors of this rank's parts' shapes from every rank into whole ones, of the parameters' shapes."""
+        """Gather tensors with the shapes of parts from every rank into whole tensors with the parameters' shapes."""
         mine = torch.zeros_like(self.shard, dtype=tensors[0].dtype)
         for part, tensor in zip(self.parts, tensors, strict=True):
             part.of(mine).copy_(tensor)
@@ -148,7 +148,7 @@ class FlatShard:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Gradients that are being reduced.
+    """Reduction of gradients in progress.
 
     `flat` must live until their mean is in `mean`. used: whether each parameter had a gradient.
     """
@@ -160,12 +160,12 @@ class Reduction:
     used: list[bool]
 
     def settle(self, absent: set[nn.Parameter]) -> None:
-        """Wait, and add the mean to the parameters' gradients. absent: those that had no gradient on this rank yet."""
+        """Wait, and add the mean to the parameters' gradients. absent: parameters without a gradient on this rank."""
         self.handle.wait()
         mean = self.mean.to(self.of.shard.dtype)
         before, added = [], []
         for p, part, used in zip(self.of.params, self.of.parts, self.used, strict=True):
-            if not p.requires_grad:  # frozen since it was wrapped
+            if not p.requires_grad:  # frozen after the model was wrapped
                 continue
             if used:
                 absent.discard(p)

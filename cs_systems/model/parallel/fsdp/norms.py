@@ -1,4 +1,4 @@
-"""Modules that compute in a lower dtype, and norms between them that keep their weights in fp32."""
+"""Selection of modules that compute in a lower dtype, and norms between them that keep their weights in fp32."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# On CUDA the first two raise where input and weights differ in dtype; on a CPU they do not. RMSNorm loses its fused
-# kernel and warns. BatchNorm takes both dtypes everywhere.
+# On CUDA the first two raise if input and weights differ in dtype; on a CPU they do not. RMSNorm loses its fused
+# kernel and warns. BatchNorm accepts different dtypes everywhere.
 OF_ONE_DTYPE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def casts(module: nn.Module) -> bool:
-    """Return whether the module computes in the compute dtype: it has a weight of several dimensions, and is no norm.
+    """Return whether the module computes in the compute dtype: it has a weight of several dimensions and is not a norm.
 
     That is true of linear layers, embeddings, convolutions, experts and recurrent layers.
     """
@@ -24,7 +24,7 @@ def casts(module: nn.Module) -> bool:
 def take_any_dtype(module: nn.Module, cast: Set[nn.Parameter]) -> None:
     """Make the norms in `module` accept inputs of any dtype on any device. cast: the weights in the compute dtype.
 
-    They compute in the dtype of their weights and return that of their input.
+    They compute in the dtype of their weights and return the dtype of their input.
     """
     for m in module.modules():
         own = next(m.parameters(recurse=False), None)
@@ -33,7 +33,7 @@ def take_any_dtype(module: nn.Module, cast: Set[nn.Parameter]) -> None:
 
 
 def _take_any_dtype(norm: nn.Module, dtype: torch.dtype) -> None:
-    given: list[torch.dtype] = []  # in this call
+    given: list[torch.dtype] = []  # dtype of the input in this call
 
     def widen(module: nn.Module, inputs: Any, options: Any) -> tuple[Any, Any] | None:
         given[:] = [x.dtype for x in (*inputs, *options.values()) if isinstance(x, Tensor)]
@@ -47,9 +47,9 @@ def _take_any_dtype(norm: nn.Module, dtype: torch.dtype) -> None:
 
 
 def cast(dtype: torch.dtype, inputs: Any, options: Any) -> tuple[Any, Any] | None:
-    """Return the arguments with floating-point tensors cast to `dtype`, or None if they are in it.
+    """Return the arguments with floating-point tensors cast to `dtype`, or None if they have it already.
 
-    The result is that of a forward pre-hook.
+    The result has the form that a forward pre-hook returns.
     """
 
     def is_other(x: Any) -> bool:

@@ -1,4 +1,4 @@
-"""State that a sharded model and its optimizer save and load: whole tensors, as in one process.
+"""Saving and loading of a sharded model's and its optimizer's state as whole tensors, as in one process.
 
 All ranks take part.
 """
@@ -15,13 +15,13 @@ from cs_systems.model.parallel.fsdp.flat import FlatShard, parts
 
 
 def whole_parameters(module: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Yield each parameter of `module` that is sharded, with the whole of it."""
+    """Yield each sharded parameter of `module`, with the gathered whole parameter."""
     for flat in _flats(module.parameters()):
         yield from zip(flat.params, flat.whole_of([p.detach() for p in flat.params]), strict=True)
 
 
 def gather_into(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """Save sharded parameters whole, in host memory: the hook for `register_state_dict_post_hook`."""
+    """Save sharded parameters whole, in host memory; a hook for `register_state_dict_post_hook`."""
     names = _names(module)
     for p, whole in whole_parameters(module):
         saved = whole.cpu()
@@ -30,7 +30,7 @@ def gather_into(module: nn.Module, state_dict: dict[str, Any], prefix: str, loca
 
 
 def take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Load this rank's parts of whole parameters: the hook for `register_load_state_dict_pre_hook`.
+    """Load this rank's parts of whole parameters; a hook for `register_load_state_dict_pre_hook`.
 
     One process, or any number of ranks, may have saved them.
     """
@@ -43,9 +43,9 @@ def take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: A
 def make_optimizer(
     params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
 ) -> torch.optim.Optimizer:
-    """Return `cls(params, **options)`, which saves and loads the state_dict of one process.
+    """Return `cls(params, **options)` that saves and loads a state_dict as in one process.
 
-    All ranks call these methods. For element-wise optimizers (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor).
+    All ranks must call these methods. For element-wise optimizers (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor).
     """
     optimizer = cls(params, **options)
     optimizer.register_state_dict_post_hook(_gather_state)
@@ -83,7 +83,7 @@ def _take_parts_of_state(optimizer: torch.optim.Optimizer, state_dict: dict[str,
 
 
 def _part_of(p: nn.Parameter, whole: Any) -> Any:
-    """Return this rank's part of a value that has a number for each element of `p`; other values unchanged."""
+    """Return this rank's part of a value with one number per element of `p`; other values unchanged."""
     part = parts[p]
     if not isinstance(whole, Tensor) or not whole.ndim or whole.shape != part.whole_shape:
         return whole

@@ -1,4 +1,4 @@
-"""Units of a model, whose parameters are gathered at once, and one use of a unit in a forward."""
+"""Units of a model, each a set of parameters that are gathered at once, and the uses of units in a forward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Places = list[tuple[nn.Module, str, nn.Parameter]]  # (module, the parameter's n
 class Unit:
     """Sharded parameters of one module. places: the modules and names under which the model has them.
 
-    dtype: of the weights of modules that cast; see `norms.casts`.
+    dtype: dtype of the weights in modules that cast; see `norms.casts`.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Unit:
         number = {p: i for i, p in enumerate(p for flat in self.flats for p in flat.params)}
         self._places = [(module, name, number[p]) for module, name, p in places]
         self._recurrent = [m for m in dict.fromkeys(m for m, _, _ in places) if isinstance(m, nn.RNNBase)]
-        # Where a checkpoint replaces the module's forward, it runs again in backward without the module's hooks.
+        # If a checkpoint replaces the module's forward, this runs again in backward without the module's hooks.
         self.recomputes = "forward" in module.__dict__
-        self.call: Call | None = None  # the last
+        self.call: Call | None = None  # the last call
         self.is_attached = False
-        self.needed_by: set[Call] = set()  # calls that are in backward
-        self.kept = False  # from forward to the end of backward
+        self.needed_by: set[Call] = set()  # number of calls in backward
+        self.kept = False  # stays whole from forward to the end of backward
 
     def modules_of(self, types: tuple[type, ...]) -> set[nn.Module]:
         return {module for module, _, _ in self._places if isinstance(module, types)}
@@ -94,16 +94,16 @@ class Unit:
         self.is_attached = False
 
     def attach_again(self) -> None:
-        """Attach the weights for the recomputation of a checkpoint; their gradients come from the first computation."""
+        """Attach the weights for the recomputation of a checkpoint; the first computation provides their gradients."""
         self.attach([w.detach().requires_grad_() for flat in self.trained for w in flat.weights])
 
     def _list_recurrent_weights(self) -> None:
-        """Renew the lists of weights that LSTM, GRU and RNN of torch keep beside their attributes."""
+        """Update the lists of weights that LSTM, GRU and RNN of torch keep in addition to their attributes."""
         for m in self._recurrent:
             m._flat_weights = [getattr(m, name) for name in m._flat_weights_names]
 
     def reduce(self, grads: Sequence[Tensor | None]) -> list[Reduction]:
-        """Start the mean of the gradients of the trained weights, in their order."""
+        """Start to average the gradients of the trained weights, given in the weights' order."""
         rest = list(grads)
         reductions = []
         for flat in self.trained:
@@ -114,7 +114,7 @@ class Unit:
 
 @dataclass(eq=False)
 class Call:
-    """One use of a unit in a forward. calls: all uses of that forward, in order; `index` is this one's position."""
+    """Call of a unit in a forward. calls: all calls in that forward, in order; `index` is this one's position."""
 
     unit: Unit
     calls: list[Call] = field(repr=False)
@@ -122,10 +122,10 @@ class Call:
 
 
 def divide(module: nn.Module, shard_types: tuple[type, ...]) -> dict[nn.Module, Places]:
-    """Return module of a unit → the places of the parameters that it gathers, the root unit (of `module`) first.
+    """Return module of a unit → places of the parameters that it gathers, the root unit (of `module`) first.
 
-    All parameters that a module of `shard_types` has are sharded, even if other modules share them. Parameters without
-    dimensions are not: they cannot be divided.
+    All parameters of modules in `shard_types` are sharded, even if other modules share them, except parameters without
+    dimensions, which cannot be divided.
     """
     theirs = (p for m in module.modules() if isinstance(m, shard_types) for p in m.parameters(recurse=False))
     sharded = {p for p in theirs if p.ndim}
@@ -147,7 +147,7 @@ def divide(module: nn.Module, shard_types: tuple[type, ...]) -> dict[nn.Module, 
 def units_in(module: nn.Module) -> list[nn.Module]:
     """Return the modules that are gathered one at a time: the children of lists, and the blocks found by structure.
 
-    A child that holds several blocks is a stage, whose blocks are the units.
+    A child that holds several blocks is a stage; its blocks are the units.
     """
     named = named_modules(module)
     repeated = [named[block.path] for block in blocks(module)]

@@ -1,4 +1,4 @@
-"""Parts of the built-in model that can be computed in another way, one file each.
+"""Alternative implementations of parts of the built-in model, one file each.
 
 A part exports `PART = Part(...)`; the file's name is its name for `--parts`. The plain modules of `transformer.py` are
 the reference: a part computes the same function, within its tolerance, with the parameters of the same names in
@@ -40,20 +40,21 @@ def always_available(config: RunConfig) -> str | None:
 
 @dataclass(frozen=True)
 class Part:
-    """One way to compute something that the plain model computes too.
+    """Alternative implementation of something that the plain model computes.
 
     Attributes:
-        replaces: what it computes; two parts that replace the same are refused. One word, such as "projections",
-            written as a literal keyword: a process without torch reads it from the file.
+        replaces: name of the replaced computation; two parts with the same name exclude each other. One word, such as
+            "projections", as a literal keyword, because a process without torch reads it from the file.
         apply: changes a BasicTransformerLM in place.
-        classes: class of a module → class that computes it, from the same parameters. `apply` of all parts comes first,
-            so that a part can replace what another one made.
-        in_blocks: the same, for the modules of the blocks alone.
+        classes: class of a module → class that replaces it, with the same parameters. `apply` of all parts runs first,
+            so that a part can replace modules made by another.
+        in_blocks: the same, but only for modules in blocks.
         head_loss: `(hidden (rows, D), lm_head's weight (V, D), targets (rows,)) -> loss`, in place of lm_head and
             cross-entropy; None for a part of the model.
         during_backward: `(model, optimizer) -> Update`, in place of the optimizer's step; None for other parts.
-        unavailable: returns the reason that the part cannot run in a cell, with the remedy, or None.
-        keeps_buffers: whether it reads tensors of a compiled block after the block has run, which then must reuse none.
+        unavailable: returns the reason why the part cannot run in a cell, with the remedy, or None.
+        keeps_buffers: whether it reads tensors of a compiled block after the block has run, so that the block must not
+            reuse their memory.
         on_ranks: whether it works under a strategy of several ranks.
         tolerance: dtype name → largest relative error of outputs and gradients against float64.
     """
@@ -73,7 +74,7 @@ class Part:
 
 
 def chosen(names: Iterable[str]) -> dict[str, Part]:
-    """Return the parts of these names. Raises ConfigError for a name of no part, and for two of one thing."""
+    """Return the parts with these names. Raises ConfigError for an unknown name, and for two that replace the same."""
     parts: dict[str, Part] = {name: plugins.get(PACKAGE, name) for name in names}
     for name, part in parts.items():
         if not isinstance(part, Part):
@@ -85,7 +86,7 @@ def chosen(names: Iterable[str]) -> dict[str, Part]:
 
 
 def apply(chosen: Iterable[Part], model: nn.Module) -> None:
-    """Let the parts compute what they replace in a BasicTransformerLM; names of parameters stay."""
+    """Apply the parts to a BasicTransformerLM in place; names of parameters stay the same."""
     assert isinstance(model, BasicTransformerLM)
     chosen = tuple(chosen)
     for part in chosen:
@@ -99,11 +100,11 @@ def apply(chosen: Iterable[Part], model: nn.Module) -> None:
 def _replace(root: nn.Module, classes: Mapping[type[nn.Module], type[nn.Module]]) -> None:
     for module in root.modules():
         if replacing := classes.get(type(module)):
-            module.__class__ = replacing  # parameters, hooks and names stay
+            module.__class__ = replacing  # parameters, hooks and names stay the same
 
 
 def unavailable(config: RunConfig) -> str | None:
-    """Return the reason that the parts of a cell cannot run, with the remedy, or None."""
+    """Return the reason why the parts of a cell cannot run, with the remedy, or None."""
     for name, part in chosen(config.parts).items():
         if config.is_distributed and not part.on_ranks:
             return (

@@ -1,4 +1,4 @@
-"""Products whose backward computes no gradient of the weight, and keeps what it is made of for an update instead."""
+"""Products with a backward that keeps the factors of the weight's gradient for an update, instead of computing it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Place:
-    """Place in which the backward of one layer keeps the gradient of its output, and its input.
+    """Place in which the backward of one layer keeps its input and the gradient of its output.
 
     Attributes:
-        token: a tensor of the layer alone, of one element. It gets a gradient, which no one reads, when the layer's
-            backward is done, so that a hook of it runs then.
-        number: of the layer, on the CPU.
+        token: a tensor of one element for this layer only. It gets an unused gradient when the layer's backward is
+            done, so that a hook on it runs then.
+        number: number of the layer, on the CPU.
     """
 
     token: Tensor
@@ -34,7 +34,7 @@ class Place:
         return cls(token, torch.tensor(next(_numbers)))
 
     def taken(self) -> tuple[Tensor, Tensor]:
-        """Take what was kept: the gradient of the output (tokens, out), and the input (tokens, in)."""
+        """Remove and return the kept tensors: the gradient of the output (tokens, out), and the input (tokens, in)."""
         self.token.grad = None
         d_out, x = _kept.pop(int(self.number))
         return d_out.flatten(0, -2), x.flatten(0, -2)
@@ -42,16 +42,16 @@ class Place:
 
 @operator("keep_for_update", "(Tensor d_out, Tensor x, Tensor number) -> Tensor", lambda d_out, *_: d_out.new_empty(1))
 def keep(d_out: Tensor, x: Tensor, number: Tensor) -> Tensor:
-    """Keep what the gradient of a weight is made of, and return the gradient of the token of its place.
+    """Keep the factors of a weight's gradient, and return the gradient of its place's token.
 
-    A compiled block may not write to these tensors any more: see `Part.keeps_buffers`.
+    A compiled block must not write to these tensors afterwards: see `Part.keeps_buffers`.
     """
     _kept[int(number)] = d_out, x
-    return d_out.new_empty(1)  # Inductor would leave out an operator whose result has no elements
+    return d_out.new_empty(1)  # Inductor would drop an operator with an empty result
 
 
 class Deferred(torch.autograd.Function):
-    """Autograd function `apply(x, weight, token, number)`: x weightᵀ, with the gradient of x alone."""
+    """Autograd function `apply(x, weight, token, number)`: x weightᵀ, with a gradient only for x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, token: Tensor, number: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear layers of the blocks in fp8, beside any other part: one scale per tensor, recomputed at each use.
+"""Linear layers of the blocks in fp8, combinable with other parts: one scale per tensor, recomputed at each use.
 
 The product, its error bounds and their source are those of `training.fp8`; lm_head stays in bfloat16, because fp8
 would round the logits. Parameters keep their dtype, so that master weights and a graph of the step work with it. Unlike
@@ -21,21 +21,21 @@ from cs_systems.model.transformer import Linear
 
 
 class Fp8Projection(Linear):
-    """Linear whose product runs in fp8: (..., in) → (..., out)."""
+    """Linear with its product in fp8: (..., in) → (..., out)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return fp8.linear(x, self.weight)
 
 
 class Fp8JoinedLinear(JoinedLinear):
-    """JoinedLinear whose product runs in fp8: (..., in) → the output of each layer, (..., out), or all side by side."""
+    """JoinedLinear with its product in fp8: (..., in) → the output of each layer, (..., out), or all side by side."""
 
     def forward(self, x: Tensor, *, whole: bool = False, product: Product = fp8.linear) -> Any:
         return super().forward(x, whole=whole, product=product)
 
 
 class RotatingFp8Attention(JoinedAttention):
-    """JoinedAttention whose product runs in fp8, with the kernel of fused_rotary after it."""
+    """JoinedAttention with its product in fp8, followed by the kernel of fused_rotary."""
 
     rotated_heads = RotatingAttention.rotated_heads
 
@@ -45,7 +45,7 @@ def unavailable(config: RunConfig) -> str | None:
         return "precision fp8 already replaces the linear layers; leave fp8_linear out of parts"
     model, rows = config.model, config.batch_size * config.tokens_per_sequence
     sizes = {"d_model": model.d_model, "d_ff": model.d_ff, "batch × context": rows}
-    instead = "leave fp8_linear out of parts"  # its cell may compute in bf16 already
+    instead = "leave fp8_linear out of parts"  # because its cell may compute in bf16 already
     return fp8.misfit(sizes, instead) or fp8.unavailable(resolve(config.device), instead)
 
 

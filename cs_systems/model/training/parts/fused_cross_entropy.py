@@ -1,10 +1,11 @@
-"""The last linear layer and cross-entropy together: no logits are held for backward.
+"""Fused last linear layer and cross-entropy, which keeps no logits for backward.
 
-The rows are taken in chunks. Forward computes a chunk's logits, its loss, and at once the gradients of its hidden
-states and its share of the weight's gradient, so the logits of one chunk are all that exists. Backward multiplies by
+The rows are processed in chunks. Forward computes a chunk's logits, its loss, and at once the gradients of its hidden
+states and its share of the weight's gradient, so only the logits of one chunk exist at a time. Backward multiplies by
 the gradient of the loss (Hsu et al. 2024, "Liger Kernel", section 3). On a GPU one Triton kernel turns the logits into
-their gradient in place, and another multiplies in place, unless the gradient of the loss is 1, as it mostly is: 138 and
-10 µs for 8,192 tokens, 10,000 words and D = 768 on one H200, beside 560 of the three products (profiles/part_kernels).
+their gradient in place, and another multiplies in place, unless the gradient of the loss is 1, as is usual: 138 and
+10 µs for 8,192 tokens, 10,000 words and D = 768 on one H200, compared with 560 µs for the three products
+(profiles/part_kernels).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             logits = chunk @ weight.t()
             _gradient_in_place(logits, targets[start : start + rows], losses[start : start + rows], 1 / count)
             torch.mm(logits, weight, out=of_hidden[start : start + rows])
-            # Several shares are summed in the wide dtype, because each addition in bfloat16 would round.
+            # Sum several shares in the wide dtype, because each addition in bfloat16 would round.
             one = rows >= count
             of_weight = logits.t() @ chunk if one else _add_wide_product(of_weight, logits.t(), chunk, wide)
         assert of_weight is not None
@@ -67,7 +68,7 @@ def _add_wide_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.d
         return a @ b if total is None else total.addmm_(a, b)
     if total is None:
         return torch.mm(a, b, out_dtype=dtype)
-    torch.addmm(total, a, b, out_dtype=dtype, out=total)  # the product's kernel adds, so that the sum needs no pass
+    torch.addmm(total, a, b, out_dtype=dtype, out=total)  # the kernel adds: no extra pass
     return total
 
 
@@ -91,7 +92,7 @@ def _multiply_in_place(x: Tensor, factor: Tensor) -> None:
         from cs_systems.model.kernels.triton.cross_entropy import multiply_in_place
 
         multiply_in_place(x, factor)
-        torch.autograd.graph.increment_version(x)  # torch does not see the kernel's writes
+        torch.autograd.graph.increment_version(x)  # torch does not notice the kernel's writes
     else:
         x.mul_(factor)
 

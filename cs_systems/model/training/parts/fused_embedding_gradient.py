@@ -2,11 +2,11 @@
 
 The tokens are sorted by their row, and each row of the gradient is written once: the sum of its tokens' gradients in
 float32, or in float64 for float64, or zeros. No atomic addition is needed, so the gradient is the same from run to run,
-and no sum is rounded before it is complete. A frequent token is summed in pieces, side by side.
+and no sum is rounded before it is complete. A frequent token is summed in parallel pieces.
 
-Bytes, of N tokens, V rows, d_model D and s bytes an element: N·D·s read and V·D·s written, the least that the gradient
-needs. torch.compile fills a float32 table with zeros, adds to it atomically and casts it: 8·V·D more in bfloat16, and
-8·N·D for the additions. torch's own kernels fill the table with zeros in another pass, and add to it row by row.
+Bytes, for N tokens, V rows, d_model D and s bytes per element: N·D·s read and V·D·s written, the least for this
+gradient. torch.compile fills a float32 table with zeros, adds to it atomically and casts it: 8·V·D more in bfloat16,
+and 8·N·D for the additions. torch's own kernels fill the table with zeros in another pass, and add to it row by row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cs_systems.model.transformer import Embedding
     lambda d_out, tokens, rows: d_out.new_empty(rows, d_out.shape[-1]),
 )
 def _gradient(d_out: Tensor, tokens: Tensor, rows: int) -> Tensor:
-    """Return the gradient (rows, D) of a table from that of its rows (N, D) at tokens (N,)."""
+    """Return the gradient (rows, D) of a table from the gradients (N, D) of its rows at tokens (N,)."""
     d_table = d_out.new_empty(rows, d_out.shape[-1])
     _GRADIENT.run((d_out, tokens), (d_table,), rows)
     return d_table
@@ -63,7 +63,7 @@ class Lookup(torch.autograd.Function):
 
 
 class FusedEmbedding(Embedding):
-    """Embedding with the kernels."""
+    """Embedding with the kernels for its gradient."""
 
     def forward(self, indices: Tensor) -> Tensor:
         rows: Tensor = Lookup.apply(indices, self.weight)

@@ -1,12 +1,12 @@
-"""SwiGLU inside the products around it, by CUDA kernels for Hopper: gate, value and activation from one kernel.
+"""SwiGLU fused into the products around it, by CUDA kernels for Hopper: gate, value and activation from one kernel.
 
-The weights of gate and value are one matrix whose rows take turns, so that a tile of their product has the pairs that
+The weights of gate and value are one matrix with interleaved rows, so that a tile of their product has the pairs that
 the activation needs. Forward writes gate and value, which backward needs, and the activation from the same tile. In
-backward the gradient of the activation stays on the chip: the kernel that makes it by a product writes the gradients of
-gate and value. `state_dict` has the names and rows of the plain model.
+backward the gradient of the activation stays on the chip: the kernel that computes it by a product writes the gradients
+of gate and value. `state_dict` has the names and rows of the plain model.
 
-Bytes that the activation moves, of F = d_ff, for each token in bfloat16: forward 2 F in place of 6 F, backward 6 F in
-place of 10 F, and all of them while the tensor cores compute. On a CPU torch computes the same.
+Bytes that the activation moves per token in bfloat16, with F = d_ff: forward 2 F instead of 6 F, backward 6 F instead
+of 10 F, all of them while the tensor cores compute. On a CPU torch computes the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _forward_shapes(x: Tensor, w13: Tensor) -> tuple[Tensor, Tensor]:
 
 @operator("gated_product", "(Tensor x, Tensor w13) -> (Tensor, Tensor)", _forward_shapes)
 def _forward(x: Tensor, w13: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x w13ᵀ, gate and value in turns (..., 2 F), and silu(gate) · value (..., F)."""
+    """Return x w13ᵀ, gate and value interleaved (..., 2 F), and silu(gate) · value (..., F)."""
     if not x.is_cuda:
         both = nn.functional.linear(x, w13)
         gate, value = both.unflatten(-1, (-1, 2)).unbind(-1)
@@ -52,7 +52,7 @@ def _forward(x: Tensor, w13: Tensor) -> tuple[Tensor, Tensor]:
     lambda d_out, w2, both: both.new_empty(both.shape),
 )
 def _backward(d_out: Tensor, w2: Tensor, both: Tensor) -> Tensor:
-    """Return the gradients of gate and value in turns, (..., 2 F), for the gradient d_out w2 of the activation."""
+    """Return the gradients of gate and value interleaved, (..., 2 F), for the gradient d_out w2 of the activation."""
     if not d_out.is_cuda:
         gate, value = both.unflatten(-1, (-1, 2)).unbind(-1)
         d_h, sigmoid = d_out @ w2, torch.sigmoid(gate)
@@ -82,7 +82,7 @@ _BACKWARD: PreparedPass = product_pass(("d_out", "w2", "both"), ("d_both",), _ba
 class FeedForward(torch.autograd.Function):
     """Autograd function `apply(x, w13, w2, token13, number13, token2, number2)`: (..., D) → (..., D).
 
-    With the tokens and numbers of two Places, the gradients of the weights are left to their update; without, they are
+    With the tokens and numbers of two Places, the update computes the gradients of the weights; without, they are
     None.
     """
 
@@ -105,11 +105,11 @@ class FeedForward(torch.autograd.Function):
         return d_x, d_w13, d_out.flatten(0, -2).t() @ h.flatten(0, -2), None, None, None, None
 
 
-IN_TURNS, APART = "f d, f d -> (f (1 + 1)) d", "(f (1 + 1)) d -> f d, f d"  # rows of two weights, by einx
+IN_TURNS, APART = "f d, f d -> (f (1 + 1)) d", "(f (1 + 1)) d -> f d, f d"  # rows of two weights interleaved, for einx
 
 
 class InterleavedLinear(nn.Module):
-    """Two linear layers of one input, whose rows take turns in one weight (2 F, D)."""
+    """Two linear layers of one input, with interleaved rows in one weight (2 F, D)."""
 
     weight: Tensor
     place: Place | None = None
@@ -120,7 +120,7 @@ class InterleavedLinear(nn.Module):
 
 
 class FusedFeedForward(SwiGLU):
-    """SwiGLU with the kernels, in place of the plain one or of that of joined_projections: (B, S, D) → (B, S, D)."""
+    """SwiGLU with the kernels, instead of the plain or the joined one: (B, S, D) → (B, S, D)."""
 
     def __init__(self, plain: SwiGLU) -> None:
         nn.Module.__init__(self)

@@ -1,14 +1,14 @@
-"""RMSNorm as one Triton kernel, with the addition of the residual stream before it, and its backward as one.
+"""RMSNorm as one Triton kernel, with the addition of the residual stream before it, and its backward as one kernel.
 
-A block's second norm adds the output of attention and normalizes the sum in one pass. Both norms hand the residual
-stream on, so that backward adds its gradient in the same pass. The weight's gradient is summed by each program over its
-rows, and then over the programs in a fixed order: results are the same from run to run. The arithmetic is in float32,
-or in float64 for float64, and the sum is rounded to the dtype of the stream first, as in the plain model.
+A block's second norm adds the output of attention and normalizes the sum in one pass. Both norms also return the
+residual stream, so that backward adds its gradient in the same pass. The weight's gradient is summed by each program
+over its rows, and then over the programs in a fixed order: results are the same from run to run. The arithmetic is in
+float32, or in float64 for float64, and the sum is first rounded to the dtype of the stream, as in the plain model.
 
-Bytes, of d_model D, for each token and block in bfloat16: forward 4 D and 8 D, backward 8 D each. Inductor's kernels
-move as much in forward; in backward 12 D each, because the sum over the rows is a kernel that reads both tensors again.
-Both passes of both norms of a block of 2.7B, 8192 tokens on one H200: 0.16 ms at 3.5 to 3.9 TB/s, by Inductor's kernels
-0.26 ms (profiles/part_kernels).
+Bytes per token and block in bfloat16, with d_model D: forward 4 D and 8 D, backward 8 D each. Inductor's kernels move
+as much in forward; in backward 12 D each, because the sum over the rows is a kernel that reads both tensors again. Both
+passes of both norms of a block of 2.7B, 8192 tokens on one H200, take 0.16 ms at 3.5 to 3.9 TB/s, and 0.26 ms by
+Inductor's kernels (profiles/part_kernels).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LARGEST_WIDTH = 16384  # a program holds a row in registers
 
 
 def _like(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return an empty tensor like x, and one for the scales of its rows."""
+    """Return an empty tensor like x, and an empty tensor for the scales of its rows."""
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
     return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=dtype)
 
@@ -79,7 +79,7 @@ def _norm_backward(x: Tensor, weight: Tensor, scale: Tensor, d_y: Tensor) -> tup
     _like_inputs,
 )
 def _add_norm_backward(x: Tensor, weight: Tensor, scale: Tensor, d_y: Tensor, d_total: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x, whose own gradient d_total is added, and of the weight."""
+    """Return the gradients of x, including x's other gradient d_total, and of the weight."""
     gradients = _like_inputs(x, weight)
     _ADD_NORM_BACKWARD.run((x, weight, scale, d_y, d_total), gradients)
     return gradients
@@ -170,7 +170,7 @@ class FusedRMSNorm(RMSNorm):
 
 
 class FusedBlock(TransformerBlock):
-    """TransformerBlock whose second norm adds the output of attention, and whose norms hand the stream on."""
+    """TransformerBlock with fused norms: the second one adds the output of attention, and both return the stream."""
 
     def forward(self, x: Tensor) -> Tensor:
         x, normalized = self.ln1(x, with_stream=True)

@@ -1,14 +1,14 @@
 """Rotary embedding of queries and keys as one Triton kernel, forward and backward.
 
 Backward rotates the gradients by the opposite angle. The tables of cosines and sines are read as they are; the
-arithmetic is in float32, or in float64 for float64. With joined_projections the kernel rotates q and k where their
-product lies, which nothing else reads, and backward gathers the gradients of q, k and v in one tensor, which the
-product's backward takes as it is.
+arithmetic is in float32, or in float64 for float64. With joined_projections the kernel rotates q and k in place in
+their product, which nothing else reads, and backward gathers the gradients of q, k and v in one tensor, which the
+product's backward uses directly.
 
-Bytes, of d_model D, for each token in bfloat16: forward 8 D; backward 8 D, with joined_projections 12 D. Inductor's
-kernels move as much, and reload each pair for both of its elements. Joined, the rotation in place also keeps 4 D fewer
-bytes for each token and layer than Inductor's. Both passes of a block of 2.7B, 8192 tokens on one H200: 0.09 ms at 3.9
-TB/s, by Inductor's kernels 0.13 ms (profiles/part_kernels).
+Bytes per token in bfloat16, with d_model D: forward 8 D; backward 8 D, with joined_projections 12 D. Inductor's kernels
+move as much, and load each pair again for its second element. With joined_projections, the rotation in place also keeps
+4 D fewer bytes per token and layer than Inductor's. Both passes of a block of 2.7B, 8192 tokens on one H200, take
+0.09 ms at 3.9 TB/s, and 0.13 ms by Inductor's kernels (profiles/part_kernels).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _joined_like(q: Tensor, *_: Any) -> Tensor:
     "rotated_product_backward", "(Tensor dq, Tensor dk, Tensor dv, Tensor cos, Tensor sin) -> Tensor", _joined_like
 )
 def _gather(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return the gradient of the product, (B, S, 3 D), from those of rotated q, of rotated k, and of v."""
+    """Return the gradient of the product, (B, S, 3 D), from the gradients of rotated q, of rotated k, and of v."""
     joined = _joined_like(dq)
     _GATHER.run((dq, dk, dv, cos, sin), _split(joined, dq.shape[1]), True)
     return joined
@@ -102,7 +102,7 @@ def _check(q: Tensor, k: Tensor, *rest: Tensor) -> None:
 
 _TABLES, _OUT = ("cos", "sin"), ("q_out", "k_out")
 _ROTATE = prepared("rotary.rotate", ("q", "k", *_TABLES), _OUT, _check, _reads)
-# A pass knows only the layout of its inputs, and views of this one may also be rotated into other tensors.
+# A pass is chosen by the layout of its inputs, and views of this one may also be rotated into other tensors.
 _ROTATE_IN_PLACE = prepared("rotary.rotate", ("q", "k", *_TABLES), _OUT, _check, _reads)
 _GATHER = prepared("rotary.rotate_and_copy", ("q", "k", "v", *_TABLES), (*_OUT, "v_out"), _check, _reads)
 
@@ -126,7 +126,7 @@ class RotatedProduct(torch.autograd.Function):
     """Autograd function `apply(x, weight, cos, sin, heads, token, number)`.
 
     Maps (B, S, D) to rotated q, rotated k and v, (B, H, S, K) each. With the token and the number of a Place, the
-    gradient of the weight is left to its update; without, they are None.
+    update computes the gradient of the weight; without, they are None.
     """
 
     @staticmethod
@@ -150,7 +150,7 @@ class RotatedProduct(torch.autograd.Function):
 def rotated_product(x: Tensor, weight: Tensor, *, rope: Any, heads: int, place: Place | None = None) -> Any:
     """Return rotated q, rotated k and v; under autocast, x and weight are cast as for a linear layer.
 
-    place: where the weight's gradient is left to its update; None: it is computed.
+    place: where the factors of the weight's gradient are kept for the update; None: compute it here.
     """
     device = x.device.type
     if torch.is_autocast_enabled(device):
@@ -170,7 +170,7 @@ class RotatingAttention(SelfAttention):
 
 
 class RotatingJoinedAttention(JoinedAttention):
-    """JoinedAttention whose product is rotated in place."""
+    """JoinedAttention that rotates its product in place."""
 
     def rotated_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         product = partial(rotated_product, rope=self.rope, heads=self.num_heads)

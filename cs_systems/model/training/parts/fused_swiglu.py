@@ -1,12 +1,12 @@
 """SwiGLU's activation silu(gate) · value and its backward as one Triton kernel each; only gate and value are saved.
 
-With joined_projections the kernels read the halves of one product where they lie, and backward writes both gradients
-into one tensor, which the product's backward takes as it is.
+With joined_projections the kernels read the halves of one product in place, and backward writes both gradients into one
+tensor, which the product's backward uses directly.
 
-Bytes, of D = d_model and F = d_ff, for each token in bfloat16: forward 6 F, backward 10 F. Inductor's kernels move 6 F
-and 12 F, because they compute the product again in backward; here it is kept for w2, 2 F for each token. Both
-passes of a block of 2.7B, 8192 tokens on one H200: 0.31 ms at 4.3 TB/s, as Inductor's kernels, which take 0.44 ms on a
-joined product (profiles/part_kernels).
+Bytes per token in bfloat16, with F = d_ff: forward 6 F, backward 10 F. Inductor's kernels move 6 F and 12 F, because
+they compute the product again in backward; here it is kept for w2, 2 F per token. Both passes of a block of 2.7B, 8192
+tokens on one H200, take 0.31 ms at 4.3 TB/s, the same as Inductor's kernels, which take 0.44 ms on a joined product
+(profiles/part_kernels).
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Optimizer's update inside the products that make the gradients of the blocks' weights; no such gradient is stored.
+"""Optimizer's update fused into the products that make the gradients of the blocks' weights, which are not stored.
 
-A layer's backward computes the gradient of its input and keeps that of its output. Once a block's backward is done, one
-CUDA kernel for Hopper multiplies output gradients and inputs of all its weights, and updates each tile of a weight from
-the sums on the chip (method: Lv et al. 2023, "Full Parameter Fine-tuning for Large Language Models with Limited
-Resources", section 3.1, taken into the product itself). The bytes of the update move while the tensor cores compute.
+A layer's backward computes the gradient of its input and keeps the gradient of its output. Once a block's backward is
+done, one CUDA kernel for Hopper multiplies output gradients and inputs of all its weights, and updates each tile of a
+weight from the sums on the chip (method: Lv et al. 2023, "Full Parameter Fine-tuning for Large Language Models with
+Limited Resources", section 3.1, moved into the product itself). The bytes of the update move while the tensor cores
+compute.
 
-Bytes for each element of a weight: 24, where a stored gradient costs 28; the gradient is rounded to bfloat16 on the
-chip, so that the result is that of an update after backward, but for the order of the sums. Small models leave the last
-wave of tiles half empty, so that several blocks share a launch. On a CPU torch computes the same.
+It moves 24 bytes per element of a weight, instead of 28 with a stored gradient; the gradient is rounded to bfloat16 on
+the chip, so the result equals an update after backward except for the order of the sums. Small models leave the last
+wave of tiles half empty, so several blocks share a launch. On a CPU torch computes the same.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from cs_systems.model.training.parts.update_in_backward import UpdateInBackward
 from cs_systems.model.transformer import Linear
 
 MOST_WEIGHTS = 16
-"""Weights of one launch: 312 bytes of kernel parameters each, of 32 KB since CUDA 12.1."""
+"""Limit of weights per launch: each takes 312 bytes of kernel parameters, out of 32 KB since CUDA 12.1."""
 MOST_BLOCKS = 4
-"""Blocks of one launch, whose inputs and gradients of outputs are kept until then."""
+"""Limit of blocks per launch, because their inputs and gradients of outputs are kept until then."""
 
 
 class DeferringLinear(Linear):
-    """Linear whose weight is updated by the kernel: (..., in) → (..., out)."""
+    """Linear with a weight that the kernel updates: (..., in) → (..., out)."""
 
     place: Place
 
@@ -50,7 +51,7 @@ class DeferringLinear(Linear):
 
 
 class DeferringJoinedLinear(JoinedLinear):
-    """JoinedLinear whose weight is updated by the kernel: (..., in) → the output of each layer, or all side by side."""
+    """JoinedLinear with a weight that the kernel updates: (..., in) → the output of each layer, or all side by side."""
 
     place: Place
 
@@ -62,7 +63,7 @@ class DeferringJoinedLinear(JoinedLinear):
 DEFERRING: dict[type[nn.Module], type[nn.Module]] = {
     Linear: DeferringLinear,
     JoinedLinear: DeferringJoinedLinear,
-    InterleavedLinear: InterleavedLinear,  # FusedFeedForward looks for the place itself
+    InterleavedLinear: InterleavedLinear,  # FusedFeedForward finds the place itself
 }
 
 
@@ -76,7 +77,7 @@ class Product:
 
 
 class FusedWeightUpdate(UpdateInBackward):
-    """Updates the weights of the blocks' linear layers in their products, and the other parameters as UpdateInBackward.
+    """Update of the blocks' linear weights in their products, and of other parameters as in UpdateInBackward.
 
     It replaces these layers of the model. Call `begin` before backward and `finish` after it.
     """
@@ -100,12 +101,12 @@ class FusedWeightUpdate(UpdateInBackward):
                 layer.place.token.register_post_accumulate_grad_hook(partial(update_in_backward.call, arrived, number))
 
     def finish(self) -> None:
-        """Update what is left, and let the current stream wait for all updates."""
+        """Update the remaining weights, and let the current stream wait for all updates."""
         self._launch()
         super().finish()
 
     def _layer_arrived(self, number: int) -> None:
-        """Count a layer of a block whose backward is done, and update the block's weights if it was the last one."""
+        """Count a layer of a block after its backward, and update the block's weights if it was the last one."""
         block = self.blocks[number]
         self.missing_layers[number] -= 1
         if self.missing_layers[number]:
@@ -141,12 +142,12 @@ class FusedWeightUpdate(UpdateInBackward):
         update_pass(len(products)).run([*tensors, self._uploaded_settings(group), group["progress"]], ())
 
     def _uploaded_settings(self, group: dict[str, Any]) -> Tensor:
-        """Return the settings of a group on the device; they are copied there when they have changed."""
+        """Return the settings of a group on the device, after copying them there if they have changed."""
         beta1, beta2 = group["betas"]
         values = (group["lr"], 1 - beta1, 1 - beta2, group["eps"], group["weight_decay"])
         known, _, on_device = self.uploaded.get(id(group), (None, None, None))
         if on_device is None or known != values:
-            pinned = torch.tensor(values, dtype=torch.float32).pin_memory()  # kept for a graph that repeats the copy
+            pinned = torch.tensor(values, dtype=torch.float32).pin_memory()  # kept, because a graph may repeat the copy
             on_device = pinned.to(group["progress"].device, non_blocking=True)
             self.uploaded[id(group)] = values, pinned, on_device
         return on_device
@@ -162,10 +163,10 @@ def _defer(block: nn.Module) -> list[Any]:
 
 
 def blocks_together(shapes: Iterable[Sequence[int]], processors: int | None) -> int:
-    """Return how many blocks one launch should update, so that its last wave of tiles is full.
+    """Return the number of blocks that one launch should update to fill its last wave of tiles.
 
-    A launch of more blocks keeps more tensors, so that it must save at least 3% of the waves of fewer. shapes: of the
-    weights of a block; processors: multiprocessors of the device, None on a CPU.
+    A launch of more blocks keeps more tensors, so it must save at least 3% of the waves. shapes: shapes of a block's
+    weights; processors: number of multiprocessors of the device, None on a CPU.
     """
     if processors is None:
         return 1
@@ -181,7 +182,7 @@ def blocks_together(shapes: Iterable[Sequence[int]], processors: int | None) -> 
 
 @cache
 def update_pass(weights: int) -> PreparedPass:
-    """Return the pass that updates so many weights."""
+    """Return the pass that updates this many weights."""
     from cs_systems.model.kernels.cuda.launch_update import OPERANDS, names, update_weights
 
     def launches(device: int, *tensors: Tensor) -> Any:
@@ -189,7 +190,7 @@ def update_pass(weights: int) -> PreparedPass:
 
     def check(*tensors: Tensor) -> None:
         for i in range(0, len(tensors) - 2, len(OPERANDS)):
-            for x in tensors[i + 2 : i + len(OPERANDS)]:  # they are changed where they lie, and not in a copy
+            for x in tensors[i + 2 : i + len(OPERANDS)]:  # these are changed in place, so a copy does not work
                 if not x.is_contiguous() or x.data_ptr() % 16:
                     raise ValueError(
                         f"a weight or optimizer state of shape {tuple(x.shape)} is not contiguous or not aligned to "

@@ -1,6 +1,6 @@
 """Projections of one input as one product: q, k and v together, and w1 and w3 together.
 
-One product with a wide output fills the GPU better than three with narrow ones, and reads its input once. The joined
+One product with a wide output fills the GPU better than three with narrow outputs, and reads its input once. The joined
 weight is one parameter; `state_dict` has the names of the plain model.
 """
 
@@ -29,7 +29,7 @@ class JoinedLinear(nn.Module):
         self.weight = nn.Parameter(torch.cat(weights))
 
     def forward(self, x: Tensor, *, whole: bool = False, product: Product = nn.functional.linear) -> Any:
-        """Return the outputs, or as a `whole` what `product` makes of x and the joined weight."""
+        """Return the outputs of the layers, or with `whole` the undivided result of `product`."""
         y = product(x, self.weight)
         return y if whole else y.chunk(self.count, dim=-1)
 
@@ -51,7 +51,7 @@ def keep_names(module: nn.Module, joined: str, names: Sequence[str]) -> None:
 
 
 class JoinedAttention(SelfAttention):
-    """SelfAttention whose q, k and v come from one product: (B, S, D) → (B, S, D)."""
+    """SelfAttention with q, k and v from one product: (B, S, D) → (B, S, D)."""
 
     def __init__(self, plain: SelfAttention) -> None:
         nn.Module.__init__(self)
@@ -66,7 +66,7 @@ class JoinedAttention(SelfAttention):
 
 
 class JoinedSwiGLU(SwiGLU):
-    """SwiGLU whose gate and value come from one product: (B, S, D) → (B, S, D)."""
+    """SwiGLU with gate and value from one product: (B, S, D) → (B, S, D)."""
 
     def __init__(self, plain: SwiGLU) -> None:
         nn.Module.__init__(self)
@@ -81,12 +81,12 @@ class JoinedSwiGLU(SwiGLU):
 
 
 def join(model: nn.Module) -> None:
-    """Replace attention and feed-forward layer of each block."""
+    """Replace the attention and the feed-forward layer of each block."""
     assert isinstance(model, BasicTransformerLM)
     layers: Iterable[Any] = model.layers
     for layer in layers:
         layer.attn = JoinedAttention(layer.attn)
-        if type(layer.ffn) is SwiGLU:  # another part may have joined its products in its own way
+        if type(layer.ffn) is SwiGLU:  # another part may have joined the products differently
             layer.ffn = JoinedSwiGLU(layer.ffn)
 
 

@@ -1,8 +1,8 @@
-"""Optimizer's update inside backward: a block is updated on a stream of its own as soon as its gradients exist.
+"""Optimizer's update inside backward: a block is updated on a separate stream as soon as its gradients exist.
 
-The update is bound by memory and the products of backward by arithmetic, so part of it hides behind them. A block's
-gradients are freed at once, so that all of them never exist together (Lv et al. 2023, "Full Parameter Fine-tuning for
-Large Language Models with Limited Resources", section 3.1). The result is that of an update after backward.
+The update is limited by memory and the products of backward by arithmetic, so part of the update hides behind them. A
+block's gradients are freed at once, so that all of them never exist together (Lv et al. 2023, "Full Parameter
+Fine-tuning for Large Language Models with Limited Resources", section 3.1). The result equals an update after backward.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cs_systems.model.training.parts import Part
 
 
 class UpdateInBackward:
-    """Hooks on the parameters of a model that update each group of them once the group's gradients exist.
+    """Hooks on the parameters of a model that update each group of parameters once the group's gradients exist.
 
-    Call `begin` before backward and `finish` after it, in place of the optimizer's `step`. By default the groups are
-    the blocks, and each other parameter.
+    Call `begin` before backward and `finish` after it, instead of the optimizer's `step`. By default each block is a
+    group, and so is each other parameter.
     """
 
     def __init__(
@@ -85,15 +85,15 @@ def call(arrived: WeakMethod[Any], number: int, p: Tensor) -> None:
 
 
 def groups(model: nn.Module) -> Iterable[list[Tensor]]:
-    """Yield the trained parameters of each block, and each of the others alone."""
+    """Yield the trained parameters of each block, and each other parameter alone."""
     blocks: Any = model.layers
-    for block in blocks.children():  # iteration may yield checkpoints instead
+    for block in blocks.children():  # iterating over the layers may yield checkpoints instead
         yield [p for p in block.parameters() if p.requires_grad]
     yield from outside_blocks(model)
 
 
 def outside_blocks(model: nn.Module) -> Iterable[list[Tensor]]:
-    """Yield each trained parameter alone that is in no block."""
+    """Yield each trained parameter outside of blocks, alone."""
     for name, p in model.named_parameters():
         if not name.startswith("layers.") and p.requires_grad:
             yield [p]
