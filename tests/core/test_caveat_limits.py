@@ -20,7 +20,7 @@ from cs_systems.core.caveats import cut_short, not_restored, recomputed, skipped
         (0, None, None),
     ],
 )
-def test_short_loop_is_told_which_steps_it_could_time(timed: int, done: int | None, earlier: str | None) -> None:
+def test_caveat_of_a_short_loop_names_steps_that_fit(timed: int, done: int | None, earlier: str | None) -> None:
     caveat = cut_short(timed, 50, done, "the loop ended")
     after = f" after {done}" if done else ""
     assert caveat.message == f"{timed} of 50 steps were timed, because the loop ended{after}"

@@ -78,5 +78,5 @@ def test_module_beside_a_file_needs_its_folder_on_pythonpath(tmp_path: Path) -> 
         plugins.check("workloads", f"{source.with_suffix('')}:Block")
 
 
-def test_modules_of_a_package_are_among_its_names() -> None:
+def test_names_of_a_package_include_its_modules() -> None:
     assert plugins.check("workloads", "json:decoder")

@@ -169,7 +169,7 @@ def verdicts(processes: int, between: float, slowdown: float, trials: int = 200)
 
 
 @pytest.mark.parametrize(("processes", "between"), [(1, 0.002), (1, 0.005), (2, 0.005), (3, 0.01), (5, 0.01)])
-def test_verdict_finds_five_percent_and_no_false_difference(processes: int, between: float) -> None:
+def test_verdict_finds_five_percent_without_false_differences(processes: int, between: float) -> None:
     assert verdicts(processes, between, 1.0).count("no difference") >= 0.95 * 200
     assert verdicts(processes, between, 1.05).count("slower") >= 0.95 * 200
     assert verdicts(processes, between, 1 / 1.05).count("faster") >= 0.95 * 200
@@ -227,7 +227,7 @@ def test_single_samples_give_no_verdict() -> None:
     assert found.unseen == "the noise: one sample in one process; raise --steps"
 
 
-def test_identical_samples_have_an_interval() -> None:
+def test_identical_samples_give_an_interval() -> None:
     found = stats.ratio_interval([[[1.0] * 10]], [[[1.1] * 10]])
     assert found.verdict == "slower"
 
@@ -306,7 +306,7 @@ def test_unstable_gives_the_reason() -> None:
     assert reason == "the middle 80% of the steps span 2,000% of the median"
 
 
-def test_one_slow_round_in_five_hides_no_difference() -> None:
+def test_one_slow_round_in_five_does_not_hide_a_difference() -> None:
     """A whole round is sometimes disturbed: on one H200 by 13% in one round of fifty."""
     quiet, slow = [[1.0], [1.001], [0.999], [1.002], [1.13]], [[1.05], [1.051], [1.049], [1.18], [1.052]]
     found = stats.ratio_interval([quiet], [slow])

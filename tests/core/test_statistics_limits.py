@@ -33,7 +33,7 @@ def test_summary_has_the_tenths() -> None:
         (1e6 + 1.2e-6, 1e6, pytest.approx(1.2e-6, rel=1e-3)),
     ],
 )
-def test_excess_below_the_clocks_resolution_is_none(a_s: float, b_s: float, expected: float) -> None:
+def test_excess_below_the_clocks_resolution_is_zero(a_s: float, b_s: float, expected: float) -> None:
     assert stats.excess_s(a_s, b_s) == expected
 
 
@@ -69,7 +69,7 @@ def test_ratio_of_one_process_a_side_adds_the_assumed_variance_to_the_noise_of_r
 
 
 @pytest.mark.parametrize(("apart", "assumed"), [(0.0249, "0.95"), (0.0251, "7.53")])
-def test_restless_rounds_raise_the_assumed_variance_between_processes(apart: float, assumed: str) -> None:
+def test_varying_rounds_raise_the_assumed_variance_between_processes(apart: float, assumed: str) -> None:
     for a, b in ((apart, 0.0), (0.0, apart)):
         unseen = stats.ratio_interval([of_logs(-a, 0.0, a)], [of_logs(-b, 0.0, b)]).unseen or ""
         assert f"; {assumed}% is assumed;" in unseen

@@ -39,7 +39,7 @@ def test_planted_slow_steps_are_found_with_their_count_and_time(data: st.DataObj
 
 
 @given(st.lists(st.floats(1e-9, 1e9) | st.sampled_from([0.0, float("inf"), float("nan")]), max_size=60))
-def test_every_step_is_of_one_kind(durations: list[float]) -> None:
+def test_each_step_has_exactly_one_kind(durations: list[float]) -> None:
     found = sorted(i for kind in step_kinds(durations) for i in kind.positions)
     assert found == [*range(len(durations))]
 
@@ -77,7 +77,7 @@ def test_two_kinds_of_slow_steps_are_told_apart() -> None:
         ((), [(30, None)]),
     ],
 )
-def test_slow_steps_at_no_fixed_distance_stand_behind_a_gap(
+def test_slow_steps_at_irregular_distances_are_separated_by_a_gap(
     slow: tuple[int, ...], expected: list[tuple[int, int | None]]
 ) -> None:
     durations = [1.0 + 0.01 * (i % 3) + (10 if i in slow else 0) for i in range(30)]
@@ -89,7 +89,7 @@ def test_slow_steps_that_follow_each_other_are_one_kind() -> None:
     assert [(len(kind.positions), kind.every) for kind in kinds] == [(24, None), (16, None)]
 
 
-def test_one_late_step_of_little_time_is_no_kind() -> None:
+def test_one_late_short_step_is_not_a_kind() -> None:
     assert len(step_kinds([1.0 + 0.01 * (i % 3) for i in range(100)] + [3.5])) == 1
 
 
@@ -101,7 +101,7 @@ def test_hundred_thousand_steps_are_divided_quickly() -> None:
     assert time.process_time() - began < 30
 
 
-def test_steps_at_a_fixed_distance_are_no_instability() -> None:
+def test_slow_steps_at_a_fixed_distance_do_not_count_as_instability() -> None:
     rng = random.Random(7)
     durations = [rng.lognormvariate(0, 0.01) * (10 if i % 5 == 4 else 1) for i in range(40)]
     assert statistics.unstable(durations) == []

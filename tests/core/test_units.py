@@ -55,7 +55,7 @@ def test_best_unit_fits_the_median(values: list[float], label: str) -> None:
         (1.1e9, "flops_per_s", "1.10 GFLOP/s"),
     ],
 )
-def test_small_flop_counts_have_a_unit(value: float, quantity: str, shown: str) -> None:
+def test_small_flop_counts_are_shown_with_a_unit(value: float, quantity: str, shown: str) -> None:
     assert units.human(value, quantity) == shown
 
 

@@ -99,7 +99,7 @@ def test_computed_scores_count_tiles_with_visible_keys(
     assert cost.computed_scores(shape, algorithm) == len(visited) * rows * columns
 
 
-def test_window_is_credited_with_the_scores_that_it_shows() -> None:
+def test_window_is_credited_with_its_visible_scores() -> None:
     for window in (1, 16, 100, 512):
         shape = AttentionShape(1, 1, 512, 8, causal=True, window=window)
         seen = sum(min(window, q + 1) for q in range(512))

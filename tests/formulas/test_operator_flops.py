@@ -82,7 +82,7 @@ def test_fused_attention_counts_model_flops(name: str, causal: str, masked: bool
     ("before", "after", "twice"),
     [("3", "0", twice_credited_scores(9, 9, 0, 4)), ("-1", "0", 81), ("-1", "-1", 162), ("2", "1", None)],
 )
-def test_window_of_a_fused_attention_counts_what_it_shows(before: str, after: str, twice: int | None) -> None:
+def test_window_of_a_fused_attention_counts_its_visible_scores(before: str, after: str, twice: int | None) -> None:
     inputs = schema_of("aten::_flash_attention_forward")
     texts = [""] * len(inputs)
     for one, text in (("is_causal", "False"), ("window_size_left", before), ("window_size_right", after)):

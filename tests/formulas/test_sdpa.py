@@ -59,11 +59,11 @@ def _call(
         (replace(AMPERE, enabled=(FLASH,)), _call("float32"), None),
     ],
 )  # fmt: skip
-def test_kernel_of_a_call(gpu: Gpu, call: SdpaCall, kernel: str | None) -> None:
+def test_sdpa_kernel_is_predicted_for_a_call(gpu: Gpu, call: SdpaCall, kernel: str | None) -> None:
     assert chosen(call, gpu) == kernel
 
 
-def test_refusal_says_why() -> None:
+def test_refusal_states_the_reason() -> None:
     assert refusal(FLASH, _call("float32"), AMPERE) == "query, key and value must be float16 or bfloat16"
     assert refusal(EFFICIENT, _call("float32", key_heads=1, enable_gqa=True), AMPERE) == (
         "query, key and value must have as many heads"
@@ -72,7 +72,7 @@ def test_refusal_says_why() -> None:
 
 
 @pytest.mark.gpu
-def test_rules_are_those_of_torch() -> None:
+def test_predicted_kernel_equals_torchs_choice() -> None:
     import torch
     from torch.backends import cuda
 

@@ -73,7 +73,7 @@ def test_four_of_five_workspaces_are_within_5_percent() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_transposed_convolution_is_the_gradient_of_the_plain_one(dtype: torch.dtype) -> None:
+def test_transposed_convolution_takes_the_bytes_of_the_plain_ones_gradient(dtype: torch.dtype) -> None:
     run = library_bytes(tf32=False, caveats=set())
     image, features = torch.empty(2, 64, 64, 64, dtype=dtype), torch.empty(2, 64, 64, 64, dtype=dtype)
     weight = torch.empty(64, 64, 3, 3, dtype=dtype)

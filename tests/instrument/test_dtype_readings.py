@@ -57,7 +57,7 @@ def test_toy_model_dtypes_under_autocast(precision: Precision, low: str) -> None
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [(Precision.FP32, "float32"), (Precision.BF16_PURE, "bfloat16")])
-def test_without_autocast_all_dtypes_are_the_parameters(precision: Precision, dtype: str) -> None:
+def test_dtypes_without_autocast_equal_the_parameters(precision: Precision, dtype: str) -> None:
     readings = read_step(workload("toy", precision))
     seen = {v for row in rows_of(readings).values() for k, v in row.items() if k.endswith(("puts", "ers", "ients"))}
     assert seen - {None} == {dtype}

@@ -95,7 +95,7 @@ def _inputs(device: str = "cpu", heads_kv: int = H, d_value: int = D) -> tuple[T
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("lowest", [None, -1e4, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("attention", [by_sdpa, by_filling, by_choosing, by_adding])
-def test_model_flops_are_those_of_the_scores_that_the_mask_shows(
+def test_model_flops_count_scores_visible_under_the_mask(
     attention: Callable[..., Tensor], lowest: float | None, mask: str
 ) -> None:
     hides, twice = MASKS[mask]
@@ -119,7 +119,7 @@ def test_is_causal_counts_half_with_grouped_heads_too(kernel: SDPBackend, heads_
     assert hardware >= model
 
 
-def test_causality_without_values_is_known_by_is_causal_alone() -> None:
+def test_causality_without_values_follows_is_causal() -> None:
     q, k, v = _inputs("meta")
     model, _, unknown = counted(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward())
     assert (model, unknown) == (3 * 2 * B * H * D * CAUSAL, 0)
@@ -194,7 +194,7 @@ def test_rows_that_a_finite_mask_hides_count_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_counts_what_its_scores_show() -> None:
+def test_flex_attention_counts_scores_left_by_its_score_function() -> None:
     q, slopes = torch.randn(B, H, S, D), torch.arange(H) / H
 
     def score(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ def test_flex_attention_counts_what_its_scores_show() -> None:
         (None, 2 * 256 * 256, 4),
     ],
 )
-def test_flex_attention_counts_what_its_mask_shows(mask: Any, twice: int, tiles: int) -> None:
+def test_flex_attention_counts_scores_visible_under_its_mask(mask: Any, twice: int, tiles: int) -> None:
     q = torch.randn(B, H, 256, D)
     blocks = mask and create_block_mask(mask, B, None, 256, 256, device="cpu")
     with torch.compiler.set_stance("force_eager"), torch.no_grad():
@@ -224,7 +224,7 @@ def test_flex_attention_counts_what_its_mask_shows(mask: Any, twice: int, tiles:
     assert hardware == 4 * B * H * D * tiles * 128 * 128
 
 
-def test_what_a_checkpoint_computes_again_is_executed_alone() -> None:
+def test_recomputation_counts_as_executed_flops_only() -> None:
     q, k, v = _inputs()
     plain = counted(lambda: by_filling(q, k, v, hidden(), None).sum().backward())
     again = counted(lambda: by_filling(q, k, v, hidden(), None))

@@ -14,7 +14,7 @@ from cs_systems.instrument.known_values import RANDOM_CAVEAT, ValuedFakeMode
 from cs_systems.measure.runtime.forecast import forecast
 
 
-def test_integers_keep_their_values_and_activations_do_not() -> None:
+def test_integers_keep_values_but_activations_do_not() -> None:
     real = torch.tensor([[1, 1, 0], [1, 0, 0]])
     mode = ValuedFakeMode()
     mask = mode.from_batch(real)

@@ -81,7 +81,7 @@ def test_unfused_attention_widens_low_precision_and_keeps_a_mask_of_bytes(dropou
 
 
 @pytest.mark.parametrize("case", ["causal", "mask", "grouped", "broadcast", "scale"])
-def test_unfused_attention_is_that_of_torch(case: str) -> None:
+def test_unfused_attention_equals_torchs(case: str) -> None:
     torch.manual_seed(0)
     key_heads = {"grouped": 2, "broadcast": 1}.get(case, HEADS)
     query, key, value = _tensor(), _tensor(key_heads), _tensor(key_heads)
@@ -107,7 +107,7 @@ def test_no_kernel_is_an_error() -> None:
         F.scaled_dot_product_attention(_tensor(), _tensor(), _tensor())
 
 
-def test_attention_inside_a_module_of_torch_is_that_of_cuda() -> None:
+def test_attention_inside_a_torch_module_keeps_the_tensors_of_cuda() -> None:
     with FakeTensorMode(), like_cuda():
         layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
         x = torch.randn(BATCH, LENGTH, 32)

@@ -73,7 +73,7 @@ LARGER = {
 
 
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: "-".join(list(row.values())[:9]))
-def test_reserve_and_workspace_are_those_of_an_h200(row: dict[str, str]) -> None:
+def test_reserve_and_workspace_match_an_h200(row: dict[str, str]) -> None:
     """`backward_bytes` include a copy of the reserve, since the graph was kept, and gradients of the states."""
     time, batch, inputs, hidden, layers, directions = (
         int(row[name]) for name in ("time", "batch", "input", "hidden", "layers", "directions")

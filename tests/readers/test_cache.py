@@ -174,6 +174,6 @@ def test_entries_used_longest_ago_are_removed(tmp_path: Path, one: Path, monkeyp
     assert len(list(cache.folder().iterdir())) == 2  # too large for the cache
 
 
-def test_folder_that_cannot_be_written_is_no_error(one: Path, tmp_path: Path) -> None:
+def test_unwritable_cache_folder_is_not_an_error(one: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
     assert len(cached(one, None, read=Counting()).kernels) == 714

@@ -58,7 +58,7 @@ def test_encoder_and_decoder_are_stages_and_stay_apart() -> None:
     ]
 
 
-def test_experts_inside_a_block_are_no_blocks() -> None:
+def test_experts_inside_a_block_do_not_count_as_blocks() -> None:
     def layer(number: int) -> Tree:
         attention = (f"Attention_{number}", (f"Linear_{9 * number}",), (f"Linear_{9 * number + 1}",))
         experts = [(f"Expert_{8 * number + n}", (f"Linear_{100 + 8 * number + n}",)) for n in range(2)]
@@ -108,7 +108,7 @@ def test_hint_lists_no_module_or_operator(write_trace: Callable[..., Path]) -> N
     assert note.endswith("a time with --between: 'mine' (1×)")
 
 
-def test_phases_that_a_trace_does_not_tell_are_unknown_and_long_paths_short(
+def test_missing_phases_are_unknown_and_long_paths_are_shortened(
     write_trace: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An inference has no backward that would tell forward."""

@@ -163,7 +163,7 @@ def test_trace_with_a_long_header_is_recognised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("name", ["trace.json", "scopes.hatchet", "results.json"])
-def test_byte_order_mark_is_no_reason_to_refuse_a_file(zipped: bool, name: str, tmp_path: Path) -> None:
+def test_file_with_a_byte_order_mark_is_read(zipped: bool, name: str, tmp_path: Path) -> None:
     """Editors and PowerShell write one before UTF-8."""
     texts = {
         "trace.json": small_trace(),

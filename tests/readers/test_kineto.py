@@ -94,7 +94,7 @@ def columns(trace: Trace) -> list[Any]:
         '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1e30, "ts": 4315368497928, "dur": 1}',
     ],
 )
-def test_odd_events_change_nothing_of_the_others(
+def test_irregular_events_do_not_change_other_events(
     kineto_events: list[Event], kineto_trace: Trace, tmp_path: Path, odd: str
 ) -> None:
     """They make the reader decode and keep the events around them one by one."""

@@ -160,14 +160,14 @@ def test_step_with_kernels_of_zero_duration_is_left_out(write: Write) -> None:
     assert kernel["mean_s"] == pytest.approx(99.5e-6)
 
 
-def test_both_faults_are_counted(write: Write) -> None:
+def test_lost_kernels_and_zero_durations_are_counted(write: Write) -> None:
     found = profile(read(write(made(lost=[(0, 1)], zero=[(3, 2)]))))
     assert found.incomplete is not None
     assert "1 of 20 launched kernels (5.0%) are missing and 1 of 19 kernels (5.3%) last 0 s" in found.incomplete
     assert " in 2 of 4 steps, step 0, step 3 (" in found.incomplete
 
 
-def test_trace_in_which_every_step_lacks_kernels_tells_no_idle_time(write: Write) -> None:
+def test_trace_with_missing_kernels_in_every_step_has_no_idle_time(write: Write) -> None:
     found = profile(read(write(made(lost=[(step, step) for step in range(COUNT)]))))
     assert found.incomplete is not None
     assert " are missing in all 4 steps (launched from" in found.incomplete
@@ -178,7 +178,7 @@ def test_trace_in_which_every_step_lacks_kernels_tells_no_idle_time(write: Write
     assert not [one for one in apply_rules(of_trace(of_rules, None)) or () if "launch" in one.cause]
 
 
-def test_trace_without_steps_tells_when_kernels_are_missing(write: Write) -> None:
+def test_trace_without_steps_reports_missing_kernels(write: Write) -> None:
     of = made(lost=[(2, 0), (2, 1)], ranges=False)
     found = profile(read(write(of)))
     assert found.incomplete is not None
@@ -207,7 +207,7 @@ def test_record_of_an_incomplete_trace_has_a_caveat(write: Write) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_kernel_that_is_removed_from_a_real_trace_is_missed(
+def test_every_kernel_removed_from_a_real_trace_is_reported(
     seed: int, kineto_events: list[Any], write_trace: Callable[..., Path], change: Callable[..., Path]
 ) -> None:
     kernels = [e["args"]["correlation"] for e in kineto_events if e.get("cat") == "kernel"]

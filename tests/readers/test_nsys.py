@@ -166,7 +166,7 @@ def test_recording_of_no_length_is_refused_as_damaged(export: Export) -> None:
         profile(read(export(ranges=[], launches=[], kernels=[("gemm", 200, 200, 1)])))
 
 
-def test_lack_of_memory_is_no_damage(nsys_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_not_reported_as_damage(nsys_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 

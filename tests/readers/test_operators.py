@@ -150,7 +150,7 @@ def test_flops_of_a_recorded_step_equal_those_of_pytorch(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_model_flops_of_a_recorded_attention_are_those_of_its_causality(
+def test_model_flops_of_a_recorded_attention_follow_its_causality(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], masked: bool
 ) -> None:
     import torch

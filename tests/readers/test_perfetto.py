@@ -139,7 +139,7 @@ def untimed(rows: Iterable[Any] | None) -> list[Any]:
 
 @pytest.mark.parametrize("packed", ["plain", "gzip", "compressed packets"])
 @pytest.mark.parametrize("name", ["kineto_h200_step.json.gz", "kineto_h200_small2.json.gz"])
-def test_trace_is_that_of_the_same_events_in_json(name: str, packed: str, tmp_path: Path) -> None:
+def test_perfetto_trace_equals_the_same_events_in_json(name: str, packed: str, tmp_path: Path) -> None:
     whole = json.loads(gzip.decompress((DATA / name).read_bytes()))
     content = encoded(whole["traceEvents"]).bytes()
     if packed == "compressed packets":
@@ -225,7 +225,7 @@ def test_trace_without_kernels_and_ranges_is_refused_with_the_remedy(tmp_path: P
         read(path)
 
 
-def test_slices_without_end_and_events_of_unknown_clocks_are_said(tmp_path: Path) -> None:
+def test_slices_without_end_and_events_of_unknown_clocks_are_reported(tmp_path: Path) -> None:
     writer = rocprofv3()
     track = writer.track(("other",), (4, message((1, PID), (2, 13))))
     writer.event(BOOT_NS + 200_000, track, 1, "user", "never ends")
@@ -285,7 +285,7 @@ def test_changed_bytes_are_read_or_refused(tmp_path: Path) -> None:
         assert not said or said.startswith(f"{path} ")
 
 
-def test_loop_of_tracks_ends(tmp_path: Path) -> None:
+def test_cyclic_parents_of_tracks_do_not_hang_the_reader(tmp_path: Path) -> None:
     writer = rocprofv3()
     writer.add((60, message((1, 50), (5, 51))))
     writer.add((60, message((1, 51), (5, 50))))

@@ -102,7 +102,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "profile_all_threads.json", "capture_overload_names.json", "board",
     ],
 )  # fmt: skip
-def test_every_variant_is_answered(files: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_variant_is_read(files: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = next((files / name).iterdir()) if name == "board" else files / name
     if not path.exists():
         pytest.skip(f"this PyTorch has no option {path.stem}")

@@ -266,7 +266,7 @@ def test_a_kernel_has_the_phase_of_the_outermost_call_that_launched_it(tmp_path:
 
 
 @FORMS
-def test_the_command_shows_a_result(tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_a_result(tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "a.json", [STEPS])
     assert main(["analyze", str(path)]) == 0
     shown = capsys.readouterr().out
@@ -301,7 +301,7 @@ def test_a_name_that_is_no_utf_8_is_read(tmp_path: Path) -> None:
 
 
 @FORMS
-def test_without_calls_no_cause_of_idle_time_is_claimed(
+def test_idle_time_has_no_cause_without_recorded_calls(
     tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path / "a.json", [made(calls=[], ranges=[], marks=[])])

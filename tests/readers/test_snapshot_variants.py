@@ -217,7 +217,7 @@ def test_expandable_segments_are_recognised_by_their_events(write_snapshot: Writ
     assert read(write_snapshot(data)).settings.expandable_segments
 
 
-def test_memory_by_the_names_of_the_program(write_snapshot: Write) -> None:
+def test_memory_is_listed_by_the_programs_own_names(write_snapshot: Write) -> None:
     allocator = CachingAllocator(recording=True)
     kept = [allocator.alloc(1000 * (number + 1)) for number in range(6)]
     allocator.free(kept[1])
@@ -249,7 +249,7 @@ def test_memory_by_the_names_of_the_program(write_snapshot: Write) -> None:
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 1024])
-def test_highest_value_is_that_of_every_place(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_highest_value_is_found_for_every_interval(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(module, "BLOCK", block)
     values = [3, 1, 4, 1, 5, 9, 2, 6]
     highest = module._Highest(values)

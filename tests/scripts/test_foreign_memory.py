@@ -19,7 +19,7 @@ def page(frozen: Path, measured: Path) -> str:
     return done.stdout
 
 
-def test_frozen_predictions_name_every_family_and_what_made_them() -> None:
+def test_frozen_predictions_name_every_family_and_their_versions() -> None:
     frozen = json.loads(FROZEN.read_text())
     assert set(frozen["made"]) >= {"date", "commit", "torch", "transformers"}
     assert len({row["family"] for row in frozen["rows"] if row["kind"] == "held out"}) >= 10

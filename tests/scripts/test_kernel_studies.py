@@ -286,7 +286,7 @@ def test_readme_and_docs_tables_match_committed_records(name: str, cell: str, ot
     assert readme.filled(altered, name) == text
 
 
-def test_headline_marks_a_llama_that_waits_for_its_host(tmp_path: Path) -> None:
+def test_headline_marks_a_launch_bound_llama(tmp_path: Path) -> None:
     readme = importlib.import_module("readme_table")
     fast = {"variant": "fast", "wall_s": 0.02, "submit_s": 1e-4, "floor_s": 0.01, "mfu": 0.5}
     rows = [

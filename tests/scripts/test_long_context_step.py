@@ -51,7 +51,7 @@ def kept_bytes(checkpoint: str) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, in dynamo
 @pytest.mark.filterwarnings("ignore:Detected that context_fn is passed")  # torch's own, for each selective plan
-def test_compiled_block_keeps_what_the_plan_counts(script: Any) -> None:
+def test_compiled_block_keeps_the_tensors_that_the_plan_counts(script: Any) -> None:
     torch._dynamo.reset()
     plan = script.Plan(MODEL, MODEL.context_length, 2, "adamw_fused", 1)
     hidden = MODEL.context_length * MODEL.d_model * 2
@@ -82,7 +82,7 @@ def test_cells_of_the_plan_are_valid(script: Any) -> None:
         assert kept == [None] * plan.recomputed + ["products"] * (model.num_layers - plan.recomputed)
 
 
-def test_measured_cells_stand_beside_their_predictions(script: Any) -> None:
+def test_measured_cells_are_listed_with_their_predictions(script: Any) -> None:
     plan = script.Plan(preset("tiny"), 64, 1, "adamw_fused", 0)
     cell = RunConfig(model=preset("tiny"), optimizer="adamw_fused", device="cpu", warmup=0, steps=3, rounds=1)
     record = replace(cs_systems.run(cell, in_process=True), config={**cell.to_dict(), "attention": "sdpa_cudnn"})
@@ -95,6 +95,6 @@ def test_measured_cells_stand_beside_their_predictions(script: Any) -> None:
     assert failed == "| single | adamw_fused | 0 | sdpa_cudnn | default | oom: no memory | | 0.00 |  | 0.0 |"
 
 
-def test_page_is_that_of_the_committed_records(script: Any) -> None:
+def test_committed_page_is_made_from_the_committed_records(script: Any) -> None:
     folder = Path(__file__).parents[2] / "profiles" / "long_context"
     assert script.report(folder) == (folder / "table.md").read_text(encoding="utf-8")

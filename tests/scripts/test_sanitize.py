@@ -54,7 +54,7 @@ def test_status_is_0_only_if_exactly_planted_errors_are_found(
     assert message in done.stdout
 
 
-def test_part_of_the_step_is_checked_by_its_tests(tmp_path: Path) -> None:
+def test_sanitizer_runs_the_tests_of_a_part(tmp_path: Path) -> None:
     sanitizer = FINDS.format(pattern=f"{PLANTED}|*memcheck*pytest*tests/model/training/test_feed_forward.py*")
     done = sanitize(tmp_path, sanitizer, backend="fused_feed_forward")
     assert "== fused_feed_forward_memcheck: status 99" in done.stdout

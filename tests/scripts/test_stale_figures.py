@@ -98,7 +98,7 @@ def test_merged_branch_forked_before_measurement_counts(stale: Any, repository: 
 
 
 @pytest.mark.parametrize("records", ["records_jsonl", "processes_jsonl", "table_jsonl"])
-def test_age_of_table_is_that_of_its_records(stale: Any, repository: Repository, records: str) -> None:
+def test_age_of_table_counts_from_its_records(stale: Any, repository: Repository, records: str) -> None:
     """A table can be rewritten without a new measurement."""
     repository.write(**{f"profiles__speed__{records}": "{}"})
     repository.write(code__a_py="2")
@@ -106,7 +106,7 @@ def test_age_of_table_is_that_of_its_records(stale: Any, repository: Repository,
     assert changed(stale, repository) == {"code/a.py": 1}
 
 
-def test_age_of_held_out_predictions_is_that_of_their_freezing(stale: Any, repository: Repository) -> None:
+def test_age_of_held_out_predictions_counts_from_their_freezing(stale: Any, repository: Repository) -> None:
     folder, page = repository.root / "profiles/speed", "profiles/speed/held_out.md"
     (folder / "frozen.json").write_text("{}")
     repository.commit()

@@ -25,7 +25,9 @@ def row(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], dict[str, str
     return made
 
 
-def test_own_reader_agrees_on_each_kind(row: Callable[..., dict[str, str]], nsys_path: Path, tmp_path: Path) -> None:
+def test_independent_reader_agrees_on_each_kind(
+    row: Callable[..., dict[str, str]], nsys_path: Path, tmp_path: Path
+) -> None:
     kineto = ROOT / "tests" / "data" / "kineto_h200_step.json.gz"
     for path in (nsys_path, kineto):
         made = row(path, path.parent)
@@ -41,7 +43,7 @@ def test_own_reader_agrees_on_each_kind(row: Callable[..., dict[str, str]], nsys
 
 
 @pytest.mark.parametrize(("write", "kind"), [(as_json, "rocprofv3, JSON"), (as_database, "rocprofv3, rocpd")])
-def test_own_reader_agrees_on_results_of_rocprof(
+def test_independent_reader_agrees_on_results_of_rocprof(
     row: Callable[..., dict[str, str]], tmp_path: Path, write: Callable[..., Path], kind: str
 ) -> None:
     made = row(write(tmp_path / "7_results.json", [STEPS]), tmp_path)

@@ -92,7 +92,7 @@ def test_no_switch_of_the_fast_recipe_costs_time_where_it_was_measured(script: A
     assert measured >= 9 * len(cells)
 
 
-def test_fast_of_the_benchmark_is_the_recipe(script: Any) -> None:
+def test_fast_variant_of_the_benchmark_equals_the_recipe(script: Any) -> None:
     options = RECIPES["fast"].of("train-step")
     fast = script.VARIANTS["fast"]
     assert set(fast["parts"]) == set(options["parts"])

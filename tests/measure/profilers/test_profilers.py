@@ -157,7 +157,9 @@ def test_show_command_output_measures_the_cell(precision: str, message: str, sta
     assert [file.name for file in tmp_path.iterdir()] == (["mine.trace.json.gz"] if status == 0 else [])
 
 
-def test_without_out_folder_tables_stay_and_files_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_profile_without_out_folder_keeps_tables_and_removes_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     record = cs_systems.run(replace(TINY, profiler="kineto", steps=1))
     assert (record.status, record.artifacts) == ("ok", {})

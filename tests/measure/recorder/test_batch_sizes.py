@@ -62,7 +62,7 @@ def test_tokens_of_each_step_give_the_rate_of_all_of_them(tmp_path: Path) -> Non
     assert mixed(record) == [BEGIN + "tokens/s is of all of them together"]
 
 
-def test_tokens_of_one_step_are_not_those_of_unequal_steps(tmp_path: Path) -> None:
+def test_tokens_of_one_step_are_not_used_for_unequal_steps(tmp_path: Path) -> None:
     record = recorded(tmp_path, [8, 8, 16, 8, 32], tokens=8)
     assert (record.results["ran"][0]["tokens"], rate(record)) == (None, None)
     assert mixed(record) == [BEGIN + "tokens=8 is not of each of them, and tokens/s is not known"]
@@ -140,7 +140,7 @@ def test_only_shapes_of_batches_make_them_unequal(calls: list[list[int]], differ
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_evaluation_in_a_loop_that_trains_is_no_batch(trains: bool, tmp_path: Path) -> None:
+def test_evaluation_in_a_training_loop_does_not_count_as_a_batch(trains: bool, tmp_path: Path) -> None:
     model = net()
     with Recorder(model, out=tmp_path, **CLEAN | {"warmup": 0}) as recorder:
         for count in (8, 6, 2):
@@ -152,7 +152,7 @@ def test_evaluation_in_a_loop_that_trains_is_no_batch(trains: bool, tmp_path: Pa
     assert bool(mixed(recorder.records[0])) != trains
 
 
-def test_unequal_batches_hide_no_other_caveat(tmp_path: Path) -> None:
+def test_unequal_batches_do_not_hide_other_caveats(tmp_path: Path) -> None:
     """Run steps of 1 to 8 clock readings each, so that their times scatter too."""
     model = net()
     with Recorder(model, out=tmp_path, clock=(clock := Ticks()), **CLEAN | {"steps": 8}) as recorder:

@@ -131,7 +131,7 @@ class Wrapper(nn.Module):
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("calls", ["parts", "all", "compiled parts", "compiled step"])
-def test_forward_is_what_a_training_step_calls(calls: str, is_wrapped: bool, tmp_path: Path) -> None:
+def test_calls_of_the_training_step_count_as_forward(calls: str, is_wrapped: bool, tmp_path: Path) -> None:
     """Count the phases by a clock of one second a reading: the forward of two parts lasts two."""
     module = Module(calls)
     if calls == "compiled step":  # as Lightning does for a compiled module

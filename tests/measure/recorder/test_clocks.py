@@ -70,7 +70,7 @@ def steps(simulation: Simulation, *, wait_s: float, submit_s: float, work_s: flo
     return clocks, timelines
 
 
-def test_input_that_the_loop_hides_behind_the_device_takes_no_time() -> None:
+def test_input_hidden_behind_the_device_takes_no_time() -> None:
     _, timelines = steps(Simulation(), wait_s=0.3, submit_s=0.2, work_s=1.0)
     for timeline in timelines[1:]:
         sample = timeline.sample(warmup=False)

@@ -33,7 +33,7 @@ def both(backend: str, loop: str, out: Path) -> tuple[str, str]:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("loop", LOOPS)
-def test_script_is_compiled_as_it_is_alone(loop: str, tmp_path: Path) -> None:
+def test_script_is_compiled_as_without_recording(loop: str, tmp_path: Path) -> None:
     alone, recorded = both("aot_eager", loop, tmp_path)
     assert recorded == alone
     assert "Module._wrapped_call_impl _engine_run_backward" in alone, "torch's own functions are in their place"
@@ -45,6 +45,6 @@ def test_script_is_compiled_as_it_is_alone(loop: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("loop", [loop.__name__ for loop in compiled.LOOPS])
-def test_script_under_inductor_is_compiled_as_it_is_alone(loop: str, tmp_path: Path) -> None:
+def test_script_under_inductor_is_compiled_as_without_recording(loop: str, tmp_path: Path) -> None:
     alone, recorded = both("inductor", loop, tmp_path)
     assert recorded == alone

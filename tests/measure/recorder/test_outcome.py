@@ -70,7 +70,7 @@ def test_steps_that_a_scaler_skips_are_counted(
     assert of("inf-loss", found) == [], "a scaled loss may be infinite"
 
 
-def test_skipped_step_of_one_optimizer_is_none_of_another(tmp_path: Path) -> None:
+def test_skipped_step_of_one_optimizer_does_not_count_for_another(tmp_path: Path) -> None:
     good, bad = net(), net()
     optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (good, bad)]
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -88,7 +88,7 @@ def test_skipped_step_of_one_optimizer_is_none_of_another(tmp_path: Path) -> Non
 
 @either
 @pytest.mark.parametrize(("value", "code"), [("nan", "nan-loss"), ("inf", "inf-loss"), ("1", None)])
-def test_loss_that_is_no_number_is_a_caveat(loop: Loop, value: str, code: str | None, tmp_path: Path) -> None:
+def test_nan_loss_is_a_caveat(loop: Loop, value: str, code: str | None, tmp_path: Path) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 

@@ -138,7 +138,7 @@ class CountedFunctions(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("mode", [CountedOperators, CountedFunctions])
-def test_modes_of_the_program_see_its_own_calls_alone(mode: type, tmp_path: Path) -> None:
+def test_modes_of_the_program_see_only_its_own_calls(mode: type, tmp_path: Path) -> None:
     def counted() -> Counter[str]:
         with mode() as counts:
             train(9)
@@ -152,7 +152,7 @@ def test_modes_of_the_program_see_its_own_calls_alone(mode: type, tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_graph_of_torch_jit_is_as_alone(tmp_path: Path) -> None:
+def test_graph_of_torch_jit_is_the_same_as_without_recording(tmp_path: Path) -> None:
     model, graphs = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), set[str]()
 
     def traced(_: int) -> None:
@@ -269,7 +269,7 @@ def test_second_training_after_the_recorded_steps_is_mentioned(tmp_path: Path) -
     )
 
 
-def test_functions_of_torch_that_the_program_replaces_stay(tmp_path: Path) -> None:
+def test_functions_of_torch_replaced_by_the_program_stay_replaced(tmp_path: Path) -> None:
     """A function that the program puts over ours stays, and one that it had put there before is put back."""
     original, calls = torch.optim.Optimizer.zero_grad, list[str]()
 
@@ -348,7 +348,7 @@ def test_forward_that_is_not_called_through_the_module_is_mentioned(tmp_path: Pa
     assert caveat.message == "no call of a module with parameters was seen"
 
 
-def test_random_numbers_after_the_script_are_as_alone(tmp_path: Path) -> None:
+def test_random_numbers_after_the_script_are_unchanged_by_recording(tmp_path: Path) -> None:
     seeds = "import atexit, random, torch\nrandom.seed(3)\natexit.register(lambda: print(random.random()))\n"
     script = seeds + TRAINING.format(before="", call="model(torch.randn(3, 4))")
     done = run(script, tmp_path, "--steps", "2:6", "--with", "kineto")

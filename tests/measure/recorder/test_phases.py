@@ -56,7 +56,7 @@ def test_time_between_steps_is_input_without_a_data_loader(tmp_path: Path) -> No
     assert "between" not in measured(recorder).phase_names()
 
 
-def test_time_after_forward_is_no_loss_without_backward(tmp_path: Path) -> None:
+def test_time_after_forward_does_not_count_as_loss_without_backward(tmp_path: Path) -> None:
     model = net()
     with Recorder(model, out=tmp_path, **CLEAN) as recorder, torch.no_grad():
         for inputs, _ in batches(6):
@@ -174,7 +174,7 @@ def test_copies_and_synchronisation_are_phases(tmp_path: Path, monkeypatch: pyte
     assert phases(recorder)["host_sync"] == 4.0
 
 
-def test_phases_of_another_thread_are_not_of_the_loop(tmp_path: Path) -> None:
+def test_phases_in_another_thread_do_not_belong_to_the_loop(tmp_path: Path) -> None:
     import threading
 
     model, other = net(), net()

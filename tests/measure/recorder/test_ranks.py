@@ -44,7 +44,7 @@ def total_s(trace: Path, name: str) -> float:
 
 
 @pytest.mark.timeout(120)
-def test_rank_that_left_its_loop_early_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_rank_that_left_its_loop_early_does_not_block_others(tmp_path: Path) -> None:
     done = torchrun("-m", "tests.measure.recorder.two_ranks", str(tmp_path), "apart", timeout_s=110)
     assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 1", "rank 1 wrote 0"], done.stderr
     (record,) = read_records(tmp_path)[0]
@@ -74,7 +74,7 @@ def test_merged_record_is_of_the_slowest_and_names_missing_ranks(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("walls", "spread"), [((1.0, 1.0, 2.0), "80"), ((1.0, 1.0, 1.0), None)])
-def test_spread_is_that_of_the_stragglers(walls: tuple[float, ...], spread: str | None, tmp_path: Path) -> None:
+def test_spread_is_computed_from_the_stragglers(walls: tuple[float, ...], spread: str | None, tmp_path: Path) -> None:
     (record,) = train(tmp_path)[0].records
     assert record.measurement is not None
     own = Caveat("unstable", "of one rank", "")

@@ -338,7 +338,7 @@ def test_out_of_memory_before_the_timing_is_oom(tmp_path: Path) -> None:
     )
 
 
-def test_error_of_the_loop_asks_for_no_longer_loop(tmp_path: Path) -> None:
+def test_failed_loop_is_not_told_to_run_longer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="oops"), Recorder(net(), out=tmp_path, **CLEAN) as recorder, recorder.step():
         raise ValueError("oops")
     (record,) = recorder.records
@@ -352,7 +352,7 @@ def test_interrupted_loop_is_asked_to_run_longer(tmp_path: Path) -> None:
     assert record.reason == "the loop was interrupted after 0 of 1 warm-up steps; let it run for at least 4 steps"
 
 
-def test_interrupt_in_the_timing_is_no_error_to_correct(tmp_path: Path) -> None:
+def test_interrupt_in_the_timing_is_not_reported_as_an_error_to_correct(tmp_path: Path) -> None:
     recorder = Recorder(net(), out=tmp_path, **CLEAN)
 
     def loop() -> None:
@@ -395,7 +395,7 @@ def test_step_decorates_a_function(tmp_path: Path) -> None:
     assert recorder.records[0].status == "ok"
 
 
-def test_loops_recorded_in_one_folder_are_repeats(tmp_path: Path) -> None:
+def test_loops_recorded_in_one_folder_count_as_repeats(tmp_path: Path) -> None:
     for _ in range(2):
         train(tmp_path)
     assert [r.repeat for r in read_records(tmp_path)[0]] == [0, 1]
@@ -449,7 +449,7 @@ def test_measurement_inside_an_active_recorder_is_refused(tmp_path: Path) -> Non
     assert cs_systems.run(model=net(), inputs=inputs, warmup=0, steps=1).status == "ok"
 
 
-def test_loop_without_a_step_of_the_optimizer_says_so(tmp_path: Path) -> None:
+def test_loop_without_an_optimizer_step_is_reported(tmp_path: Path) -> None:
     model = net()
     warned = pytest.warns(RuntimeWarning, match="no step was timed: the loop ended after 0 of 1 warm-up steps; none of")
     with warned, Recorder(model, torch.optim.SGD(model.parameters()), out=tmp_path, **CLEAN) as recorder:
@@ -459,7 +459,7 @@ def test_loop_without_a_step_of_the_optimizer_says_so(tmp_path: Path) -> None:
     assert "none of 3 steps called step() of a torch optimizer; call it, or" in str(recorder.records[0].reason)
 
 
-def test_loop_whose_steps_all_failed_says_so(tmp_path: Path) -> None:
+def test_loop_with_only_failed_steps_is_reported(tmp_path: Path) -> None:
     warned = pytest.warns(RuntimeWarning, match="no step ended without an exception; correct the loop")
     with warned, Recorder(net(), out=tmp_path, **CLEAN) as recorder:
         for _ in range(3):

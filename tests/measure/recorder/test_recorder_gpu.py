@@ -43,7 +43,7 @@ def test_loop_on_a_gpu_has_a_timing_a_profile_and_a_snapshot(tmp_path: Path) -> 
     assert (tmp_path / snapshot.artifacts["snapshot"]).is_file()
 
 
-def test_input_that_a_loop_hides_is_no_time_of_its_step(tmp_path: Path) -> None:
+def test_input_hidden_behind_the_gpu_adds_no_time_to_the_step(tmp_path: Path) -> None:
     """The loop never waits for the device, so the recorder must not make it wait."""
     model = nn.Linear(64, 64).cuda()
     with Recorder(model, out=tmp_path, warmup=3, steps=8, profile="none") as recorder:

@@ -196,12 +196,12 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
         ),
     ],
 )
-def test_bad_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_words_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *words]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_script_without_training_is_told_so(tmp_path: Path) -> None:
+def test_script_without_training_gets_a_message(tmp_path: Path) -> None:
     script = tmp_path / "nothing.py"
     script.write_text("print('done')")
     done = forks.python("-m", "cs_systems", "run", "--", str(script))
@@ -218,7 +218,7 @@ def test_script_without_training_is_told_so(tmp_path: Path) -> None:
         ("raise KeyboardInterrupt", "was interrupted before its first backward pass; let it run longer"),
     ],
 )
-def test_script_that_fails_before_it_trains_is_not_told_to_train(end: str, reason: str, tmp_path: Path) -> None:
+def test_script_that_fails_before_training_is_not_told_to_train(end: str, reason: str, tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(end)
     done = forks.python("-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script))
@@ -274,7 +274,7 @@ def test_children_that_train_are_named_with_a_remedy(program: str, said: str, tm
     assert done.stderr.startswith(begin + said)
 
 
-def test_workers_of_a_data_loader_are_no_children_that_train() -> None:
+def test_workers_of_a_data_loader_do_not_count_as_training_children() -> None:
     children = Children()
     children._starts(SimpleNamespace(_target=_worker_loop, _args=()))
     children._runs(None, ["git", "status"])
@@ -325,7 +325,7 @@ train()
     assert done.stderr.count("loop script on") == 1
 
 
-def test_script_that_replaces_itself_before_it_trains_is_told_so(tmp_path: Path) -> None:
+def test_script_that_replaces_itself_before_training_gets_a_message(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os\nos.execv('/bin/true', ['true'])\n")
     done = started("-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script))

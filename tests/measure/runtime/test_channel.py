@@ -46,7 +46,7 @@ def test_message_round_trips_through_a_frame(message: Message, pid: int, number:
 
 
 @given(st.binary(min_size=1, max_size=200), st.integers(0, 400), messages)
-def test_foreign_bytes_are_never_a_message(noise: bytes, at: int, message: Message) -> None:
+def test_foreign_bytes_are_not_accepted_as_a_message(noise: bytes, at: int, message: Message) -> None:
     frame = channel.encode(message, PID, 0)
     at = min(at, len(frame))
     with pytest.raises(ChannelError):
@@ -120,7 +120,7 @@ def test_first_message_must_be_ready(pipe: tuple[Receiver, int]) -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "{}", '{"type": "Nothing"}', '{"type": "Done"}', '{"type": "Done", "usable": 3.5}', "[" * 10**5]
 )
-def test_json_that_is_no_message_is_refused(text: str) -> None:
+def test_json_other_than_a_message_is_refused(text: str) -> None:
     with pytest.raises(ChannelError, match=r"message of the worker cannot be read .*; measure again"):
         channel.from_json(text)
 

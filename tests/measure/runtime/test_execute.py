@@ -93,7 +93,7 @@ def test_expandable_segments_on_a_cpu_are_unavailable() -> None:
 
 
 @pytest.mark.gpu
-def test_allocator_of_a_cell_is_set_for_that_cell_alone() -> None:
+def test_allocator_of_a_cell_is_set_only_for_that_cell() -> None:
     seen: set[bool] = set()
 
     class Probe(torch.nn.Linear):

@@ -108,7 +108,7 @@ def test_step_on_fake_tensors_needs_the_bytes_of_a_real_one(source: Path, name: 
     assert last["optimizer_state"] >= 2 * last["gradients"]
 
 
-def test_data_of_a_loader_are_not_counted_and_its_batches_are(source: Path) -> None:
+def test_batches_of_a_loader_are_counted_but_not_its_data(source: Path) -> None:
     row = forecast(_config(source, "loader", device="cpu", batch_size=8))
     assert [phase["components"].get("batch", 0) for phase in row["phases"][:2]] == [0, 8 * 64 * 4]
 
@@ -199,7 +199,7 @@ def test_prediction_says_in_which_direction_a_workspace_may_err(
 @pytest.mark.parametrize("options", [{}, {"weight": torch.arange(1.0, 6)}, {"ignore_index": 2}, {"reduction": "sum"}])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
 @pytest.mark.parametrize("shape", [(8, 5), (8, 5, 3)])
-def test_cross_entropy_like_cuda_is_that_of_torch(shape: tuple[int, ...], label_smoothing: float, options: Any) -> None:
+def test_cross_entropy_like_cuda_equals_torchs(shape: tuple[int, ...], label_smoothing: float, options: Any) -> None:
     torch.manual_seed(0)
     logits, target = torch.randn(shape), torch.randint(5, (shape[0], *shape[2:]))
     right = torch.nn.functional.cross_entropy(logits, target, label_smoothing=label_smoothing, **options)
@@ -231,7 +231,7 @@ def test_prediction_for_cuda_agrees_with_the_closed_form(source: Path, precision
         ("convolutions", {"attention": "flex"}, "does not use attention"),
     ],
 )
-def test_what_cannot_be_predicted_has_a_reason(source: Path, name: str, fields: dict[str, str], reason: str) -> None:
+def test_unpredictable_cell_has_a_reason(source: Path, name: str, fields: dict[str, str], reason: str) -> None:
     row = forecast(_config(source, name, **fields))
     assert reason in (row["reason"] or "")
     assert row["peak_bytes"] is None
@@ -286,7 +286,7 @@ def test_fits_extrapolates_measured_peaks_where_fake_tensors_cannot_run(capsys: 
         print_fits(config, 1000 * MIB, lambda config: refused, None)
 
 
-def test_error_of_the_extrapolation_is_that_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_of_the_extrapolation_equals_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
     def measure(config: RunConfig) -> RunRecord:
         peak = {1: 100, 2: 120, 4: 200}[config.batch_size] * MIB
         return RunRecord("key", config.to_dict(), "ok", measurement=Measurement("cuda", (), 0.0, peak, None))

@@ -232,7 +232,7 @@ process.wait()
     owner.stdout.close()
 
 
-def test_server_asks_no_gpu_and_starts_no_thread() -> None:
+def test_server_queries_no_gpu_and_starts_no_thread() -> None:
     """Importing what workers need must not initialise CUDA, which no fork survives."""
     program = """
 import gc, os

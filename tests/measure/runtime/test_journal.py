@@ -116,7 +116,7 @@ def test_sweep_resumes_after_an_incomplete_first_record(tmp_path: Path) -> None:
     assert [r.key for r in read_records(tmp_path)[0]] == [record.key]
 
 
-def test_lines_that_are_no_objects_are_skipped(tmp_path: Path) -> None:
+def test_lines_other_than_json_objects_are_skipped(tmp_path: Path) -> None:
     (record,) = sweep([TINY], out=tmp_path)
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write("3\nnull\n[1, 2]\n")

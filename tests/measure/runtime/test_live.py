@@ -109,7 +109,7 @@ SAMPLES = {"step": None, "partial": None, "loader": 8, "batches": 32}  # of a st
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_live_object_of_every_form_is_measured(form: str) -> None:
+def test_every_form_of_live_object_is_measured(form: str) -> None:
     record = cs_systems.run(**FORMS[form](), **QUICK)
     assert record.status == "ok", record.reason
     assert record.measurement is not None
@@ -181,7 +181,7 @@ OUTCOMES = {  # where it is not a success
     ],
     ids=str,
 )
-def test_measurement_leaves_everything_as_it_was(options: dict[str, Any]) -> None:
+def test_measurement_restores_model_and_process(options: dict[str, Any]) -> None:
     model, optimizer, scheduler = trained()
     before = everything(model, optimizer, scheduler)
     record = cs_systems.run(model=model, inputs=BATCH, optimizer=optimizer, scheduler=scheduler, **(QUICK | options))
@@ -190,7 +190,7 @@ def test_measurement_leaves_everything_as_it_was(options: dict[str, Any]) -> Non
     assert (record.status, (record.reason or "")[:30]) == OUTCOMES.get(str(options), ("ok", "")), record.reason
 
 
-def test_training_goes_on_after_a_measurement_as_without_it() -> None:
+def test_training_after_a_measurement_continues_as_without_it() -> None:
     def losses(measure: bool) -> list[float]:
         torch.manual_seed(3)
         model, optimizer, scheduler = trained()
@@ -439,7 +439,7 @@ def test_context_that_would_change_the_step_is_refused(context: Callable[[], Any
         cs_systems.run(model=Net(), inputs=X, **QUICK)
 
 
-def test_loss_of_torch_says_how_it_is_called() -> None:
+def test_loss_of_torch_is_an_error_that_states_how_it_is_called() -> None:
     labels = torch.zeros(len(X), dtype=torch.int64)
     for loss in (nn.CrossEntropyLoss(), nn.functional.cross_entropy):
         record = cs_systems.run(model=Net(), inputs=(X, labels), loss=loss, **QUICK)
@@ -524,7 +524,7 @@ TARGETS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
 @pytest.mark.parametrize("target", TARGETS)
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_no_value_of_any_argument_ends_in_a_raw_error(target: str, data: st.DataObject) -> None:
+def test_no_argument_value_raises_an_unexpected_error(target: str, data: st.DataObject) -> None:
     function, names = TARGETS[target]
     arguments = data.draw(st.dictionaries(st.one_of(st.sampled_from(names), st.text(max_size=4)), ANY, max_size=3))
     try:
@@ -538,9 +538,7 @@ def record() -> RunRecord:
     return cs_systems.run(model=nn.Sequential(nn.Linear(16, 3)), inputs=X, name="<b>&co</b>", **QUICK)
 
 
-def test_record_is_shown_as_one_screen_of_text_and_as_escaped_html(
-    record: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_record_is_displayed_as_text_and_as_escaped_html(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text, html = repr(record), record._repr_html_()
     assert len(text.splitlines()) < 24
@@ -554,13 +552,13 @@ def test_record_is_shown_as_one_screen_of_text_and_as_escaped_html(
     assert f">{units.significant(step['samples_per_s'])}</td>" in html
 
 
-def test_record_without_a_table_is_shown_all_the_same(record: RunRecord) -> None:
+def test_record_without_a_table_is_displayed(record: RunRecord) -> None:
     broken = replace(record, config={})
     assert "no table: KeyError: 'workload'" in repr(broken)
     assert "<table>" not in broken._repr_html_()
 
 
-def test_sweep_shows_what_it_has_measured_and_run_finds_it_there(tmp_path: Path) -> None:
+def test_sweep_displays_its_records_and_run_reuses_them(tmp_path: Path) -> None:
     cells = cs_systems.grid(RunConfig(model=cs_systems.preset("tiny"), **QUICK), attention=["naive", "sdpa_math"])
     records = cs_systems.sweep(cells, out=tmp_path)
     assert (
@@ -585,7 +583,7 @@ def test_sweep_shows_what_it_has_measured_and_run_finds_it_there(tmp_path: Path)
     )
 
 
-def test_sweep_that_was_interrupted_says_how_it_goes_on() -> None:
+def test_interrupted_sweep_prints_how_to_resume() -> None:
     def measured() -> Iterator[RunRecord]:
         raise KeyboardInterrupt
         yield
@@ -599,7 +597,7 @@ def test_sweep_that_was_interrupted_says_how_it_goes_on() -> None:
     )
 
 
-def test_grid_shows_what_varies() -> None:
+def test_grid_shows_only_fields_that_vary() -> None:
     cells = cs_systems.grid(size=["tiny", "small"], precision=["fp32", "bf16"], batch_size=[2])
     assert cells == list(cells)
     assert repr(cells).splitlines() == [
@@ -649,7 +647,7 @@ def test_model_returns_to_its_device_with_its_values(options: dict[str, Any], ho
     [(torch.float32, "fp32", 67e12), (torch.bfloat16, "bf16-pure", 989.5e12), (torch.float64, "float64", None)],
     ids=str,
 )
-def test_precision_is_that_of_the_parameters(
+def test_precision_is_read_from_the_parameters(
     dtype: torch.dtype, precision: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices.Device, "name", "NVIDIA H200")

@@ -65,7 +65,7 @@ def test_rates_of_padded_batches_are_of_all_timed_steps_together() -> None:
     assert "unstable-times" not in [found.code for found in diagnose([record])]
 
 
-def test_flops_of_a_single_batch_are_not_those_of_unequal_steps() -> None:
+def test_flops_of_a_single_batch_are_not_used_for_unequal_steps() -> None:
     record = measured([(4, 8), (4, 8), (4, 16)], 2)
     assert "cost" not in record.results
     assert "modules" not in record.results

@@ -282,7 +282,7 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_what_a_model_holds_is_as_before(name: str) -> None:
+def test_objects_held_by_a_model_are_restored(name: str) -> None:
     make, change = HELD[name]
     held = make()
     model = Model(held, lambda model: change(model.held))
@@ -371,7 +371,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.filterwarnings("ignore:.*spectral_norm")
 @pytest.mark.parametrize("mode", ["forward", "train-step"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_structure_of_a_model_in_training_is_as_before(name: str, mode: str) -> None:
+def test_structure_of_a_model_in_training_is_restored(name: str, mode: str) -> None:
     model = Tied()
     optimizer = trained(model)
     model.eval() if mode == "forward" else None
@@ -439,7 +439,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_model_of_every_kind_is_as_before(kind: str) -> None:
+def test_model_of_every_kind_is_restored(kind: str) -> None:
     model = KINDS[kind]()
     for trains, mode in ((False, "forward"), (False, "train-step"), (True, "train-step")):
         model.train(trains)
@@ -470,7 +470,7 @@ class StepThenRaise(torch.optim.SGD):
 @pytest.mark.parametrize(
     "error", [ValueError("mine"), torch.OutOfMemoryError("CUDA out of memory."), KeyboardInterrupt(), SystemExit(1)]
 )
-def test_model_is_as_before_where_the_measurement_fails(error: BaseException, where: str) -> None:
+def test_model_is_restored_after_a_failed_measurement(error: BaseException, where: str) -> None:
     model = Model([1], lambda model: model.held.append(2))
     optimizer: Any = StepThenRaise(model.parameters(), lr=0.1)
     optimizer.error = error
@@ -512,7 +512,7 @@ class Key:
         return 1
 
 
-def test_what_cannot_be_put_back_is_named_and_does_not_keep_the_rest_from_it() -> None:
+def test_unrestorable_object_is_named_and_the_rest_is_restored() -> None:
     key = Key()
 
     def change(model: Any) -> None:
@@ -546,7 +546,7 @@ class Unreadable(Tensor):
         raise NotImplementedError(f"no {function}")
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_is_measured() -> None:
+def test_unreadable_object_is_named_and_the_rest_is_measured() -> None:
     held = torch.ones(2).as_subclass(Unreadable)
     model = Model(["a", held, [1]], lambda model: model.held[2].append(2))
     weights = model.fc.weight.clone()
@@ -559,7 +559,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_measured() -> None:
     assert torch.equal(model.fc.weight, weights)
 
 
-def test_view_that_autograd_refuses_is_as_before() -> None:
+def test_view_that_autograd_rejects_is_restored() -> None:
     base = torch.ones(4, requires_grad=True)
     view, _ = base.view(4).split(2)
     with torch.no_grad():
@@ -570,7 +570,7 @@ def test_view_that_autograd_refuses_is_as_before() -> None:
     assert base.tolist() == [2, 2, 3, 3]
 
 
-def test_weights_are_put_back_first() -> None:
+def test_weights_are_restored_first() -> None:
     model = Tied()
     setup = TrainingSetup(model, IDS, optimizer=trained(model))
     stages = [kept.stage for kept in ObjectState(setup)._kept]
@@ -580,7 +580,7 @@ def test_weights_are_put_back_first() -> None:
     assert {"model.embed.weight", "model.unregistered[0].bias", "model.free.scale"} <= paths
 
 
-def test_ctrl_c_while_the_model_is_put_back_waits_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_waits_until_the_model_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     model, pressed = Model([1], lambda model: model.held.append(2)), []
     weights, restore = model.fc.weight.clone(), ObjectState.restore
 
@@ -624,7 +624,7 @@ class CountingForward:
         return model(batch["x"])
 
 
-def test_batch_loss_and_forward_are_as_before() -> None:
+def test_batch_loss_and_forward_are_restored() -> None:
     model, loss, forward = Model(), CountingLoss(), CountingForward()
     batch = UserDict(x=X.clone(), names=["a"])
     before = state_of(model, loss, forward, batch)
@@ -645,7 +645,7 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD", "Adagrad", "RMSprop", "Adafactor", "Muon", "NAdam"])
 @pytest.mark.parametrize("schedule", SCHEDULERS)
-def test_optimizer_and_scheduler_are_as_before(kind: str, schedule: str) -> None:
+def test_optimizer_and_scheduler_are_restored(kind: str, schedule: str) -> None:
     model = Model()
     weights = [model.fc.weight] if kind == "Muon" else model.parameters()
     optimizer = getattr(torch.optim, kind)(weights, lr=0.1, **({"momentum": 0.9} if kind == "SGD" else {}))
@@ -702,7 +702,7 @@ def disturb(value: Any, pick: Callable[[int], int], seen: set[int]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(held=TREES, data=st.data())
-def test_any_nesting_is_as_before(held: Any, data: st.DataObject) -> None:
+def test_nested_containers_of_any_form_are_restored(held: Any, data: st.DataObject) -> None:
     model = Model(held)
     before = picture(model)
     state = ObjectState(TrainingSetup(model, X))
@@ -711,7 +711,7 @@ def test_any_nesting_is_as_before(held: Any, data: st.DataObject) -> None:
     assert picture(model) == before
 
 
-def test_only_what_changed_is_touched() -> None:
+def test_only_changed_objects_are_written() -> None:
     """Memory that must not be written, and a dict that another thread reads, are not touched."""
     read_only = numpy.ones(2, dtype=numpy.float32)
     read_only.flags.writeable = False
@@ -748,7 +748,7 @@ def test_memory_that_was_freed_stays_freed_or_is_filled_again() -> None:
     assert freed.untyped_storage().nbytes() == 0
 
 
-def test_scripted_model_is_as_before() -> None:
+def test_scripted_model_is_restored() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated
         model = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
@@ -795,7 +795,7 @@ def test_unchanging_services_are_not_followed() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{"device": "cuda"}, {"device": "cpu"}, {"precision": "bf16-pure"}], ids=str)
-def test_model_on_a_gpu_is_as_before(options: dict[str, Any]) -> None:
+def test_model_on_a_gpu_is_restored(options: dict[str, Any]) -> None:
     model = Model([torch.ones(3, device="cuda")], lambda model: model.held[0].add_(1)).cuda()
     model(X.cuda()).sum().backward()
     before = [(p, p.detach().clone(), p.grad, p.grad.clone()) for p in model.parameters() if p.grad is not None]

@@ -33,7 +33,7 @@ FAST, SLOW = [(9.0, 9.0), (1.0, 3.0), (1.0, 3.0)], [(9.0, 9.0), (3.0, 1.0), (3.0
 TOGETHER = merged([record(FAST, 5, ("unstable",)), record(SLOW, 7, ("unstable", "few-samples"))])
 
 
-def test_each_sample_is_that_of_the_straggler() -> None:
+def test_each_sample_comes_from_the_straggler() -> None:
     """Both steps last 4 s, because rank 0 waits for rank 1."""
     assert TOGETHER.measurement is not None
     assert TOGETHER.measurement.timed[0].phases_s == {"compute": 3.0, "collective": 1.0}

@@ -185,7 +185,7 @@ def test_profiler_region_has_only_timed_steps() -> None:
     assert machine.journal == [*step, "begin", *step, *step, "end"]
 
 
-def test_warmup_progress_is_reported_before_warmup_steps_alone() -> None:
+def test_warmup_progress_is_reported_only_before_warmup_steps() -> None:
     machine = Machine(is_cuda=True, host_s=1.0, device_s=5.0)
     run(machine, warmup=2, steps=3, on_warmup=lambda done: machine.journal.append(f"warmed {done}"))
     step = ["prepare", "sync", "forward", "backward", "sync"]

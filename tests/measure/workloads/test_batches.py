@@ -34,6 +34,6 @@ def test_samples_are_the_first_dimension_that_all_tensors_share(batch: Any, mode
     assert samples_in(batch, model) == expected
 
 
-def test_mask_of_truth_values_holds_no_tokens() -> None:
+def test_boolean_mask_does_not_count_as_tokens() -> None:
     assert tokens_in((torch.ones(5, 5, dtype=torch.bool), IDS)) is None
     assert tokens_in((IDS, IDS)) == 80

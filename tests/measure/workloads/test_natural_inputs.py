@@ -165,7 +165,7 @@ def test_precision_applies_to_nested_batches(measure: Measure, precision: str) -
     assert measure("dataclass_batch", precision=precision).status == "ok"
 
 
-def test_parts_run_as_often_as_a_step_needs_them(measure: Measure) -> None:
+def test_setup_with_all_parts_is_measured_with_all_phases(measure: Measure) -> None:
     record = measure("whole")
     assert record.status == "ok", record.reason
     assert record.measurement is not None

@@ -161,7 +161,7 @@ def test_tensors_of_different_devices_are_rejected(backend: AttentionBackend) ->
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_tensors_decide_the_device(backend: AttentionBackend) -> None:
+def test_device_is_taken_from_the_tensors(backend: AttentionBackend) -> None:
     case = CASES[0]
     for device in ("cuda:1", "cuda:0", "cuda:1"):
         inputs = tuple(x.to(device) for x in inputs_of(case))

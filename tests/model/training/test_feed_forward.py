@@ -32,12 +32,12 @@ CELL = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", p
     ],
     ids=str,
 )
-def test_reason_and_remedy_where_the_part_cannot_run(changed: dict[str, Any], reason: str) -> None:
+def test_part_that_cannot_run_has_a_reason_and_a_remedy(changed: dict[str, Any], reason: str) -> None:
     assert reason in (fused_feed_forward.unavailable(replace(CELL, **changed)) or "")
 
 
 @pytest.mark.parametrize("before", [(), ("joined_projections",)], ids=str)
-def test_rows_of_gate_and_value_take_turns_in_one_weight(before: tuple[str, ...]) -> None:
+def test_rows_of_gate_and_value_are_interleaved_in_one_weight(before: tuple[str, ...]) -> None:
     lm = BasicTransformerLM(preset("tiny"))
     plain = {name: value.clone() for name, value in lm.state_dict().items()}
     parts.apply(parts.chosen((*before, "fused_feed_forward")).values(), lm)

@@ -96,7 +96,7 @@ def test_quantize_keeps_zeros_and_propagates_nan_and_infinity() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("wide", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [(16, 16), (48, 272)], ids=str)
-def test_both_ways_hold_the_same_elements(size: tuple[int, int], wide: torch.dtype, device: str) -> None:
+def test_quantizing_both_ways_gives_the_same_elements(size: tuple[int, int], wide: torch.dtype, device: str) -> None:
     x = spread(*size, 0.0, 1, device).to(wide)
     for dtype in (E4M3, E5M2):
         q, scale = quantize(x, dtype)
@@ -320,7 +320,7 @@ def test_use_fp8_does_not_replace_root_linear_layer() -> None:
     assert use_fp8(nn.Linear(16, 16)) == 0
 
 
-def test_model_that_is_itself_a_linear_layer_is_to_be_wrapped() -> None:
+def test_model_that_is_a_linear_layer_is_refused_with_the_remedy_to_wrap_it() -> None:
     def run(model: nn.Module) -> cs_systems.RunRecord:
         config = RunConfig(precision=Precision.FP8, mode=Mode.FORWARD, device="cpu", warmup=0, steps=1)
         return cs_systems.run(config, model=model, inputs=torch.randn(32, 64), in_process=True)

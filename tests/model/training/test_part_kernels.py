@@ -174,7 +174,7 @@ def test_norm_adds_in_the_dtype_that_the_plain_addition_has(device: str) -> None
 @pytest.mark.parametrize("dtype", [fp8.E4M3, fp8.E5M2], ids=str)
 @pytest.mark.parametrize("wide", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(16, 16), (160, 48), (272, 400)], ids=str)
-def test_matrix_is_quantized_as_it_lies_and_transposed(
+def test_matrix_is_quantized_in_both_orders(
     shape: tuple[int, int], wide: torch.dtype, dtype: torch.dtype, device: str
 ) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, wide)
@@ -442,7 +442,7 @@ def test_gradient_of_cross_entropy_replaces_the_logits(
 @DTYPES
 @pytest.mark.parametrize("factor", [1.0, -3.0])
 @pytest.mark.parametrize("programs", [1, 1000])
-def test_multiplication_in_place(
+def test_multiply_in_place_scales_every_element(
     programs: int, factor: float, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cs_systems.model.kernels.triton import cross_entropy

@@ -158,7 +158,7 @@ def test_parts_replace_the_modules_that_other_parts_made_in_any_order(order: tup
 
 
 @pytest.mark.parametrize("rows", [2, 3, 100])
-def test_cross_entropy_in_chunks_is_that_of_one_chunk(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cross_entropy_in_chunks_equals_a_single_chunk(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(10, 2), torch.randn(37, 2)
     targets = torch.randint(37, (10,))
@@ -349,7 +349,7 @@ def test_cell_that_cannot_apply_an_option_is_unavailable(options: dict[str, Any]
     ],
     ids=["part", "optimizer"],
 )
-def test_what_torch_computes_on_a_cpu_needs_triton_on_a_gpu(
+def test_part_computed_by_torch_on_a_cpu_needs_triton_on_a_gpu(
     options: dict[str, Any], remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_operators, "find_spec", lambda name: None)
@@ -359,7 +359,7 @@ def test_what_torch_computes_on_a_cpu_needs_triton_on_a_gpu(
     TrainStep.preflight(replace(config, device="cpu"), resolve("cpu"))
 
 
-def test_two_parts_of_one_thing_are_refused_before_anything_runs() -> None:
+def test_two_parts_that_replace_the_same_are_refused_before_anything_runs() -> None:
     names = ("fused_weight_update", "update_in_backward")
     message = "parts fused_weight_update and update_in_backward both replace the update; leave out one of them"
     with pytest.raises(ConfigError, match=message):
@@ -392,7 +392,7 @@ def test_part_of_a_users_file_runs_and_is_recorded_with_its_code(tmp_path: Path)
 
 
 @pytest.mark.parametrize("replaces", ['replaces="norm"', '"norm"'], ids=["before anything runs", "once it is imported"])
-def test_own_part_that_replaces_the_same_as_another_is_refused(replaces: str, tmp_path: Path) -> None:
+def test_users_part_that_replaces_the_same_thing_is_refused(replaces: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN_PART.format(replaces=replaces))
     names = (f"{tmp_path}/mine.py:PART", "fused_rmsnorm")
     early = replaces.startswith("replaces")
@@ -421,7 +421,7 @@ def test_own_part_that_was_edited_is_read_again(tmp_path: Path) -> None:
     check([RunConfig(parts=names)])
 
 
-def test_own_object_that_is_no_part_is_refused(tmp_path: Path) -> None:
+def test_users_object_other_than_a_part_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("PART = 3")
     with pytest.raises(ConfigError, match=r"make it a cs_systems\.model\.training\.parts\.Part"):
         parts.chosen([f"{tmp_path}/mine.py:PART"])

@@ -125,7 +125,7 @@ def test_update_does_not_keep_the_model_alive() -> None:
     ],
     ids=str,
 )
-def test_reason_and_remedy_where_the_part_cannot_run(changed: dict[str, Any], reason: str) -> None:
+def test_part_that_cannot_run_has_a_reason_and_a_remedy(changed: dict[str, Any], reason: str) -> None:
     assert reason in (unavailable(replace(CELL, **changed)) or "")
 
 
