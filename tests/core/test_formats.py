@@ -1,4 +1,4 @@
-"""Detection of a file's command by its content, whatever its name."""
+"""Tests of finding the command for a file by its content, whatever its name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_RECORDS = {"report", "compare", "memory", "precision"}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Write each command's input under a name with a space and without a telling suffix."""
+    """Write each command's input under a name with a space and without a known suffix."""
     folder = tmp_path_factory.mktemp("kinds")
     sources = {
         "records": RECORDS.read_bytes(),

@@ -1,4 +1,4 @@
-"""Names of code outside the package: what is wrong with one, and what to write instead."""
+"""Tests of errors for wrong names of code outside the package, with their remedies."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Folders and archives given as input: the files inside, and what must not be unpacked."""
+"""Tests of folders and archives given as input: the files inside, and members that must not be unpacked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of kinds of steps: series that lie on either side of each, without noise unless it is what is judged."""
+"""Tests of the limits for kinds of steps: series on either side of each limit, without noise unless it is tested."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def kinds(durations: Sequence[float]) -> list[tuple[int, int | None]]:
 
 
 def slow(times: float, places: Sequence[int], steps: int = 30) -> list[float]:
-    """Return durations of 1 s, and of `times` as much at these places."""
+    """Return durations of 1 s, multiplied by `times` at these positions."""
     return [times if i in places else 1.0 for i in range(steps)]
 
 
@@ -55,7 +55,7 @@ def spread_out(width: float, gap: float, above: int) -> list[float]:
 @pytest.mark.parametrize(
     ("width", "above", "least"),
     [
-        # From the tenth to the ninetieth of 100 steps; 5 of 30 steps more, because so few show their spread badly.
+        # From the tenth to the ninetieth percent of the steps; wider by 5 in 30, because so few steps show it badly.
         (2.0, 1, 2.0 * 24 / 28 * 35 / 30),
         (3.0, 2, 3.0 * 23 / 27 * 35 / 30 / 2),
         (3.0, 3, 3.0 * 22 / 26 * 35 / 30 / 2),

@@ -60,7 +60,7 @@ def schema_of(name: str) -> list[str]:
 @pytest.mark.parametrize("causal", ["True", "False", ""])
 @pytest.mark.parametrize("masked", [False, True])
 def test_fused_attention_counts_model_flops(name: str, causal: str, masked: bool) -> None:
-    """The same as `cost`, by the places that the inputs have in PyTorch's schema; backward is twice forward."""
+    """FLOPs equal `cost`, with inputs placed by PyTorch's schema; backward is twice forward."""
     inputs = schema_of(name)
     masks = [place for place, one in enumerate(inputs) if one in ("attn_mask", "attn_bias")]
     shapes, texts = [()] * len(inputs), [""] * len(inputs)

@@ -1,4 +1,4 @@
-"""Rules by which PyTorch chooses the kernel of scaled_dot_product_attention on CUDA."""
+"""Tests of the rules by which PyTorch chooses the kernel of scaled_dot_product_attention on CUDA."""
 
 from __future__ import annotations
 

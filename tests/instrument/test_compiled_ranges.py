@@ -1,4 +1,4 @@
-"""Marks in generated code, compared with the weights that its kernels read and the gradients that they write."""
+"""Tests of marks in generated code against the weights that its kernels read and the gradients that they write."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Compiled:
 
     model: BasicTransformerLM
     run: Callable[..., Tensor]
-    plain: list[str]  # the generated code of forward and of backward
+    plain: list[str]  # generated code of forward and backward
     marked: list[str]
     counts: Counter[str]  # the compiler's counters after it wrote the marked code
 

@@ -1,4 +1,4 @@
-"""Memory inside convolutions, beside the workspaces that an H200 measured."""
+"""Tests of predicted memory inside convolutions against the workspaces measured on an H200."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs of attention by what its mask shows, however it is written, and on whatever operator it runs."""
+"""Tests of attention's FLOPs by its visible scores, for every way to write the mask and every operator."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def packed() -> Tensor:
 
 
 PADDED = torch.arange(S) >= torch.tensor([[S], [30]])[:, None, None]  # keys of the second row from 30 on are padding
-# Hidden scores → twice those that are credited, over both rows of the batch.
+# Hidden scores → twice the credited ones, over both rows of the batch.
 MASKS = {
     "causal": (hidden(), 2 * CAUSAL),
     "window": (hidden(window=W), 2 * twice_credited_scores(S, S, 0, W)),

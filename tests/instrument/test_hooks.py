@@ -1,4 +1,4 @@
-"""Ranges of forward and backward, compared with the graph itself and with the trace of torch.profiler."""
+"""Tests of ranges in forward and backward against the graph itself and the trace of torch.profiler."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_backward_ranges_open_in_the_thread_that_runs_it() -> None:
 
 
 class Fails(torch.autograd.Function):
-    """Identity whose backward raises."""
+    """Identity with a backward that raises."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]

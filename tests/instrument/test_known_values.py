@@ -1,4 +1,4 @@
-"""Values that fake tensors keep: those of a batch, and what is computed from them alone."""
+"""Tests of the values that fake tensors keep: a batch's values, and results computed only from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that operations keep on CUDA, from runs on a CPU."""
+"""Tests of the tensors that operations keep on CUDA, predicted on a CPU."""
 
 from __future__ import annotations
 

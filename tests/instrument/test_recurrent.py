@@ -1,4 +1,4 @@
-"""Recurrent layers by the tensors of cuDNN, beside those that torch runs on a CPU."""
+"""Tests of recurrent layers with cuDNN's tensors against those that torch runs on a CPU."""
 
 from __future__ import annotations
 

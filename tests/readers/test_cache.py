@@ -1,4 +1,4 @@
-"""Cache of read traces: equal to a fresh reading, and never used for another state of the file."""
+"""Tests of the cache of traces: it equals a fresh reading, and is never used for another state of the file."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def one(tmp_path: Path, kineto_path: Path) -> Path:
 def change_content(path: Path) -> None:
     before = path.stat()
     path.write_bytes(path.read_bytes())
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # hidden, as `cp -p` or `touch -r` may
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as after `cp -p` or `touch -r`
 
 
 def replace_file(path: Path) -> None:

@@ -16,11 +16,11 @@ from cs_systems.readers._called_modules import called_modules
 from cs_systems.readers.forms.columns import Range
 from tests.analysis.attribution.test_foreign import AUTOGRAD, event, kernel
 
-Tree = Sequence[Any]  # a name, then the trees of what it calls
+Tree = Sequence[Any]  # a name, then the trees of its calls
 
 
 def calls(tree: Tree, start: float, end: float) -> Iterator[Range]:
-    """Yield the calls of a tree; those inside share the time of the one around them."""
+    """Yield the calls of a tree; nested calls divide the time of the call around them."""
     name, *inside = tree
     yield Range(f"nn.Module: {name}", start, end, 1)
     each = (end - start) * 0.96 / max(1, len(inside))
@@ -111,7 +111,7 @@ def test_hint_lists_no_module_or_operator(write_trace: Callable[..., Path]) -> N
 def test_missing_phases_are_unknown_and_long_paths_are_shortened(
     write_trace: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An inference has no backward that would tell forward."""
+    """Inference has no backward by which forward could be recognised."""
     tree = ("ModelWithAVeryLongNameForGeneration_0", ("TheEncoderOfTheModelWithAVeryLongName_0", block(0), block(1)))
     stacks = [event("python_function", call.name, call.start_s * 100, call.end_s * 100) for call in calls(tree, 0, 1)]
     path = write_trace([*stacks, *kernel("gemm", 110, 120, launched=5), *kernel("gemm", 130, 140, launched=60)])

@@ -1,4 +1,4 @@
-"""Formats as plug-ins: what each declares, how its files are recognised, and one more file that adds one."""
+"""Tests of formats as plug-ins: their declarations, recognition of files, and a new file that adds a format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FORMAT = Format(
     title="a list of ticks", matches=begins(rb"TICKS "), suffixes=(".ticks",), read=read, record="`ticker`"
 )
 '''
-# Run commands in one process, in which the package has one more file.
+# Run commands in one process, in which the package has an additional file.
 PROGRAM = """
 import sys
 import cs_systems.readers
@@ -164,7 +164,7 @@ def test_trace_with_a_long_header_is_recognised(tmp_path: Path) -> None:
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("name", ["trace.json", "scopes.hatchet", "results.json"])
 def test_file_with_a_byte_order_mark_is_read(zipped: bool, name: str, tmp_path: Path) -> None:
-    """Editors and PowerShell write one before UTF-8."""
+    """Editors and PowerShell write a byte-order mark before UTF-8."""
     texts = {
         "trace.json": small_trace(),
         "scopes.hatchet": [{"frame": {"name": "a"}, "metrics": {"time (ns)": 5}, "children": []}, {}],

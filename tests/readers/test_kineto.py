@@ -97,7 +97,7 @@ def columns(trace: Trace) -> list[Any]:
 def test_irregular_events_do_not_change_other_events(
     kineto_events: list[Event], kineto_trace: Trace, tmp_path: Path, odd: str
 ) -> None:
-    """They make the reader decode and keep the events around them one by one."""
+    """They make the reader decode and keep the neighbouring events one by one."""
     among = [json.dumps(event) for event in kineto_events]
     for place in range(len(among) - 10, 10, -50):
         among.insert(place, odd)
@@ -148,7 +148,7 @@ def test_invalid_trace_is_refused_with_remedy(tmp_path: Path, text: str, message
 
 
 def test_invalid_event_far_from_the_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quotation mark in a name, with more text behind it than an event may have."""
+    """A quotation mark in a name is followed by more text than an event may have."""
     monkeypatch.setattr(chrome_trace, "WINDOW", 1 << 10)
     monkeypatch.setattr(chrome_trace, "LONGEST_EVENT", 1 << 12)
     events = ['{"name": "a "b" c", "ph": "X"}', *['{"name": "later", "ph": "i"}'] * 1000]
@@ -171,7 +171,7 @@ def test_unfinished_ranges_are_reported_and_left_out(kineto_events: list[Event],
 
 
 def of_another_process(events: Sequence[Event], correlations: int) -> list[Event]:
-    """Return the host's and the device's events again, of process 999 and with other correlation numbers."""
+    """Return copies of the host's and the device's events for process 999, with other correlation ids."""
     again = []
     for event in events:
         args = event.get("args", {})

@@ -1,6 +1,6 @@
-"""Chrome traces of other devices and versions: ROCm, CUDA graphs, and accelerators whose events are not read.
+"""Tests with Chrome traces of other devices and versions: ROCm, CUDA graphs, and accelerators that are not read.
 
-Each is made by a small builder, and its numbers are checked by a reader of its own.
+A small builder makes each trace, and an independent reader checks its numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def counted(path: Path) -> dict[str, tuple[int, float]]:
 
 
 def rocm(category: str, steps: int = 2) -> list[Event]:
-    """Return steps on ROCm: sizes stand at the launch, and correlation numbers of copies and kernels alternate."""
+    """Return steps on ROCm: sizes are at the launch, and correlation ids of copies and kernels alternate."""
     events: list[Event] = []
     number = 100
     for step in range(steps):
@@ -92,7 +92,7 @@ def test_trace_of_rocm_is_read(write_trace: WriteTrace, category: str) -> None:
 
 @pytest.mark.parametrize("backwards", [False, True])
 def test_kernel_belongs_to_the_latest_call_with_its_number(write_trace: WriteTrace, backwards: bool) -> None:
-    """Numbers are used again, also in another thread; a call inside another has its number, and does not count."""
+    """Correlation ids are reused, also in another thread; a nested call has the outer call's id, and does not count."""
     events: list[Event] = []
     for turn in range(3):
         at = 100.0 * turn
@@ -155,7 +155,7 @@ def test_kernel_without_device_and_stream_has_those_of_its_row(write_trace: Writ
 
 
 def test_exchanges_are_named_by_the_ranges_around_their_launches(write_trace: WriteTrace) -> None:
-    """PyTorch before 2.2: `SendRecv` is the kernel of all_to_all and of send alike, and has no arguments."""
+    """Before PyTorch 2.2, `SendRecv` is the kernel of both all_to_all and send, and has no arguments."""
     shape = {"Input Dims": [[24, 2]], "Input type": ["long int"]}
     events = [
         event("user_annotation", "nccl:all_to_all", 10, 10, 1, 1, **shape),
@@ -175,7 +175,7 @@ def test_exchanges_are_named_by_the_ranges_around_their_launches(write_trace: Wr
 
 
 def test_counters_in_place_of_kernels_are_refused_with_the_reason(write_trace: WriteTrace) -> None:
-    """CUPTI's range profiler replays each kernel, so that its range has no time of its own."""
+    """CUPTI's range profiler replays each kernel, so the range's time is not the kernel's."""
     call = event("cuda_runtime", "cudaLaunchKernel", 0, 1, 7, 7, correlation=1)
     counter = event("cuda_profiler_range", "gemm", 5, 121431, 0, 0, **{"smsp__inst_executed.sum": 3})
     with pytest.raises(

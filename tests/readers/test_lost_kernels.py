@@ -1,4 +1,4 @@
-"""Traces that lack kernels whose launches they hold, or whose kernels last 0 s: faults of the profiling interface.
+"""Tests of faults of the profiling interface: launches without their kernels, and kernels that last 0 s.
 
 One small recording is written in each format that has launches and kernels.
 """
@@ -31,12 +31,12 @@ from tests.readers.test_rocprof import as_database, as_json
 from tests.recorded import MAIN
 
 STEP_NS, COUNT, KERNELS = 1_000_000, 4, 5
-Place = tuple[int, int]  # step, kernel in it
+Place = tuple[int, int]  # (step, kernel in the step)
 WAIT = "cudaDeviceSynchronize"
 
 
 class Launch(NamedTuple):
-    """Launch of a kernel and its kernel, in ns; a kernel that is missing has no end."""
+    """Launch with its kernel, in ns; a missing kernel has no end."""
 
     number: int
     start: int
@@ -53,7 +53,7 @@ class Made(NamedTuple):
 
 
 def made(lost: Collection[Place] = (), zero: Collection[Place] = (), waits: bool = True, ranges: bool = True) -> Made:
-    """Return steps whose kernels, of 100 µs each, run one after another, and a wait at the end of each."""
+    """Return steps with consecutive kernels of 100 µs each, and a wait at the end of each step."""
     begins = [1_000_000 + step * STEP_NS for step in range(COUNT)]
     launches = []
     for step, begin in enumerate(begins):
@@ -278,8 +278,8 @@ def test_plain_data_holds_that_kernels_are_missing(write: Write) -> None:
     [
         ([("cudaStreamBeginCapture_v10000", 2_000_000, 2_001_000), ("cudaStreamEndCapture", 2_050_000, 2_060_000)], 0),
         ([("cudaStreamBeginCapture", 2_012_000, 2_013_000), ("cudaStreamEndCapture", 2_050_000, 2_060_000)], 1),
-        ([("cudaStreamBeginCapture", 2_000_000, 2_001_000)], 0),  # which the recording ends
-        ([("cudaStreamEndCapture", 2_050_000, 2_060_000)], 0),  # which begins before the recording
+        ([("cudaStreamBeginCapture", 2_000_000, 2_001_000)], 0),  # ended by the end of the recording
+        ([("cudaStreamEndCapture", 2_050_000, 2_060_000)], 0),  # begins before the recording
         ([("cudaGraphInstantiate", 2_900_000, 2_950_000)], 0),
         ([("cudaStreamEndCapture", 1_000_000, 1_001_000)], 5),
     ],
@@ -294,7 +294,7 @@ def test_launches_that_record_a_graph_have_no_kernel(
 
 
 def test_call_inside_another_is_one_launch_with_it() -> None:
-    """The kernel has the number of one of the two."""
+    """The kernel has the correlation id of one of the two."""
     start, end = np.array([1.0, 1.1, 3.0, 3.1, 5.0, 5.1]), np.array([2.0, 1.9, 4.0, 3.9, 6.0, 5.9])
     ran = np.array([True, False, False, True, False, False])
     wait = [Call(WAIT, 9.0, 9.5, 1)]
@@ -305,7 +305,7 @@ def test_call_inside_another_is_one_launch_with_it() -> None:
 
 @pytest.mark.parametrize("share", [1, 2])
 def test_kernels_without_their_number_are_not_missing(share: int, tmp_path: Path) -> None:
-    """A program that cuts traces may leave the numbers out that join launches and kernels."""
+    """A program that shortens traces may drop the correlation ids of launches and kernels."""
     path = as_kineto(tmp_path / "trace.json", made())
     content = json.loads(path.read_text())
     for event in [e for e in content["traceEvents"] if e["cat"] == "kernel"][::share]:

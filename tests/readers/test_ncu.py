@@ -20,7 +20,7 @@ RECORDED = Path(__file__).parents[1] / "data" / "h200_flash_triton.ncu-rep.gz"
 
 
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `analyze` read reports here, and not in a process that holds NVIDIA's objects."""
+    """Let `analyze` read reports in this process instead of a separate one."""
     monkeypatch.setattr(formats, "formats", lambda: (replace(ncu.FORMAT, read=ncu.rows),))
 
 

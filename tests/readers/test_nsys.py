@@ -1,4 +1,4 @@
-"""Exports of nsys: a real one, ones of other versions, and unusable ones."""
+"""Tests of nsys exports: a real one, exports of other versions, and unusable ones."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_missing_table_is_accepted(change: Callable[..., Path], table: str) -> N
 )
 def test_unusable_export_is_refused_with_remedy(change: Callable[..., Path], statement: str, message: str) -> None:
     path = change(statement)
-    if "-1" in statement:  # a kernel without a launch counts by its own start: move it before the first range
+    if "-1" in statement:  # a kernel without a launch is attributed by its own start: move it before the first range
         path = change(f"UPDATE {KERNELS} SET correlationId = -1, start = 1, end = 2")
     with pytest.raises(ConfigError, match=message):
         profile(read(path), "step")

@@ -1,4 +1,4 @@
-"""Exports of nsys of several versions of its schema: their names of tables, columns and GPUs, graphs, and row limits.
+"""Tests of nsys exports of several schema versions: names of tables, columns and GPUs, graphs, and row limits.
 
 The numbers are checked by plain SQL on the same file.
 """
@@ -19,7 +19,7 @@ from cs_systems.readers import read
 
 Change = Callable[..., Path]
 K, R, N, G = nsys.KERNELS, nsys.RUNTIME, nsys.NVTX, nsys.GRAPHS
-# Version of the schema → statements that turn the real export, of schema 3.11, into one like it.
+# Version of the schema → statements that convert the real export, of schema 3.11, to it.
 VERSIONS = {
     "2021, without graphs": (
         f"ALTER TABLE {K} DROP COLUMN graphNodeId",
@@ -78,7 +78,7 @@ def test_names_of_gpus_follow_the_visible_devices(change: Change) -> None:
     )
     path = change(*another, "UPDATE TARGET_INFO_GPU SET cuDevice = 1 - id")
     assert read(path).devices == {0: "NVIDIA L4", 1: "NVIDIA H200"}
-    assert read(change(*another)).devices == {0: "NVIDIA H200", 1: "NVIDIA L4"}  # without numbers of CUDA
+    assert read(change(*another)).devices == {0: "NVIDIA H200", 1: "NVIDIA L4"}  # without CUDA's device numbers
 
 
 def graphs(alone: bool) -> tuple[str, ...]:
@@ -114,5 +114,5 @@ def test_too_many_rows_are_refused(nsys_path: Path, change: Change, monkeypatch:
     with pytest.raises(ConfigError, match=r"holds [\d,]+ kernels, calls and ranges, but at most 1,500 are read; "):
         read(nsys_path)
     monkeypatch.setattr(nsys, "MOST_ROWS", 50_000)
-    path = change(f"UPDATE {K} SET rowid = rowid + (1 << 60)")  # a high number of a row is no number of rows
+    path = change(f"UPDATE {K} SET rowid = rowid + (1 << 60)")  # a high row id does not mean many rows
     assert len(read(path).kernels) == 714

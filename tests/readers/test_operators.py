@@ -1,4 +1,4 @@
-"""Operators of a trace: their tree, the kernels that they launched, FLOPs and callers, by name and shapes."""
+"""Tests of a trace's operators: their tree, launched kernels, FLOPs and callers, by name and shapes."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def linear_step() -> list[Event]:
 
 @pytest.mark.parametrize("longest", [4, 30])
 def test_operator_around_is_the_last_that_is_still_open(longest: int) -> None:
-    """Intervals by chance: they nest or overlap, last 0 s, begin or end together."""
+    """Random intervals nest or overlap, last 0 s, and begin or end together."""
     random = np.random.default_rng(longest)
     for count in random.integers(1, 40, 300).tolist():
         start, thread = random.integers(0, 30, count).astype(float), random.integers(0, 2, count)
         end = start + random.integers(0, longest, count)
-        if count % 2:  # halves of halves nest
+        if count % 2:  # repeated halves nest
             start, end = (start // 4) * 4, (start // 4) * 4 + 4 * 0.5 ** random.integers(0, 5, count)
         order = np.lexsort((-end, start, thread))
         start, end, thread = start[order], end[order], thread[order]
@@ -175,7 +175,7 @@ def test_model_flops_of_a_recorded_attention_follow_its_causality(
 
 
 def test_operators_without_kernels_and_ranges_are_a_step(write_trace: WriteTrace) -> None:
-    """The rate is unknown on a machine with a GPU, where the host's time is that of launches."""
+    """The rate is unknown on a machine with a GPU, because the host's time there is launch time."""
     path = write_trace(
         [op("aten::linear", 6, 14, [8, 16], [32, 16]), op("aten::addmm", 7, 13, [32], [8, 16], [16, 32])]
     )

@@ -20,7 +20,7 @@ from cs_systems.core.formats import recognised
 from cs_systems.readers import perfetto, read
 
 DATA = Path(__file__).parents[1] / "data"
-BOOT_NS, REAL_NS = 5_000_000_000, 1_780_000_000_000_000_000  # at the snapshot of the clocks
+BOOT_NS, REAL_NS = 5_000_000_000, 1_780_000_000_000_000_000  # time of the clock snapshot
 PID, INCREMENTAL = 7, 64
 
 
@@ -62,7 +62,7 @@ def annotation(value: Any, *name: tuple[int, Any]) -> bytes:
 
 
 class Writer:
-    """Writer of one sequence, with interned texts and a clock that counts from the packet before."""
+    """Writer of one sequence, with interned texts and a clock that counts from the previous packet."""
 
     def __init__(self) -> None:
         self.packets: list[bytes] = []
@@ -118,13 +118,13 @@ def encoded(events: Iterable[dict[str, Any]]) -> Writer:
     writer, edges = Writer(), []
     process = writer.track(("process",), (3, message((1, PID), (6, "python"))))
     for number, event in enumerate(complete):
-        event["lane"] = number % 8 if event["cat"] == "kernel" else 0  # kernels of a stream may overlap
+        event["lane"] = number % 8 if event["cat"] == "kernel" else 0  # kernels on a stream may overlap
         begin = BOOT_NS + round((event["ts"] - origin) * 1000)
         end = begin + round(event["dur"] * 1000)
         edges += [(begin, 1, begin - end, event), (end, 0, -begin, event)]
     for number, (time_ns, begins, _, event) in enumerate(sorted(edges, key=lambda edge: edge[:3])):
         if number == len(edges) // 2:
-            writer.begin()  # as after a loss of packets
+            writer.begin()  # as after lost packets
             writer.now = BOOT_NS
         thread = (4, message((1, event["pid"]), (2, event["tid"]))) if isinstance(event["pid"], int) else (5, process)
         track = writer.track((event["pid"], event["tid"], event["cat"], event["lane"]), thread, (2, str(event["tid"])))

@@ -1,4 +1,4 @@
-"""Files that this machine's torch.profiler writes, in all its variants, as somebody else's program would give them."""
+"""Tests with the files that the installed torch.profiler writes, with all of its options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cs_systems.readers import read
 from tests.forks import python
 
 RECORDED = 2  # steps
-# Everything in one process: starting torch takes longer than all the recordings.
+# Run everything in one process, because starting torch takes longer than all the recordings.
 PROGRAM = """
 import sys, warnings
 import torch
@@ -112,7 +112,7 @@ def test_every_variant_is_read(files: Path, name: str, capsys: pytest.CaptureFix
     assert calls == {"aten::relu": 1}
     assert main(["analyze", str(files / name)]) == 0
     out = capsys.readouterr().out
-    assert "Optimizer.step#AdamW.step" in out or name == "stack.json"  # there the modules come first
+    assert "Optimizer.step#AdamW.step" in out or name == "stack.json"  # in this variant the modules come first
     assert "None" not in out
 
 
@@ -133,7 +133,7 @@ def test_files_without_a_trace_are_refused_by_name(files: Path, name: str, what:
 def test_ranks_under_torchrun_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, traces = tmp_path / "rank.py", tmp_path / "traces"
     script.write_text(RANK)
-    # Not as forks: in them a rank sometimes hung at the end of the recording.
+    # Do not fork: in forks a rank sometimes hung at the end of the recording.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     done = subprocess.run(
         [*command, "--nproc-per-node", "2", str(script), str(traces)], capture_output=True, text=True, timeout=55

@@ -70,7 +70,7 @@ def write(folder: Path, *children: Node, devices: Node | None = None) -> Path:
 
 
 def sums(file: Path) -> dict[str, dict[str, float]]:
-    """Return each path's metrics, summed over the nodes inside it, by a recursion of their own."""
+    """Return each path's metrics, summed over the nodes inside it by an independent recursion."""
 
     def of(one: Node, path: str) -> dict[str, float]:
         total = {name: value for name, value in one["metrics"].items() if isinstance(value, int | float)}

@@ -188,7 +188,7 @@ def _write_tables(database: sqlite3.Connection, of: Recording, end: str) -> None
     pid = of["pid"]
     insert("metadata", "schema_version", "3")
     insert("info_node", "host")
-    process = pid + 1000  # the number that the tables use need not be the pid
+    process = pid + 1000  # the process number in the tables need not be the pid
     database.execute(f"INSERT INTO rocpd_info_process{end} VALUES (?, 1, ?)", (process, pid))
     for agent, kind, index, name in ((0, "CPU", 0, "EPYC"), (4, "GPU", 3, "MI300X")):
         row = (agent, process, kind, index, f"gfx {agent}", name)
@@ -257,7 +257,7 @@ def test_kernels_copies_calls_and_ranges_are_read(tmp_path: Path, write: Write) 
 def test_a_kernel_has_the_phase_of_the_outermost_call_that_launched_it(tmp_path: Path, write: Write) -> None:
     trace = read(write(tmp_path / "a.json", [STEPS]))
     by_name = {kernel.function.name: kernel for kernel in trace.kernels}
-    assert by_name["ncclDevKernel_Generic_1"].launch_start_s == pytest.approx(3_100e-9)  # that of ncclAllReduce
+    assert by_name["ncclDevKernel_Generic_1"].launch_start_s == pytest.approx(3_100e-9)  # the call of ncclAllReduce
     assert [kernel.in_graph for kernel in trace.kernels] == [False, False, False, True]
     found = profile(trace)
     assert [step.name for step in found.steps] == ["step"]
@@ -331,7 +331,7 @@ def test_damaged_records_are_counted_and_left_out(tmp_path: Path, write: Write) 
     one = (1, 1, 1)
     damaged = [
         ("gemm", 9_000, 8_000, 4, 1, 20, one, one),  # ends before it begins
-        ("gemm", 9_000, 9_100, 77, 1, 20, one, one),  # of an unknown agent
+        ("gemm", 9_000, 9_100, 77, 1, 20, one, one),  # has an unknown agent
         ("gemm", "soon", 9_100, 4, 1, 20, one, one),
         ("gemm", 9_000, 9_100, 4, 1, "x", one, one),
         ("gemm", 9_000, 9_100, 4, 1, 20, one, (0, 1, 1)),  # a workgroup without threads

@@ -47,7 +47,7 @@ def stack_global(module: str, name: str) -> bytes:
         (b"\x80\x02(X\x0b\x00\x00\x00touch ownedios\nsystem\n.", "os.system"),
         (b"\x80\x04\x8c\x09a file idQ.", r"a persistent id \('a file id'\)"),
         (stack_global("o\x1b[2Js", "system"), r"'o\\x1b\[2Js.system'"),
-        (pickle.dumps(Path("x")), "pathlib.PosixPath"),  # harmless, and refused as well
+        (pickle.dumps(Path("x")), "pathlib.PosixPath"),  # harmless, but refused as well
     ],
 )
 def test_pickle_with_code_is_refused(data: bytes, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
 def test_file_beyond_memory_is_refused_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "huge.pickle"
     path.write_bytes(b"\x80\x04")
-    os.truncate(path, 1 << 42)  # sparse: 4 TiB on no disk
+    os.truncate(path, 1 << 42)  # a sparse file: 4 TiB that take no disk space
     with pytest.raises(ConfigError, match=r"4096.0 GiB and needs about .* record fewer events \(max_entries of"):
         read(path)
 

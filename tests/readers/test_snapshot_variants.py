@@ -1,6 +1,6 @@
 """Snapshots of several devices, of requests that failed, with annotations, and of other versions of PyTorch.
 
-They are made by a simulated allocator. A reader of its own, which counts without the replay, checks the numbers.
+A simulated allocator makes them. An independent reader, which counts without the replay, checks the numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def attributed(path: Path, device: int | None = None) -> Attribution:
 
 
 def counted_peak(data: Data, device: int) -> int:
-    """Return the peak by adding up the sizes, back from the state at the end."""
+    """Return the peak by adding up sizes backwards from the final state."""
     blocks = [b for s in data["segments"] if s["device"] == device for b in s["blocks"]]
     now: int = sum(b["size"] for b in blocks if b["state"] == "active_allocated")
     most = now
@@ -61,7 +61,7 @@ def used(seed: int, frames: bool = True) -> CachingAllocator:
 
 
 def together(*allocators: CachingAllocator) -> Data:
-    """Return one snapshot of a device for each allocator."""
+    """Return one snapshot with a device for each allocator."""
     parts = [allocator.snapshot(number) for number, allocator in enumerate(allocators)]
     whole = parts[0]
     whole["segments"] = [segment for part in parts for segment in part["segments"]]
@@ -88,7 +88,7 @@ def older(data: Data, version: str) -> Data:
             history = {"addr": block.pop("address"), "real_size": requested, "frames": block.pop("frames")}
             if block["state"] == "active_allocated":
                 block["history"] = [history]
-    if version == "2.4":  # annotations of every thread stand among the events of device 0
+    if version == "2.4":  # annotations of every thread are among the events of device 0
         data.pop("external_annotations")
         marks = [{"action": "user_defined", "frames": [], "time_us": 1, "stream": 0} for _ in range(3)]
         data["device_traces"][0][0:0] = marks
@@ -167,7 +167,7 @@ def exhausted(free: int, asked: int, hole: int = 10 * MIB, expandable: bool = Fa
     allocator.request_free(pieces[6])
     frames = [{"filename": "train.py", "line": 9, "name": "forward"}]
     allocator.events.append({"action": "oom", "size": asked, "device_free": free, "frames": frames, "time_us": 2000000})
-    allocator.complete_free(pieces[6])  # later: the request had failed already
+    allocator.complete_free(pieces[6])  # after the request had failed
     allocator.free(allocator.alloc(30 * hole))
     allocator.empty_cache()
     allocator.alloc(30 * hole)
@@ -206,7 +206,7 @@ def test_failed_request_is_shown(write_snapshot: Write, capsys: pytest.CaptureFi
 
 
 def test_expandable_segments_are_recognised_by_their_events(write_snapshot: Write) -> None:
-    """Versions of PyTorch differ in the settings that they write; events and segments tell as well."""
+    """PyTorch versions differ in the settings that they write, but events and segments also show it."""
     data = used(3).snapshot()
     assert not read(write_snapshot(copy.deepcopy(data))).settings.expandable_segments
     mapped = copy.deepcopy(data)

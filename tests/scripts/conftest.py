@@ -136,7 +136,7 @@ def rank_tables(record: RunRecord) -> dict[str, list[Row]]:
 def recorded(record: RunRecord) -> RunRecord:
     """Return the record with tables of its profiler and workload.
 
-    Tables of kernels and of low precision are from real records, those of memory and ranks are made up.
+    Tables of kernels and of low precision come from real records; tables of memory and ranks are made up.
     """
     if record.config.get("collective"):
         return with_calls(record)

@@ -1,4 +1,4 @@
-"""Table of frozen predictions and what a GPU measured."""
+"""Tests of the table of frozen predictions and the measured memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of profiles/, drawn again from their committed records."""
+"""Tests that figures of profiles/ can be drawn again from their committed records."""
 
 import importlib
 

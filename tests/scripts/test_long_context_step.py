@@ -1,4 +1,4 @@
-"""Plan of the long training step: what a compiled block keeps, and which blocks are recomputed."""
+"""Tests of the plan of the long training step: bytes kept by a compiled block, and recomputed blocks."""
 
 from __future__ import annotations
 

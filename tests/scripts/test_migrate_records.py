@@ -1,4 +1,4 @@
-"""Migration of records of earlier schemas: what they lacked, and model FLOPs that were credited otherwise."""
+"""Tests of migrating records of earlier schemas: missing fields, and model FLOPs that were credited differently."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def study(name: str) -> Any:
 
 
 def invented(builders: Any, config: RunConfig) -> RunRecord:
-    """Return a made-up record whose time and memory grow with the work; a profiled one has real tables."""
+    """Return a made-up record with time and memory that grow with the work; a profiled one has real tables."""
     if config.shape is None:
         work = config.model.d_model * config.model.num_layers * config.tokens_per_sequence * config.batch_size
         record = builders.ok(config, 1e-9 * work, 1e3 * work, 10**9)

@@ -1,4 +1,4 @@
-"""Table of the traces of other people: its own reader agrees with the package, and differences are told."""
+"""Tests of the table of foreign traces: its independent reader agrees with the package, or differences are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmark of the training step: its ablation, and what a peer's library changes and undoes."""
+"""Tests of the benchmark of the training step: its ablation, and changes by peers' libraries that are undone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_torchao_replaces_all_linear_layers_but_the_head_and_undoes_its_patch(sc
     assert loss != expected
     assert float(loss) == pytest.approx(float(expected), rel=0.02)
     found = dict(llama.named_parameters())
-    assert all(found[name] is weight for name, weight in weights.items())  # those that the optimizer has
+    assert all(found[name] is weight for name, weight in weights.items())  # rows that the optimizer has
     assert all(weight.grad is not None for weight in weights.values())
 
 

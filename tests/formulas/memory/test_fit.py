@@ -36,7 +36,7 @@ def measured() -> list[RunRecord]:
     ("size", "count", "extra_bytes"),
     [
         (100, 3, 3 * 412),  # rounded up to 512 bytes
-        (9 * MIB, 4, 0),  # two in a block of 20 MiB, with 2 MiB split off
+        (9 * MIB, 4, 0),  # two tensors in a block of 20 MiB, with 2 MiB split off
         (1600 * 1600 * 4, 4, 2 * (20 * MIB - 2 * 1600 * 1600 * 4)),  # two in a block, with 0.47 MiB unused
         (25 * MIB, 10, 10 * MIB),  # each in a block of 26 MiB
         (1600 * 6400 * 4, 2, 2 * 15 * MIB // 16),

@@ -1,4 +1,4 @@
-"""Training steps below nsys: ranges of two blocks by hooks, and around the same work by hand, in one process.
+"""Training steps under nsys: ranges of two blocks by hooks, and ranges placed by hand around the same work.
 
 Command: reference_ranges.py STEPS
 """
@@ -20,7 +20,7 @@ ranges = NvtxRanges()
 
 
 class Marker(torch.autograd.Function):
-    """Identity whose backward calls a function."""
+    """Identity with a backward that calls a function."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, then: Callable[[], object]) -> Tensor:
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 
 if __name__ == "__main__":
-    net, x = Net(), torch.randn(512, 256, requires_grad=True)  # else nothing would end the backward of the first block
+    net, x = Net(), torch.randn(512, 256, requires_grad=True)  # otherwise nothing ends the first block's backward
     with annotated(ranges, net):
         for _ in range(int(sys.argv[1])):
             with annotate("step"):

@@ -1,4 +1,4 @@
-"""The ncu profiler: its command, the choice of kernels, and cells whose counters are refused or missing."""
+"""Tests of the ncu profiler: its command, the choice of kernels, and cells with forbidden or missing counters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record(status: str = "ok") -> RunRecord:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ncu that prints only its version, and the package beside it."""
+    """Install an ncu that prints only its version, and the package ncu-report."""
     (tmp_path / "ncu").write_text("#!/bin/sh\necho Version 2025.3.1.0\n")
     (tmp_path / "ncu").chmod(stat.S_IRWXU)
     (tmp_path / "ncu_report.py").touch()
@@ -111,7 +111,7 @@ def test_machine_without_a_driver_is_named_before_ncu(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("status", ["ok", "error", "killed"])
 def test_forbidden_counters_make_cell_unavailable(tmp_path: Path, status: str) -> None:
-    """The status of the worker does not matter: a program whose profiler fails may end in any way."""
+    """The worker's status does not matter, because a program with a failing profiler may end in any way."""
     (tmp_path / "a.ncu.log").write_text(
         "==PROF== Connected to process 7\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access "
         "NVIDIA GPU Performance Counters on the target device 0.\n"

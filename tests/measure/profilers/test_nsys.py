@@ -1,4 +1,4 @@
-"""The nsys profiler: its command, missing requirements, and, where nsys is installed, a real trace on the CPU."""
+"""Tests of the nsys profiler: its command, missing requirements, and, if nsys is installed, a real CPU trace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tool(folder: Path, name: str, script: str) -> None:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A complete nsys that prints only its version."""
+    """Install an nsys that prints only its version."""
     tool(tmp_path / "target-linux-x64", "nsys", "echo NVIDIA Nsight Systems version 2024.2.3.38-242334140272v0")
     tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
     monkeypatch.setenv("PATH", str(tmp_path / "target-linux-x64"), prepend=":")

@@ -1,4 +1,4 @@
-"""Contract of every profiler: its hooks, its own worker, and times that are not compared as timings."""
+"""Tests of the contract of every profiler: its hooks, its own worker, and times that do not count as timings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training loops under torch.compile, which print what it compiled: `compiled.py BACKEND LOOP`."""
+"""Training loops under torch.compile that print its compilations: `compiled.py BACKEND LOOP`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def model_that_compiles_itself(backend: str) -> None:
 
 
 def whole_step(backend: str) -> None:
-    """Compile everything in one function, with what breaks its graph."""
+    """Compile a whole step as one function, with code that breaks its graph."""
     model, optimizer = model_and_optimizer()
 
     @torch.compile(backend=backend)
@@ -81,7 +81,7 @@ def whole_step(backend: str) -> None:
 
 
 def compiled_again(backend: str) -> None:
-    """Forget what was compiled in the middle of the loop."""
+    """Reset the compiler in the middle of the loop."""
     model, optimizer = model_and_optimizer()
     loss_of = torch.compile(lambda x: model(x).square().mean(), backend=backend)
     for step in range(STEPS):
@@ -99,7 +99,7 @@ SLOW = (whole_step, compiled_again)  # these compile many functions
 
 
 def report(name: str) -> None:
-    """Print what torch.compile counted for one loop, and the functions of torch that are replaced."""
+    """Print torch.compile's counters for one loop, and the functions of torch that are replaced."""
     found = {group: dict(counters[group]) for group in ("frames", "graph_break", "unimplemented", "stats", "recompile")}
     print(name, {group: sorted(counts.items()) for group, counts in found.items()})
     counters.clear()

@@ -1,6 +1,6 @@
-"""Seeded training script that knows nothing of a recorder: `script.py STATUS KIND`, with words in KIND.
+"""Seeded training script without any code for a recorder: `script.py STATUS KIND`, with words in KIND.
 
-It prints what is typed, too.
+It also prints its standard input.
 """
 
 # ruff: noqa: E402 (the script looks what was imported before it)

@@ -1,4 +1,4 @@
-"""Seeded training loops in the styles of public scripts, which know nothing of a recorder.
+"""Seeded training loops in the styles of public scripts, without any code for a recorder.
 
 Each runs `STEPS` iterations and returns its modules. As a script, `styles.py STYLE` prints a digest of the parameters.
 """
@@ -30,7 +30,7 @@ def batches(count: int = STEPS, workers: int = 0) -> DataLoader[tuple[Tensor, ..
 
 
 def gan(critic_steps: int = 1) -> Iterable[nn.Module]:
-    """Two models and two optimizers: the critic sees a real and a false batch, then the generator learns."""
+    """Train two models with two optimizers: the critic on a real and a generated batch, then the generator."""
     generator, critic = two_layers(4), two_layers(1)
     of_critic, of_generator = (torch.optim.Adam(model.parameters()) for model in (critic, generator))
     for real, _ in batches():
@@ -51,7 +51,7 @@ def three_critic_steps() -> Iterable[nn.Module]:
 
 
 def reinforcement() -> Iterable[nn.Module]:
-    """Several forward passes with an environment between them, then one backward pass."""
+    """Run several forward passes with an environment between them, then one backward pass."""
     policy = two_layers()
     optimizer = torch.optim.Adam(policy.parameters())
     for _ in range(STEPS):
@@ -69,7 +69,7 @@ def reinforcement() -> Iterable[nn.Module]:
 
 
 def accumulation() -> Iterable[nn.Module]:
-    """Two batches a step, evaluation and a checkpoint between steps, data from forked workers."""
+    """Accumulate two batches per step, with evaluation and a checkpoint between steps, and data from forked workers."""
     model = two_layers()
     optimizer = torch.optim.AdamW(model.parameters())
     for i, (inputs, labels) in enumerate(batches(2 * STEPS, workers=1)):
@@ -88,7 +88,7 @@ def accumulation() -> Iterable[nn.Module]:
 
 
 def closure() -> Iterable[nn.Module]:
-    """Optimizer that computes the loss itself, several times a step."""
+    """Use an optimizer that computes the loss itself, several times per step."""
     model = two_layers()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     for inputs, labels in batches():
@@ -104,7 +104,7 @@ def closure() -> Iterable[nn.Module]:
 
 
 def compiled() -> Iterable[nn.Module]:
-    """Compiled model; its gradients are clipped."""
+    """Train a compiled model with clipped gradients."""
     model = two_layers()
     called = torch.compile(model, backend="aot_eager")
     optimizer = torch.optim.AdamW(model.parameters())
@@ -117,7 +117,7 @@ def compiled() -> Iterable[nn.Module]:
 
 
 def several_optimizers() -> Iterable[nn.Module]:
-    """One model whose two parts have an optimizer each; the second steps in every other iteration only."""
+    """Train two parts of one model with an optimizer each; the second steps only in every other iteration."""
     body, head = nn.Linear(4, 8), nn.Linear(8, 2)
     first, second = torch.optim.AdamW(body.parameters()), torch.optim.SGD(head.parameters(), 0.1)
     for i, (inputs, labels) in enumerate(batches()):
@@ -130,7 +130,7 @@ def several_optimizers() -> Iterable[nn.Module]:
 
 
 def scaler() -> Iterable[nn.Module]:
-    """Scaled gradients, of which some are infinite, so that the scaler leaves the optimizer's step out."""
+    """Scale gradients, some of them infinite, so that the scaler skips the optimizer's step."""
     model = two_layers()
     optimizer, scale = torch.optim.AdamW(model.parameters()), torch.amp.GradScaler("cpu")
     for i, (inputs, labels) in enumerate(batches()):
@@ -146,7 +146,7 @@ def scaler() -> Iterable[nn.Module]:
 
 
 def no_optimizer() -> Iterable[nn.Module]:
-    """Parameters that the script updates itself."""
+    """Update the parameters in the script itself."""
     model = two_layers()
     for inputs, labels in batches():
         model.zero_grad()

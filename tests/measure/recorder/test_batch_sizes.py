@@ -1,4 +1,4 @@
-"""Loops whose batches differ in size: tokens/s of all timed steps together, or none, and a caveat."""
+"""Tests of loops with batches of different sizes: tokens/s of all timed steps together, or none, and a caveat."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEGIN = "the batches of the timed steps differ in size; "
 def recorded(
     out: Path, rows: Sequence[int], *, given: bool = False, model: Any = None, optimizer: Any = None, **options: Any
 ) -> RunRecord:
-    """Record a loop whose first batch is the warm-up; `given`: the loop gives the rows as the tokens of each step."""
+    """Record a loop with its first batch as the warm-up; `given`: the loop passes the rows as tokens of each step."""
     model = net() if model is None else model
     with Recorder(model, optimizer, out=out, **CLEAN | {"steps": 4} | options) as recorder:
         for count in rows:

@@ -1,4 +1,4 @@
-"""Callbacks for the Trainer of Hugging Face, which really runs, and of Lightning, which does where it is installed."""
+"""Tests of the callbacks for Hugging Face's Trainer and, if it is installed, for Lightning's."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_trainer_of_lightning_is_recorded(tmp_path: Path) -> None:
 
 
 def trained(out: Path, batches: int, skipped: Collection[int] = ()) -> tuple[RecorderCallback, tuple[Any, Any]]:
-    """Return a callback after these batches, without warm-up, and the Trainer and module that it is called with.
+    """Return a callback after these batches, without warm-up, with its Trainer and module.
 
     skipped: batches for which the module's on_train_batch_start returned -1; the Trainer reports no end of them.
     """
@@ -97,7 +97,7 @@ def trained(out: Path, batches: int, skipped: Collection[int] = ()) -> tuple[Rec
 
 
 class Module(nn.Module):
-    """Module as Lightning's are: its training step calls its parts, or all of it."""
+    """Module like Lightning's, with a training step that calls its parts, or itself."""
 
     def __init__(self, calls: str) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Module(nn.Module):
 
 
 class Wrapper(nn.Module):
-    """Module that a strategy of Lightning puts around another, to run its training step."""
+    """Module that a Lightning strategy wraps around another, to run its training step."""
 
     def __init__(self, module: Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Steps of a device that runs behind the host, told by a simulated device with a queue and a clock of its own."""
+"""Tests of steps on a device that lags behind the host, with a simulated device that has a queue and a clock."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cs_systems.measure.recorder.phases import Clocks, Timeline
 
 @dataclass
 class Simulation:
-    """Host and device: the device does its work in order, each piece not before the host submitted it.
+    """Simulation of host and device: the device works in order, on each piece only after the host has submitted it.
 
-    fast: seconds that the device's clock counts in one of the host's.
+    fast: seconds of the device's clock per second of the host's.
     """
 
     fast: float = 1.0

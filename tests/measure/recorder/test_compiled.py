@@ -1,4 +1,4 @@
-"""A script under torch.compile: `cs-systems run` leaves it the graphs, breaks and compilations that it has alone."""
+"""Tests that `cs-systems run` does not change a script's graphs, graph breaks and compilations by torch.compile."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LOOPS = [
 
 
 def both(backend: str, loop: str, out: Path) -> tuple[str, str]:
-    """Return what the loops of the script print, alone and recorded."""
+    """Return the output of the script's loops, alone and recorded."""
     run = ["-m", "cs_systems", "run", "--steps", "2:5", "--with", "kineto", "--out", str(out), "--"]
-    # Where its cache is empty, Inductor runs functions that torch.compile counts too: the cache is filled first.
+    # Fill Inductor's cache first: with an empty one it runs functions that torch.compile also counts.
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(out / "cache")}
     programs = ([], [], run) if backend == "inductor" else ([], run)
     done = [

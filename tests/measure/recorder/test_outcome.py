@@ -1,4 +1,4 @@
-"""Outcome of a loop: a NaN loss and skipped optimizer steps are caveats, and nothing is computed to find them."""
+"""Tests of a loop's outcome: a NaN loss and skipped optimizer steps are caveats, found without extra computation."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class _Operators(TorchDispatchMode):
 
 
 def test_no_operator_is_added_to_a_step(tmp_path: Path) -> None:
-    """Compare the operators of a step, of which reading a value would be one."""
+    """Compare the operators of a step; reading a value would add one."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu")

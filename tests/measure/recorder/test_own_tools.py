@@ -1,4 +1,4 @@
-"""A program's own profilers, tracers and later trainings: they keep their results, and the record mentions them."""
+"""Tests of a program's own profilers, tracers and later trainings: they keep working, and the record mentions them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def train(steps: int, each: Callable[[int], object] = lambda step: None, optimiz
 
 
 def profiled_loop(active: int, wait: int) -> int:
-    """Return how many products the program's own profiler saw."""
+    """Return the number of products that the program's own profiler saw."""
     found: list[int] = []
 
     def count(done: profile) -> None:
@@ -68,7 +68,7 @@ def codes(record: RunRecord) -> set[str]:
 
 @pytest.mark.parametrize("wait", [1, 4, 5, 6], ids="program's profiler begins after step {}".format)
 def test_profiler_of_the_program_keeps_its_result(wait: int, tmp_path: Path) -> None:
-    """Ours is to begin after step 5: it waits until the program's has ended, and gives way where that begins later."""
+    """Our profiler would begin after step 5: it waits for the program's to end, and stops if that begins later."""
     with recorded(tmp_path) as recorder:
         assert profiled_loop(active=6, wait=wait) == 12
     timed, profiled = recorder.records
@@ -93,7 +93,7 @@ def test_profiler_of_the_program_that_never_ends_leaves_no_profile_of_ours(tmp_p
 
 
 def test_profiler_of_the_program_with_stacks_finds_the_calls_of_modules(tmp_path: Path) -> None:
-    """It takes the code of nn.Module.__call__ for that of each call, and another code ends the process."""
+    """It assumes the code of nn.Module.__call__ in each call, and the process crashes with any other code."""
     call = nn.Module.__call__
 
     def modules() -> set[str]:
@@ -291,7 +291,7 @@ def test_functions_of_torch_replaced_by_the_program_stay_replaced(tmp_path: Path
 
 
 def run(script: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a script below `cs-systems run`."""
+    """Run a script under `cs-systems run`."""
     file = folder / "script.py"
     file.write_text(script)
     return forks.python("-m", "cs_systems", "run", *options, "--out", str(folder / "out"), "--", str(file))

@@ -1,4 +1,4 @@
-"""Phases that a recorder finds in loops of every kind, told by a clock that advances at each boundary."""
+"""Tests of phases that a recorder finds in loops of every kind, with a clock that advances at each boundary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def measured(recorder: Recorder) -> Measurement:
 
 
 def phases(recorder: Recorder) -> dict[str, float]:
-    """Return the phases of the last step with the number of readings of the clock in them."""
+    """Return the phases of the last step with the number of clock readings in each."""
     return {name: time for name, time in measured(recorder).samples[-1].phases_s.items() if time}
 
 
@@ -115,7 +115,7 @@ def test_two_models_and_two_optimizers_are_one_step(tmp_path: Path) -> None:
     assert phases(recorder) | {"other": 0} == {
         "input": 1.0,
         "forward": 5.0,
-        "loss": 2.0,  # between two forward passes, nothing tells that it is the loss that runs
+        "loss": 2.0,  # between two forward passes, nothing shows that the loss is running
         "backward": 2.0,
         "optimizer": 2.0,
         "zero_grad": 2.0,

@@ -1,4 +1,4 @@
-"""Recorders of the ranks of one job: one record, of the stragglers."""
+"""Tests of recorders on the ranks of one job, which write one record of the stragglers."""
 
 from __future__ import annotations
 

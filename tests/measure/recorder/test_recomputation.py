@@ -89,7 +89,7 @@ class Net(nn.Module):
 
 @contextmanager
 def recorded(out: Path) -> Iterator[list[RunRecord]]:
-    """Record the loop inside of this by the clock above."""
+    """Record the loop inside the block with the clock above."""
     CLOCK.now = 0.0
     found: list[RunRecord] = []
     recorder = ScriptRecorder("loop", out=out, warmup=1, steps=4, profile="none", clock=CLOCK)
@@ -131,7 +131,7 @@ def test_recomputation_belongs_to_backward(call: Callable[[Tensor, nn.ModuleList
 
 
 def test_gradient_of_a_gradient_is_part_of_the_loss(tmp_path: Path) -> None:
-    """A gradient penalty: one backward pass whose result is differentiated by another."""
+    """A gradient penalty differentiates the result of one backward pass by another."""
     plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     with recorded(tmp_path) as records:

@@ -1,4 +1,4 @@
-"""Life of a recorder: its stages and records, loops that end early or fail, and a loop that is left as it was."""
+"""Tests of a recorder's life: its stages and records, loops that end early or fail, and removal of its hooks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def codes(record: RunRecord) -> list[str]:
 
 
 def observable() -> list[Any]:
-    """Return everything of torch that a recorder replaces."""
+    """Return the attributes of torch that a recorder replaces."""
     patched = [vars(owner).get(name) for owner, name, _ in hooks._PATCHES]
     module = sys.modules["torch.optim.optimizer"]
     return [

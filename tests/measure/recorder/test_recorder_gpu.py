@@ -1,4 +1,4 @@
-"""Recorder on a GPU: events at the boundaries, kernels by phase, a snapshot."""
+"""Tests of a recorder on a GPU: events at the boundaries, kernels by phase, a snapshot."""
 
 from __future__ import annotations
 

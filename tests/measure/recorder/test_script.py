@@ -1,4 +1,4 @@
-"""`cs-systems run`: scripts that were not edited are recorded, and do exactly what they do without it."""
+"""Tests of `cs-systems run`: unedited scripts are recorded, and behave exactly as without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPT = str(Path(__file__).with_name("script.py"))
 
 
 def started(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with these words from its very start, which imports torch."""
+    """Run Python with these arguments in a new process, which imports torch."""
     return subprocess.run([sys.executable, *words], input="typed", capture_output=True, text=True)
 
 
@@ -237,7 +237,7 @@ def train(*_, steps=9):
 
 
 def recorded(tmp_path: Path, program: str) -> tuple[subprocess.CompletedProcess[str], list[RunRecord]]:
-    """Run a program that begins as LOOP does, and return what it printed and the records."""
+    """Run a program that begins with LOOP, and return its output and the records."""
     script = tmp_path / "script.py"
     script.write_text(LOOP + program)
     options = ["--steps", "1:4", "--out", str(tmp_path / "out")]
@@ -299,7 +299,7 @@ def test_script_that_ends_its_process_itself_leaves_its_record(
 
 
 def test_script_that_another_program_replaces_leaves_its_record(tmp_path: Path) -> None:
-    """Run the script in a new process, of which nothing is left."""
+    """Run the script in a new process, which it replaces completely."""
     script = tmp_path / "script.py"
     script.write_text(f"{LOOP}train()\nos.execv('/bin/echo', ['echo', 'another program'])\n")
     done = started("-m", "cs_systems", "run", "--steps", "1:4", "--out", str(tmp_path / "out"), "--", str(script))

@@ -1,4 +1,4 @@
-"""`cs-systems run` on a GPU: a trace below nsys, and a memory snapshot, of a script that was not edited."""
+"""Tests of `cs-systems run` on a GPU: a trace under nsys and a memory snapshot of an unedited script."""
 
 from __future__ import annotations
 

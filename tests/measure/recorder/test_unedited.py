@@ -1,4 +1,4 @@
-"""Loops in the styles of public scripts: each of their steps is found, and nothing in them changes."""
+"""Tests with loops in the styles of public scripts: every step is found, and nothing in them changes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_caveat_says_that_optimizers_step_at_different_rates(tmp_path: Path) -> 
 
 
 def test_script_without_an_optimizer_has_a_step_for_each_backward_pass(tmp_path: Path) -> None:
-    """Run it in a process that no optimizer is left in."""
+    """Run it in a process in which no optimizer is left."""
     options = ["--steps", "2:100", "--out", str(tmp_path)]
     done = forks.python("-m", "cs_systems", "run", *options, "--", styles.__file__, "no_optimizer")
     assert done.stdout == f"{digest('no_optimizer')}\n", done.stderr

@@ -1,4 +1,4 @@
-"""Loop on the ranks that torchrun started: `two_ranks.py OUT MODE`, of which rank 1 is slower, or fails."""
+"""Loop on the ranks that torchrun started, with a slower or failing rank 1: `two_ranks.py OUT MODE`."""
 
 from __future__ import annotations
 

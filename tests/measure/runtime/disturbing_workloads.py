@@ -186,14 +186,14 @@ def raises_unprintable_exception() -> None:
 
 
 class HasInvalidTable(ReportsState):
-    """Workload whose table holds a set instead of a value."""
+    """Workload with a table that holds a set instead of a value."""
 
     def tables(self) -> Any:
         return {"mine": [{"x": {1, 2}}]}
 
 
 class HasReservedTable(ReportsState):
-    """Workload whose table has the name of one of the package's tables."""
+    """Workload with a table that has a reserved name of the package."""
 
     def tables(self) -> Any:
         return {"kernels": [{"x": 1}]}
@@ -207,7 +207,7 @@ class DescribesATensor(ReportsState):
 
 
 class DescribesAFraction(ReportsState):
-    """Workload that describes itself with a part of a token."""
+    """Workload that describes itself with a fraction of a token."""
 
     def describe(self) -> Any:
         return {"tokens": 1023.5}

@@ -1,4 +1,4 @@
-"""Processes that a sweep has left."""
+"""Check for processes that a sweep has left running."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def leftover(besides: Iterable[int] = ()) -> dict[int, str]:
     Fork servers are left out, because they serve later sweeps.
 
     Args:
-        besides: processes that ran before, which are left out with all that they start: the browser of tests of pages
-            starts and ends processes at any time.
+        besides: processes that ran before, which are left out with all their descendants, because the browser in tests
+            of pages starts and ends processes at any time.
     """
     known = {*besides}
     theirs = known.union(*map(descendants, known))
@@ -28,7 +28,7 @@ def leftover(besides: Iterable[int] = ()) -> dict[int, str]:
 
 @contextmanager
 def nothing_left(seconds: float = 30.0) -> Iterator[None]:
-    """Check that the processes that start in the block end, at the latest so many seconds after it."""
+    """Check that processes started in the block end, within this many seconds after it."""
     before = leftover()
     yield
     deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Channel: accepts only complete frames of one writer, in order."""
+"""Tests of the channel, which accepts only complete frames of one writer, in order."""
 
 from __future__ import annotations
 

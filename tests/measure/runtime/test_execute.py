@@ -1,4 +1,4 @@
-"""Measurement of cells in this process: real training steps of the tiny model on the CPU."""
+"""Tests of measuring cells in this process: real training steps of the tiny model on the CPU."""
 
 from __future__ import annotations
 
@@ -354,7 +354,7 @@ def test_foreign_attention_and_step_run(tmp_path: Any) -> None:
     (ran,) = record.results["ran"]
     assert ran["attention_path"] == str(source)
     assert len(ran["attention_sha256"]) == 64
-    assert "cost" not in record.results  # nothing was declared: no MFU
+    assert "cost" not in record.results  # no MFU, because nothing was declared
     record = run(replace(OWN, workload=f"{source}:step"))
     assert record.status == "ok", record.reason
     assert record.measurement is not None

@@ -1,4 +1,4 @@
-"""Memory of a user's own model, predicted by a step on fake tensors."""
+"""Tests of predicting the memory of a user's own model by a step on fake tensors."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_tensors_that_the_loss_refers_to_are_counted_once(source: Path) -> None:
 def test_model_converted_while_it_is_built_keeps_its_tied_weights(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cs_systems.measure.runtime.forecast._make_fake", None)  # it must not be built for real
+    monkeypatch.setattr("cs_systems.measure.runtime.forecast._make_fake", None)  # it must not be built on real tensors
     row = forecast(_config(source, "half", device="cpu"))
     assert row["reason"] is None
     assert row["phases"][0]["components"]["parameters"] == 2 * (64 * 64 + 2 * 64)
@@ -149,7 +149,7 @@ def test_convolution_with_tf32_needs_its_tensors_again_in_channels_last(
     x = torch.randn(4, 8, 32, 32).to(memory_format=layout)
     layer = torch.nn.Conv2d(8, 16, 3, padding=1, groups=groups)
     copies = 4 * (8 + 16) * 32 * 32 * 4 + layer.weight.nbytes if copied else 0
-    assert _workspace(lambda: layer(x)) == pytest.approx(copies, abs=512)  # rounded by the allocator
+    assert _workspace(lambda: layer(x)) == pytest.approx(copies, abs=512)  # the allocator rounds sizes
     y = layer(x.requires_grad_())
     assert _workspace(lambda: y.sum().backward()) == pytest.approx(copies, abs=512)
 
@@ -249,7 +249,7 @@ def test_allocator_agrees_with_the_simulation_that_records_events() -> None:
             size = int(2 ** (torch.rand(()) * 16 + 9))
             alive.append((ours.alloc(size), theirs.alloc(size)))
         assert ours.reserved == sum(block.size for block in theirs.blocks)
-    assert ours.allocated == pytest.approx(theirs.allocated, abs=4 * MIB)  # equal sizes may differ in their address
+    assert ours.allocated == pytest.approx(theirs.allocated, abs=4 * MIB)  # addresses of equal blocks may differ
 
 
 @pytest.mark.parametrize("limit", [0, 5, 1000, 10**6])

@@ -1,4 +1,4 @@
-"""Fork server: a forked worker finds what a new process would find, and the server ends with its owner."""
+"""Tests of the fork server: a forked worker has the state of a new process, and the server ends with its owner."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def ran(record: RunRecord) -> dict[str, Any]:
 
 @pytest.fixture
 def hang_up(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Set what the starting process does with SIGHUP; nohup makes it ignored."""
+    """Set the starting process's handling of SIGHUP; nohup ignores it."""
     before = signal.signal(signal.SIGHUP, request.param)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -115,7 +115,7 @@ def test_one_server_serves_all_sweeps_until_something_inherited_changes_or_it_di
 ) -> None:
     first = report(workload)
     server = fork_client._server
-    monkeypatch.setenv("MASTER_PORT", "77")  # which a worker does not get
+    monkeypatch.setenv("MASTER_PORT", "77")  # a worker does not get this
     values = {"COLUMNS": "77", "CUDA_VISIBLE_DEVICES": "77", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
@@ -138,7 +138,7 @@ def test_one_server_serves_all_sweeps_until_something_inherited_changes_or_it_di
 
 
 def test_changes_of_what_a_process_inherits_are_found(tmp_path: Path) -> None:
-    """Change each setting in a child process, whose own settings end with it."""
+    """Change each setting in a child process, so that the changes end with it."""
     program = f"""
 import os, pathlib, resource
 from cs_systems.measure.runtime import fork_client
@@ -167,7 +167,7 @@ for change in (
 
 
 def test_worker_starts_without_a_server_that_cannot_start(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # another environment: another server
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # another environment needs another server
     monkeypatch.setattr("cs_systems.measure.runtime.fork_client.SERVER", [sys.executable, "-c", "raise SystemExit(1)"])
     fork_client.preload(["no_such_module"])
     assert report(workload)["pid"]

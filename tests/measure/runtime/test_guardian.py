@@ -1,4 +1,4 @@
-"""Guardian: ends every process of a worker when the worker, its supervisor or the sweep ends."""
+"""Tests of the guardian, which ends every process of a worker when the worker, its supervisor or the sweep ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from cs_systems.measure.runtime.lifetime import is_running
 from cs_systems.measure.runtime.processes import Log, Tree, WorkerOutOfMemory, describe_exit, oom_kills
 
-# Starts a child, a detached grandchild and one in a session of its own; writes their PIDs, and then waits.
+# Starts a child, a detached grandchild and a process in a new session; writes their PIDs, and then waits.
 STARTS_CHILDREN = """
 import os, sys, time
 def note():

@@ -1,4 +1,4 @@
-"""Isolation of cells: nothing that a step does to its process, its children or its channel reaches another cell."""
+"""Tests of the isolation of cells: no change of a step to its process, children or channel reaches another cell."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def cell(name: str, **rest: object) -> RunConfig:
 def test_disturbing_step_fails_no_other_cell(
     expected: dict[str, tuple[str, str | None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # workers write there; a variable would need another fork server
+    monkeypatch.chdir(tmp_path)  # workers write to this file, because a variable would need another fork server
     before = leftover()
     cells = [cell("ReportsState", steps=1)]
     for number, name in enumerate(expected):

@@ -1,4 +1,4 @@
-"""Journal: skips damaged lines of the folder's files, keeps users' files, and reports a full disk."""
+"""Tests of the journal, which skips damaged lines, keeps users' files, and reports a full disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def some(key: str) -> RunRecord:
     ],
 )
 def test_damaged_line_is_kept_and_skipped(damage: bytes, tmp_path: Path) -> None:
-    """Skip the line as the only and as the first one; keep its bytes."""
+    """A damaged line is skipped as the only and as the first line; its bytes are kept."""
     file = tmp_path / "records.jsonl"
     file.write_bytes(damage)
     journal = Journal.prepare(tmp_path)

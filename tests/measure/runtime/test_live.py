@@ -1,4 +1,4 @@
-"""Live objects, as a notebook has them: measured in this process, and left as they were."""
+"""Tests of live objects, as in a notebook: they are measured in this process and restored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {"warmup": 1, "steps": 2, "device": "cpu"}
 
 
 class Net(nn.Module):
-    """Two blocks, so that checkpoints find them, with a buffer that forward changes and a hook of the user's own."""
+    """Model with two blocks, so that checkpoints find them, a buffer that forward changes and a user's hook."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def of_batch(model: nn.Module, batch: Any) -> Any:
 
 
 class One(Net):
-    """Model of one argument, whose labels go to the loss."""
+    """Model with one argument; the labels go to the loss."""
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(x)
@@ -123,7 +123,7 @@ def test_every_form_of_live_object_is_measured(form: str) -> None:
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> dict[str, Any]:
-    """Return all that a measurement must leave unchanged, in plain values."""
+    """Return everything that a measurement must leave unchanged, as plain values."""
     return {
         "parameters": {
             name: (p.tolist(), p.dtype, p.data_ptr(), p.requires_grad) for name, p in model.named_parameters()
@@ -160,7 +160,7 @@ def trained() -> tuple[Net, torch.optim.Optimizer, Any]:
     return model, optimizer, scheduler
 
 
-OUTCOMES = {  # where it is not a success
+OUTCOMES = {  # if it is not a success
     "{'precision': 'bf16-pure'}": ("error", "RuntimeError: expected dtype f"),  # the optimizer's state is in fp32
     "{'loss': <class 'float'>}": ("error", "TypeError: float() argument mu"),
 }
@@ -315,7 +315,7 @@ def test_object_that_holds_no_step_is_an_error(workload: Any, reason: str) -> No
     assert str(cs_systems.run(workload=workload, **QUICK).reason).startswith(reason)
 
 
-# Calls of the library with wrong arguments, and the message. They stand in a text, since mypy would refuse them.
+# Calls of the library with wrong arguments, and the message. They are texts, because mypy would reject the calls.
 REFUSED = {
     "run(stepz=3)": "run has no argument 'stepz'; did you mean steps",
     "run(model=Net(), inputs=X, size='tiny')": r"run has no argument 'size'; write model=preset\('tiny'\)$",
@@ -670,7 +670,7 @@ def test_another_model_of_one_class_needs_a_name(tmp_path: Path) -> None:
 
 
 class Broken(Net):
-    """Model whose forward raises, as a user's own mistake."""
+    """Model with a forward that raises, as by a user's mistake."""
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
         raise ValueError("mine")

@@ -1,4 +1,4 @@
-"""Batches that differ in size: rates of all timed steps together, and no numbers of a single batch."""
+"""Tests of batches of different sizes: rates of all timed steps together, and no numbers of a single batch."""
 
 from __future__ import annotations
 

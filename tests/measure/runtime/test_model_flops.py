@@ -1,4 +1,4 @@
-"""Model FLOPs of a live model in its record: those of the formula, and a caveat where a mask cannot be read."""
+"""Tests of a live model's FLOPs in its record: they equal the formula; an unreadable mask gives a caveat."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_record_of_a_live_model_has_the_flops_of_the_built_in_one(attention: str
 
 
 class Unreadable(nn.Module):
-    """Model that also attends on tensors without values, whose mask nothing can read."""
+    """Model that also attends on tensors without values, so that its mask cannot be read."""
 
     def __init__(self) -> None:
         super().__init__()

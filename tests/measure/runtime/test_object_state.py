@@ -1,4 +1,4 @@
-"""State of live objects: whatever a model holds, and however it refuses or answers a change, is as it was before."""
+"""Tests that the state of live objects is restored, whatever a model holds and however it reacts to changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ X = torch.randn(4, 8)
 
 
 class Model(nn.Module):
-    """Model that holds something, which each forward changes."""
+    """Model that holds an object, which each forward changes."""
 
     def __init__(self, held: Any = None, change: Callable[[Any], object] = lambda model: None) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Mapped:
 
 
 class Hostile:
-    """Object that raises at whatever a careless copy would do with it."""
+    """Object that raises on every operation of a careless copy."""
 
     def __init__(self) -> None:
         self.__dict__["width"] = 8
@@ -180,7 +180,7 @@ class Watched:
 
 
 class Lazy:
-    """Object that fills a cache when it is first asked."""
+    """Object that fills a cache at its first use."""
 
     @functools.cached_property
     def table(self) -> list[int]:
@@ -333,7 +333,7 @@ IDS = torch.arange(4)
 
 
 def state_of(*objects: Any) -> Any:
-    """Return all that the objects hold, and the random numbers."""
+    """Return everything that the objects hold, and the state of the random numbers."""
     generators = torch.get_rng_state().tolist(), random.getstate(), repr(numpy.random.get_state(legacy=False))
     return picture(*objects), generators
 
@@ -539,7 +539,7 @@ def test_unrestorable_object_is_named_and_the_rest_is_restored() -> None:
 
 
 class Unreadable(Tensor):
-    """Tensor whose values no function reads."""
+    """Tensor with values that no function can read."""
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, *_: Any, **__: Any) -> NoReturn:
@@ -598,7 +598,7 @@ def test_ctrl_c_waits_until_the_model_is_restored(monkeypatch: pytest.MonkeyPatc
 
 
 class CountingLoss(nn.Module):
-    """Loss that counts its calls, trains a temperature and remembers."""
+    """Loss that counts its calls, trains a temperature and keeps state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -775,7 +775,7 @@ def test_modules_are_kept_however_much_else_a_model_holds(monkeypatch: pytest.Mo
 
 
 def test_unchanging_services_are_not_followed() -> None:
-    """Threads, files, loggers, data sets and functions go on in their own time."""
+    """Threads, files, loggers, data sets and functions change independently."""
 
     class Worker(threading.Thread):
         count = 0

@@ -1,4 +1,4 @@
-"""Cells on N ranks: started by torch's launcher, measured together, one record each."""
+"""Tests of cells on N ranks: started by torch's launcher, measured together, one record each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures of one rank: each fails only its cell, soon, and names the rank; real ranks with gloo on CPUs."""
+"""Tests of failures of one rank: each quickly fails only its cell, and names the rank; real ranks with gloo on CPUs."""
 
 from __future__ import annotations
 

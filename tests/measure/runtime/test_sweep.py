@@ -19,7 +19,7 @@ from tests.measure.runtime.test_survival import TINY, cell
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep for several tests: its folder, its records, and the errors of sweeps that started beside it."""
+    """Sweep shared by several tests: its folder, its records, and the errors of simultaneous sweeps."""
 
     folder: Path
     records: list[RunRecord]
@@ -28,7 +28,7 @@ class Sweep:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """Return a sweep of a repeated cell, one that raises, and one whose worker exits, from an empty marker on."""
+    """Return a sweep of a repeated cell, one that raises, and one that exits, begun with an empty marker."""
     folder, refusals = tmp_path_factory.mktemp("done"), []
     (folder / ".running").touch()
     first = sweep([*[cell("fine")] * 3, cell("raises"), cell("exits")], out=folder)

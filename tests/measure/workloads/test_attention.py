@@ -59,7 +59,7 @@ def test_mode_selects_phases_and_their_costs(mode: Mode) -> None:
     assert record.results["memory"][0]["predicted_peak_bytes"] > 0
 
 
-# Compiling supports seconds per cell.
+# Backends that compile take seconds per cell, so they are left out.
 @pytest.mark.parametrize("name", [n for n in plugins.names("attention") if n not in ("flex", "compiled")])
 def test_every_backend_runs_or_is_unavailable_with_reason(name: str) -> None:
     record = run(replace(TINY, attention=name))

@@ -1,4 +1,4 @@
-"""Sizes of batches: their samples and tokens, and None where a batch does not tell."""
+"""Tests of batch sizes: samples and tokens, and None if a batch does not show them."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_own_model_is_compared_on_the_same_batch_and_dropout(precision: Precisio
 
 
 class Loss(nn.Linear):
-    """Model that returns its loss alone, as some do where labels are given."""
+    """Model that returns only its loss, as some do when labels are given."""
 
     def forward(self, x: torch.Tensor) -> Any:
         return {"loss": super().forward(x).square().mean()}
@@ -215,7 +215,7 @@ def test_outputs_in_a_dataclass_are_compared() -> None:
 
 
 class Shifted(nn.Module):
-    """Softmax of shifted scores: the shift's gradient is 0, and what is computed of it is roundoff."""
+    """Softmax of shifted scores: the shift's gradient is 0, so its computed value is only roundoff."""
 
     def __init__(self) -> None:
         super().__init__()

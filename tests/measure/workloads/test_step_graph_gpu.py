@@ -1,4 +1,4 @@
-"""The whole step as one CUDA graph gives the bits of the step without it."""
+"""Tests that the whole step as one CUDA graph gives the same bits as without a graph."""
 
 from __future__ import annotations
 

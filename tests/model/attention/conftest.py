@@ -14,7 +14,7 @@ from cs_systems.model.attention import AttentionBackend, AttentionCall
 
 @dataclass(frozen=True)
 class Case:
-    """One attention call. layout: memory layout of q, k and v; grad: memory layout of the output's gradient."""
+    """Case of an attention call. layout: memory layout of q, k and v; grad: memory layout of the output's gradient."""
 
     seq_q: int = 130
     seq_k: int | None = None  # None: equal to seq_q

@@ -1,4 +1,4 @@
-"""Tests of the autograd functions' short ways around torch's own Python."""
+"""Tests of the faster autograd functions that bypass torch's own Python code."""
 
 from __future__ import annotations
 

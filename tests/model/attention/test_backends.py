@@ -357,7 +357,7 @@ def test_measured_score_matrices_match_declaration(name: str, causal: bool, dtyp
     matrix_bytes = case.batch * case.heads_q * case.seq_q**2 * getattr(torch, dtype).itemsize
     declared = backend(name).algorithm(case.call("cpu", dtype)).score_matrices
     for measured, count in zip(measured_bytes(name, case, dtype), declared, strict=True):
-        assert count - 0.1 < measured / matrix_bytes < count + 0.8  # the rest: q, k, v, out, their copies and one mask
+        assert count - 0.1 < measured / matrix_bytes < count + 0.8  # others: q, k, v, out, copies, one mask
 
 
 @pytest.mark.parametrize("name", TILED)
@@ -435,7 +435,7 @@ def test_flash_torch_matches_naive_at_any_shape(
 
 
 def test_equal_attention_calls_hash_equal() -> None:
-    """The answer of torch's backend selector is cached by call, so calls must be hashable."""
+    """The result of torch's backend selector is cached by call, so calls must be hashable."""
     assert (
         len({AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1), AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)}) == 1
     )
@@ -447,7 +447,7 @@ CHECKPOINTS = ("none", "every:1", "nested:2:1", "selective:attention", "selectiv
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", plugins.names("attention"))
 def test_executed_flops_are_at_least_those_of_the_model(name: str, device: str) -> None:
-    """For calls of every form, and for a training step in every precision under every kind of checkpoint."""
+    """Check calls of every form, and a training step in every precision with every kind of checkpoint."""
     for seq, seq_k, d_head, causal, align, window in itertools.product(
         (1, 100, 1024), (1, 300, 1024), (16, 80), (False, True), ALIGNMENTS, (None, 1, 130)
     ):

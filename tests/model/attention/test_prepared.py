@@ -34,7 +34,7 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
 
 
 def inputs_of(case: Case, seed: int = 0) -> tuple[Tensor, ...]:
-    """Return inputs at addresses of their own, other ones for each seed."""
+    """Return newly allocated inputs, different for each seed."""
     made = case.inputs("cuda", "bfloat16")
     return tuple(x.roll(seed, 2) for x in made) if seed else made
 
@@ -70,7 +70,7 @@ def in_thread(run: Callable[[], None]) -> None:
     def caught() -> None:
         try:
             run()
-        except BaseException as error:  # a thread's exception would be lost
+        except BaseException as error:  # otherwise a thread's exception would be lost
             raised.append(error)
 
     thread = threading.Thread(target=caught)
@@ -129,7 +129,7 @@ def test_graph_replays_on_new_data_beside_another_graph(backend: AttentionBacken
         for x in inputs:
             x.copy_(torch.randn_like(x))
     torch.cuda.synchronize()
-    for _ in range(10):  # both were captured on one stream, and run at the same time on two
+    for _ in range(10):  # both were captured on one stream, and now run at the same time on two streams
         for graph in graphs:
             with torch.cuda.stream(torch.cuda.Stream()):
                 graph.replay()

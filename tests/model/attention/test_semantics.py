@@ -46,7 +46,7 @@ CASES = {
     "d-head-128": Case(40, d_head=128),
     "d-head-20": Case(40, d_head=20, causal=True),
 }
-FEW = ("causal-130", "full-127", "grouped")  # for dtypes that add time and little coverage
+FEW = ("causal-130", "full-127", "grouped")  # skipped for dtypes that add time and little coverage
 GPU = pytest.mark.gpu
 SETTINGS = [
     *[pytest.param(n, "cpu", "float32", id=f"{n}-cpu-float32") for n in CASES],
@@ -87,7 +87,7 @@ def test_output_and_gradients_match_float64(name: str, case: str, device: str, d
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # torch.compile takes 20 s when nothing is cached
+@pytest.mark.timeout(300)  # torch.compile takes 20 s with an empty cache
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch calls it
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize("name", NAMES)

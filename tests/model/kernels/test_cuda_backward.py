@@ -1,4 +1,4 @@
-"""Tests of how the backward of flash_cuda chooses its tiles; they need no GPU."""
+"""Tests of the choice of tiles in flash_cuda's backward; they need no GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY_TILE = [tile for tiles in BACKWARD_TILES.values() for tile in tiles]
     offset=st.integers(-300, 300),
 )
 def test_tiles_visited_are_those_that_the_mask_leaves(tile: BackwardTile, seq_q: int, seq_k: int, offset: int) -> None:
-    """A block works on every tile from the first that sees one of its keys, and on the last if none does."""
+    """A block computes every tile from the first that sees one of its keys on; if none does, only the last tile."""
     tiles = -(-seq_q // tile.queries)
     seen = 0
     for key in range(0, seq_k, tile.keys):
@@ -30,7 +30,7 @@ def test_tiles_visited_are_those_that_the_mask_leaves(tile: BackwardTile, seq_q:
     assert tile.visited(seq_q, seq_k, None) == tiles * -(-seq_k // tile.keys)
 
 
-# As measured on one H100, each beside the other tile.
+# As measured on one H100, each tile compared with the other.
 @pytest.mark.parametrize(
     ("d_head", "seq", "causal", "queries"),
     [

@@ -127,7 +127,7 @@ def test_update_of_weights_does_not_spill(tokens: int, moments: torch.dtype) -> 
     opcodes = opcodes_of(update_weights(tensors, multiprocessors=132))
     assert opcodes["STL"] + opcodes["LDL"] == 0
     assert min(opcodes[name] for name in ("HGMMA", "UTMALDG", "UBLKCP")) > 0
-    assert opcodes["MEMBAR"] <= 5  # a release at the cluster's scope in the loop made it wait for memory
+    assert opcodes["MEMBAR"] <= 5  # a release with cluster scope in the loop made the kernel wait for memory
 
 
 @pytest.mark.parametrize("tokens", [2048, 8192])

@@ -37,10 +37,10 @@ CASES = [(c, dtype, d, kernel) for c, sizes in SIZES.items() for dtype, d in siz
 KNOWN_SPILLS: dict[tuple[Any, ...], int] = {
     (90, "bfloat16", 256, "dkdv"): 10,  # 2 × 64 × 256 accumulators on 256 threads take half of the registers
     (100, "bfloat16", 64, "forward"): 6,  # triton 3.6 limits it to 128 registers; 3.7 does not spill
-    (100, "part add norm backward 0"): 5,  # of triton 3.7; 3.6 is not tried
+    (100, "part add norm backward 0"): 5,  # measured with triton 3.7; not tried with 3.6
 }
 """Limits of local-memory instructions, the larger of triton 3.6 and 3.7. Kernels not listed may have none."""
-LONG_TIMEOUT = pytest.mark.timeout(300)  # a kernel takes a second or two, or ten on a busy machine
+LONG_TIMEOUT = pytest.mark.timeout(300)  # a kernel compiles in a second or two, or ten on a busy machine
 
 
 def compile_all(capability: int) -> dict[str, dict[str, Any]]:
@@ -205,7 +205,7 @@ def test_elementwise_kernels_of_parts_access_eight_elements_at_once() -> None:
 
 @LONG_TIMEOUT
 def test_one_key_is_not_specialized_as_a_constant() -> None:
-    """With that constant, ptxas of triton 3.6 crashed on 10 of 363 random calls."""
+    """With a constant length of 1, ptxas of triton 3.6 crashed on 10 of 363 random calls."""
     found = compiled(90)
     assert found["keys 1"] == found["keys 3"]
 

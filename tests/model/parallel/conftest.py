@@ -19,7 +19,7 @@ LIMIT_S = 50.0
 
 
 class Ranks:
-    """The results of all ranks of one world size."""
+    """Results of all ranks of one world size."""
 
     def __init__(
         self, world_size: int, folder: Path, target: Callable[..., None] = run_rank, limit_s: float = LIMIT_S

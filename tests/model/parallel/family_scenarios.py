@@ -1,4 +1,4 @@
-"""Training of models that others wrote, by two ranks under every strategy and by one process."""
+"""Training of foreign models by two ranks under every strategy, and by one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.model.parallel.training import tensors
 
 STEPS = 3
 AVAILABLE = [name for name, family in FAMILIES.items() if not family.is_missing]
-# Under other strategies than fsdp: experts, frozen weights, recurrent and convolutional layers.
+# Families for strategies other than fsdp: experts, frozen weights, recurrent and convolutional layers.
 FEW = [name for name in ("gpt2", "mixtral", "lora", "resnet", "lstm") if name in AVAILABLE]
 
 
@@ -41,10 +41,10 @@ class Task:
 
     @classmethod
     def of(cls, family: str, rank: int) -> Task:
-        """Return the task of a rank; its model has the parameters of the rank's own seed."""
+        """Return the task of a rank; its model is initialised with the rank's own seed."""
         torch.manual_seed(rank)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of the libraries, while they are imported
+            warnings.simplefilter("ignore")  # warnings of the libraries' imports
             model, forward, loss_of = FAMILIES[family].make()
         if FAMILIES[family].needs is not None:
             model.eval()  # no dropout, which would differ between the ranks and one process
@@ -72,7 +72,7 @@ def parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def train_family(name: str, family: str, rank: int, world_size: int) -> dict[str, Any]:
-    """Train on one rank; return losses, the parameters after the first and the last step, and what the rank keeps."""
+    """Train on one rank; return losses, parameters after the first and the last step, and the rank's own tensors."""
     task, strategy = Task.of(family, rank), composed(name)
     sizes = [p.nbytes for p in task.model.parameters()]
     trained = sum(p.nbytes for p in task.model.parameters() if p.requires_grad)
@@ -157,7 +157,7 @@ def in_bf16(rank: int, world_size: int) -> dict[str, list[float]]:
 
 
 def refused(rank: int, world_size: int) -> dict[str, str]:
-    """Return what strategies say that cannot take a family."""
+    """Return the errors of strategies that do not support a family."""
     found = {}
     for family in FEW:
         each: list[tuple[str, dict[str, Any]]] = [("tp", {}), ("fsdp+tp", {"tp_degree": TP_DEGREE})]

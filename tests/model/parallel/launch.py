@@ -1,4 +1,4 @@
-"""Launcher of test ranks: if one hangs or dies, it ends all of them. It does not import torch."""
+"""Launcher of test ranks, which ends all of them if one hangs or dies. It does not import torch."""
 
 from __future__ import annotations
 
@@ -45,6 +45,6 @@ def _run(module: str, target: str, *arguments: Any) -> None:
 
 
 def _check(ranks: list[Any]) -> None:
-    """Raise for ranks that have failed; one that still runs has no exit code yet."""
+    """Raise AssertionError for ranks that have failed; running ranks have no exit code yet."""
     failed = {rank: p.exitcode for rank, p in enumerate(ranks) if p.exitcode}
     assert not failed, f"exit codes by rank: {failed}"

@@ -93,7 +93,7 @@ def assigned(rank: int, world_size: int) -> dict[str, str]:
 
 
 class _FailsBelowZero(torch.autograd.Function):
-    """Identity whose backward fails if an input was negative."""
+    """Identity with a backward that fails if an input was negative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

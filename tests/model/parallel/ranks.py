@@ -32,7 +32,7 @@ ON_NCCL: dict[str, dict[str, Any]] = {
 
 
 def cases(name: str, world_size: int) -> list[Case]:
-    """Return the cases of a strategy: fewer for compositions, whose parts are tested alone, and for three ranks."""
+    """Return the cases of a strategy: fewer for compositions, with parts tested alone, and for three ranks."""
     each = Case("fp32", micro_batches=2, finishes_each=True)
     exact = Case("fp32", micro_batches=2)
     low = Case("bf16" if composed(name).one_dtype else "mixed", micro_batches=2)
@@ -98,7 +98,7 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
     """Run training and all scenarios of a rank on a CPU."""
     join("gloo", rank, world_size, folder)
     refusals = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings(action="ignore"):  # it warns that these kernels are replaced
+    with warnings.catch_warnings(action="ignore"):  # torch warns that these kernels are replaced
         for name in NAMED_ON_THE_HEAP:
             refusals.impl(name, refuse, "CPU")
     results = _train(rank, world_size, "cpu")

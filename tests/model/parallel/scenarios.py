@@ -24,7 +24,7 @@ from tests.model.parallel.training import CONFIG
 
 
 class Backwards(nn.Module):
-    """Model whose layers run in the reverse order of their registration."""
+    """Model with layers that run in the reverse order of their registration."""
 
     def __init__(self, layers: int = 3) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def kept_alive(rank: int, world_size: int) -> list[str]:
 
 
 class MeanOverRanks(torch.autograd.Function):
-    """Mean over the ranks, which communicates in forward and in backward, as synchronised batch norm does."""
+    """Mean over the ranks that communicates in forward and in backward, as synchronised batch norm does."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def collectives_of_two_models(rank: int, world_size: int) -> dict[str, Any]:
 
 
 class Added(nn.Module):
-    """Model of two parameters whose gradients share memory."""
+    """Model of two parameters with gradients that share memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every strategy with models that others wrote, compared with one process: losses, gradients, parameters, memory."""
+"""Tests of every strategy with foreign models against one process: losses, gradients, parameters, memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.model.parallel.conftest import Ranks
 from tests.model.parallel.family_scenarios import AVAILABLE, FEW, pairs, run_family_rank, train_family_alone
 from tests.model.parallel.ranks import composed
 
-LIMIT_S = 100.0  # each rank imports transformers, which takes long on a busy machine
+LIMIT_S = 100.0  # each rank imports transformers, which is slow on a busy machine
 
 pytestmark = pytest.mark.timeout(150)
 alone = cache(train_family_alone)

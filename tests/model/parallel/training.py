@@ -1,4 +1,4 @@
-"""Small training by one process or by N ranks, whose parameters after a few steps are compared."""
+"""Small training by one process or by N ranks, to compare the parameters after a few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of SwiGLU inside the products around it: where it runs, its parameters, and its kernels on a Hopper GPU."""
+"""Tests of fused SwiGLU: its requirements, its parameters, and its kernels on a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_kernels_compute_what_float64_does(shape: tuple[int, int, int]) -> None:
     w2 = (torch.randn(d_model, d_ff, device="cuda") / d_ff**0.5).bfloat16()
     both, h = fused_feed_forward._forward(x, w13)
     assert error(both, x.double() @ w13.double().T) < 3e-3
-    gate, value = both.double().unflatten(-1, (-1, 2)).unbind(-1)  # the kernels, too, see gate and value in bfloat16
+    gate, value = both.double().unflatten(-1, (-1, 2)).unbind(-1)  # the kernels also see gate and value in bfloat16
     gate.requires_grad_()
     value.requires_grad_()
     exact = torch.nn.functional.silu(gate) * value

@@ -48,7 +48,7 @@ def product_bound(x: Tensor, x_dtype: torch.dtype, w: Tensor, w_dtype: torch.dty
 
 
 def spread(rows: int, columns: int, decades: float, seed: int, device: str = "cpu") -> Tensor:
-    """Return random numbers of both signs whose sizes span `decades`, with some zeros."""
+    """Return random numbers of both signs with magnitudes over `decades`, and some zeros."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, columns, generator=generator)
     x *= 10 ** (decades * (torch.rand(rows, columns, generator=generator) - 0.5))

@@ -67,7 +67,7 @@ def plain_product(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
 
 
 def ids_of(table: Tensor) -> Tensor:
-    """Return token ids (n, 2) for a table, some of them repeated and some rows never named."""
+    """Return token ids (n, 2) for a table, with some ids repeated and some never used."""
     rows = table.shape[0]
     return (torch.arange(rows // 3 * 2, device=table.device) ** 2 % max(1, rows)).view(-1, 2)
 
@@ -111,7 +111,7 @@ SHAPES = ((2, 3, 8), (1, 1, 1), (3, 5, 33), (1, 2, 300), (0, 4, 8))  # batch, to
 
 
 def results(function: Callable[..., Any], tensors: list[Tensor]) -> list[Tensor]:
-    """Return the outputs of a function and its gradients for all tensors, where the outputs' own are fixed numbers."""
+    """Return the outputs of a function and its gradients for all tensors, given fixed gradients of the outputs."""
     inputs = [x.detach().requires_grad_() for x in tensors]
     outputs = function(*inputs)
     outputs = [outputs] if isinstance(outputs, Tensor) else [*outputs]
@@ -161,7 +161,7 @@ def test_kernel_takes_any_layout(name: str, device: str) -> None:
 
 @DEVICES
 def test_norm_adds_in_the_dtype_that_the_plain_addition_has(device: str) -> None:
-    """Use the dtypes of autocast: the residual stream is float32, what attention gives is bfloat16."""
+    """Use the dtypes of autocast: the residual stream is float32, the output of attention bfloat16."""
     x, weight = torch.randn(2, 3, 20, device=device), torch.randn(20, device=device)
     added = torch.randn(2, 3, 20, device=device).bfloat16()
     case = CASES["add norm"]
@@ -196,7 +196,7 @@ def test_rotation_in_place_and_into_other_tensors_do_not_share_launches(device: 
     weight = torch.randn(3 * heads * width, 6, device=device)
     rope = rope_of(weight.t()[:, ::3], heads)
     rotated_in_place = fused_rotary.rotated_product(x, weight, rope=rope, heads=heads)
-    q, k, v = fused_rotary._split(x @ weight.t(), heads)  # of the layout that was just rotated in place
+    q, k, v = fused_rotary._split(x @ weight.t(), heads)  # has the layout that was just rotated in place
     q, k = fused_rotary.Rotated.apply(q, k, rope.cos, rope.sin)
     for a, b in zip(rotated_in_place, (q, k, v), strict=True):
         torch.testing.assert_close(a, b)
@@ -204,7 +204,7 @@ def test_rotation_in_place_and_into_other_tensors_do_not_share_launches(device: 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of a text: `count` of a vocabulary of `rows`, of which a share is the token `frequent`."""
+    """Token ids of a text: `count` ids below `rows`; a share of them is the token `frequent`."""
 
     rows: int
     count: int
@@ -449,7 +449,7 @@ def test_multiply_in_place_scales_every_element(
 
     monkeypatch.setattr(cross_entropy, "SCALING_PROGRAMS", programs)
     for count in (0, 1, 5000):
-        x = (torch.arange(count, device=device) % 50).to(dtype)  # exact products: the interpreter cuts bfloat16 off
+        x = (torch.arange(count, device=device) % 50).to(dtype)  # exact: the interpreter truncates bfloat16
         expected = x * factor
         cross_entropy.multiply_in_place(x, torch.tensor(factor, device=device))
         assert torch.equal(x, expected)

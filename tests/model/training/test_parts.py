@@ -1,4 +1,4 @@
-"""Contract of every part of the model: the plain modules' function in float64, and their parameter names.
+"""Tests of the contract of every part: the plain modules' function in float64, and their parameter names.
 
 Parts that are Triton kernels run in its interpreter, which must be chosen before triton is imported. One test therefore
 runs this file in a new process.
@@ -123,7 +123,7 @@ def compare_with_plain(names: tuple[str, ...], dtype: str, shape: tuple[int, int
     tolerance = max(part(name).tolerance[dtype] for name in names)
     assert abs(float(loss) - float(expected)) <= tolerance * float(expected)
     assert gradients.keys() == reference.keys()
-    if dtype != "bfloat16":  # a whole model in bfloat16 is off by more than a part of it
+    if dtype != "bfloat16":  # a whole model in bfloat16 has a larger error than a part
         for key, gradient in gradients.items():
             assert (gradient.cpu() - reference[key]).norm() <= tolerance * reference[key].norm(), key
 

@@ -1,4 +1,4 @@
-"""Tests of the update inside the products of the weights' gradients: the part on a CPU, the kernel on a Hopper GPU."""
+"""Tests of the update fused into the weights' gradients: the part on a CPU, the kernel on a Hopper GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trained(config: RunConfig, steps: int = 3) -> tuple[list[float], TrainStep]:
 
 @pytest.fixture(autouse=True)
 def forgotten_compilations() -> Iterator[None]:
-    """Leave no compilations of the blocks behind: torch compiles one function a few times, and then no more."""
+    """Reset compilations of the blocks, because torch compiles one function only a few times."""
     yield
     torch._dynamo.reset()
 
@@ -220,7 +220,7 @@ def test_stochastic_rounding_has_no_bias() -> None:
     fused_weight_update.update_pass(1).run([*tensors, settings, group["progress"]], ())
     error = optimizer.tensors_of(product.weight)[2].double() - m
     assert error.abs().max() <= m.abs().max() * 2**-7
-    assert abs(float(error.mean())) <= 4 * float(error.std()) / 512  # of 512² elements
+    assert abs(float(error.mean())) <= 4 * float(error.std()) / 512  # number of tiles of 512² elements
 
 
 @pytest.mark.gpu
