@@ -1,4 +1,4 @@
-"""Steps that seem to run under bf16 autocast and run in fp32: for the study autocast_dtypes."""
+"""Steps that seem to run under bf16 autocast but run in fp32, for the study autocast_dtypes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Step = Callable[[], None]
 
 
 def other_device(config: RunConfig, device: Device) -> Step:
-    """Autocast for the device that the tensors are not on."""
+    """Use autocast for another device than the tensors'."""
     other = "cpu" if device.is_cuda else "cuda"
     return _step(device, lambda model, x: _under(other, lambda: model(x)))
 
 
 def outside(config: RunConfig, device: Device) -> Step:
-    """The model is called after the context was left."""
+    """Call the model after the context has ended."""
 
     def forward(model: ToyModel, x: torch.Tensor) -> torch.Tensor:
         ready = _under(device.torch.type, lambda: x * 2)
@@ -31,7 +31,7 @@ def outside(config: RunConfig, device: Device) -> Step:
 
 
 def no_context(config: RunConfig, device: Device) -> Step:
-    """A context was made and never entered."""
+    """Make a context and never enter it."""
 
     def forward(model: ToyModel, x: torch.Tensor) -> torch.Tensor:
         torch.autocast(device.torch.type, torch.bfloat16)
@@ -42,7 +42,7 @@ def no_context(config: RunConfig, device: Device) -> Step:
 
 def _under(device: str, call: Callable[[], torch.Tensor]) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it switches autocast off; in a long log nobody reads it
+        warnings.simplefilter("ignore")  # torch warns that it disables autocast, easily missed in a log
         with torch.autocast(device, torch.bfloat16):
             return call()
 

@@ -1,4 +1,4 @@
-"""FlashAttention's forward pass in CUDA C++ at teaching scale: each step adds one technique, to measure its effect.
+"""FlashAttention's forward pass in CUDA C++ for teaching: each step adds one technique, to measure its effect.
 
     reference.c → naive → shared → padded → coalesced → registers → unrolled → async → tensor_cores → copies on streams
 
@@ -35,7 +35,7 @@ FOLDER = Path(__file__).parent / "cuda_steps"
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the series.
+    """Step of the series.
 
     source: the .cu file's name. switches: its macros besides D; those that count rows and keys size the launch. dtype:
     of q, k and v; the output is always fp32.
@@ -46,7 +46,7 @@ class Step:
     dtype: torch.dtype = torch.float32
 
     def macros(self, d_head: int) -> dict[str, int]:
-        """Return the macros that the file is compiled with.
+        """Return the macros for compiling the file.
 
         Steps with one row per thread keep 16 KiB each of queries and output.
         """
@@ -86,7 +86,7 @@ STEPS: dict[str, Step] = {
     "async": Step("async", _ASYNC),
     "tensor_cores": Step("tensor_cores", {"KEYS": 64}, torch.float16),
 }
-# The last fp32 step without one of its techniques.
+# Variants of the last fp32 step, each without one of its techniques.
 LEFT_OUT: dict[str, Step] = {
     "without_shared": Step("async", {**_ASYNC, "SHARED": 0}),
     "without_padding": Step("async", {**_ASYNC, "PADDING": 0}),
@@ -98,7 +98,7 @@ LEFT_OUT: dict[str, Step] = {
 
 
 def attend(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute softmax(q kᵀ / √d) v by the step `name`, of STEPS or LEFT_OUT.
+    """Compute softmax(q kᵀ / √d) v by the step `name` in STEPS or LEFT_OUT.
 
     q, k, v: (batch, n, d) on a CUDA device, contiguous, of the step's dtype; n a multiple of the
         rows of a block (`Step.launch`; 64 or 128, as there is no code for edges), d one of 32, 64, 128.
@@ -232,7 +232,7 @@ def _reference() -> Any:
         return ctypes.CDLL(str(library))
 
 
-COPIED = "tensor_cores"  # what computes between the copies
+COPIED = "tensor_cores"  # the step that computes between the copies
 
 
 def _backend(function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -265,10 +265,10 @@ def _from_host(config: RunConfig, device: Device, streams: int) -> Callable[[], 
 
 
 def one_stream(config: RunConfig, device: Device) -> Callable[[], None]:
-    """Copy in, compute, copy out, batch after batch."""
+    """Copy in, compute and copy out, one batch after the other."""
     return _from_host(config, device, 1)
 
 
 def four_streams(config: RunConfig, device: Device) -> Callable[[], None]:
-    """The same with the batches on four streams in turn."""
+    """Copy in, compute and copy out, with the batches on four streams in turn."""
     return _from_host(config, device, 4)

@@ -1,4 +1,4 @@
-"""flash_triton with one square tile for its three kernels, and what that takes of a multiprocessor.
+"""Backends of flash_triton with one square tile for its three kernels, and the resources that they use.
 
 Backends, as in `--attention scripts/_tiles.py:tile_64`: Triton's default of 3 stages, and 4 warps, for 128 × 128 twice
 that. Before anything is launched its kernels are compiled, and a call whose block would need more than the GPU has is
@@ -38,7 +38,7 @@ def tile_of(size: int) -> Tile:
 
 @cache
 def resources(capability: int, tile: Tile, dtype: str, d_head: int, causal: bool, kernel: str) -> KernelResources:
-    """One of the kernels, for a head of queries and a head of keys of lengths that 16 divides."""
+    """Return a kernel's resources for one head of queries and one of keys, with lengths divisible by 16."""
     from cs_systems.model.kernels.triton.launch import Problem  # needs triton
 
     shape = (1, 1, 2048, d_head)
@@ -54,8 +54,10 @@ def resources(capability: int, tile: Tile, dtype: str, d_head: int, causal: bool
 
 
 def too_large(capability: int, size: int, call: AttentionCall) -> str | None:
-    """Why a block of the call's kernels does not fit a multiprocessor, and what to do; None where all fit, or where
-    the architecture's limit is not known."""
+    """Return the reason why a block of the call's kernels does not fit a multiprocessor, with the remedy, or None.
+
+    None also if the architecture's limit is unknown.
+    """
     limit = SHARED_LIMIT_BYTES.get(capability)
     for kernel in (BACKWARD if call.needs_backward else FORWARD) if limit else ():
         needs = resources(capability, tile_of(size), call.dtype, call.d_head, call.causal, kernel).shared_bytes
@@ -91,7 +93,7 @@ def _backend(size: int) -> AttentionBackend:
 
 
 class Limits:
-    """A step compiles the kernels of the config's backend, one of the above, for an architecture."""
+    """Workload with a step that compiles the kernels of one of these backends for an architecture."""
 
     def __init__(self, capability: int, config: RunConfig) -> None:
         self.capability, self.config, self._rows = capability, config, list[dict[str, Any]]()

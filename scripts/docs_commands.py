@@ -33,7 +33,7 @@ _PROGRAM = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """Fenced block of commands: its text, and what it needs that not every machine has."""
+    """Fenced block of commands, with its text and its special requirements on the machine."""
 
     text: str
     needs: str | None
@@ -59,7 +59,7 @@ def blocks(markdown: str) -> list[Block]:
 
 
 def own_words(command: str) -> list[str] | None:
-    """Return the words after cs-systems in a command, up to a pipe or a further command; None for another program."""
+    """Return the words after cs-systems in a command, up to a pipe or the next command; None for another program."""
     if not (match := _PROGRAM.search(command)):
         return None
     words = shlex.split(match[1], comments=True)
@@ -68,7 +68,7 @@ def own_words(command: str) -> list[str] | None:
 
 
 def is_reproducible(command: str) -> bool:
-    """Return True if each run of a command prints the same: it reads files of the repository, or predicts."""
+    """Return True if each run of a command prints the same, because it reads files of the repository or predicts."""
     if (words := own_words(command)) is None:
         return command.split()[0] in ("gunzip", "head")
     reads_study = words[0] in ("compare", "report") and any(word.startswith("profiles/") for word in words)
@@ -90,7 +90,7 @@ def prepare(folder: Path) -> dict[str, str]:
 
 
 def run(command: str, folder: Path, environment: dict[str, str]) -> str:
-    """Run a command and return what it printed. Raises RuntimeError where it failed."""
+    """Run a command and return its output. Raises RuntimeError if it failed."""
     line = ["bash", "-o", "pipefail", "-c", command]
     done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode != 0:

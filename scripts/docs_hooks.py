@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: options and files as tables, links out of docs/, and no page that needs a network.
+"""Hooks of MkDocs: tables of options and files, links out of docs/, and a check that pages need no network.
 
 `<!-- options: time -->` in a page becomes the tables of the options of `cs-systems time`, from its parser, and
 `<!-- files: cs_systems -->` those of the files of a folder, from their first lines; `<!-- formats -->` becomes the
@@ -54,7 +54,7 @@ def options(command: str) -> str:
 
 
 def formats() -> str:
-    """Return the table of the formats that are read."""
+    """Return the table of readable formats."""
     rows = [
         f"| {_cell(', '.join((f'{one.title}:', *(f'`{end}`' for end in one.suffixes))).replace(':,', ':'))} "
         f"| {_cell(one.record)} | {_cell(one.lacks)} | `{one.command}` |"
@@ -117,7 +117,7 @@ def _picture(found: re.Match[str], page: str, config: Any, files: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """Raise PluginError where a page would fetch something from a network."""
+    """Raise PluginError if a page would fetch anything from a network."""
     _refuse(_FROM_NETWORK.findall(output), page.file.src_uri)
     return output
 

@@ -1,4 +1,4 @@
-"""List of the files of the repository, each with its first line, which says what the file is for.
+"""List of the repository's files, each with the first line of its description.
 
     python3 scripts/files.py                    # all; or: make files
     python3 scripts/files.py readers tests/cli  # files whose path contains a word; make files FOLDER=readers
@@ -26,7 +26,7 @@ _BLOCK = re.compile(r"/\*(.*?)\*/|\{#-?(.*?)-?#\}", re.DOTALL)
 
 
 def first_line(file: Path) -> str:
-    """Return the sentence that says what the file is for; "" where it has none."""
+    """Return the first line of a file's description; "" if it has none."""
     text = file.read_text()
     if file.suffix == ".py":
         return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]

@@ -46,7 +46,7 @@ ONE_ROW_LONGEST = 4096
 
 @dataclass(frozen=True)
 class Kind:
-    """Combination of properties that a kernel is compiled for.
+    """Combination of properties for which a kernel is compiled.
 
     lengths: length of the keys compared with that of the queries. layout: memory layout of q, k and v. even_q, even_k:
     16 divides the length; Triton compiles such lengths separately, as it does a length or number of 1.
@@ -56,7 +56,7 @@ class Kind:
     d_head: int
     causal: bool
     align: str
-    group: int  # query heads of a key head
+    group: int  # query heads per key head
     lengths: str  # equal, shorter (q than k), longer; rounding may change that
     even_q: bool
     even_k: bool
@@ -287,7 +287,7 @@ class Fuzz:
         reference = exact(inputs, case, backward)
         try:
             got = computed(backend, inputs, case, backward)
-        except Exception as error:  # whatever a kernel raises is what is looked for
+        except Exception as error:  # any error of a kernel is a finding
             yield f"raised {type(error).__name__}: {error}"
             return
         tally.served += 1
@@ -303,7 +303,7 @@ class Fuzz:
         elif self.against and backward and not backends[self.against].unavailable(case.call(self.device.type)):
             try:
                 theirs = computed(backends[self.against], inputs, case, backward)
-            except Exception:  # what the other one cannot do is no measure
+            except Exception:  # skip cases that the other backend cannot run
                 tally.others_fail.append(number)
                 return
             others = {what: errors(g, *r) for what, g, r in zip(RESULTS, theirs, reference, strict=True)}

@@ -148,7 +148,7 @@ def _mib(amount: int | None) -> float | None:
     return None if amount is None else amount / 1024**2
 
 
-# From here on: what the worker process, in which torch is, looks up by name in this file.
+# The worker process, which imports torch, looks up everything below by name.
 
 
 def packed(config: RunConfig, device: Device) -> Attention:

@@ -1,4 +1,4 @@
-"""Migrate records of earlier schemas to the present one, in place.
+"""Migrate records of earlier schemas to the current one, in place.
 
 Question: which records under a folder were written by an earlier version of cs_systems?
 Method: each .jsonl file of records is rewritten line by line, with the fields that its schema lacked. Samples, times,
@@ -24,7 +24,7 @@ SCORES = ("score_flops", "score_bytes")
 
 
 def migrated(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of any earlier schema in the present one. Raises ConfigError for an unreadable config."""
+    """Convert a record of any earlier schema to the current one. Raises ConfigError for an unreadable config."""
     if data["schema_version"] < CREDITED:
         _credit_anew(data)
     config = RunConfig.from_dict(data["config"])

@@ -1,4 +1,4 @@
-"""Put the tables of README.md and docs/results.md into them, from committed records.
+"""Update the tables in README.md and docs/results.md from committed records.
 
 Question: how far is the fast recipe on one H200 from a compiled Llama, and from the chip? What does a training step of
     each model size take with naive attention? How fast is our attention beside its peers, and a step on two GPUs?
@@ -69,7 +69,7 @@ and [profiles/fsdp_launches](profiles/{SHARDED}.md).
 
 
 def headline(folder: Path) -> str:
-    """Return the table of the fast step beside the fastest Llama. Raises ValueError, with the remedy, without rows."""
+    """Return the table of the fast step and the fastest Llama. Raises ValueError, with the remedy, without rows."""
     rows = _steps(folder / TRAINING_STEP)
     again = [row["times as fast"] for row in _steps(folder / AGAIN) if not row["note"]]
     range_ = f"{min(again):.2f} to {max(again):.2f}"
@@ -84,7 +84,7 @@ def _steps(file: Path) -> list[dict[str, Any]]:
         here = {row["variant"]: row for row in found if (row["size"], row["context"]) == (size, context)}
         llama = min((here[name] for name in LLAMA if name in here), key=lambda row: row["wall_s"], default=None)
         fast = here.get(FAST)
-        if llama is None or fast is None:  # a run that ended early
+        if llama is None or fast is None:  # an incomplete run
             continue
         llama_s = llama["wall_s"]
         rows.append({
@@ -116,7 +116,7 @@ def _belongs(record: RunRecord) -> bool:
     config = record.run_config
     return (
         config.model.context_length == CONTEXT
-        and config.model.label in PRESETS  # as it is, with nothing overridden
+        and config.model.label in PRESETS  # the unmodified preset
         and config.attention == "naive"
         and config.mode == Mode.TRAIN_STEP
         and config.profiler == "none"
@@ -164,7 +164,7 @@ PAGES = {"README.md": ("headline",), "docs/results.md": ("headline", "presets", 
 
 
 def filled(page: str, name: str) -> str:
-    """Return a page's text with its tables made anew. `name`: which of PAGES it is."""
+    """Return a page's text with updated tables. `name`: its name in PAGES."""
     profiles = ROOT / "profiles"
     makers = {
         "headline": lambda: headline(profiles),

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven by the DevTools protocol through a pipe: one browser, and a tab for each page."""
+"""Driver of headless Chromium by the DevTools protocol through a pipe: one browser with a tab for each page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHIFT = 8
 
 
 class Browser:
-    """Running browser with an own, empty profile; a context manager that ends it."""
+    """Running browser with a separate, empty profile; a context manager that ends it."""
 
     def __init__(self) -> None:
         if CHROMIUM is None:
@@ -136,10 +136,10 @@ class Tab:
         self._forget()
 
     def load(self, file: Path, *, fragment: str = "", **emulated: Any) -> None:
-        """Load the file, also in place of an earlier page, whose events are forgotten."""
+        """Load the file, and drop the events of an earlier page."""
         self.emulate(**emulated)
         self._forget()
-        self.loads += 1  # a part of the address: one that differs in its fragment alone would not be loaded
+        self.loads += 1  # as a query: addresses that differ only in the fragment are not loaded
         self.call("Page.navigate", url=f"{file.absolute().as_uri()}?{self.loads}{fragment}")
         while not any(e["method"] == "Page.loadEventFired" for e in self.events()):
             self.browser.receive()
@@ -166,7 +166,7 @@ class Tab:
         self.call("Emulation.setEmulatedMedia", media=media, features=listed)
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression; of a promise, that which it resolves to.
+        """Return the value of an expression; for a promise, its resolved value.
 
         Raises:
             RuntimeError: The expression threw an error.
@@ -177,7 +177,7 @@ class Tab:
         return found["result"].get("value")
 
     def processor_ms(self) -> float:
-        """Return the processor's time of the page's main thread until now, without that of other programs."""
+        """Return the CPU time of the page's main thread so far, in ms."""
         metrics = {metric["name"]: metric["value"] for metric in self.call("Performance.getMetrics")["metrics"]}
         return float(metrics["ThreadTime"]) * 1e3
 
@@ -204,7 +204,7 @@ class Tab:
         file.write_bytes(base64.b64decode(shot["data"]))
 
     def problems(self) -> list[str]:
-        """Return every message on the console, uncaught error and request but that for the page itself."""
+        """Return every console message, uncaught error, and request other than for the page itself."""
         found, requested = [], 0
         for event in self.events():
             kind, detail = event["method"], event["params"]
@@ -218,7 +218,7 @@ class Tab:
 
 
 def frames(tab: Tab, spans: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the processor's time in ms to draw each span of the timeline, rasterisation included."""
+    """Return the CPU time in ms to draw each span of the timeline, including rasterisation."""
     taken = []
     for start, end in (spans[0], *spans):  # the first twice: the browser compiles the script
         tab.evaluate(f"timeline.show(timeline.end * {start}, timeline.end * {end})")
@@ -229,7 +229,7 @@ def frames(tab: Tab, spans: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def frames_per_s(tab: Tab) -> float:
-    """Return how many frames a second the browser shows while the timeline is zoomed in and out with each of them."""
+    """Return the frames per second while the timeline zooms in and out, one step per frame."""
     return float(tab.evaluate(f"new Promise((answer) => {{{ZOOMING}}})"))
 
 

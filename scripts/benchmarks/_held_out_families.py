@@ -1,4 +1,4 @@
-"""Models of families whose memory was predicted before it was measured: every size is given, none is a default.
+"""Models of families with memory predicted before it was measured; every size is given explicitly.
 
 Each is a factory (config, device) that returns a model with random weights, and its batch.
 """
@@ -313,7 +313,7 @@ def encoder(config: RunConfig, device: Device) -> Any:
     return model, torch.randn(2 * config.batch_size, 1024, 768), lambda y: y.square().mean()
 
 
-# Those whose prediction was known to be wrong or missing, and mended, before it was frozen.
+# Families with a wrong or missing prediction that was corrected before it was frozen.
 MENDED = ("gemma", "qwen3_moe", "deepseek_v3", "opt", "wav2vec2", "graph_attention", "pyg_gat")
 NEW = (
     "gemma3", "falcon", "gpt_bigcode", "bloom", "mpt", "phi", "stablelm", "cohere", "granite", "olmo2", "mistral",

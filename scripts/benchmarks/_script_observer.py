@@ -1,4 +1,4 @@
-"""Observer of a script's process, which shares no code with the package: its state at exit, and clocks placed by hand.
+"""Observer of a script's process without code of the package: its state at exit, and clocks placed by hand.
 
 public_scripts.py copies this file as sitecustomize.py into a folder at the front of PYTHONPATH. Nothing happens before
 the script imports torch. OBSERVE holds, as JSON: `out`, the folder for one file of each process that trained; `clocks`,
@@ -75,7 +75,7 @@ class _Clocks:
         return call
 
     def switch(self):
-        """Give the time until now to the phase that is open."""
+        """Add the time until now to the open phase."""
         if sys.modules["torch"].cuda.is_initialized():
             sys.modules["torch"].cuda.synchronize()
         now = time.perf_counter()
@@ -201,7 +201,7 @@ def _identity(place):
 
 
 def _counters():
-    """Return what torch.compile counted: frames, unique graphs and graph breaks with their places."""
+    """Return torch.compile's counters: frames, unique graphs and graph breaks with their places."""
     utils = sys.modules.get("torch._dynamo.utils")
     counted = utils.counters if utils else {}
     groups = {name: dict(counted.get(name, {})) for name in ("frames", "stats", "graph_break")}
@@ -209,7 +209,7 @@ def _counters():
 
 
 class _AtImportOfTorch:
-    """Finder that lets the other ones find torch, and observes once it is imported; a search alone does not count."""
+    """Import finder that leaves finding torch to other finders, and begins to observe once torch is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torch":

@@ -43,13 +43,13 @@ def of_cell(ablation: Sequence[dict[str, Any]], cell: Cell) -> Runs:
 
 
 def first_of(ablation: Sequence[dict[str, Any]], cell: Cell, variant: str) -> dict[str, Any]:
-    """Return the row of a variant in the run of the cell that has most rows, or else in the other one."""
+    """Return the row of a variant in the cell's run with the most rows, else in its other run."""
     return next(run[variant] for run in of_cell(ablation, cell) if variant in run)
 
 
 @dataclass(frozen=True)
 class Switched:
-    """Step with a switch in one position, beside the step that it is compared with.
+    """Step with a switch in one position, and the step with which it is compared.
 
     gain_s: what the switch saves; for one that is left out, what the step loses. None: a row failed.
     """
@@ -82,7 +82,7 @@ def positions(runs: Runs) -> dict[str, dict[str, Switched]]:
 def between(row: Mapping[str, Any], base: Mapping[str, Any], how: str, switch: str) -> Switched:
     guess = row["predicted_s"]
     if how == "without":
-        guess = None  # that row's prediction is of the switch's own position
+        guess = None  # that row's prediction is for the switch's own position
     elif switch == "graph" and "queued_s" in base:
         guess = base["wall_s"] - base["queued_s"]
     gain = None

@@ -148,7 +148,7 @@ def stats_command(path: Path) -> list[str]:
 
 
 def rounds(commands: dict[str, list[str]], runs: int) -> dict[str, tuple[float, ...]]:
-    """Return the medians of what `measure` returns, by tool; the tools run in turns."""
+    """Return the medians of the results of `measure` by tool; the tools run in turns."""
     found: dict[str, list[tuple[float, float, float]]] = {tool: [] for tool in commands}
     for _ in range(runs):
         for tool, command in commands.items():

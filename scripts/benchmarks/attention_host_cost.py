@@ -1,4 +1,4 @@
-"""Host time of a small attention call, beside its device time, for every backend.
+"""Host time and device time of a small attention call, for every backend.
 
 Method: one process; for each backend a forward, and a forward with its backward, through its public function and
 autograd. A sample is many calls in a row, submitted while a sleeping kernel occupies the GPU, so that the host waits
@@ -62,7 +62,7 @@ class Calls(CallableWorkload):
 
 
 class Nothing(torch.autograd.Function):
-    """Autograd function that allocates and saves what our backends do, and launches nothing."""
+    """Autograd function that allocates and saves the same as our backends, but launches nothing."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -99,7 +99,7 @@ def waits(sample: Sample) -> bool:
 
 
 def fewer_calls(call: Callable[[], object], device: Device) -> Calls:
-    """Return as many calls as the host can submit without waiting, after compiling them."""
+    """Return the number of calls that the host can submit without waiting, after compiling them."""
     call()
     calls = Calls(call, MOST_CALLS)
     while calls.count > 1 and waits([*measure(calls, device, warmup=1, steps=1)][-1]):
@@ -108,14 +108,14 @@ def fewer_calls(call: Callable[[], object], device: Device) -> Calls:
 
 
 def prepared(name: str, args: argparse.Namespace, device: Device) -> dict[str, Calls] | str:
-    """Return the calls of both passes, or the reason that there are none."""
+    """Return the calls of both passes, or the reason why there are none."""
     _, heads, seq, d_head = args.shape
     backend = backend_named(name)
     if reason := backend.unavailable(AttentionCall("cuda", args.dtype, d_head, seq, seq, heads, heads, args.causal)):
         return reason
     try:
         return {kind: fewer_calls(call, device) for kind, call in calls_of(backend, args).items()}
-    except Exception as error:  # a peer's failure must not cost the other rows
+    except Exception as error:  # a peer's failure must not affect the other rows
         return f"failed: {type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""Time of the toolkit's attention beside its peers, call for call.
+"""Time of the toolkit's attention compared with its peers, call by call.
 
 Method: ten shapes, causal and not, bf16; forward and backward through each backend's public function and autograd, each
 phase by device events with the launches hidden and the L2 cache cleared before each step; the backends of a shape one

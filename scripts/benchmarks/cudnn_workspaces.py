@@ -1,4 +1,4 @@
-"""Workspaces that cuDNN takes for convolutions and recurrent layers, which the prediction of memory is fitted to.
+"""Workspaces of cuDNN for convolutions and recurrent layers, to which the prediction of memory is fitted.
 
 Method: each row of a committed table names a layer; the workspace is the peak of allocated memory while a pass runs,
 less what is allocated when it has returned. `ieee` is fp32 without TF32. A recurrent layer's backward pass copies the
@@ -27,7 +27,7 @@ PASSES = ("forward_mib", "input_gradient_mib", "weight_gradient_mib")
 
 
 def workspace_bytes(run: Callable[[], Any]) -> int:
-    """Return how far allocated memory rises, while `run` runs, above what it is with the result."""
+    """Return the peak of allocated memory while `run` runs, above the memory with its result."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     result = run()

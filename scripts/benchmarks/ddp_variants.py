@@ -76,7 +76,7 @@ def group(max_ctas: int | None, high_priority: bool) -> dist.ProcessGroup | None
 
 
 def own(kind: type[DataParallel] = DataParallel, size_mb: float = 100.0, **how: Any) -> Wrap:
-    """Return one of our variants with buckets; size 0: a bucket a parameter. last_mb: size of the bucket sent last."""
+    """Return one of our variants with buckets; size 0: one per parameter. last_mb: size of the bucket sent last."""
     how = {"send_thread": True, **how}
     last_bytes = how.pop("last_mb") * 2**20 if "last_mb" in how else None
     buckets = partial(by_size, size_bytes=size_mb * 2**20, last_bytes=last_bytes) if size_mb else one_each
@@ -102,7 +102,7 @@ def torchs(size_mb: float | None, view: bool, bf16: bool = False, priority: bool
 
 
 def variants(on_gpu: bool) -> list[Variant]:
-    """Return the most telling first. Without NCCL those that need it are left out."""
+    """Return the variants, the most informative first. Without NCCL, variants that need it are left out."""
     found = [
         Variant(ALONE, lambda model: model),
         Variant("torch_ddp", torchs(None, view=False)),
@@ -159,7 +159,7 @@ class Step:
         self.wrapped: nn.Module = self.model
         self.variant: Variant | None = None
         self.loss: torch.Tensor | None = None
-        self.blas: Any = None  # the library that was preferred before
+        self.blas: Any = None  # the library preferred before
 
     def put_on(self, variant: Variant) -> None:
         self.variant, self.wrapped = variant, variant.wrap(self.model)
@@ -219,7 +219,7 @@ def visit(step: Step, variant: Variant, steps: int) -> list[float]:
 
 
 def recorded(step: Step, variant: Variant, folder: Path) -> dict[str, Any]:
-    """Return a step of this rank under torch.profiler, the faster of two, as `overlap` tells it."""
+    """Return the faster of two steps of this rank under torch.profiler, as described by `overlap`."""
     from torch.profiler import ProfilerActivity, profile
 
     step.put_on(variant)
@@ -282,7 +282,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def slower(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the straggler's row: of the rows of all ranks that of the longest step."""
+    """Return the straggler's row: the row of the rank with the longest step."""
     rows: list[dict[str, Any]] = [{} for _ in range(process_group.size())]
     dist.all_gather_object(rows, row)
     return max(rows, key=lambda row: row["step_s"])

@@ -184,7 +184,7 @@ FAMILIES = (
 
 
 def measured(config: RunConfig, device: Device) -> dict[str, Any]:
-    """Return the peaks of the last training step in bytes, and what ran. Raises whatever the model raises."""
+    """Return the peaks of the last training step in bytes, and a description of it. Raises the model's errors."""
     set_float32_matmul(config.precision)
     workload = build(config, device)
     peaks: dict[str, int] = {}
@@ -237,7 +237,7 @@ def _config(name: str, precision: str, file: Path = Path(__file__)) -> RunConfig
 
 
 def freeze(path: Path, precisions: list[str]) -> None:
-    """Write the predictions of the held-out families, with what they were made by."""
+    """Write the predictions of the held-out families, with the versions that made them."""
     import _held_out_families as held_out
 
     git = ["git", "log", "-1", "--format=%s"]  # the subject: the hash changes when a branch moves
@@ -286,7 +286,7 @@ def _noting(kernels: set[str]) -> Callable[..., str | None]:
 
 
 def measure(frozen: Path, device: Device, budget_s: float) -> None:
-    """Print a line of JSON for each frozen prediction: the measured peaks, or why there are none."""
+    """Print a line of JSON for each frozen prediction: the measured peaks, or the reason why there are none."""
     started = time.perf_counter()
     versions = {name: _version(name) for name in ("torch", "transformers", "torch-geometric")}
     print(json.dumps({"device": device.name, "cudnn": torch.backends.cudnn.version(), **versions}), flush=True)
@@ -299,7 +299,7 @@ def measure(frozen: Path, device: Device, budget_s: float) -> None:
             try:
                 device.release_memory()
                 found |= measured(_config(row["family"], row["precision"], HELD_OUT), device)
-            except Exception as error:  # the other families go on
+            except Exception as error:  # continue with the other families
                 found["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             gc.collect()
         print(json.dumps(found | {"seconds": round(time.perf_counter() - began, 1)}), flush=True)
@@ -313,7 +313,7 @@ def _version(package: str) -> str | None:
 
 
 def compared(frozen: Path, measurement: Path) -> str:
-    """Return the page of frozen predictions and their measurement: how far they are apart, and every row."""
+    """Return the page of frozen predictions and measurements: their differences, and every row."""
     predicted = json.loads(frozen.read_text())
     machine, *lines = [json.loads(line) for line in measurement.read_text().splitlines() if line.startswith("{")]
     found = {(line["family"], line["precision"]): line for line in lines}
@@ -400,7 +400,7 @@ def _line(name: str, precision: str, device: Device) -> str:
         try:
             device.release_memory()
             peak = measured(config, device)["peak_bytes"]
-        except Exception as error:  # the other families go on
+        except Exception as error:  # continue with the other families
             notes.append(f"not measured: {type(error).__name__}: {error}")
         gc.collect()
     else:

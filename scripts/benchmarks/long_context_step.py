@@ -1,4 +1,4 @@
-"""Plan of the 8B training step at 32,768 tokens on two GPUs, then the step itself beside FSDP2's.
+"""Plan of the 8B training step at 32,768 tokens on two GPUs, and the measured step compared with FSDP2's.
 
     python3 scripts/benchmarks/long_context_step.py                                  # the plan: memory and time
     python3 scripts/benchmarks/long_context_step.py --run --out runs/long_context    # on two GPUs: plan and measurement
@@ -72,7 +72,7 @@ calls alone. In short runs products reach 770 TFLOP/s and flash_cuda 795 and 667
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to run the step. recomputed: the number of blocks, the first ones, that keep their input only."""
+    """Plan to run the step. recomputed: number of first blocks that keep only their input."""
 
     model: ModelConfig
     tokens: int
@@ -89,7 +89,7 @@ class Plan:
         return n * ((6 * m.d_model + 2 * m.d_ff) * BF16 + m.num_heads * FP32)
 
     def memory(self) -> dict[str, float]:
-        """Return the bytes of a rank at the end of forward, by what they are for."""
+        """Return the bytes of a rank at the end of forward, by purpose."""
         m, n = self.model, self.tokens
         hidden, kept = n * m.d_model * BF16, self.kept_by_a_block()
         own = parameter_count(m) / self.ranks

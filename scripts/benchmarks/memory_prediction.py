@@ -1,4 +1,4 @@
-"""Predicted peak memory beside the peak that a GPU measures, with the cells that do not fit.
+"""Predicted peak memory compared with the peak measured on a GPU, with the cells that do not fit.
 
 Method: every preset × context 128 … 2048 × fp32 and bf16 × {naive, flash, flash under checkpoints} × {forward, training
 step}, batch 4; one step as warm-up (the optimizer makes its state in it) and one more, the most telling cells first.

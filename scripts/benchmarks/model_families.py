@@ -56,7 +56,7 @@ VOCABULARY = {"medium": 32_000, "tiny": 64}
 
 
 class Case:
-    """A model with its inputs, for a batch size."""
+    """Model with its inputs, for a batch size."""
 
     def __init__(self, model: nn.Module, inputs: Row, loss_of: Loss | None = None) -> None:
         self.model, self.inputs = model, inputs

@@ -1,4 +1,4 @@
-"""Time to predict a config's memory, to say what fits, and to find the cheapest checkpoints.
+"""Time to predict a config's memory, to find the sizes that fit, and to find the cheapest checkpoints.
 
 Method: each preset at context 2048, batch 4, bf16, sdpa_flash, a training step; the median of 20 calls in one process.
 The promise: a prediction takes under 50 ms. `fits` searches the largest batch and context, and what to change where it

@@ -1,4 +1,4 @@
-"""Check that a training script runs under `cs-systems run` as it runs alone, and that its phase times are right.
+"""Check that training scripts run under `cs-systems run` as they run alone, with correct phase times.
 
 Method: each script of a list runs alone (--alone times), alone with clocks placed by hand (--clocked times), under
 `cs-systems run` with each profiler of --with, and once under both `run` and the clocks. Every run begins in a new
@@ -94,7 +94,7 @@ class Run:
     wall_s: float
 
     def compared(self) -> Row:
-        """Return what must be equal with and without a recorder, by rank where it is of a rank."""
+        """Return the values that must be equal with and without a recorder, by rank if they belong to a rank."""
         parts = next(iter(self.ranks.values()), {"state": {}})["state"]
         state = {name: {rank: one["state"][name] for rank, one in self.ranks.items()} for name in parts}
         return {"output": self.stdout, "status": self.status, **state}
@@ -174,7 +174,7 @@ class Bench:
         return Run(status, stdout, stderr, ranks, records, time.perf_counter() - begin)
 
     def row(self, script: Script) -> Row:
-        """Return everything that is known of one script."""
+        """Return the row of one script, with all results."""
         alone, *again = (self.run(script, f"alone-{i}") for i in range(self.options.alone))
         clocked: list[Run] = []
         recorded: dict[str, Run] = {}
@@ -210,7 +210,7 @@ def _text(stream: Any) -> str:
 
 
 def differences(alone: Run, other: Run, without: Sequence[str] = ()) -> dict[str, str]:
-    """Return what differs between two runs, and the first difference of each."""
+    """Return the names of values that differ between two runs, each with its first difference."""
     mine, theirs = alone.compared(), other.compared()
     found = {}
     for name in dict.fromkeys([*mine, *theirs]):

@@ -1,4 +1,4 @@
-"""Cost of a `Recorder` in a training loop: while it times, and after it is done.
+"""Cost of a `Recorder` in a training loop, while it records and afterwards.
 
 Method: one process, one model, one loop with a DataLoader and clipped gradients. Blocks of steps alternate between the
 loop alone, the same loop while the recorder times it, and the same loop in a recorder that is done; the order rotates

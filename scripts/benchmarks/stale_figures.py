@@ -1,4 +1,4 @@
-"""List of the figures in README and docs that were measured with code that has changed since.
+"""List of figures in README and docs that were measured with code that has changed since.
 
 Method: SOURCES maps each quoted file under profiles/ to the code whose change may move its numbers. A figure counts as
 measured in the last commit that touched its data: the records beside it, else the file itself. Every later commit
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 NO_ANSWER = 2  # exit status without git or history
 IGNORED = ".git-blame-ignore-revs"  # commits that change no behaviour, as `git blame` reads them
-# Name of a page → names of its data beside it. Predictions count as of their freezing, not of their measurement.
+# Name of a page → names of its data next to it. Predictions count from their freezing, not their measurement.
 RECORDS = {"table": ("records.jsonl", "processes.jsonl", "h200.json"), "held_out": ("frozen.json",)}
 
 CLOCK = ("cs_systems/measure/runtime/timing.py", "cs_systems/core/statistics.py")
@@ -214,7 +214,7 @@ def quoted(root: Path) -> list[str]:
 
 
 def measured_file(root: Path, figure: str) -> str:
-    """Return what changes when the figure is measured anew: its records where it has some, else the file itself."""
+    """Return the file that a new measurement changes: the figure's records if it has some, else the file itself."""
     path = Path(figure)
     beside = [path.with_name(name) for name in RECORDS.get(path.stem, ())]
     return next((str(p) for p in (path.with_suffix(".jsonl"), *beside) if (root / p).is_file()), figure)
@@ -246,7 +246,7 @@ def git(root: Path, *words: str) -> str:
 
 def _figure(root: Path, path: str, specs: tuple[str, ...]) -> Figure:
     ignored, former = _set_aside(root)
-    # A file that was only moved was not measured anew.
+    # A move of a file is not a new measurement.
     history = git(root, "log", "--follow", "--diff-filter=AM", "--format=%H %h %cs", "--", measured_file(root, path))
     last = next((line.split() for line in history.splitlines() if line.split()[0] not in ignored), None)
     if last is None:

@@ -41,7 +41,7 @@ def accounted_s(record: RunRecord) -> float:
 
 
 def cell_overheads_s(cells: int) -> list[float]:
-    """Return the time of each cell that its record does not account for, without the first, which starts the worker."""
+    """Return the time of each cell outside of its record, except the first cell, which starts the worker."""
     model = preset("tiny")
     configs = [RunConfig(model=model, batch_size=1, warmup=2, steps=5, seed=seed) for seed in range(cells + 1)]
     overheads = []

@@ -1,4 +1,4 @@
-"""Traces of other people that `cs-systems analyze` reads: how each was read, and what stays unknown.
+"""Report on foreign traces that `cs-systems analyze` reads: the result for each, and the share that stays unknown.
 
 Method: every file of a folder is read as the command reads it. `count`, a reader of its own that shares no code with
 the package, loads the whole file and adds up its kernels; a row says whether both agree, in number and in time to the
@@ -36,7 +36,7 @@ SAME_S = 1e-9  # difference of the times of one kernel, by rounding
 
 
 class Count(NamedTuple):
-    """Contents of a file by the reader of its own."""
+    """Contents of a file as counted by the independent reader."""
 
     kind: str
     kernels: int
@@ -45,7 +45,7 @@ class Count(NamedTuple):
 
 
 def count(path: Path) -> Count:
-    """Return what a file holds, without any code of the package."""
+    """Count the contents of a file without any code of the package."""
     if path.suffix == ".ncu-rep":
         return _count_of_ncu(path)
     if path.suffix == ".nsys-rep":

@@ -1,4 +1,4 @@
-"""Training step of our recipes beside Hugging Face's Llama of the same shape, in one run on one GPU.
+"""Training step of our recipes compared with Hugging Face's Llama of the same shape, in one run on one GPU.
 
     python3 scripts/benchmarks/training_step.py --sizes small 2.7B --contexts 512 --json step.json
 
@@ -278,7 +278,7 @@ def step_flops(config: RunConfig) -> int:
 
 
 def attention_gain_s(config: RunConfig, device: Device) -> float | None:
-    """Return what flash_cuda saves in all layers by its forward and backward alone; None where it does not run."""
+    """Return the seconds that flash_cuda saves in all layers by its forward and backward; None if it cannot run."""
     shape = config.model
     like = {"device": device.torch, "dtype": torch.bfloat16, "requires_grad": True}
     sizes = (config.batch_size, shape.num_heads, config.tokens_per_sequence, shape.d_model // shape.num_heads)
@@ -334,7 +334,7 @@ def predicted(name: str, config: RunConfig, rates: tuple[float, float]) -> float
 
 
 def fp8_gain_s(shape: ModelConfig, tokens: int, rate: float) -> float:
-    """Return half of the time of the products in the blocks, less that of quantizing at KERNEL_RATE.
+    """Return half of the time of the products in the blocks minus the time of quantizing at KERNEL_RATE.
 
     For each layer of n inputs and m outputs, x (tokens, n), its gradient (tokens, m) and the weight (m, n) are read in
     bfloat16 and written in fp8 twice, by rows and by columns: 4 bytes an element.
@@ -403,7 +403,7 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
 
 
 def sustained(workload: Any, device: Device, step_s: float) -> dict[str, Any]:
-    """Run steps back to back; return medians of SM clock and power, and how often what lowered the clock was reported.
+    """Run steps back to back; return medians of SM clock and power, and the frequency of each throttle reason.
 
     NVML is read while steps wait in the GPU's queue. Readings of the first half are left out: the power that NVML
     reports is a mean over up to a second.

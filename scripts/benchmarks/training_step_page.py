@@ -225,7 +225,7 @@ def listed_cells(cells: Sequence[tuple[str, int]]) -> str:
 
 
 def steps(found: Rows, names: Mapping[str, str], size: str, context: int) -> Iterable[str]:
-    """Yield the table of a cell, a row a variant."""
+    """Yield the table of a cell, with a row per variant."""
     yield from TABLE
     for name, title in names.items():
         if row := found.get((size, context, name)):
@@ -237,7 +237,7 @@ def steps(found: Rows, names: Mapping[str, str], size: str, context: int) -> Ite
 
 
 def compared(found: Rows) -> Iterable[str]:
-    """Yield the table of fast, and of what changes its result, beside the fastest Llama, a row a cell."""
+    """Yield the table of fast and of variants that change its result, against the fastest Llama, a row per cell."""
     yield (
         "| size, context | Llama, ms | fast, ms | p10–p90 | times as fast | of floor | MFU | moments in bf16, ms "
         "| fp8, ms |"
@@ -256,7 +256,7 @@ def compared(found: Rows) -> Iterable[str]:
 
 
 def beside(found: Rows, names: Mapping[str, str]) -> Iterable[str]:
-    """Yield the table of some variants in all cells that have them."""
+    """Yield the table of some variants in all cells that include them."""
     cells = [cell for cell in CELLS if all((*cell, name) in found for name in names)]
     yield "Milliseconds, median and p10–p90, in one run; the other fused kernels are on."
     yield ""

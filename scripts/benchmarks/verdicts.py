@@ -77,7 +77,7 @@ def b(config: RunConfig, device: object) -> Products:
 
 
 def measure(kind: str, args: argparse.Namespace) -> Rounds:
-    """Return one process: its timed samples by round."""
+    """Return the timed samples of one process by round."""
     config = RunConfig(
         workload=f"{__file__}:{kind}", warmup=5, steps=args.steps, rounds=args.rounds, device=args.device
     )
@@ -91,7 +91,7 @@ def measure(kind: str, args: argparse.Namespace) -> Rounds:
 
 
 def judge(runs: dict[str, list[Rounds]]) -> str:
-    """Return the verdicts as a markdown table, and the spread that they had to cope with."""
+    """Return the verdicts as a markdown table, with the spread of the samples."""
     lines = ["| processes a side | comparisons | A/A: no difference | A/B: slower |", "|---|---|---:|---:|"]
     for size in (1, 3, 5):
         a, b = (list(zip(*[iter(runs[kind])] * size, strict=False)) for kind in "ab")

@@ -53,7 +53,7 @@ class Link:
 
 
 def exposed_s(buckets: Sequence[float], backward_s: float, link: Link) -> float:
-    """Return the exposed communication of a backward, in seconds.
+    """Return the seconds of exposed communication of a backward.
 
     `buckets` are the buckets' bytes, in the order in which they fill.
     """

@@ -1,4 +1,4 @@
-"""One measured cell of a study, as the tables and explanations see it."""
+"""Measured cell of a study, for its tables and explanations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Cell:
 
     @property
     def profiled(self) -> bool:
-        """Return true if the cell ran under a profiler, so that its times are no timings."""
+        """Return true if the cell ran under a profiler, so that its times do not count as timings."""
         return bool(self.record.config.get("profiler", CLEAN) != CLEAN)
 
 

@@ -1,4 +1,4 @@
-"""Figures of profiles/: each is drawn again from its committed records, and must be legible.
+"""Gallery of the figures in profiles/: draws each again from its committed records, and checks that it is legible.
 
     python scripts/studies/_gallery.py        # draws all of them; fails if a text is cut or overlaps another one
 

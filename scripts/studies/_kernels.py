@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WARMUP, STEPS = 5, 3  # of a profiled cell: kernels of a steady step take the same time in each
 ALL = "all"
-# Half of a profile's bytes: what a study of phases does not show.
+# Tables that a study of phases does not show: half of a profile's bytes.
 BY_KERNEL_AND_LAYER = ("kernels", "layers", "parts", "attention", "ranges")
 ON_A_CPU = "kernel times require a GPU; on a CPU, only the times by the clock are shown"
 
@@ -58,7 +58,7 @@ def drop_tables(folder: Path, names: Collection[str]) -> None:
 
 
 def clean(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells whose times are timings."""
+    """Return the cells with times that count as timings."""
     return [cell for cell in cells if not cell.profiled]
 
 
@@ -88,7 +88,7 @@ def add_kernel_times(cells: Sequence[Cell]) -> None:
 
 
 def kernel_columns(cell: Cell, other: Cell) -> Row:
-    """Return columns of one step.
+    """Return the kernel columns of one step.
 
     They are `forward.kernel_s` and so on, `kernel_s` of all phases, `kernels` (their number), `kernel_ratio` (backward
     over forward), and `busy_share` (time of all kernels over that of the clean step).

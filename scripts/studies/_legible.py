@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
-SLACK = 1.0  # pixels that letters may reach over: a box of text is a little larger than its ink
+SLACK = 1.0  # pixels of allowed overlap: a text's box is a little larger than its ink
 
 
 def problems(drawn: Figure) -> list[str]:
@@ -34,7 +34,7 @@ def _overlap(a: Bbox, b: Bbox) -> bool:
 
 
 def _shown(drawn: Figure) -> Iterator[tuple[Text, Bbox]]:
-    """Yield the visible texts with their boxes; a tick outside of its axis has a label too, which is not drawn."""
+    """Yield the visible texts with their boxes, except undrawn labels of ticks outside their axis."""
     from matplotlib.axes import Axes
     from matplotlib.text import Text
 

@@ -34,7 +34,7 @@ from cs_systems.report.files import write_file
 from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.rows import render_rows
 
-# The most telling first: what a budget leaves out is at the end.
+# The most informative first, because a budget leaves out the last ones.
 ORDER = (
     *(
         "step_time",
@@ -63,8 +63,8 @@ SCALES = ("auto", "full", "small")
 PAGE_FILE, FIGURE_FILE = "table.md", "figure.svg"
 UNANSWERED = "These records do not answer the question: the cells that would were not measured."
 EXIT_MALFORMED, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 3, 130
-CELL_TIMEOUT_S = 300.0  # compiling the largest model takes most of it
-# What an H200 gets out of a step, roughly: only the number of steps depends on it.
+CELL_TIMEOUT_S = 300.0  # most of it is for compiling the largest model
+# Rough FLOP/s of an H200 in a step; only the number of steps depends on it.
 _FLOPS_PER_S = {Precision.FP32: 40e12, Precision.TF32: 150e12}
 _OTHER_FLOPS_PER_S = 300e12
 _BYTES_PER_S = 2e12
@@ -210,7 +210,7 @@ def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadlin
                 timeout_s=CELL_TIMEOUT_S,
                 interleave=study.interleave,
                 fresh=fresh and not before,
-                skip_oom=scale == "small",  # what does not fit a host takes the host down with it
+                skip_oom=scale == "small",  # a cell that does not fit a host's memory would take the host down
                 on_progress=lambda p, before=before: sys.stderr.writelines(progress_lines(p, before, len(configs))),
             ):
                 if time.monotonic() > deadline:
@@ -278,7 +278,7 @@ def picture_of(study: Study, found: list[Cell]) -> Callable[[], Any] | None:
 
 
 def answered(study: Study, found: list[Cell]) -> str:
-    """Return the study's answer, or that these records hold none."""
+    """Return the study's answer, or a sentence that these records give none."""
     return (study.answer(found) if any(cell.measured for cell in found) else "") or UNANSWERED
 
 
@@ -322,7 +322,7 @@ def _answered(study: Study, argv: Sequence[str] | None) -> int:
         out = args.out or study.folder(scale)
         measure(study, scale, out, fresh=args.fresh)
         return publish(study, out, args.format)
-    except BrokenPipeError:  # no failure of the study's
+    except BrokenPipeError:  # not a failure of the study
         raise
     except (ConfigError, OSError, RuntimeError) as error:
         print(f"{study.name}: {error}", file=sys.stderr)
@@ -351,7 +351,7 @@ def run_all(out_root: Path | None, budget_s: float, scale: str) -> int:
         try:
             measure(study, scale, out, deadline=began + budget_s)
             statuses[study.name] = publish(study, out)
-        except Exception as error:  # the next study must not pay for this one's mistake
+        except Exception as error:  # an error in this study must not affect the next one
             statuses[study.name] = EXIT_MALFORMED
             print(f"{study.name} failed: {error!r}")
         print(f"{study.name}: {time.monotonic() - began - spent:.0f} s", file=sys.stderr, flush=True)

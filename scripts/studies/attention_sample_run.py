@@ -1,4 +1,4 @@
-"""Time, TFLOP/s and memory of one named attention call, causal and not.
+"""Time, TFLOP/s and memory of one published attention call, causal and not causal.
 
 Question: what does one named call take, and was a published one causal?
 Method: fp16, forward and backward by the device's clock, 30 samples; FlashAttention as torch ships it, the package

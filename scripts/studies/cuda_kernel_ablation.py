@@ -157,7 +157,7 @@ def counters(cells: Sequence[Cell]) -> list[Row]:
 
 
 def one_core(cells: Sequence[Cell]) -> list[Row]:
-    """Return the sequential program where it ran."""
+    """Return the cell of the sequential program if it ran."""
     return [
         {
             "batch": shape.batch,

@@ -32,7 +32,7 @@ INPUTS = ("batch", "heads", "seq", "d_head")
 
 
 def around(base: AttentionShape, factors: tuple[float, ...]) -> list[AttentionShape]:
-    """Return the base and what one input at a time makes of it; more heads share the same embedding."""
+    """Return the base and variants with one changed input each; more heads share the same embedding."""
     embedding = base.heads * base.d_head
     shapes = [base]
     for factor in factors:

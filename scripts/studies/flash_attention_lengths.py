@@ -1,4 +1,4 @@
-"""Our FlashAttention kernel beside naive attention, from length 128 to 65,536.
+"""Our FlashAttention kernel compared with naive attention, from length 128 to 65,536.
 
 Question: from which length on does tiling pay, how do time and memory grow, and what does precision change?
 Method: batch 1, one head, causal, length 128 … 65536 × d_head 16 … 128 × {bf16, fp32}; forward and backward, each

@@ -1,4 +1,4 @@
-"""Time and memory of full sharding beside data parallelism and ZeRO stage 1.
+"""Time and memory of full sharding, compared with data parallelism and ZeRO stage 1.
 
 Question: of 3.4 billion parameters on two ranks, what do step and memory come to, and does the communication hide?
 Method: xl-2026 in bf16 on 2 ranks, batch 4 and context 512 each: DDP, ZeRO stage 1 with flat shards, full sharding

@@ -56,7 +56,7 @@ def predicted(cell: Cell) -> MemoryPrediction:
 
 
 def floor_bytes(cell: Cell) -> int:
-    """Return the bytes of the parameters and, in training, of gradients and both moments."""
+    """Return the bytes of the parameters and, for training, of gradients and both moments."""
     config = cell.record.run_config
     times = 4 if config.mode is Mode.TRAIN_STEP else 1
     return times * parameter_count(config.model) * PARAMETER_BYTES[config.precision]

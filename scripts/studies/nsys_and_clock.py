@@ -1,4 +1,4 @@
-"""Time of each phase under nsys, beside the clock and beside the sum of its kernels.
+"""Time of each phase under nsys, compared with the clock and with the sum of its kernels.
 
 Question: a profile names a time for each phase; may it be quoted as a timing, and where not, what is the difference?
 Method: small, medium and large (32 layers; the preset's 36 beside it at context 256, fp32) at contexts
@@ -67,7 +67,7 @@ def agrees(value: float | None, clock: float) -> bool | None:
 
 
 def by_phase(cells: list[Cell]) -> list[Row]:
-    """Return one row a cell and phase: the clock with its spread, and beside it both values under nsys."""
+    """Return one row per cell and phase: the clock with its spread, and both values under nsys."""
     rows = []
     for cell, other in pairs(cells):
         for phase in PHASES:
@@ -98,7 +98,7 @@ def by_phase(cells: list[Cell]) -> list[Row]:
 
 
 def idle(cells: list[Cell]) -> list[Row]:
-    """Return for each step under nsys its span, how busy the GPU was in it, and why it was idle."""
+    """Return for each step under nsys its span, the GPU's busy share, and the causes of idle time."""
     known = [(cell, other) for cell, other in pairs(cells) if other]
     causes = dict.fromkeys(cause for _, other in known for cause in idle_shares(other))
     return [

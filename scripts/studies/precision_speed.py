@@ -32,7 +32,7 @@ from cs_systems.report.tables.records import render
 
 PRECISIONS = (Precision.FP32, Precision.BF16, Precision.FP8)
 SIZES = ("small", "large", "2.7B", "xl", "medium", "8B")  # 8B last: building it takes longest
-UNPROFILED = "8B"  # a minute of the device, to say of matrix products what 2.7B says
+UNPROFILED = "8B"  # left out: a minute of the device, for the same result on matrix products as 2.7B
 CONTEXT = 256
 ROUNDS = 5
 BASE = RunConfig(warmup=5, steps=30)
@@ -52,7 +52,7 @@ def in_rounds(configs: list[RunConfig]) -> list[RunConfig]:
 
 
 def gained(cells: list[Cell]) -> list[Row]:
-    """Return one row a size and precision: the step, the gain over fp32, and how fp32's products were computed."""
+    """Return one row per size and precision: the step, the gain over fp32, and the precision of fp32's products."""
     records = [cell.record for cell in cells]
     matmul = {r.config["precision"]: r.environment.float32_matmul for r in records if r.environment and r.measurement}
     return [
@@ -72,7 +72,7 @@ def gained(cells: list[Cell]) -> list[Row]:
 
 
 def decomposed(cells: list[Cell]) -> list[Row]:
-    """Return one row a size and precision: the kernels of a step in it and in fp32, by family."""
+    """Return one row per size and precision: the kernels of a step, compared with fp32, by family."""
     return [
         {
             "cell": row["cell"],

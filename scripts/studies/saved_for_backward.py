@@ -53,7 +53,7 @@ def small() -> list[RunConfig]:
 
 
 def largest(cells: Sequence[Cell], only: str = "") -> list[Row]:
-    """Return the five largest of what each cell keeps, of the module `only` where it is given."""
+    """Return the five largest kept tensors of each cell, only of the module `only` if given."""
     rows = []
     for cell in cells:
         found = [r for r in cell.record.results.get("residuals", ()) if not only or r["module"] == only]
@@ -67,7 +67,7 @@ def largest(cells: Sequence[Cell], only: str = "") -> list[Row]:
 
 
 def sums(cells: Sequence[Cell]) -> list[Row]:
-    """Return the bytes kept in all, and by the block beside the closed form, which is of eager code."""
+    """Return the bytes kept in total, and by the block compared with the closed form for eager code."""
     rows = []
     for cell in cells:
         blocks = cell.record.results.get("residual_blocks", ())
@@ -151,7 +151,7 @@ def answer(cells: list[Cell]) -> str:
 
 
 def draw(cells: list[Cell]) -> Figure:
-    """Draw what each cell keeps for backward, eager and compiled, with the closed form of the block."""
+    """Draw the bytes that each cell keeps for backward, eager and compiled, with the closed form of the block."""
     from matplotlib.figure import Figure
 
     from cs_systems.report.figures.drawing import COLORS, WIDTH, with_legend

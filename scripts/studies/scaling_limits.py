@@ -143,7 +143,7 @@ def _limit_text(point: Point | None, most: int | None) -> str:
     return f"{layout.ranks:,}{shape}{', all' if layout.ranks == most else ''}"
 
 
-# Against what was measured
+# Comparison with measurements
 
 
 def compared(cells: Sequence[Cell], given: Inputs) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Time of softmax and of the matrix products inside attention, beside their FLOPs.
+"""Time of softmax and of the matrix products inside attention, compared with their FLOPs.
 
 Question: for each score softmax does 3 operations (exponential, sum, division) and a product 2·d_head: 1/43 of them at
     a head size of 64. What is its time spent on?
@@ -63,7 +63,7 @@ def attention_rows(cell: Cell, phase: str) -> list[Row]:
 
 
 def calls(cells: list[Cell]) -> list[Row]:
-    """Return one row a part of a forward call: its own kernel's time beside what the device's ceilings leave for it."""
+    """Return one row per part of a forward call: its kernel's time and the least time by the device's ceilings."""
     found, rows = twins(cells), []
     for cell in clean(cells):
         if not cell.measured or not (other := twin(cell, found)):
@@ -105,7 +105,7 @@ def _roofline(cell: Cell, flops: int, moved: int, time_s: float) -> Row:
 
 
 def inside(cells: list[Cell]) -> list[Row]:
-    """Return one row a part and family of attention without its projections: a layer's time, forward and backward."""
+    """Return one row per part and family of attention without projections: a layer's time, forward and backward."""
     rows = []
     found = twins(cells)
     for cell in clean(cells):
@@ -210,7 +210,7 @@ def _between(cells: list[Cell]) -> list[str]:
 
 
 def _slow(cells: list[Cell]) -> list[str]:
-    """Return the slow steps by the clock, warm-up too, and what was recorded of them."""
+    """Return the slow steps by the clock, including warm-up, with their recorded causes."""
     notes = []
     for cell in cells:
         curve = warmup_curve(cell.record.measurement) if cell.record.measurement else []

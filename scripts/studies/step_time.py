@@ -89,7 +89,7 @@ def host_and_device(cells: list[Cell], *names: str) -> list[Row]:
 
 
 def kernels_and_clock(cells: list[Cell], *names: str) -> list[Row]:
-    """Return for each profiled cell its phases by events and by kernels, and how busy the GPU was."""
+    """Return for each profiled cell its phases by events and by kernels, and the GPU's busy share."""
     return [
         {
             **{name: cell[name] for name in names},

@@ -65,7 +65,7 @@ def _pass(cell: Cell) -> Row:
 
 
 def by_family(cells: list[Cell]) -> list[Row]:
-    """Return one row a pass: the time of its kernels, and each family's share."""
+    """Return one row per pass: the time of its kernels, and each family's share."""
     found = recorded(cells)
     clocked = index(cells, "size", "precision", "mode")
     families = [family for family in FAMILIES if any(family in family_times(cell) for cell in found)]
@@ -84,7 +84,7 @@ def by_family(cells: list[Cell]) -> list[Row]:
 
 
 def matmuls(cells: list[Cell]) -> list[Row]:
-    """Return one row a pass: the kernels of its matrix products, the largest alone and all of them."""
+    """Return one row per pass: the largest kernel of its matrix products, and all of them."""
     rows = []
     for cell in recorded(cells):
         if products := kernel_rows(cell, MATMUL):
@@ -138,7 +138,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _matmuls(cells: list[Cell]) -> list[str]:
-    """Return sentences on the share of the largest kernel beside that of all matrix products."""
+    """Return sentences on the shares of the largest kernel and of all matrix products."""
     rows = matmuls(cells)
     if not rows:
         return []

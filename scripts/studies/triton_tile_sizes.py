@@ -65,7 +65,7 @@ def full() -> list[RunConfig]:
 
 
 def limits() -> list[RunConfig]:
-    """Return the cells that compile for each architecture, whatever this machine is."""
+    """Return the cells that compile for each architecture, on any machine."""
     base = RunConfig(mode=Mode.FORWARD_BACKWARD, device="cpu", warmup=0, steps=1)
     return [
         replace(
@@ -82,18 +82,18 @@ def limits() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """Return cells for no GPU: kernels compile and do not run, which takes up to three minutes."""
+    """Return cells for a machine without a GPU: kernels compile but do not run, which takes up to three minutes."""
     shape = AttentionShape(1, 1, 128, 64, causal=True)
     return [*limits(), *calls([shape], (PYTORCH, tile(64)), precision=Precision.FP32, **QUICK)]
 
 
 def taken(cells: Sequence[Cell]) -> list[Row]:
-    """Return a row a kernel, as compiled."""
+    """Return a row per compiled kernel."""
     return [row for cell in cells for row in cell.record.results.get("resources", ())]
 
 
 def fitting(cells: Sequence[Cell]) -> list[Row]:
-    """Return a row a tile on an architecture: the need of its three kernels' largest block, and whether they fit."""
+    """Return a row per tile and architecture: the largest block's needs of the three kernels, and whether they fit."""
     made = []
     for (architecture, precision, d_head, size), kernels in groupby(taken(cells), _tile_of):
         same = list(kernels)

@@ -26,7 +26,7 @@ from cs_systems.report.tables.records import render
 
 BASE = RunConfig(mode=Mode.FORWARD_BACKWARD, steps=10)
 WARMUPS = (0, 2, 5)
-# mean and median beside each other: one alone hides a slow step
+# both mean and median, because one alone hides a slow step
 COLUMNS = (
     *("size", "warmup", "forward.mean_ms", "forward.median_ms", "backward.mean_ms", "backward.median_ms"),
     *("mean_ms", "median_ms", "spread", "note"),

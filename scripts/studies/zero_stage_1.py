@@ -1,4 +1,4 @@
-"""Sharded optimizer beside ZeRO stage 1: bytes sent and step time.
+"""Sharded optimizer compared with ZeRO stage 1: bytes sent and step time.
 
 Question: two ways to leave each rank the state of its part alone: owners of whole parameters that broadcast them after
     the step, or flat shards with reduce-scatter and all-gather (ZeRO stage 1). Which sends what, and holds what?
