@@ -66,13 +66,13 @@ class Ran(TypedDict, total=False):
     A user's own workload may add columns of its own.
     """
 
-    tokens: int | None  # in a step, of this rank
-    samples: int | None  # of a user's own batch, in a step, of this rank
-    world_tokens: int | None  # in a step, of all ranks
-    timed_tokens: int | None  # in all timed steps, of all ranks; only where their batches differ in size
+    tokens: int | None  # tokens in a step of this rank
+    samples: int | None  # samples of a user's own batch in a step of this rank
+    world_tokens: int | None  # tokens in a step of all ranks
+    timed_tokens: int | None  # tokens in all timed steps of all ranks; only if batches differ in size
     timed_samples: int | None
     parameters: int
-    loss: float | None  # of the last step
+    loss: float | None  # loss of the last step
     attention: str
     attention_version: str | None
     attention_path: str  # source file of a user's own attention, and its hash
@@ -81,14 +81,14 @@ class Ran(TypedDict, total=False):
     workload_sha256: str
     inputs_path: str
     inputs_sha256: str
-    parts_path: str  # those of a user's own parts, with spaces between
+    parts_path: str  # paths of a user's own parts, separated by spaces
     parts_sha256: str
     checkpoint: str
     optimizer: str | None
     rounds: int
     resident: bool | None  # whether the workload stayed in memory between rounds; None with one round
     takes_config: bool  # whether the configuration had an effect on a user's own workload
-    graph_breaks: int | None  # of torch.compile; None where the cell compiled nothing itself
+    graph_breaks: int | None  # torch.compile's; None if the cell compiled nothing itself
     uses: str  # fields of the configuration that a user's own workload read, or that applied to it; spaces between
     precision: str
     mode: str
@@ -99,7 +99,7 @@ class Ran(TypedDict, total=False):
     executed_d_head: int | None
     block_q: int | None
     block_k: int | None
-    backend: str  # of collectives, with its version
+    backend: str  # backend of collectives, with its version
     world_size: int
     calls: int  # collectives in one `transfer`
     sent_bytes: int  # size of a rank's buffer

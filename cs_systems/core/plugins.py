@@ -114,7 +114,7 @@ def check(package: str, name: str) -> str:
             f"{name!r} must have a file or module before the colon, and one plain name after it; "
             "write path/to/file.py:name or package.module:name"
         )
-    if source == "__main__":  # of a process other than the worker's
+    if source == "__main__":  # from a process other than the worker's
         raise ConfigError(
             f"{name!r} exists in this process only; put it into a file, and write path/to/file.py:{attribute}"
         )

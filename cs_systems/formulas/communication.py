@@ -1,6 +1,6 @@
 """Bytes that a rank sends in a step, and its share of the computation, by strategy and by formula.
 
-Volumes are those of ring algorithms (Patarasuk & Yuan 2009, which are optimal), with n bytes in the whole tensor and N
+Volumes are for ring algorithms (Patarasuk & Yuan 2009, which are optimal), with n bytes in the whole tensor and N
 ranks. An all-reduce sends 2 n (N−1)/N from each rank. A reduce-scatter, an all-gather and, averaged over the ranks, a
 broadcast send n (N−1)/N. Ψ is the bytes of all trainable parameters. Padding is not counted, nor is the one byte per
 parameter by which ranks tell each other which parameters have gradients.
@@ -47,7 +47,7 @@ class SetupRow(TypedDict):
     start_s: float | None
     init_process_group_s: Annotated[float | None, Column("init")]
     new_group_s: float | None
-    first_call_s: float | None  # of this cell
+    first_call_s: float | None  # first call of this cell
 
 
 class LinkRow(TypedDict):

@@ -117,7 +117,7 @@ def _linear(shapes: Sequence[Shape], arguments: Sequence[str]) -> int:
 def _attention(call: _Attention, shapes: Sequence[Shape], arguments: Sequence[str]) -> Work:
     """Return the work for inputs (batch, heads, length, head dimension), or without one or both of the first two.
 
-    Raises ValueError if the inputs do not fit, and for packed sequences, whose lengths a trace does not hold.
+    Raises ValueError if the inputs do not fit, and for packed sequences, because a trace lacks their lengths.
     """
     query, key, value = shapes[call.query : call.query + 3]
     if call.by_position:

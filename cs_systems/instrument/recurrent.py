@@ -108,7 +108,7 @@ class _Recurrent(torch.autograd.Function):
             copied: Tensor = (tensor.transpose(0, 1) if ctx.batch_first else tensor).contiguous()
             return copied
 
-        # First the gradients of the input and the states, then those of the weights.
+        # First the gradients of the input and the states, then of the weights.
         used = [by_time(x), by_time(y_gradient)]
         x_gradient = torch.zeros_like(used[0])
         states = [None if state is None else torch.zeros_like(state) for state in (hx, cx)]

@@ -58,7 +58,7 @@ def shown_in(scores: Tensor, dim: int = -1) -> Shown:
         return Shown(1, 1)
     count, edges = _totals(scores)
     if edges == 0 and count < scores.numel() and scores.dim() > 3:
-        edges = min(0, _totals(scores.transpose(-3, -2))[1])  # of (…, queries, heads, keys)
+        edges = min(0, _totals(scores.transpose(-3, -2))[1])  # shape (…, queries, heads, keys)
     return Shown(2 * count + edges, 2 * scores.numel())
 
 

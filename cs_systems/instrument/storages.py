@@ -52,7 +52,7 @@ def _padded_rows(query: Tensor, multiple: int = 128) -> int:
 
 
 def _repeated_gradients(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Return the bytes of the gradients of key and value for every query head, before those of a group are added."""
+    """Return the bytes of the gradients of key and value for every query head, before summing over a group."""
     if query.shape[1] == key.shape[1]:
         return 0
     return (key.nbytes + value.nbytes) * query.shape[1] // key.shape[1]

@@ -331,7 +331,7 @@ def _single(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str
 def _numbered(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str, Block]:
     """Return siblings of one class with names that differ in a final number, neither inside a block nor around one.
 
-    Their children have parameters, unlike those of a norm that holds its activation.
+    Their children have parameters, unlike the children of a norm that holds its activation.
     """
     around = {above for path in found for above in _ancestors(path)}
     groups: dict[tuple[str, str, type], list[tuple[int, str]]] = defaultdict(list)

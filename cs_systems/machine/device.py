@@ -98,7 +98,7 @@ class Device:
         return max(self.peaks()[1] or 0, _earlier.get(self.torch, (0, 0))[1]) or None if self.is_cuda else None
 
     def allocated_bytes(self) -> int:
-        """Return the bytes that tensors occupy now; 0 on a CPU, whose allocations are not counted."""
+        """Return the bytes that tensors occupy now; 0 on a CPU, where allocations are not counted."""
         return torch.cuda.memory_allocated(self.torch) if self.is_cuda else 0
 
     def memory(self) -> MemoryInUse:

@@ -49,7 +49,7 @@ NOT_RECORDED = (
     "holds no kernel, although some were launched, so the GPU's profiling interface recorded none; stop other "
     "profilers (nsys, ncu, DCGM), look for CUPTI errors in the program's output, and record again"
 )
-# Categories of calls that launch work: CUDA's, ROCm's, Intel's, and those of devices that PyTorch does not know.
+# Categories of calls that launch work: of CUDA, ROCm, Intel, and devices that PyTorch does not know.
 _CALLS = tuple(
     f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
 )

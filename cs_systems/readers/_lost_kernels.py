@@ -1,4 +1,4 @@
-"""Faults of a GPU's profiling interface: launches whose kernels a trace lacks, and kernels that last 0 s.
+"""Detection of faults in a GPU's profiling interface: launches without kernels, and kernels that last 0 s.
 
 A launch without a kernel is not a fault if it records a CUDA graph, fails, or comes so late that it may have run after
 the recording ended.
@@ -42,7 +42,7 @@ def explains(name: str) -> bool:
 def lost_launches(
     kernels: Kernels, start_s: Floats, end_s: Floats, thread: Ints, ran: Bools, others: Sequence[Call]
 ) -> Floats:
-    """Return the starts of the launches whose kernels are missing by a fault, in order.
+    """Return the starts of launches with kernels missing because of a fault, in order.
 
     Return none if many kernels have no launch: then the correlation ids are missing, not the kernels.
 

@@ -49,7 +49,7 @@ NODES = "--cuda-graph-trace=node"
 LATEST = np.iinfo(np.int64).max
 PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
-READABLE = "nsys 2021 to 2026"  # releases whose exports can be read
+READABLE = "nsys 2021 to 2026"  # releases with readable exports
 # The columns of a kernel's Function except shared memory.
 _LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
@@ -411,7 +411,7 @@ class _Reader:
         known: dict[int, int] = {}
         change = []
         for number, bytes, place in _rows(operation, size, address):
-            if number == FREED:  # a free may omit its size: use that of the allocation
+            if number == FREED:  # a free may omit its size: use the allocation's size
                 change.append(-(known.pop(place, 0) if bytes <= 0 else bytes))
             else:
                 known[place] = bytes

@@ -58,7 +58,7 @@ def exported(report: Path) -> Iterator[Path]:
         beside = report.with_suffix(".sqlite")
         raise ConfigError(
             f"nsys must export {report}, and nsys is not on the PATH; "
-            + (f"analyze {beside}, the export beside it, " if beside.is_file() else "add it to the PATH, ")
+            + (f"analyze {beside}, the export next to it, " if beside.is_file() else "add it to the PATH, ")
             + f"or run `{command_line(*EXPORT, report.name)}` on a machine with nsys, and analyze the .sqlite"
         )
     with tempfile.TemporaryDirectory() as folder:

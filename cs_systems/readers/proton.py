@@ -53,7 +53,7 @@ _REMEDY = "write it with triton.profiler: proton.start(NAME) before and proton.f
 
 @dataclass
 class _Node:
-    """Node of the tree; `own` holds its metrics under the names of ScopeRow, `device` that of a kernel."""
+    """Node of the tree; `own` holds its metrics under the names of ScopeRow, `device` the device of a kernel."""
 
     name: str
     own: dict[str, float] = field(default_factory=dict)

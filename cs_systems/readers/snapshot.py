@@ -198,7 +198,7 @@ def _cause(error: Exception) -> str:
 
 
 _RENAME = "rename that file, which only adds details"
-_BESIDE = "which is read because it is beside the snapshot,"
+_BESIDE = "which is read because it is next to the snapshot,"
 _HOW = "torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps"
 
 
@@ -297,7 +297,7 @@ class _Stacks:
 def _segment(segment: Mapping[str, Any], stacks: _Stacks) -> Segment:
     blocks, at = [], _count(segment["address"])
     for block in segment["blocks"]:
-        history = block.get("history") or [{}]  # of PyTorch 2.0
+        history = block.get("history") or [{}]  # written by PyTorch 2.0
         frames = block.get("frames") or history[0].get("frames") or ()
         requested = block.get("requested_size", history[0].get("real_size"))
         size, address = _count(block["size"]), _count(block.get("address", at))

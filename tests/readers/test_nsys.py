@@ -337,7 +337,7 @@ def test_report_requires_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
         read(report)
     beside = report.with_suffix(".sqlite")
     beside.touch()
-    with pytest.raises(ConfigError, match=rf"nsys is not on the PATH; analyze {beside}, the export beside it, or run"):
+    with pytest.raises(ConfigError, match=rf"nsys is not on the PATH; analyze {beside}, the export next to it, or run"):
         read(report)
     nsys = tmp_path / "nsys"
     nsys.write_text("#!/bin/sh\necho 'importer missing' >&2; exit 1\n")

@@ -171,7 +171,7 @@ class ResidualRow(TypedDict):
     bytes: int  # of one
     count: int
     total_bytes: Annotated[int, Column("kept")]  # each memory counted once; 0 for a parameter
-    share: Annotated[float, Column("of all")]  # of all that is kept and no parameter
+    share: Annotated[float, Column("of all")]  # share of all kept bytes except parameters
     parameter: bool
 
 

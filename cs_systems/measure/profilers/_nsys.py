@@ -170,7 +170,7 @@ def export(out: Path) -> tuple[Path, Path]:
     """Export the report to SQLite and return (the report, its export). Raises ProfileLost."""
     report, database = Path(f"{out}.nsys-rep"), Path(f"{out}.sqlite")
     if not report.is_file():
-        raise ProfileLost("nsys left no report; read its messages in worker.log, beside the records")
+        raise ProfileLost("nsys left no report; read its messages in worker.log, next to the records")
     done = subprocess.run([*EXPORT, "-o", database, report], capture_output=True, text=True)
     if done.returncode or not database.is_file():
         why = last_line(done.stdout + done.stderr)

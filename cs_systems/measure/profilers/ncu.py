@@ -69,7 +69,7 @@ def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
 
 
 def check() -> Diagnostic:
-    """Return a row of `doctor`: whether ncu can count here."""
+    """Return a row for `doctor` that states whether ncu can count here."""
     path = shutil.which("ncu")
     if path is None:
         return diagnostic("ncu", _nsys.NOT_ON_PATH, "missing", _REMEDY)

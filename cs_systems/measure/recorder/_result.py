@@ -164,7 +164,7 @@ def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]
 
 
 def _batches(inputs: Sequence[StepInputs]) -> list[_Batch]:
-    """Return the input shapes of the models in each step; if the loop trains, only those of training calls."""
+    """Return the input shapes of the models in each step; if the loop trains, only of training calls."""
     trains = any(with_gradients for each in inputs for with_gradients, _ in each.calls)
     found = []
     for each in inputs:

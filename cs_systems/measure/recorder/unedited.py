@@ -116,7 +116,7 @@ class ScriptRecorder(Recorder):
             self._state, self.failure = "closed", str(error)
 
     def _install(self, tracker: Tracker) -> None:
-        self._find_steps(self._finding if self._stop else self._installed)  # if stopped, count only until then
+        self._find_steps(self._finding if self._stop else self._installed)  # a stopped script counts no later steps
         super()._install(tracker)
         tracker.idle = OTHER  # nothing shows where an iteration begins
         tracker.start()

@@ -43,7 +43,7 @@ _GENERATIONS = (
 
 @cache
 def _installed() -> tuple[Generation, Callable[..., Any]] | None:
-    """Return the newest generation whose function can be imported.
+    """Return the newest generation with an importable function.
 
     An importable package is not enough: flash-attn-4 alone leaves an empty package `flash_attn`.
     """

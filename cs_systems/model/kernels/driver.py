@@ -77,7 +77,7 @@ class TensorMap:
     l2_promotion: int
 
     def encode(self, made: Any, address: int) -> None:
-        """Write the map of the operand at `address` to `made`, 128 bytes at a multiple of 64."""
+        """Write the tensor map of the operand at `address` to the address `made`: 128 bytes, aligned to 64."""
         rank = len(self.sizes)
         int32s, int64s = ctypes.c_uint32 * rank, ctypes.c_uint64 * rank
         no_interleave, zeros = 0, 0

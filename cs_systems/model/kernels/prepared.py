@@ -139,7 +139,7 @@ class _Compiled:
 
 
 def empty_rows(q: Tensor) -> Tensor:
-    """Return a float32 tensor with a number for each row of `q`, not filled."""
+    """Return an uninitialised float32 tensor with one number per row of `q`."""
     return _no_numbers(q.device).new_empty(q.shape[:-1])
 
 

@@ -85,7 +85,7 @@ class FlatShards(DataParallel):
         super().__init__(module, buckets, overlap=True, send_thread=send_thread)
         with torch.no_grad():
             self._flat = [FlatBucket(bucket) for bucket in self._buckets]
-        self._earlier: list[tuple[nn.Parameter, Tensor]] = []  # of finished micro-batches, while others are sent
+        self._earlier: list[tuple[nn.Parameter, Tensor]] = []  # of finished micro-batches
 
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor]:
         own = self._flat[index]

@@ -187,6 +187,6 @@ def _policy(keeps: str, context: Any, operator: Any, *_: Any, **__: Any) -> Chec
 
 @cache
 def _operators(keeps: str) -> frozenset[Any]:
-    """Return the operators of the installed torch whose outputs a selective checkpoint keeps."""
+    """Return the operators of the installed torch with outputs that a selective checkpoint keeps."""
     packets = (getattr(torch.ops.aten, name, None) for name in _KEPT[keeps])
     return frozenset(packet.default for packet in packets if packet is not None)

@@ -13,19 +13,19 @@ class ScopeRow(TypedDict):
 
     scope: Annotated[str, Column(beside=45)]  # indented by its depth
     path: str  # names from the outermost scope on
-    device: str | None  # of a kernel
+    device: str | None  # device of a kernel
     calls: Annotated[int | None, Column("kernels")]  # launches of kernels
     time_s: float | None  # on the device
     self_s: float | None  # without the nodes inside
     share: Annotated[float | None, Column("share of time", drop=9)]  # of the profile's time
-    cpu_s: Annotated[float | None, Column("CPU time")]  # of the host, where the program timed the scope
+    cpu_s: Annotated[float | None, Column("CPU time")]  # host time, if the program timed the scope
     flops: float | None  # as the program declared
     flops_per_s: Annotated[float | None, Column("rate")]
     bytes: float | None  # as the program declared
     bytes_per_s: Annotated[float | None, Column("traffic")]
-    cycles: int | None  # of a scope inside a kernel
-    samples: int | None  # of the program counter
-    stalled_share: float | None  # of the samples
+    cycles: int | None  # cycles of a scope inside a kernel
+    samples: int | None  # samples of the program counter
+    stalled_share: float | None  # share of the samples
 
 
 class ScopeKernelRow(TypedDict):

@@ -197,7 +197,7 @@ class Call(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step by the host's clock: the extent of its range.
+    """Step of the program: the begin and end of its range, by the host's clock.
 
     `takes_earlier`: kernels launched before this step, even before the recording, belong to it, as it is the first.
     `number`: index from 0, which counts steps that are left out too.

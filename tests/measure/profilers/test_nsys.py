@@ -164,7 +164,7 @@ def test_missing_report_is_an_error(fake: Path, tmp_path: Path) -> None:
     )
     (record,) = cs_systems.sweep([TINY], out=tmp_path / "out")
     assert record.status == "error"
-    assert record.reason == "nsys left no report; read its messages in worker.log, beside the records"
+    assert record.reason == "nsys left no report; read its messages in worker.log, next to the records"
     assert record.measurement is not None
     without_folder = cs_systems.run(TINY)
     assert (

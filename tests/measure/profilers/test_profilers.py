@@ -61,8 +61,8 @@ LEAVES_NOTHING = {
     "memory_snapshot": "PyTorch left no snapshot; check the free disk space",
     "ncu": "ncu wrote neither a report nor a message; run ncu yourself, with the command that "
     "cs-systems profile --with ncu --kernel REGEX --show-command prints",
-    "nsys": "nsys left no report; read its messages in worker.log, beside the records",
-    "nsys_memory": "nsys left no report; read its messages in worker.log, beside the records",
+    "nsys": "nsys left no report; read its messages in worker.log, next to the records",
+    "nsys_memory": "nsys left no report; read its messages in worker.log, next to the records",
     "overlap": "the trace of rank 0 is not in the output folder; check the free disk space, and if the ranks run "
     "on several nodes, choose a folder that all nodes share",
     "precision_error": "the profiler precision_error measures only a model of your own; set workload to "

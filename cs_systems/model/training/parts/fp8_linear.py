@@ -1,6 +1,6 @@
 """Linear layers of the blocks in fp8, combinable with other parts: one scale per tensor, recomputed at each use.
 
-The product, its error bounds and their source are those of `training.fp8`; lm_head stays in bfloat16, because fp8
+The product, its error bounds and their source are the same as in `training.fp8`; lm_head stays in bfloat16, because fp8
 would round the logits. Parameters keep their dtype, so that master weights and a graph of the step work with it. Unlike
 the other parts it changes the result: outputs and gradients have the error of fp8.
 """
