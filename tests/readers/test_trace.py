@@ -31,7 +31,7 @@ def test_enclosing_interval_comes_first() -> None:
 
 
 def test_equal_values_can_be_open_twice() -> None:
-    """Of two equal values, only the one that ends is closed."""
+    """The end of one of two equal values closes that one only."""
     line = Timeline(np.array([0.0, 1.0, 2.0]), np.array([10.0, 9.0, 3.0]), ["a", "b", "a"])
     assert [line.at(time) for time in (2.5, 3.5)] == [("a", "b", "a"), ("a", "b")]
 

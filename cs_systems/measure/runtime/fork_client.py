@@ -91,7 +91,7 @@ class _Server:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process started the server; False in a child that it forked."""
+        """Flag of the process that started the server; False in a child that it forked."""
         return self._owner == os.getpid()
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:

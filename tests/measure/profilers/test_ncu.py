@@ -156,7 +156,7 @@ def test_reason_names_the_log_only_where_it_is_kept(tmp_path: Path) -> None:
 def test_remedy_that_names_no_file_stays_where_none_is_kept(tmp_path: Path) -> None:
     (tmp_path / "cell-0.ncu-rep").touch()
     found = profiled.with_profile(record(), tmp_path / "cell-0", keep=False)
-    assert found.reason == "its report is empty: the report was never written; check the disk space and profile again"
+    assert found.reason == "its report is empty: the report was never written; check the disk space and record again"
 
 
 def test_counters_are_recorded_and_printed(

@@ -21,6 +21,10 @@ from cs_systems.measure.workloads._foreign import FORMS
 from cs_systems.record import RunRecord
 
 TINY = RunConfig(model=PRESETS["tiny"], device="cpu", warmup=1, steps=3)
+OF_WORKLOAD = {
+    "train_step": replace(TINY, mode=Mode.FORWARD),
+    "attention": RunConfig(workload="attention", mode=Mode.FORWARD, device="cpu", warmup=1, steps=3),
+}
 OWN = RunConfig(device="cpu", warmup=1, steps=3)  # for workloads that use no model
 
 
@@ -392,7 +396,7 @@ def test_foreign_attention_with_wrong_signature_is_an_error(
 ) -> None:
     source = tmp_path / "mine.py"
     source.write_text(written)
-    record = run(replace(TINY, workload=workload, attention=f"{source}:attend", mode=Mode.FORWARD))
+    record = run(replace(OF_WORKLOAD[workload], attention=f"{source}:attend"))
     signature = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
     assert (record.status, record.reason) == ("error", f"{source}:attend{problem} {signature}")
 
@@ -410,7 +414,7 @@ def test_output_of_foreign_attention_is_checked_before_the_steps(
 ) -> None:
     source = tmp_path / "mine.py"
     source.write_text(f"def attend(q, k, v, *, causal=False, scale=None, align='upper_left'): return {result}")
-    config = replace(TINY, workload=workload, attention=f"{source}:attend", mode=Mode.FORWARD)
+    config = replace(OF_WORKLOAD[workload], attention=f"{source}:attend")
     record = run(config)
     shape = (8, 16, 1024, 64) if workload == "attention" else (config.batch_size, 4, config.tokens_per_sequence, 16)
     wrong = (shape[0], 1, *shape[2:])

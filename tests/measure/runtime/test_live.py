@@ -362,7 +362,7 @@ REFUSED = {
     "run(workload=Stepper())": "a Stepper has a method step, but lacks prepare, cost, describe; add def prepare",
     "run(workload=object())": r"workload is an object; give a factory \(config, device\), \(model, batch\)",
     "run(workload=lambda a: a)": r"^<lambda>\(a\) has other arguments than a factory or a step; write a factory",
-    "run(workload={'model': Net(), 'bach': X})": "no part 'bach'; did you mean batch or batches. The names are model,",
+    "run(workload={'model': Net(), 'bach': X})": r"no field 'bach'; did you mean batch or batches\? The names are",
     "run(RunConfig(), 3, steps=2)": r"run takes only config by position; give the others by name, as in run\(model=…\)",
     "run(name='mine')": "name= is only for a live object, .* and none is given; leave out name=$",
     "run(out='x', in_process=True)": "writes no folder of records, but out= is given; give only one of",

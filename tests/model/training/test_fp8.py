@@ -27,6 +27,7 @@ from cs_systems.model.transformer import BasicTransformerLM, Linear
 FORMATS = {E4M3: (2.0**-4, 2.0**-10, 448.0), E5M2: (2.0**-3, 2.0**-17, 57344.0)}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, seq_len=16, precision=Precision.FP8, device="cpu")
+OTHER = RunConfig(precision=Precision.FP8, device="cpu")
 
 
 def distance(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -256,11 +257,11 @@ def test_unavailable_fp8_has_reason_and_remedy() -> None:
     assert reason(replace(TINY, model=odd)) == (
         "fp8 products need multiples of 16, and d_ff is 40; make it 32 or 48, or use bf16"
     )
-    assert reason(replace(TINY, workload="toy")) == (
+    assert reason(replace(OTHER, workload="toy")) == (
         "fp8 replaces each plain nn.Linear (no subclass) whose sizes are multiples of 16, and the module has none; use "
         "bf16, or give the module such layers"
     )
-    assert reason(replace(TINY, workload="attention", mode=Mode.FORWARD)) == (
+    assert reason(replace(OTHER, workload="attention", mode=Mode.FORWARD)) == (
         "no attention backend computes in fp8, which is for linear layers; use bf16"
     )
 
