@@ -56,7 +56,7 @@ class ObjectState:
         _check_values(setup.model)
         seen: dict[int, Any] = {}
         with torch._C.DisableTorchFunctionSubclass():
-            for name, tensor in _named_tensors(setup.model):  # a scripted model's are not among its attributes
+            for name, tensor in _named_tensors(setup.model):  # the attributes of a scripted model do not include them
                 self._kept += _walk(_Node(tensor, None, f"model.{name}", Stage.BUFFERS), seen)
             for part in ("model", "optimizer", "scheduler", "loss", "forward", "batch"):
                 stage = Stage.OPTIMIZER if part in ("optimizer", "scheduler") else Stage.OTHERS
