@@ -67,7 +67,7 @@ def test_gap_is_wide_against_the_spread(width: float, above: int, least: float) 
 
 
 @pytest.mark.parametrize(("steps", "found"), [(21, [(21, None)]), (24, [(21, None), (3, 8)])])
-def test_three_steps_at_a_distance_are_no_chance_among_many(steps: int, found: list[tuple[int, int | None]]) -> None:
+def test_three_regular_slow_steps_among_many_are_not_chance(steps: int, found: list[tuple[int, int | None]]) -> None:
     """Compare with chance: 27 of 1,330 places of 3 steps among 21 are at a fixed distance, 35 of 2,024 among 24.
 
     The others reach up to the slow steps, so that no gap shows them.

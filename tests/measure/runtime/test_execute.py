@@ -567,7 +567,7 @@ def test_rows_of_a_table_get_the_column_order_of_the_first() -> None:
         plain_tables({"losses": [{"a": 1}, {"a": 2}, {"a": 3, "b": 4}]})
 
 
-def test_workload_gives_no_table_a_name_of_the_package() -> None:
+def test_workload_table_with_a_reserved_name_is_refused() -> None:
     for name in OWN_TABLES:
         with pytest.raises(ConfigError, match=f"has a table '{name}', a name that cs_systems reserves"):
             plain_tables({name: [{"a": 1}]})
