@@ -75,15 +75,22 @@ def started(
             process.join()
 
 
-def torchrun(*words: str, timeout_s: float = 55.0) -> subprocess.CompletedProcess[str]:
-    """Run torchrun with two ranks on this machine, which are forks too. words: those of `python`."""
+def torchrun(*words: str, timeout_s: float = 55.0, start: str = "fork") -> subprocess.CompletedProcess[str]:
+    """Run torchrun with two ranks on this machine, which are forks too.
+
+    Args:
+        words: the words of `python`.
+        timeout_s: the limit of `python`.
+        start: "spawn" for ranks that record themselves. As forks of the launcher, which has threads, they sometimes
+            hung before their first output.
+    """
     ranks = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-    return python(*launcher(*ranks), *words, timeout_s=timeout_s)
+    return python(*launcher(*ranks, start=start), *words, timeout_s=timeout_s)
 
 
-def launcher(*options: str) -> list[str]:
+def launcher(*options: str, start: str = "fork") -> list[str]:
     """Return the words of torchrun with these options, which precede those of its ranks; they are forks of it."""
-    return ["-m", "torch.distributed.run", *options, "--start-method", "fork", "--run-path", __file__]
+    return ["-m", "torch.distributed.run", *options, "--start-method", start, "--run-path", __file__]
 
 
 @contextmanager

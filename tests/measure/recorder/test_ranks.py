@@ -19,7 +19,7 @@ from tests.measure.recorder.loops import train
 
 @pytest.mark.timeout(120)
 def test_ranks_of_torchrun_write_one_record_of_the_straggler_and_one_profile(tmp_path: Path) -> None:
-    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(tmp_path), "together", timeout_s=110)
+    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(tmp_path), "together", timeout_s=110, start="spawn")
     assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 2", "rank 1 wrote 0"], done.stderr
     record, profiled = read_records(tmp_path)[0]
     assert (record.status, record.config["world_size"]) == ("ok", 2)
@@ -45,7 +45,7 @@ def total_s(trace: Path, name: str) -> float:
 
 @pytest.mark.timeout(120)
 def test_rank_that_left_its_loop_early_does_not_block_others(tmp_path: Path) -> None:
-    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(tmp_path), "apart", timeout_s=110)
+    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(tmp_path), "apart", timeout_s=110, start="spawn")
     assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 1", "rank 1 wrote 0"], done.stderr
     (record,) = read_records(tmp_path)[0]
     assert record.measurement is not None
