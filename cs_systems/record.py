@@ -40,8 +40,6 @@ DONE = frozenset({"ok", "oom", "unavailable"})  # a resumed sweep does not measu
 OR_AGAIN = "or measure again into another folder"  # because a sweep refuses a malformed folder
 # Caveats for which times are invalid: arithmetic on NaN or inf may take a different time.
 NO_TIMING = frozenset({"nan-loss", "inf-loss"})
-# Workloads that only make tables; the time of their step has no meaning.
-UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
 LONGEST_S = 1e9  # upper limit of a step's duration: 30 years
 LATEST_UNIX_S = 2e11  # the year 8307; later dates cannot be shown
 # Types of a record's fields, checked because a file may come from any program.

@@ -42,6 +42,11 @@ class Subject(StrEnum):
         """Name of the subject in a message."""
         return "a workload of your own, path.py:name" if self is Subject.OWN else self.value
 
+    @property
+    def is_timed(self) -> bool:
+        """Flag of a subject whose step takes a time that means something; the others only make tables."""
+        return self not in (Subject.CURVE, Subject.ERRORS, Subject.STUDY)
+
     @classmethod
     def of(cls, workload: str) -> Subject:
         """Return the subject of the workload of that name."""

@@ -21,7 +21,7 @@ from cs_systems.formulas.cost import COST
 from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import step_memory
 from cs_systems.formulas.peaks import CEILING, peak_flops
-from cs_systems.record import UNTIMED_WORKLOADS, Measurement, RunRecord, measured_by
+from cs_systems.record import Measurement, RunRecord, measured_by
 
 if TYPE_CHECKING:
     from cs_systems.analysis.memory.categories import Attribution
@@ -258,7 +258,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     If several records have the same profiler, the last one counts; if several have the same table, the one without a
     profiler. Tables of profilers that change the step, such as the waits of its ranks, are left out.
     """
-    has_times = records[0].config["workload"] not in UNTIMED_WORKLOADS
+    has_times = Subject.of(records[0].config["workload"]).is_timed
     under = [(r, r.config.get("profiler", "none")) for r in records if has_times]
     timed = [r for r, profiler in under if profiler == "none" and r.is_timing]
     profiled = [r for r, profiler in under if profiler != "none" and measured_by(profiler) == "time"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cs_systems.config import LEAVES
 from cs_systems.core.fields import Subject
-from cs_systems.record import UNTIMED_WORKLOADS, measured_by
+from cs_systems.record import measured_by
 from cs_systems.report.frame_cells import FIELD_COLUMNS, LIKE, SIZE
 
 
@@ -69,7 +69,7 @@ MEMORY_CAVEATS = frozenset({"nan-loss", "no-tables", "shared-gpu"})
 
 
 def is_timed(workload: str, profiler: str) -> bool:
-    return workload not in UNTIMED_WORKLOADS and measured_by(profiler) not in UNTIMED
+    return Subject.of(workload).is_timed and measured_by(profiler) not in UNTIMED
 
 
 # A column that only repeats the other one is left out.

@@ -119,9 +119,8 @@ def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> No
 @pytest.mark.timeout(120)
 def test_ranks_of_torchrun_write_one_record(tmp_path: Path) -> None:
     options = ["--steps", "3:8", "--out", str(tmp_path)]
-    done = forks.torchrun(
-        "-m", "cs_systems", "run", *options, "--", SCRIPT, "0", "torchrun", timeout_s=110, start="spawn"
-    )
+    words = ["-m", "cs_systems", "run", *options, "--", SCRIPT, "0", "torchrun"]
+    done = forks.torchrun(*words, timeout_s=110, start="spawn")
     assert done.returncode == 0, done.stderr
     (record,) = read_records(tmp_path)[0]
     assert record.config["world_size"] == 2
