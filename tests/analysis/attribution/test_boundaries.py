@@ -1,0 +1,231 @@
+"""Profiles at boundaries: times that touch, one range, one name or row more than shown, threads that share a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cs_systems.analysis.attribution import operator_table, tables, timeline
+from cs_systems.analysis.attribution.known_ranges import with_habits
+from cs_systems.analysis.attribution.profile import Profile, profile
+from cs_systems.analysis.attribution.range_tree import range_tree
+from cs_systems.analysis.attribution.sequence_numbers import route_of
+from cs_systems.analysis.comparison.profiles import doubts
+from cs_systems.config import ConfigError
+from cs_systems.readers import read
+from tests.analysis.attribution.test_foreign import AUTOGRAD, MAIN, event, kernel, marked
+
+Event = dict[str, Any]
+WriteTrace = Callable[[Sequence[Event]], Path]
+OTHER = 3  # a thread
+
+
+def numbered(sequence: int, forward_thread: int | None = None) -> dict[str, int]:
+    return {"Sequence number": sequence} | ({} if forward_thread is None else {"Fwd thread id": forward_thread})
+
+
+# times
+
+
+def recording() -> list[Event]:
+    """Return a recording of 100 µs with launches at 10 and 40 µs."""
+    return [marked("all", 0, 100), *kernel("gemm", 20, 30, launched=10), *kernel("gemm", 60, 70, launched=40)]
+
+
+@pytest.mark.parametrize(
+    ("from_us", "to_us", "message"),
+    [
+        (50, 50, "no part of"), (100, 200, "no part of"), (200, 300, "no part of"),
+        (99, 200, "was launched between"), (50, 51, "was launched between"),
+    ],
+)  # fmt: skip
+def test_times_between_which_nothing_was_recorded_or_launched_are_refused(
+    write_trace: WriteTrace, from_us: float, to_us: float, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        profile(read(write_trace(recording())), between=(from_us * 1e-6, to_us * 1e-6))
+
+
+@pytest.mark.parametrize("from_us", [45, 20])
+def test_refusal_names_the_first_and_the_last_launch_since_the_recording_began(
+    write_trace: WriteTrace, from_us: float
+) -> None:
+    with pytest.raises(ConfigError, match="the launches are from 1e-05 to 4e-05 s"):
+        profile(read(write_trace(recording())), between=(from_us * 1e-6, (from_us + 10) * 1e-6))
+
+
+@pytest.mark.parametrize(("from_us", "left_out"), [(0, 0), (-5, 0), (30, 1)])
+def test_step_from_the_start_has_the_kernels_launched_before_it(
+    write_trace: WriteTrace, from_us: float, left_out: int
+) -> None:
+    made = profile(read(write_trace(recording())), between=(from_us * 1e-6, 90e-6))
+    assert sum(one.calls for one in made.groups.values()) == 2 - left_out
+    assert made.steps[0].start_s - made.trace.ranges.start_s.min() == pytest.approx(max(from_us, 0) * 1e-6)
+
+
+def test_step_that_launches_nothing_keeps_its_end(write_trace: WriteTrace) -> None:
+    """The kernel of the first step ends at 90 µs, in the second step."""
+    events = [marked("step", 0, 10), marked("step", 80, 100), *kernel("gemm", 20, 90, launched=5)]
+    made = profile(read(write_trace(events)))
+    assert [row["wall_s"] * 1e6 for row in tables.steps(made)] == [pytest.approx(80)]
+    assert "1 of 2 steps launched no kernel and are left out" in made.notes
+
+
+# ranges
+
+
+@pytest.mark.parametrize(("end", "idle_us"), [(100, 90), (25, 20)])
+def test_single_range_has_its_idle_time(write_trace: WriteTrace, end: int, idle_us: int) -> None:
+    """A kernel takes 10 µs, of which 5 are in the shorter range; that step lasts until the kernel ends."""
+    made = profile(read(write_trace([marked("step", 0, end), *kernel("gemm", 20, 30, launched=5)])))
+    (row,) = range_tree(made)
+    assert (row["idle_s"], row["calls_per_step"]) == (pytest.approx(idle_us * 1e-6), 1.0)
+    assert (row["time_s"], row["self_s"], row["share"]) == (pytest.approx(10e-6), pytest.approx(10e-6), 1.0)
+
+
+def test_range_has_a_rate_where_it_has_flops_and_time(write_trace: WriteTrace) -> None:
+    shapes = {"Input Dims": [[8, 16], [16, 32]]}
+    events = [
+        marked("step", 0, 100), marked("product", 10, 20), marked("sum", 30, 40), marked("no time", 50, 60),
+        event("cpu_op", "aten::mm", 11, 15, **shapes), *kernel("gemm", 120, 124, launched=12),
+        *kernel("add", 130, 132, launched=32),
+        event("cpu_op", "aten::mm", 51, 55, **shapes), *kernel("gemm", 140, 140, launched=52),
+    ]  # fmt: skip
+    made = profile(read(write_trace(events)))
+    rows = {row["path"]: row for row in range_tree(made)}
+    flops = 2 * 8 * 16 * 32
+    assert (rows["step / product"]["flops"], rows["step / sum"]["flops"]) == (flops, None)
+    assert rows["step / product"]["achieved_flops_per_s"] == pytest.approx(flops / 4e-6)
+    assert rows["step / sum"]["achieved_flops_per_s"] is None
+    assert (rows["step / no time"]["flops"], rows["step / no time"]["achieved_flops_per_s"]) == (flops, None)
+    assert rows["step"]["achieved_flops_per_s"] == pytest.approx(2 * flops / 6e-6)
+
+
+@pytest.mark.parametrize(("names", "listed"), [(11, "…"), (12, "…"), (13, "…")])
+def test_twelve_ranges_are_named_where_none_fits(write_trace: WriteTrace, names: int, listed: str) -> None:
+    events = [marked(f"part {chr(97 + n)}", 10 * n, 10 * n + 5) for n in range(names)]
+    trace = read(write_trace([*events, *kernel("gemm", 6, 8, launched=1)]))
+    with pytest.raises(ConfigError) as raised:
+        with_habits([trace], ["forward=nothing like it"])
+    assert str(raised.value).count("'part ") == min(names, 12)
+    assert (listed in str(raised.value)) is (names > 12)
+
+
+@pytest.mark.parametrize("names", [3, 4])
+def test_three_names_of_steps_are_listed_where_no_kernel_is_in_one(write_trace: WriteTrace, names: int) -> None:
+    events = [marked(f"part {chr(97 + n)}", 10 * n, 10 * n + 5) for n in range(names)]
+    with pytest.raises(ConfigError) as raised:
+        profile(read(write_trace([*events, *kernel("gemm", 196, 198, launched=191)])), "part *")
+    before = str(raised.value).partition("; choose other")[0]
+    assert before.count("'part ") == min(names, 3)
+    assert before.endswith("…") is (names > 3)
+
+
+@pytest.mark.parametrize("names", [12, 13])
+def test_twelve_ranges_are_offered_as_steps(write_trace: WriteTrace, names: int) -> None:
+    events = [marked(f"part {chr(97 + n)}", 10 * n, 10 * n + 5) for n in range(names)]
+    with pytest.raises(ConfigError, match="no range is named") as raised:
+        profile(read(write_trace([*events, *kernel("gemm", 6, 8, launched=1)])), "other")
+    assert str(raised.value).count("'part ") == 12
+    assert str(raised.value).endswith("…") is (names > 12)
+
+
+# operators and sequence numbers
+
+
+@pytest.mark.parametrize(("operators", "more"), [(50, None), (51, "1 more operators"), (53, "3 more operators")])
+def test_fifty_operators_are_kept(write_trace: WriteTrace, operators: int, more: str | None) -> None:
+    events = [marked("step", 0, 1000), *kernel("gemm", 20, 30, launched=5)]
+    events += [event("cpu_op", f"aten::op_{n:02}", 10 + 10 * n, 15 + 10 * n + n / 20) for n in range(operators)]
+    rows, said = operator_table.largest(profile(read(write_trace(events))))
+    assert len(rows) == min(operators, 50)
+    assert [note for note in said if "more operators" in note] == ([more] if more else [])
+
+
+def of_two_threads(mine: int, others: int) -> list[Event]:
+    """Return two threads that count from the same number, and a backward of autograd's thread 1.
+
+    The backward has `mine` of its numbers from the main thread alone and `others` from the other thread alone.
+    """
+    events = [marked("step", 0, 1000), marked("here", 10, 200, MAIN), marked("there", 10, 200, OTHER)]
+    for n in range(mine + others):
+        thread = MAIN if n < mine else OTHER
+        events.append(event("cpu_op", "aten::mm", 20 + 10 * n, 25 + 10 * n, thread, **numbered(n, 0)))
+        start = 300 + 10 * n
+        events.append(event("cpu_op", "MmBackward0", start, start + 8, AUTOGRAD, **numbered(n, 1)))
+        events += kernel(f"gemm_{n}", start + 500, start + 505, launched=start + 2, thread=AUTOGRAD)
+    return events
+
+
+@pytest.mark.parametrize(("mine", "others", "main_wins"), [(3, 1, True), (1, 3, False), (2, 1, True), (1, 2, False)])
+def test_thread_with_most_of_the_numbers_made_the_backward(
+    write_trace: WriteTrace, mine: int, others: int, main_wins: bool
+) -> None:
+    route = route_of(read(write_trace(of_two_threads(mine, others))))
+    assert route is not None
+    threads = {found[0] for found in route.forward_numbers(np.arange(mine + others)) if found}
+    assert threads == {MAIN if main_wins else OTHER}
+
+
+def test_main_thread_is_of_forward_though_it_runs_a_backward_operator(write_trace: WriteTrace) -> None:
+    """A checkpoint or a hook runs one in the thread that makes the forward."""
+    events = [
+        marked("all", 0, 400),
+        *(event("cpu_op", "aten::mm", 10 + 10 * n, 15 + 10 * n, **numbered(n, 0)) for n in range(3)),
+        *kernel("gemm", 510, 520, launched=11), *kernel("gemm", 530, 540, launched=45),
+        event("cpu_op", "MmBackward0", 100, 110, **numbered(2, 1)), *kernel("gemm", 550, 560, launched=101),
+        event("cpu_op", "MmBackward0", 120, 130, AUTOGRAD, **numbered(1, 1)),
+        *kernel("gemm", 570, 580, launched=121, thread=AUTOGRAD),
+        *kernel("add", 590, 600, launched=135, thread=AUTOGRAD),
+    ]  # fmt: skip
+    made = profile(read(write_trace(events)))
+    assert [place.phase for place in made.places] == ["forward", "forward", "backward", "backward", "backward"]
+
+
+def test_operators_without_numbers_name_the_backward_themselves(write_trace: WriteTrace) -> None:
+    events = [
+        marked("all", 0, 200), event("cpu_op", "aten::mm", 10, 20), *kernel("gemm", 310, 320, launched=11),
+        event("cpu_op", "MmBackward0", 30, 40, AUTOGRAD), *kernel("gemm", 330, 340, launched=31, thread=AUTOGRAD),
+    ]  # fmt: skip
+    trace = read(write_trace(events))
+    assert not trace.ops
+    assert [place.phase for place in profile(trace).places] == ["forward", "backward"]
+
+
+# comparisons and pictures
+
+
+def half_known(write_trace: WriteTrace, known_us: float) -> Profile:
+    events = [marked("step", 0, 100), marked("forward", 0, 90), marked("block 0", 10, 20)]
+    events += [*kernel("gemm", 200, 200 + known_us, launched=15), *kernel("gemm", 400, 500 - known_us, launched=50)]
+    return profile(read(write_trace(events)))
+
+
+@pytest.mark.parametrize(("known_us", "doubted"), [(54.9, False), (55.1, True), (45.1, False), (44.9, True)])
+def test_layers_known_for_a_twentieth_more_of_the_time_are_a_doubt(
+    write_trace: WriteTrace, known_us: float, doubted: bool
+) -> None:
+    a, b = half_known(write_trace, 50), half_known(write_trace, known_us)
+    assert (a.layer_coverage, b.layer_coverage) == (pytest.approx(0.5), pytest.approx(known_us / 100))
+    assert any("a difference in ranges" in sentence for sentence in doubts(a, b)) is doubted
+
+
+@pytest.mark.parametrize(
+    ("calls", "drawn"),
+    [
+        ([125_000, 125_000], [0, 1]), ([125_000, 125_001], [0]), ([250_001, 1, 1], [1]), ([1, 250_000, 1], [1]),
+        ([1, 249_998, 1], [0, 1, 2]),
+    ],
+)  # fmt: skip
+def test_a_quarter_of_a_million_kernels_are_drawn(write_trace: WriteTrace, calls: list[int], drawn: list[int]) -> None:
+    events: list[Event] = []
+    for n in range(len(calls)):
+        events += [marked("step", 100 * n, 100 * n + 50), *kernel("gemm", 100 * n + 10, 100 * n + 20, 100 * n + 5)]
+    made = profile(read(write_trace(events)))
+    many = {key: sums._replace(calls=count) for (key, sums), count in zip(made.by_step.items(), calls, strict=True)}
+    assert timeline.drawn_steps(replace(made, by_step=many), drawn[0] if len(drawn) < 3 else 1) == drawn
