@@ -185,3 +185,11 @@ def test_drift_compares_the_halves_without_the_middle() -> None:
 )
 def test_samples_are_unstable_beyond_the_limits(samples: list[float], reasons: list[str]) -> None:
     assert stats.unstable(samples) == reasons
+
+
+@pytest.mark.parametrize("p", [0.6, 0.975, 0.999])
+def test_quantile_of_many_degrees_of_freedom_goes_on_where_the_formula_changes(p: float) -> None:
+    below, above = (stats.student_t(p, stats.MOST_DOF * times) for times in (1 - 1e-9, 1 + 1e-9))
+    normal = stats.student_t(p, math.inf)
+    assert above == pytest.approx(below, abs=1e-8)
+    assert above - normal > 1e-7
