@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, cut_short, not_restored, recomputed, skipped_steps
+from cs_systems.core.caveats import cut_short, not_restored, recomputed, skipped_steps
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,3 @@ def test_numbers_of_caveats_have_their_units() -> None:
 def test_five_names_of_what_could_not_be_restored_are_shown() -> None:
     assert "changed a, b, c, d, e, and could not" in not_restored([*"abcde"]).message
     assert "changed a, b, c, d, e and 2 more, and could not" in not_restored([*"abcdefg"]).message
-
-
-def test_loop_has_a_remedy_for_each_caveat_but_few_samples() -> None:
-    """That of few samples depends on the loop's length, and stands in the record."""
-    assert {*REMEDIES} - {*LOOP_REMEDIES} == {"few-samples"}
-    assert LOOP_REMEDIES["nan-loss"] == REMEDIES["nan-loss"]
-    assert LOOP_REMEDIES["profiled"] != REMEDIES["profiled"]

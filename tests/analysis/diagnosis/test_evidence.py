@@ -11,8 +11,9 @@ import pytest
 from cs_systems.analysis.diagnosis import Diagnosis, diagnose
 from cs_systems.analysis.diagnosis._evidence import Evidence, of_records
 from cs_systems.config import RunConfig, preset
+from cs_systems.core.caveats import REMEDIES
 from cs_systems.record import Measurement, RunRecord
-from tests.analysis.diagnosis.test_rules import STEP_S, measured, timed, traced
+from tests.analysis.diagnosis.test_rules import LOOP, STEP_S, measured, timed, traced
 from tests.test_record import ENVIRONMENT
 
 GIB = 1 << 30
@@ -201,3 +202,15 @@ def test_categories_of_a_forecast_are_those_at_its_highest_moment() -> None:
     assert memory is not None
     assert memory.categories == {"activations": 5, "logits": 3}
     assert memory.of("activations", "logits", "gradients") == 8
+
+
+@pytest.mark.parametrize("caveat", ["nan-loss", "profiled", "unstable", "few-samples"])
+def test_loop_has_a_remedy_for_each_caveat_but_few_samples(caveat: str) -> None:
+    """That of few samples depends on the loop's length, and stands in the record."""
+    loop, step = (Evidence(config=config) for config in (LOOP, RunConfig()))
+    assert step.remedy(caveat) == REMEDIES[caveat]
+    if caveat == "few-samples":
+        with pytest.raises(KeyError):
+            loop.remedy(caveat)
+    else:
+        assert (loop.remedy(caveat) == step.remedy(caveat)) is (caveat == "nan-loss")
