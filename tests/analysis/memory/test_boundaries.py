@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cs_systems.analysis.memory import out_of_memory as failed
 from cs_systems.analysis.memory.allocations import Allocation
+from cs_systems.analysis.memory.annotations import by_annotation
 from cs_systems.analysis.memory.categories import (
     BEFORE_RECORDING,
     GRADIENTS,
@@ -16,9 +18,10 @@ from cs_systems.analysis.memory.categories import (
     _gradient_sizes,
     attribute,
 )
-from cs_systems.analysis.memory.tables import at_end, composition, devices
+from cs_systems.analysis.memory.tables import _span, at_end, composition, devices
 from cs_systems.analysis.memory.timeline import MOST_FRAMES, view
 from tests.analysis.memory.test_limits import (
+    BACKWARD,
     FORWARD,
     MIB,
     UNNAMED,
@@ -162,3 +165,106 @@ def test_stacks_of_a_page_are_numbered_from_the_empty_one(tmp_path: Path) -> Non
     empty, forward, down = page["stacks"]
     assert (empty, [page["frames"][n] for n in forward]) == ([], ["model.py:7 forward"])
     assert [page["frames"][n] for n in down] == [f"deep.py:{n} down" for n in range(MOST_FRAMES)]
+
+
+def test_blocks_before_recording_of_another_size_stay_so() -> None:
+    found, _ = _before_by_size([made(0, 9, GRADIENTS), made(-1, 9, BEFORE_RECORDING, 1024),
+                                made(-1, 9, BEFORE_RECORDING)])  # fmt: skip
+    assert sorted((one.allocation.bytes, one.category) for one in found if one.allocation.start == -1) == [
+        (512, "parameters"), (1024, BEFORE_RECORDING),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("later", "category"),
+    [([], "activations"), ([BACKWARD], "activations"), ([BACKWARD, FORWARD], "workspaces")],
+)
+def test_workspace_outlives_a_backward_and_the_next_forward(
+    tmp_path: Path, later: list[list[dict[str, object]]], category: str
+) -> None:
+    events = [event("alloc", A, 8_519_680, 1, frames=FORWARD)]
+    events += [event("alloc", B + 512 * n, 512, 2 + n, frames=stack) for n, stack in enumerate(later)]
+    assert attribute(replayed(tmp_path, events)).allocations[0].category == category
+
+
+@pytest.mark.parametrize(("of_backward", "noted"), [([BACKWARD], False), ([[]], True), ([[], BACKWARD], False)])
+def test_backward_without_any_stack_is_noted(
+    tmp_path: Path, of_backward: list[list[dict[str, object]]], noted: bool
+) -> None:
+    events = [event("alloc", A, 512, 1, frames=FORWARD)]
+    events += [event("alloc", B + 512 * n, 512, 2 + n, frames=stack) for n, stack in enumerate(of_backward)]
+    found = attribute(replayed(tmp_path, events))
+    assert found.allocations[1].phase == "backward"
+    assert any(note.startswith("backward: allocations with no Python frame") for note in found.notes) is noted
+
+
+def test_freed_block_is_no_neighbour(tmp_path: Path) -> None:
+    """Less than a mebibyte is left of the segment, which the block gets."""
+    for is_freed, given in ((True, 4 * MIB), (False, 3 * MIB + 512 * 1024)):
+        events = [event("segment_alloc", A, 4 * MIB), event("alloc", A, 2 * MIB, 1),
+                  event("alloc", A + 2 * MIB, 2 * MIB, 2), event("free_completed", A, 2 * MIB, 3)]  # fmt: skip
+        events += [event("free_completed", A + 2 * MIB, 2 * MIB, 4)] * is_freed
+        events += [event("alloc", A, 3 * MIB + 512 * 1024, 5)]
+        last = replayed(tmp_path, events, [segment(A, 4 * MIB)]).allocations[-1]
+        assert (last.requested_bytes, last.bytes) == (3 * MIB + 512 * 1024, given)
+
+
+def test_block_that_was_there_has_no_stack(tmp_path: Path) -> None:
+    events = [event("free_requested", A, 512, 1), event("free_completed", A, 512, 2), event("alloc", B, 512, 3)]
+    found = attribute(replayed(tmp_path, events))
+    before, later = found.allocations
+    assert (before.allocation.start, found.sites[before.allocation.stack]) == (-1, None)
+    assert str(found.sites[later.allocation.stack]).startswith("train.py:1")
+
+
+@pytest.mark.parametrize(("lost", "is_cut"), [(0, False), (1, True), (2, True)])
+def test_history_is_cut_if_a_block_at_the_end_has_a_stack_and_no_event(tmp_path: Path, lost: int, is_cut: bool) -> None:
+    used = [(A + n * MIB, MIB) for n in range(lost)]
+    found = replayed(tmp_path, [event("alloc", B, 512, 1)], [segment(A, 20 * MIB, *used), segment(B, 1024, (B, 512))])
+    assert found.lost_allocations == lost
+    assert found.is_cut is is_cut
+
+
+def test_annotation_ends_before_the_next_event(tmp_path: Path) -> None:
+    events = [event("alloc", A + n * 4096, 512 * size, 10 * n) for n, size in enumerate((1, 2, 4, 8))]
+    marks = [("START", "load", 5), ("END", "load", 25)]
+    annotations = [{"stage": stage, "name": name, "device": 0, "time_us": time_us} for stage, name, time_us in marks]
+    found = attribute(replayed(tmp_path, events, annotations=annotations))
+    (row,) = by_annotation(found, UNNAMED)
+    assert (row["allocations"], row["highest_bytes"], row["change_bytes"]) == (2, 512 * 7, 512 * 6)
+
+
+@pytest.mark.parametrize(("used", "largest", "pieces"), [(20, 0, 0), (19, 1, 1)])
+def test_full_memory_has_no_free_piece(tmp_path: Path, used: int, largest: int, pieces: int) -> None:
+    events = [event("alloc", A, used * MIB, 0), event("oom", 0, 30 * MIB, 1, device_free=0)]
+    found = attribute(replayed(tmp_path, events, [segment(A, 20 * MIB, (A, used * MIB))]))
+    (row,) = failed.out_of_memory(found, UNNAMED)
+    assert (row["largest_free_bytes"], row["free_pieces"]) == (largest * MIB, pieces)
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [
+        ([None], None), (["block 0", None], "block 0"), (["block 0", "block 1"], "block 0 … 1"),
+        (["block 0", "block 1", "block 0", "block 3"], "block 0 … 3"), (["embedding", "head"], "embedding … head"),
+    ],
+)  # fmt: skip
+def test_span_of_layers_is_the_first_and_the_last(layers: list[str | None], text: str | None) -> None:
+    assert _span(layers) == text
+
+
+def test_page_without_events_lasts_a_microsecond(tmp_path: Path) -> None:
+    page = view(attribute(replayed(tmp_path, [], [segment(A, 8192, (A, 512))])), UNNAMED)
+    assert (page["end_ns"], page["events"], page["peak"]) == (1000, 0, None)
+    (shown,) = page["segments"]
+    assert (shown["size"], shown["name"], shown["layer"], shown["stack"][1]) == ([512, 7680], [0, 0], [0, 0], 0)
+
+
+@pytest.mark.parametrize(("blocks", "hidden"), [(49_999, 0), (50_000, 1)])
+def test_segments_of_fifty_thousand_blocks_are_drawn(tmp_path: Path, blocks: int, hidden: int) -> None:
+    found = attribute(replayed(tmp_path, [], [segment(A, 8192), segment(B, 4096)]))
+    large, small = found.replay.snapshot.segments
+    many = [large._replace(blocks=large.blocks * blocks), small]
+    shown = replace(found, replay=replace(found.replay, snapshot=replace(found.replay.snapshot, segments=many)))
+    page = view(shown, UNNAMED)
+    assert (page["hidden_segments"], len(page["segments"])) == (hidden, 2 - hidden)
