@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from cs_systems.analysis.attribution import operator_table, tables, timeline
+from cs_systems.analysis.attribution.inventory import row_of_profile
 from cs_systems.analysis.attribution.known_ranges import with_habits
+from cs_systems.analysis.attribution.overlap import of_kernels, picture
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.attribution.range_tree import range_tree
 from cs_systems.analysis.attribution.sequence_numbers import route_of
 from cs_systems.analysis.comparison.profiles import doubts
 from cs_systems.config import ConfigError
+from cs_systems.core.sources import Source
 from cs_systems.readers import read
 from tests.analysis.attribution.test_foreign import AUTOGRAD, MAIN, event, kernel, marked
 
@@ -229,3 +232,92 @@ def test_a_quarter_of_a_million_kernels_are_drawn(write_trace: WriteTrace, calls
     made = profile(read(write_trace(events)))
     many = {key: sums._replace(calls=count) for (key, sums), count in zip(made.by_step.items(), calls, strict=True)}
     assert timeline.drawn_steps(replace(made, by_step=many), drawn[0] if len(drawn) < 3 else 1) == drawn
+
+
+def test_steps_by_phases_go_from_forward_to_the_last_phase(write_trace: WriteTrace) -> None:
+    """An optimizer's range begins a step only where it holds a forward, as with a closure."""
+
+    def one(at: int) -> list[Event]:
+        return [
+            marked("forward", at, at + 10), marked("backward", at + 10, at + 20), marked("optimizer", at + 25, at + 30),
+            *kernel("gemm", at + 4, at + 6, launched=at + 2),
+        ]  # fmt: skip
+
+    made = profile(read(write_trace([*one(0), *one(100)])))
+    assert [(round(s.start_s * 1e6), round(s.end_s * 1e6)) for s in made.steps] == [(0, 30), (100, 130)]
+    closure = [event for at in (0, 100) for event in (
+        marked("optimizer", at, at + 40), marked("forward", at + 5, at + 10), marked("backward", at + 10, at + 20),
+        *kernel("gemm", at + 8, at + 12, launched=at + 6),
+    )]  # fmt: skip
+    made = profile(read(write_trace(closure)))
+    assert [(round(s.start_s * 1e6), round(s.end_s * 1e6)) for s in made.steps] == [(0, 40), (100, 140)]
+
+
+def test_idle_time_of_another_thread_is_divided_among_the_ranges_of_the_main_one(write_trace: WriteTrace) -> None:
+    events = [
+        marked("step", 0, 100), marked("first", 40, 60), marked("second", 60, 90), marked("hook", 50, 80, AUTOGRAD),
+        *kernel("gemm", 110, 115, launched=52, thread=AUTOGRAD),
+        *kernel("gemm", 120, 125, launched=70, thread=AUTOGRAD),
+    ]  # fmt: skip
+    rows = {row["path"]: row["idle_s"] for row in range_tree(profile(read(write_trace(events))))}
+    assert rows["step / first / hook"] == pytest.approx(10e-6)
+    assert rows["step / second / hook"] == pytest.approx(20e-6)
+
+
+def test_operators_without_a_formula_give_a_range_no_flops(write_trace: WriteTrace) -> None:
+    shapes = {"Input Dims": [[8, 16], [16, 32]]}
+    events = [
+        marked("step", 0, 100), marked("product", 10, 20), marked("sum", 30, 40),
+        event("cpu_op", "aten::mm", 11, 15, **shapes), *kernel("gemm", 120, 124, launched=12),
+        event("cpu_op", "aten::add", 31, 35, **shapes), *kernel("add", 130, 132, launched=32),
+    ]  # fmt: skip
+    rows = {row["path"]: row["flops"] for row in range_tree(profile(read(write_trace(events))))}
+    assert rows == {"step": 8192, "step / product": 8192, "step / sum": None}
+
+
+@pytest.mark.parametrize(("launched", "coverage"), [(15, 1.0), (50, 0.0)])
+def test_layers_are_known_for_all_or_none_of_the_time(write_trace: WriteTrace, launched: int, coverage: float) -> None:
+    events = [marked("step", 0, 100), marked("forward", 0, 90), marked("block 0", 10, 20)]
+    made = profile(read(write_trace([*events, *kernel("gemm", 200, 210, launched=launched)])))
+    assert made.layer_coverage == coverage
+    assert made.coverage.startswith(f"100.0% of the kernel time belongs to a phase, and {coverage:.1%} to a layer")
+
+
+def test_stream_of_number_0_is_shown(write_trace: WriteTrace) -> None:
+    events = [marked("step", 0, 100), *kernel("gemm", 20, 30, launched=5, stream=0), *kernel("add", 40, 50, 6)]
+    made = timeline.view(profile(read(write_trace(events))))
+    assert [stream["stream"] for stream in made["streams"]] == [0, 7]
+
+
+@pytest.mark.parametrize(("begins", "later_us", "counts"), [
+    (100, 0, True), (100, 1, False), (249, 0, True), (251, 0, False), (251, -10, False),
+])  # fmt: skip
+def test_copies_from_the_start_to_the_end_of_the_last_kernel_are_within(
+    write_trace: WriteTrace, begins: int, later_us: int, counts: bool
+) -> None:
+    copy = event("gpu_memcpy", "Memcpy HtoD", begins, begins + 2, device=0, stream=7, bytes=64)
+    made = profile(read(write_trace([marked("all", 0, 300), *kernel("gemm", 240, 250, launched=150), copy])))
+    start_s = min(made.trace.copies[0].start_s, made.trace.kernels.launch_start_s[0]) + later_us * 1e-6
+    found = timeline.within(made, start_s, start_s + 100e-6)
+    assert len(found.copies) == counts
+
+
+def test_picture_has_the_phases_of_a_step_apart(write_trace: WriteTrace) -> None:
+    events = [
+        marked("step", 0, 100), marked("forward", 0, 30), marked("backward", 40, 90),
+        *kernel("gemm", 10, 20, launched=5), *kernel("gemm", 60, 80, launched=50),
+        *kernel("ncclDevKernel_AllReduce_Sum_f32", 70, 95, launched=55, stream=9),
+    ]  # fmt: skip
+    trace = read(write_trace(events))
+    (step,) = of_kernels(trace, profile(trace).steps)
+    rows = [(row["stream"], row["phase"], round(row["start_s"] * 1e6), round(row["end_s"] * 1e6))
+            for row in picture(trace, step)]  # fmt: skip
+    assert rows == [
+        ("communication", None, 70, 95), ("compute", "forward", 10, 20), ("compute", "backward", 60, 80),
+    ]  # fmt: skip
+
+
+def test_recording_lasts_from_its_first_to_its_last_time(write_trace: WriteTrace) -> None:
+    made = profile(read(write_trace([marked("step", 10, 100), *kernel("gemm", 110, 130, launched=15)])))
+    row = row_of_profile(Source(Path("a.json"), "a.json", Path("a.json")), made)
+    assert (row["duration_s"], row["kernels"], row["steps"]) == (pytest.approx(120e-6), 1, 1)
