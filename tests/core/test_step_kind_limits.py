@@ -21,7 +21,9 @@ def slow(times: float, places: Sequence[int], steps: int = 30) -> list[float]:
     return [times if i in places else 1.0 for i in range(steps)]
 
 
-@pytest.mark.parametrize(("times", "found"), [(2.99, [(30, None)]), (3.01, [(29, None), (1, None)])])
+@pytest.mark.parametrize(
+    ("times", "found"), [(2.99, [(30, None)]), (3.0, [(29, None), (1, None)]), (3.01, [(29, None), (1, None)])]
+)
 def test_step_alone_takes_three_times_as_long(times: float, found: list[tuple[int, int | None]]) -> None:
     assert kinds(slow(times, [12])) == found
 
@@ -32,7 +34,9 @@ def test_step_alone_takes_a_twentieth_of_the_time(steps: int, count: int) -> Non
     assert len(kinds(slow(4.0, [12], steps))) == count
 
 
-@pytest.mark.parametrize(("times", "found"), [(1.99, [(30, None)]), (2.01, [(28, None), (2, None)])])
+@pytest.mark.parametrize(
+    ("times", "found"), [(1.99, [(30, None)]), (2.0, [(28, None), (2, None)]), (2.01, [(28, None), (2, None)])]
+)
 @pytest.mark.parametrize("places", [(3, 4), (3, 17)])
 def test_several_steps_take_twice_as_long(
     times: float, found: list[tuple[int, int | None]], places: tuple[int, ...]
@@ -98,3 +102,24 @@ def test_steps_that_alternate_are_two_kinds() -> None:
 def test_impossible_durations_are_not_divided(bad: float) -> None:
     assert kinds([*slow(5.0, (4, 14, 24)), bad]) == [(31, None)]
     assert kinds([]) == []
+
+
+@pytest.mark.parametrize(("durations", "found"), [
+    ([1.0, 5.0], [(2, None)]), ([1.0, 1.0, 5.0], [(2, None), (1, None)]), ([1.0, 5.0, 1.0], [(2, None), (1, None)]),
+])  # fmt: skip
+def test_one_of_three_steps_can_stand_alone(durations: list[float], found: list[tuple[int, int | None]]) -> None:
+    assert kinds(durations) == found
+
+
+def test_every_second_step_is_a_kind_where_no_gap_shows_it() -> None:
+    others = [1.0, 1.1, 1.2, 1.4, 1.9, 2.5] * 2
+    assert kinds([time_s for other in others for time_s in (other, 3.0)]) == [(12, 2), (12, 2)]
+    assert kinds([*others, *[3.0] * 12]) == [(24, None)]
+
+
+def test_spread_of_twenty_steps_is_without_two_at_either_end() -> None:
+    """Of 21 even logarithms from 0 to 2, the third and the third last are 1.6 apart; 5 of 22 steps make it more."""
+    least = 1.6 * (1 + 5 / 22)
+    for gap, found in ((least - 0.01, [(22, None)]), (least + 0.01, [(21, None), (1, None)])):
+        durations = [math.exp(0.1 * place) for place in range(21)]
+        assert kinds(random.Random(1).sample([*durations, math.exp(2 + gap)], 22)) == found

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cs_systems.analysis.diagnosis import Diagnosis, diagnose
-from cs_systems.analysis.diagnosis._evidence import Evidence, of_records
+from cs_systems.analysis.diagnosis import Diagnosis, apply_rules, diagnose
+from cs_systems.analysis.diagnosis._evidence import LOGITS, Evidence, of_records, of_snapshot
+from cs_systems.analysis.memory.categories import attribute
 from cs_systems.config import RunConfig, preset
 from cs_systems.core.caveats import REMEDIES
+from cs_systems.formulas.memory.fit import needed_bytes
 from cs_systems.record import Measurement, RunRecord
-from tests.analysis.diagnosis.test_rules import LOOP, STEP_S, measured, timed, traced
+from tests.analysis.diagnosis.test_rules import LOOP, PLANTED, STEP_S, measured, timed, traced
+from tests.analysis.memory.test_limits import BACKWARD, FORWARD, UNNAMED, A, B, event, replayed
 from tests.test_record import ENVIRONMENT
 
 GIB = 1 << 30
@@ -214,3 +218,40 @@ def test_loop_has_a_remedy_for_each_caveat_but_few_samples(caveat: str) -> None:
             loop.remedy(caveat)
     else:
         assert (loop.remedy(caveat) == step.remedy(caveat)) is (caveat == "nan-loss")
+
+
+def test_logits_of_a_snapshot_are_what_loss_made_and_the_last_layer_keeps(tmp_path: Path) -> None:
+    """Loss makes 4,096 bytes that backward frees, and 1,024 that it frees itself at the peak."""
+    loss = [{"filename": "model.py", "line": 2, "name": "loss_fn"}]
+    events = [
+        event("alloc", A, 2048, 1, frames=FORWARD), event("alloc", B, 4096, 2, frames=loss),
+        event("alloc", B + 8192, 1024, 3, frames=loss), event("free_requested", B + 8192, 1024, 4, frames=loss),
+        event("alloc", B + 8192, 512, 5, frames=BACKWARD),
+    ]  # fmt: skip
+    memory = of_snapshot(attribute(replayed(tmp_path, events)), UNNAMED).memory
+    assert memory is not None
+    assert (memory.peak_bytes, memory.of(LOGITS), memory.of("activations")) == (7168, 5120, 6144)
+    assert (memory.of("temporaries"), memory.phase) == (1024, "loss")
+
+
+def test_snapshot_without_a_peak_is_no_evidence(tmp_path: Path) -> None:
+    one = [event("alloc", A, 2048, 1)]
+    assert of_snapshot(attribute(replayed(tmp_path, one)), UNNAMED).is_empty
+    assert not of_snapshot(attribute(replayed(tmp_path, [*one, event("alloc", B, 512, 2)])), UNNAMED).is_empty
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+def test_recomputation_is_found_where_the_step_fits_without_it(spare: int) -> None:
+    evidence = PLANTED["recomputation"][0]
+    assert evidence.config is not None
+    needed = needed_bytes(replace(evidence.config, device="cuda", checkpoint="none"))
+    found = apply_rules(replace(evidence, device_bytes=needed + spare)) or []
+    assert ("recomputation" in {one.code for one in found}) is (spare >= 0)
+
+
+def test_steady_steps_are_the_later_half() -> None:
+    """Of nine steps the last five are steady; the last six have another median."""
+    measurement = measured([3.0, 3.0, 3.0, 1.0, 1.2, 1.2, 1.2, 1.0, 1.0])
+    (found,) = (one for one in apply_rules(timed(measurement=measurement)) or [] if one.code == "short-warmup")
+    assert found.evidence[0]["steady_s"] == 1.2
+    assert found.evidence[0]["slow_steps"] == 3
