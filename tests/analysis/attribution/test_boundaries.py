@@ -321,3 +321,15 @@ def test_recording_lasts_from_its_first_to_its_last_time(write_trace: WriteTrace
     made = profile(read(write_trace([marked("step", 10, 100), *kernel("gemm", 110, 130, launched=15)])))
     row = row_of_profile(Source(Path("a.json"), "a.json", Path("a.json")), made)
     assert (row["duration_s"], row["kernels"], row["steps"]) == (pytest.approx(120e-6), 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("walls", "opens"),
+    [([1.0], None), ([3.0, 1.0], 1), ([3.0, 1.0, 2.0], 2), ([1.0, 2.0, 3.0, 4.0], 1), ([2.0, 2.0, 2.0, 1.0], 0)],
+)
+def test_page_opens_at_the_median_step_the_shorter_of_two(walls: list[float], opens: int | None) -> None:
+    rows: Any = [{"step": n, "wall_s": wall_s, "kernels": 1} for n, wall_s in enumerate(walls)]
+    shown = tables.drawn_step([*rows, *rows])  # of two devices
+    assert (f"opens at step {opens}, which took {walls[opens or 0]:.2f} s" in shown) is (opens is not None)
+    assert shown.endswith(f"{len(walls)} steps of {sum(walls) / len(walls):.2f} s on average") is (opens is not None)
+    assert tables.drawn_step([{**row, "kernels": 0} for row in rows]) == tables.drawn_step([]) == ""

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from cs_systems.analysis.attribution.profile import profile
-from cs_systems.analysis.comparison import dtypes, numerics, precision
-from cs_systems.analysis.comparison.ranks import summary
+from cs_systems.analysis.comparison import dtypes, numerics, precision, precision_causes, strategies
+from cs_systems.analysis.comparison.ranks import merged, summary
 from cs_systems.analysis.comparison.runs import speedups
-from cs_systems.config import Precision, RunConfig
+from cs_systems.config import ConfigError, Precision, RunConfig, preset
 from cs_systems.readers import read
+from cs_systems.readers.forms.jobs import Job
 from cs_systems.record import RunRecord
 from tests.analysis.attribution.test_foreign import AUTOGRAD, marked
-from tests.analysis.comparison.test_limits import steps
+from tests.analysis.comparison.test_limits import call, cell, profiled, rank, steps
 from tests.analysis.comparison.test_runs import BASE, record
 
 
@@ -117,6 +118,40 @@ def test_cell_has_a_speedup_where_it_and_its_baseline_are_timed() -> None:
     assert ratios([slow, failed], True, False) == [1.0, None]
 
 
+@pytest.mark.parametrize(
+    ("field", "changed", "ratio"),
+    [
+        ("batch_size", {"batch_size": 8}, 0.5), ("attention", {"attention": "flex"}, 0.5),
+        ("size", {"model": preset("small", context_length=64)}, 0.5),
+        ("size", {"model": preset("small", context_length=32)}, None),
+        ("context_length", {"model": preset("tiny", context_length=32)}, 0.5),
+        ("attention", {"attention": "flex", "batch_size": 8}, None),
+    ],
+)  # fmt: skip
+def test_baseline_differs_in_the_field_alone(field: str, changed: dict[str, Any], ratio: float | None) -> None:
+    records = [record(BASE, 1.0), record(replace(BASE, **changed), 0.5)]
+    _, found = speedups(records, field, [True, False])
+    assert (found and round(found.ratio, 1)) == ratio
+
+
+def test_unknown_field_is_no_setting_to_compare() -> None:
+    with pytest.raises(ConfigError, match="'nothing' is not a setting"):
+        speedups([record(BASE, 1.0)], "nothing", [True])
+
+
+@pytest.mark.parametrize(("copies_s", "said"), [(0.5, "save 500 ms"), (1.0, "add 0 ms"), (1.5, "add 500 ms")])
+def test_casts_that_take_as_long_as_before_add_nothing(copies_s: float, said: str) -> None:
+    a = profiled("fp32", {"matmul": 4.0, "copy": 1.0})
+    row = precision_causes.causes(a, profiled("bf16", {"matmul": 1.0, "copy": copies_s}))
+    assert f"casts and other copies {said}" in precision_causes.sentence(row)
+
+
+def test_communication_of_a_strategy_without_one_rank_is_unknown() -> None:
+    alone = [cell("ddp_flat", 2, 3.0, 3.0, 3.0)]
+    (row,) = strategies.communication(alone)
+    assert (row["by_difference_s"], row["of_step"], row["hidden"]) == (None, None, None)
+
+
 # ranks
 
 
@@ -134,6 +169,29 @@ def test_collectives_of_a_cpu_are_those_that_begin_in_a_step(
 ) -> None:
     events = [marked("step", 0, 100), marked("step", 100, 200), marked("forward", 5, 50), marked("forward", 105, 150)]
     events += [marked("gloo:all_reduce", start, start + 4, AUTOGRAD) for start in starts]
-    one = summary(profile(read(write_trace(events))), 0)
+    made = profile(read(write_trace(events)))
+    one = summary(made, 0)
     assert [(call.name, call.step, round(call.start_s * 1e6)) for call in one.collectives] == found
     assert [round((call.end_s - call.start_s) * 1e6) for call in one.collectives] == [4] * len(found)
+    assert one.job == Job(began_s=0.0)
+    assert summary(replace(made, trace=replace(made.trace, job=None)), 0).job == Job()
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "matched"),
+    [(("a",), ("a",), 1), (("a", "a"), ("a",), 0), (("a", "b"), ("a",), 1), (("a", "a"), ("a", "a"), 2)],
+)
+def test_groups_of_as_many_calls_on_two_ranks_are_matched(
+    mine: Sequence[str], others: Sequence[str], matched: int
+) -> None:
+    """Each letter is the group of a call; a group of one rank has nothing to match."""
+    ranks = [
+        rank(number, *(call(float(n), n + 0.5, group=group) for n, group in enumerate(groups)))
+        for number, groups in enumerate((mine, others))
+    ]
+    job = merged(ranks)
+    assert len(job.matches) == matched
+    lost = len(mine) + len(others) - 2 * matched
+    assert any(note.startswith(f"{lost} calls of collectives have no counterpart") for note in job.notes) is (
+        lost > 0 and matched > 0
+    )
