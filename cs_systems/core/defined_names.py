@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import symtable
 import tokenize
 from collections.abc import Collection
 from pathlib import Path
@@ -29,6 +28,8 @@ def defined_names(path: Path) -> Collection[str] | None:
 
 @functools.lru_cache(maxsize=64)  # called for each cell of a sweep
 def _defined(path: Path, modified_ns: int) -> frozenset[str] | None:
+    import symtable
+
     with tokenize.open(path) as stream:
         text = stream.read()
     module = symtable.symtable(text, str(path), "exec")

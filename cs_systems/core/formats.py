@@ -20,6 +20,8 @@ from cs_systems.core import plugins
 from cs_systems.core.validation import ConfigError
 
 SQLITE_MAGIC, GZIP_MAGIC, BYTE_ORDER_MARK = b"SQLite format 3\0", b"\x1f\x8b", b"\xef\xbb\xbf"
+# From protocol 2 on, a pickle begins with its protocol; an older one begins with a list, a dictionary or a global.
+PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\n[\w.]+\n")
 HEAD_BYTES = 1 << 16
 # A trace or a snapshot compresses 10 to 50 times; repeated bytes, as in a decompression bomb, 1,000 times.
 MOST_EXPANSION, EXPANSION_FROM = 100, 1 << 24

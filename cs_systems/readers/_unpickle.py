@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cs_systems.config import ConfigError
-from cs_systems.core.formats import Unpacked, head, refuse_other
+from cs_systems.core.formats import PICKLE, Unpacked, head, refuse_other
 from cs_systems.core.validation import shown
 from cs_systems.readers._paths import check_file
 
-# From protocol 2 on, a pickle begins with its protocol; an older one begins with a list, a dictionary or a global.
-PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\n[\w.]+\n")
 MEMORY_PER_FILE_BYTE = 8  # bytes of memory as Python objects per byte of a pickled snapshot
 MOST_PER_BYTE = 16  # limit per byte of any pickle, beyond FREE_BYTES
 FREE_BYTES = 1 << 28

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -107,6 +106,8 @@ def read(path: Path) -> list[CounterRow]:
         ConfigError: The file or the package is missing or unusable.
     """
     check_file(path, "report", FORMAT.suffixes)
+    import subprocess
+
     done = subprocess.run([sys.executable, "-m", __name__, path.resolve()], capture_output=True, text=True)
     if done.returncode < 0:
         crash = signal.Signals(-done.returncode).name

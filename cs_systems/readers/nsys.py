@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,6 +52,9 @@ def exported(report: Path) -> Iterator[Path]:
 
     Raises ConfigError if nsys is not on the PATH or the export fails.
     """
+    import subprocess
+    import tempfile
+
     if shutil.which(EXPORT[0]) is None:
         beside = report.with_suffix(".sqlite")
         raise ConfigError(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from cs_systems.core.formats import SQLITE_MAGIC, Format, imported
-from cs_systems.readers import _sqlite as sqlite
 
 
 def matches(head: bytes, path: Path) -> bool:
     """Return whether an SQLite file has rocpd's tables, of any version; a damaged file is recognised by its name."""
+    from cs_systems.readers import _sqlite as sqlite  # a help lists the formats without opening a file
+
     tables = sqlite.tables(path) if head.startswith(SQLITE_MAGIC) else None
     return path.suffix == ".db" if tables == [] else any(name.startswith("rocpd_") for name in tables or ())
 

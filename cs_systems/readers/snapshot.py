@@ -30,9 +30,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core.formats import Format
+from cs_systems.core.formats import PICKLE, Format
 from cs_systems.core.validation import shown
-from cs_systems.readers._unpickle import PICKLE, load
 
 SIDECAR_VERSION = 1
 LONGEST_US = 1e15  # limit from the first to the last event, so that the page's ns fit into 63 bits
@@ -170,6 +169,8 @@ def read_all(path: Path) -> list[Snapshot]:
 
 
 def _read(path: Path, choose: Callable[[list[int]], list[int]]) -> list[Snapshot]:
+    from cs_systems.readers._unpickle import load
+
     data = load(path, _HOW)
     if isinstance(data, list) and all(isinstance(segment, dict) for segment in data):  # torch.cuda.memory_snapshot()
         data = {"segments": data}
