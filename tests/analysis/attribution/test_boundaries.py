@@ -333,3 +333,18 @@ def test_page_opens_at_the_median_step_the_shorter_of_two(walls: list[float], op
     assert (f"opens at step {opens}, which took {walls[opens or 0]:.2f} s" in shown) is (opens is not None)
     assert shown.endswith(f"{len(walls)} steps of {sum(walls) / len(walls):.2f} s on average") is (opens is not None)
     assert tables.drawn_step([{**row, "kernels": 0} for row in rows]) == tables.drawn_step([]) == ""
+
+
+@pytest.mark.parametrize("faulty", [1, 5, 6])
+def test_five_steps_with_kernels_of_no_time_are_named(write_trace: WriteTrace, faulty: int) -> None:
+    events: list[Event] = []
+    for n in range(8):
+        at, end = 100 * n, 100 * n + 50
+        events += [marked(f"ProfilerStep#{n}", at, at + 90), *kernel("gemm", at + 20, at + 40, launched=at + 5)]
+        events += kernel("add", end, end if n < faulty else end + 5, launched=at + 7)
+    made = profile(read(write_trace(events)))
+    assert made.incomplete is not None
+    assert made.incomplete.count("ProfilerStep#") == min(faulty, 5)
+    assert f"in {faulty} of 8 steps" in made.incomplete
+    assert ("…" in made.incomplete) is (faulty > 5)
+    assert len(made.steps) == 8 - faulty

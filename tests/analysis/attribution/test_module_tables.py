@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.analysis.attribution import module_tables
+from cs_systems.analysis.attribution import module_tables, tables
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.attribution.tables import Ceilings, Costs
 from cs_systems.readers import read
@@ -41,7 +41,9 @@ MODULES = [
 ]  # fmt: skip
 
 
-def made(write_trace: WriteTrace, halves: int = 2, launched: bool = True) -> Profile:
+def made(
+    write_trace: WriteTrace, halves: int = 2, launched: bool = True, modules: Sequence[dict[str, Any]] = MODULES
+) -> Profile:
     """Return the profile of two steps with forward, and backward where there are two halves."""
     events: list[dict[str, Any]] = []
     for step in (0, 1000):
@@ -56,7 +58,7 @@ def made(write_trace: WriteTrace, halves: int = 2, launched: bool = True) -> Pro
             for path, own_us in OWN_US.items():
                 events += kernel("gemm", end, end + own_us * (1 + half), at + (LAUNCHED[path] if launched else 95))
                 end += own_us * (1 + half)
-    return profile(replace(read(write_trace(events)), modules=Modules(MODULES)))
+    return profile(replace(read(write_trace(events)), modules=Modules(modules)))
 
 
 COSTS = Costs(
@@ -159,3 +161,20 @@ def test_kernels_outside_of_all_modules_are_said_to_be_so(write_trace: WriteTrac
     ]  # fmt: skip
     assert module_tables.classes(outside) == []
     assert module_tables.notes("classes", outside, [{}])[0].startswith("0.0% of the kernel time")
+
+
+def test_parts_are_those_of_the_blocks_with_the_rest_as_block(write_trace: WriteTrace) -> None:
+    named = [one | {"part": "ffn" if one["path"].endswith(".up") else None} for one in MODULES]
+    rows = tables.parts(made(write_trace, modules=named))
+    assert [(row["part"], row["time_s"]) for row in rows] == [
+        ("ffn", pytest.approx(3 * 18e-6)), ("block", pytest.approx(3 * 108e-6)),
+    ]  # fmt: skip
+    assert tables.parts(made(write_trace)) == [], "nothing tells the parts apart"
+
+
+def test_layers_are_in_the_order_of_the_model(write_trace: WriteTrace) -> None:
+    rows = tables.layers(made(write_trace))
+    assert [row["layer"] for row in rows] == ["Net", "embed", "block 0", "block 1"]
+    assert [row["time_s"] for row in rows] == us(*(3 * time for time in (128, 1, 14, 112)))
+    backwards = tables.layers(made(write_trace, modules=[*reversed(MODULES)]))
+    assert [row["layer"] for row in backwards] == ["block 1", "block 0", "embed", "Net"]

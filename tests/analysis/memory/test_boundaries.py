@@ -179,7 +179,7 @@ def test_blocks_before_recording_of_another_size_stay_so() -> None:
     ("later", "category"),
     [([], "activations"), ([BACKWARD], "activations"), ([BACKWARD, FORWARD], "workspaces")],
 )
-def test_workspace_outlives_a_backward_and_the_next_forward(
+def test_block_of_cublas_size_is_a_workspace_if_it_outlives_backward_and_forward(
     tmp_path: Path, later: list[list[dict[str, object]]], category: str
 ) -> None:
     events = [event("alloc", A, 8_519_680, 1, frames=FORWARD)]
@@ -240,6 +240,7 @@ def test_full_memory_has_no_free_piece(tmp_path: Path, used: int, largest: int, 
     found = attribute(replayed(tmp_path, events, [segment(A, 20 * MIB, (A, used * MIB))]))
     (row,) = failed.out_of_memory(found, UNNAMED)
     assert (row["largest_free_bytes"], row["free_pieces"]) == (largest * MIB, pieces)
+    assert row["time_s"] == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize(
@@ -268,3 +269,18 @@ def test_segments_of_fifty_thousand_blocks_are_drawn(tmp_path: Path, blocks: int
     shown = replace(found, replay=replace(found.replay, snapshot=replace(found.replay.snapshot, segments=many)))
     page = view(shown, UNNAMED)
     assert (page["hidden_segments"], len(page["segments"])) == (hidden, 2 - hidden)
+
+
+def test_metadata_has_what_is_alive_at_the_peak_under_it(tmp_path: Path) -> None:
+    """The second of three allocations is freed as the peak is reached by the third."""
+    events = [
+        event("alloc", A, 512, 1, user_metadata="a"), event("alloc", A + 4096, 1024, 2, user_metadata="a"),
+        event("free_requested", A + 4096, 1024, 3), event("alloc", A + 8192, 2048, 4, user_metadata="a"),
+        event("free_requested", A + 8192, 2048, 5), event("alloc", A + 16384, 1024, 6, user_metadata="b"),
+        event("alloc", B, 512, 7),
+    ]  # fmt: skip
+    rows = by_annotation(attribute(replayed(tmp_path, events)), UNNAMED)
+    assert [(row["annotation"], row["allocations"], row["requested_bytes"], row["at_peak_bytes"]) for row in rows] == [
+        ("a", 3, 3584, 2560),
+        ("b", 1, 1024, 0),
+    ]
