@@ -178,3 +178,11 @@ def test_layers_are_in_the_order_of_the_model(write_trace: WriteTrace) -> None:
     assert [row["time_s"] for row in rows] == us(*(3 * time for time in (128, 1, 14, 112)))
     backwards = tables.layers(made(write_trace, modules=[*reversed(MODULES)]))
     assert [row["layer"] for row in backwards] == ["block 1", "block 0", "embed", "Net"]
+
+
+def test_equal_steps_have_no_note_of_kinds(write_trace: WriteTrace) -> None:
+    equal = made(write_trace)
+    assert len(equal.kinds) == 1
+    for name in ("ratio", "phases", "layers", "families"):
+        said = tables.notes(name, equal, tables.TABLES[name](equal) if name in tables.TABLES else [])
+        assert not any("different kinds" in note or "not included" in note for note in said), name

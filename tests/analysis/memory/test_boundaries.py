@@ -18,7 +18,7 @@ from cs_systems.analysis.memory.categories import (
     _gradient_sizes,
     attribute,
 )
-from cs_systems.analysis.memory.tables import _span, at_end, composition, devices
+from cs_systems.analysis.memory.tables import _span, at_end, composition, devices, timeline
 from cs_systems.analysis.memory.timeline import MOST_FRAMES, view
 from tests.analysis.memory.test_limits import (
     BACKWARD,
@@ -284,3 +284,26 @@ def test_metadata_has_what_is_alive_at_the_peak_under_it(tmp_path: Path) -> None
         ("a", 3, 3584, 2560),
         ("b", 1, 1024, 0),
     ]
+
+
+@pytest.mark.parametrize(("last", "reserved"), [("segment_alloc", 30), ("segment_free", 20)])
+def test_segment_that_came_or_went_just_before_the_failed_request_counts(
+    tmp_path: Path, last: str, reserved: int
+) -> None:
+    first = [event("segment_alloc", B, 10 * MIB, 1)] * (last == "segment_free")
+    events = [event("alloc", A, MIB, 0), *first, event(last, B, 10 * MIB, 2)]
+    events += [event("oom", 0, 30 * MIB, 3, device_free=0), event("alloc", A + MIB, MIB, 4)]
+    there = [segment(A, 20 * MIB, (A, MIB)), *[segment(B, 10 * MIB)] * (last == "segment_alloc")]
+    (row,) = failed.out_of_memory(attribute(replayed(tmp_path, events, there)), UNNAMED)
+    assert row["reserved_bytes"] == reserved * MIB
+
+
+@pytest.mark.parametrize(("sizes", "peaks"), [((512, 1024), [False, True]), ((512, 0), [True, False])])
+def test_stretch_that_the_peak_begins_or_ends_holds_it(
+    tmp_path: Path, sizes: tuple[int, int], peaks: list[bool]
+) -> None:
+    events = [event("alloc", A, sizes[0], 1, frames=FORWARD)]
+    events += [event("alloc", B, sizes[1], 2, frames=BACKWARD)] if sizes[1] else []
+    events += [event("free_requested", A, sizes[0], 3, frames=BACKWARD)]
+    rows = timeline(attribute(replayed(tmp_path, events)), UNNAMED)
+    assert [row["is_peak"] for row in rows] == peaks
