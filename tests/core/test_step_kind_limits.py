@@ -118,7 +118,7 @@ def test_every_second_step_is_a_kind_where_no_gap_shows_it() -> None:
 
 
 def test_spread_of_twenty_steps_is_without_two_at_either_end() -> None:
-    """Of 21 even logarithms from 0 to 2, the third and the third last are 1.6 apart; 5 of 22 steps make it more."""
+    """Place 21 even logarithms from 0 to 2: the third and the third last are 1.6 apart; 5 of 22 steps make it more."""
     least = 1.6 * (1 + 5 / 22)
     for gap, found in ((least - 0.01, [(22, None)]), (least + 0.01, [(21, None), (1, None)])):
         durations = [math.exp(0.1 * place) for place in range(21)]

@@ -250,7 +250,7 @@ def test_recomputation_is_found_where_the_step_fits_without_it(spare: int) -> No
 
 
 def test_steady_steps_are_the_later_half() -> None:
-    """Of nine steps the last five are steady; the last six have another median."""
+    """Take the last five of nine steps as steady; the last six have another median."""
     measurement = measured([3.0, 3.0, 3.0, 1.0, 1.2, 1.2, 1.2, 1.0, 1.0])
     (found,) = (one for one in apply_rules(timed(measurement=measurement)) or [] if one.code == "short-warmup")
     assert found.evidence[0]["steady_s"] == 1.2
