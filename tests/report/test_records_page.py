@@ -212,7 +212,7 @@ def test_headline_of_a_users_own_model_has_the_highest_throughput(build: Build) 
     """A model of the user's has no size, by which the cells of the largest model are chosen."""
     records = [build(RunConfig(batch_size=n), 0.02 * n, 1e12, 10**9) for n in (1, 2)]
     own = [replace(r, config={**r.config, "workload": "mine.py:model"}) for r in records]
-    ran = [{**own[0].results["ran"][0], "tokens": 2048}]
+    ran = [{**own[0].results["ran"][0], "tokens": 2048, "uses": "batch_size"}]
     page = html.render([replace(r, results={**r.results, "ran": ran}) for r in own])
     assert re.search(r"<dt>highest tokens/s</dt><dd>[\d,]+ · batch 1</dd>", page)
 
