@@ -176,7 +176,7 @@ class Declared:
             if not isinstance(value, self.kind):
                 object.__setattr__(config, name, self.kind(one_of(name, value, self.kind)))
         elif field.values:
-            if value != self.default:
+            if not (isinstance(value, str) and value == self.default):  # an array has no single truth value
                 one_of(field.called or name.replace("_", " "), value, field.values, field.meant)
         elif self.kind is bool:
             flags(config, name)
