@@ -41,7 +41,7 @@ class Path(NamedTuple):
     """Ranges that are open together, outermost first; the first `outer` are those of the main thread."""
 
     names: tuple[str, ...]
-    outer: int = 0
+    outer: int
 
 
 @table(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cs_systems.config import LEAVES
 from cs_systems.core.fields import Subject
+from cs_systems.core.tables import heading
 from cs_systems.record import measured_by
 from cs_systems.report.frame_cells import FIELD_COLUMNS, LIKE, SIZE
 
@@ -90,8 +91,6 @@ TITLES = {
     "submit_median_s": "submit",
     "lag_median_s": "lag",
     "wall_minus_phases_s": "outside phases",
-    "tokens_per_s": "tokens/s",
-    "samples_per_s": "samples/s",
     "model_flops_per_s": "model",
     "hardware_flops_per_s": "executed",
     "ceiling_flops_per_s": "ceiling",
@@ -167,8 +166,4 @@ def is_silent(column: str, value: object) -> bool:
 
 def title(column: str) -> str:
     """Return the heading of `column`, without its unit."""
-    from cs_systems.core import units
-
-    if column in TITLES:
-        return TITLES[column]
-    return (column.removesuffix(units.base_suffix(column) or "") or column).replace("_", " ")
+    return TITLES.get(column) or heading(column)
