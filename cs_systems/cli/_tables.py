@@ -15,7 +15,7 @@ from cs_systems.config import ConfigError, one_of
 from cs_systems.core.tables import Row, Table
 
 if TYPE_CHECKING:
-    from cs_systems.analysis.diagnosis import Diagnosis
+    from cs_systems.analysis.diagnosis import Answer
 
 Part = tuple[Table[Any], Sequence[Row], Sequence[str]]  # with its rows and the notes below it
 SHARES = "of baseline: change relative to the row's own time; of all time: to all kernel time"
@@ -90,7 +90,7 @@ def document_text(
     heading: Sequence[str],
     parts: Sequence[Part],
     output: Path | None,
-    found: Sequence[Diagnosis] | None = None,
+    answer: Answer | None = None,
     doubt: str | None = None,
 ) -> list[str]:
     """Return the diagnoses, the heading and the tables.
@@ -98,13 +98,14 @@ def document_text(
     `doubt` is a line of the heading about all numbers: it comes first, and beside CSV on the standard error.
     On a terminal the heading is printed as lines; in other formats as notes, which every format escapes.
     """
+    from cs_systems.analysis.diagnosis import NO_ANSWER
     from cs_systems.core.printable import plain
     from cs_systems.report import diagnoses
     from cs_systems.report.tables.formats import text_width
 
     begin = ""
     if format in diagnoses.IN:
-        begin = diagnoses.text(found, format, terminal_width(output), doubt)
+        begin = diagnoses.text(answer or NO_ANSWER, format, terminal_width(output), doubt)
         heading = [sentence for sentence in heading if sentence != doubt]
     elif format == "csv" and doubt:
         print(plain(doubt), file=sys.stderr)

@@ -23,13 +23,13 @@ from cs_systems.config import ConfigError
 from cs_systems.core.formats import TIMELINE, offered, refuse_other, suffixes
 from cs_systems.core.range_names import SPLITS
 from cs_systems.core.sources import Source, opened
-from cs_systems.core.tables import Row, Tables
+from cs_systems.core.tables import Row
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
-    from cs_systems.analysis.diagnosis import Diagnosis
+    from cs_systems.analysis.diagnosis import Answer
 
 ARGS = Analyze
 
@@ -121,9 +121,7 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
 
         shown = {**results(profiles[0]), "range_tree": range_tree(profiles[0])}
         title = f"{sources[0].path.name}, by {profiles[0].trace.profiler}"
-        return render(
-            view(profiles[0]), shown, title, _diagnoses(profiles[0], shown), recorded(sources[0], profiles[0])
-        )
+        return render(view(profiles[0]), shown, title, _answer(profiles[0]), recorded(sources[0], profiles[0]))
     if compares:
         title = compared(sources[0].path, sources[1].path)
         return joined(_comparison(args, tables, sources, profiles), args.format, title)
@@ -193,7 +191,7 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
         elif more:
             remarks.append(f"{more} more {'ranges' if name == 'range_tree' else name}; --top shows more")
         parts.append((DECLARED[name], shown, remarks))
-    found = None if args.table else _diagnoses(profile, made)
+    found = None if args.table else _answer(profile)
     return document_text(args.format, _heading(source, profile), parts, args.output, found, profile.incomplete)
 
 
@@ -207,15 +205,12 @@ def _filled_tables(profile: Profile) -> str:
     return f"{reason}tables with data: {', '.join(filled) or 'none'}"
 
 
-def _diagnoses(profile: Profile, made: Tables) -> list[Diagnosis] | None:
-    """Return the diagnoses of a trace; tables that are not made yet are made."""
-    from cs_systems.analysis.attribution.tables import NO_COSTS, TABLES
-    from cs_systems.analysis.diagnosis import _evidence, apply_rules
+def _answer(profile: Profile) -> Answer:
+    """Return the answer about the steps of a trace."""
+    from cs_systems.analysis.diagnosis import apply_rules
+    from cs_systems.analysis.diagnosis._evidence import of_profile
 
-    if not profile.trace.kernels or (profile.incomplete and profile.trace.lacks_kernels):
-        return None
-    tables = {name: made[name] if name in made else TABLES[name](profile, NO_COSTS) for name in _evidence.TABLES}
-    return apply_rules(_evidence.of_trace(tables, profile.trace.devices.get(profile.devices[0])))
+    return apply_rules(of_profile(profile))
 
 
 def _heading(source: Source, profile: Profile) -> list[str]:

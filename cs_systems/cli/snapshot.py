@@ -27,7 +27,7 @@ from cs_systems.core.units import counted
 from cs_systems.record import Row
 
 if TYPE_CHECKING:
-    from cs_systems.analysis.diagnosis import Diagnosis
+    from cs_systems.analysis.diagnosis import Answer
     from cs_systems.analysis.memory.categories import Attribution
     from cs_systems.analysis.memory.tensor_names import TensorNames
 
@@ -179,7 +179,7 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recor
     from cs_systems.cli._snapshot_text import doubt, heading, shown_moment
 
     names = tensor_names(found, args.size)
-    diagnoses = None if args.table else _diagnoses(found, names)
+    answer = None if args.table else _answer(found, names)
     declared = tables_at(shown_moment(found))
     parts: list[Part] = []
     for name in tables:
@@ -187,10 +187,10 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recor
         if not rows and name in IF_ANY and not args.table:
             continue
         parts.append((declared[name], rows, remarks))
-    return document_text(args.format, heading(found, names, recorded), parts, args.output, diagnoses, doubt(found))
+    return document_text(args.format, heading(found, names, recorded), parts, args.output, answer, doubt(found))
 
 
-def _diagnoses(found: Attribution, names: TensorNames) -> list[Diagnosis] | None:
+def _answer(found: Attribution, names: TensorNames) -> Answer:
     from cs_systems.analysis.diagnosis import apply_rules
     from cs_systems.analysis.diagnosis._evidence import of_snapshot
 
@@ -224,7 +224,7 @@ def _page(args: SnapshotArgs, found: Attribution, source: Source) -> str:
     tables = {name: _table(name, found, names, args.top or MOST_ROWS_OF_PAGE) for name in TABLES}
     title = f"Memory of {args.files[0].name}"
     lines = heading(found, names, _recorded(source, found))
-    return render(view(found, names), tables, lines, title, _diagnoses(found, names))
+    return render(view(found, names), tables, lines, title, _answer(found, names))
 
 
 def _comparison(

@@ -1,125 +1,72 @@
-"""Diagnoses of lost time or memory in a step: the cause, the remedy, and the largest possible gain.
+"""Diagnoses of lost time or memory in a step: the cause, the remedy, and what it is known to give.
 
 A rule is a module that exports one constant, `RULE`; the file's name, with dashes, is the code of its diagnoses. A rule
 reads the numbers of an `Evidence`, from records, a trace or a snapshot, and returns None if they do not show its cause.
-`apply_rules` ranks the results by their gain, which is an upper limit: no remedy gains more.
+`apply_rules` asks every rule about one step; `diagnose` answers for a run, where the cells judge each other's remedies.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from cs_systems.analysis.diagnosis._findings import (
+    MOST,
+    NO_ANSWER,
+    WORTH,
+    Answer,
+    Diagnosis,
+    DiagnosisRow,
+    Expected,
+    Rule,
+    Unknown,
+    ranked,
+)
 from cs_systems.config import RunConfig, describe, same_fields
 from cs_systems.core import plugins
-from cs_systems.core.tables import Row
-from cs_systems.core.units import SCALES, best_unit, significant
 
 if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis._evidence import Evidence
     from cs_systems.record import RunRecord
 
-WORTH = 0.05  # share of the step or the peak; what gains less is within the noise of most machines
-MOST = 3  # sentences that a page or a command begins with
+__all__ = [
+    "MOST",
+    "NO_ANSWER",
+    "WORTH",
+    "Answer",
+    "Diagnosis",
+    "DiagnosisRow",
+    "Expected",
+    "Rule",
+    "Unknown",
+    "apply_rules",
+    "diagnose",
+    "without_options",
+]
 _OPTIONS = re.compile(r" \(--[^();]*\)|; --[^();]*(?=\))")  # alone in parentheses, or behind PyTorch's own names
-NOTHING = f"nothing found that would save more than {WORTH:.0%}"
 
 
-class DiagnosisRow(TypedDict):
-    """Diagnosis as plain data; bytes are None in a diagnosis of time, seconds in one of memory."""
-
-    code: str
-    sentence: str
-    share: float  # of the step or the peak that can be gained at most
-    now_s: float | None
-    at_best_s: float | None
-    now_bytes: float | None
-    at_best_bytes: float | None
-    evidence: list[Row]
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Diagnosis that one rule found.
-
-    Attributes:
-        cause: the cause with its number: "72% of the step the GPU waits for kernel launches".
-        remedy: the change to make.
-        now: the step's duration or the peak memory.
-        at_best: the least possible duration or peak after the remedy.
-        unit: "s" or "bytes", the unit of both.
-        evidence: the rows that the numbers come from.
-        code: the rule's name.
-        cells: the affected cells of a run, if there are several.
-        is_last_resort: it names no cause, and is shown only without any other diagnosis.
-    """
-
-    cause: str
-    remedy: str
-    now: float
-    at_best: float
-    unit: Literal["s", "bytes"] = "s"
-    evidence: tuple[Row, ...] = ()
-    code: str = ""
-    cells: str = ""
-    is_last_resort: bool = False
-
-    @property
-    def share(self) -> float:
-        """Upper limit of the gain as a share of the step or the peak."""
-        return (self.now - self.at_best) / self.now if self.now > 0 else 0.0
-
-    @property
-    def sentence(self) -> str:
-        scale = SCALES[f"_{self.unit}"]
-        unit = best_unit(scale, [self.now])
-        shown = [[significant(value / unit.factor, digits) for value in (self.now, self.at_best)] for digits in (2, 3)]
-        gain = next((f"; at best {best} {unit.label} instead of {now}" for now, best in shown if now != best), "")
-        where = f" ({self.cells})" if self.cells else ""
-        return f"{self.cause}: {self.remedy}{gain}{where}"
-
-    def row(self) -> DiagnosisRow:
-        """Return the diagnosis as plain data, for JSON."""
-        in_s, in_bytes = self.unit == "s", self.unit == "bytes"
-        return {
-            "code": self.code,
-            "sentence": self.sentence,
-            "share": self.share,
-            "now_s": self.now if in_s else None,
-            "at_best_s": self.at_best if in_s else None,
-            "now_bytes": self.now if in_bytes else None,
-            "at_best_bytes": self.at_best if in_bytes else None,
-            "evidence": [dict(row) for row in self.evidence],
-        }
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Rule for one cause of lost time or memory: a function that finds it in the evidence, or returns None.
-
-    is_last_resort: the rule is used only if no other rule finds anything.
-    """
-
-    find: Callable[[Evidence], Diagnosis | None]
-    is_last_resort: bool = False
-
-
-def apply_rules(evidence: Evidence) -> list[Diagnosis] | None:
-    """Return the rules' diagnoses that are worth a change, the largest gain first; None without data to judge."""
+def apply_rules(evidence: Evidence) -> Answer:
+    """Return what the rules find in the numbers of one step, the largest cause first."""
     if evidence.is_empty:
-        return None
+        return Answer(unknowns=evidence.unknowns)
+    takes_options = evidence.config is not None and not evidence.is_loop
     found: list[Diagnosis] = []
+    unknowns = [*evidence.unknowns]
     for name in plugins.names("diagnosis"):
         rule: Rule = plugins.get("diagnosis", name)
-        if answer := rule.find(evidence):
-            at_best = min(max(answer.at_best, 0), answer.now)
-            takes_options = evidence.config is not None and not evidence.is_loop
-            remedy = answer.remedy if takes_options else without_options(answer.remedy)
-            code = name.replace("_", "-")
-            found.append(replace(answer, remedy=remedy, at_best=at_best, code=code, is_last_resort=rule.is_last_resort))
-    return ranked(found)
+        match rule.find(evidence):
+            case Diagnosis() as one:
+                at_best = None if one.at_best is None else min(max(one.at_best, 0), one.now)
+                remedy = one.remedy if takes_options else without_options(one.remedy)
+                subject = one.subject or evidence.subject
+                code = name.replace("_", "-")
+                found.append(replace(one, remedy=remedy, at_best=at_best, subject=subject, code=code))
+            case Unknown(text):
+                unknowns.append(text)
+    return Answer(ranked(found), tuple(unknowns), evidence.judged)
 
 
 def without_options(remedy: str) -> str:
@@ -127,31 +74,42 @@ def without_options(remedy: str) -> str:
     return _OPTIONS.sub("", remedy)
 
 
-def diagnose(records: RunRecord | Iterable[RunRecord]) -> list[Diagnosis] | None:
-    """Return the diagnoses of a record or a run, one per rule: in the cell with the largest gain.
+def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
+    """Return the answer about a record or a run: a diagnosis per rule, of the cell in which its share is largest.
 
-    A cell that was timed and profiled is judged by both together. None if no record has data to judge.
+    A cell that was timed and profiled is judged by both together. Where the run holds the cell that carries out a
+    remedy, the measured time is what the remedy is expected to give, and a remedy that gained nothing is not named.
 
     Raises ConfigError for anything that is not a record.
     """
     from cs_systems.analysis.comparison.precision_causes import computation
     from cs_systems.analysis.diagnosis._evidence import of_records
+    from cs_systems.analysis.diagnosis._measured import with_measured
     from cs_systems.record import as_records
 
+    records = as_records(records)
     cells: dict[Any, list[RunRecord]] = {}
-    for record in as_records(records):
+    for record in records:
         if record.status == "ok":
             cells.setdefault(computation(record), []).append(record)
     judged = [(of_cell[-1].run_config, apply_rules(of_records(of_cell))) for of_cell in cells.values()]
-    if all(found is None for _, found in judged):
-        return None
     by_code: dict[str, list[tuple[Diagnosis, RunConfig]]] = {}
-    for config, found in judged:
-        for diagnosis in found or ():
-            by_code.setdefault(diagnosis.code, []).append((diagnosis, config))
+    refuted: list[str] = []
+    for config, answer in judged:
+        for diagnosis in answer.diagnoses:
+            told = with_measured(diagnosis, config, records)
+            if isinstance(told, str):
+                refuted.append(told)
+            else:
+                by_code.setdefault(diagnosis.code, []).append((told, config))
     configs = [config for config, _ in judged]
     most = [(max(alike, key=lambda one: one[0].share), len(alike)) for alike in by_code.values()]
-    return ranked(replace(worst, cells=_where(config, count, configs)) for (worst, config), count in most)
+    return Answer(
+        ranked(replace(worst, cells=_where(config, count, configs)) for (worst, config), count in most),
+        tuple(dict.fromkeys(text for _, answer in judged for text in answer.unknowns)),
+        next((answer.judged for _, answer in judged if answer.judged), ""),
+        tuple(dict.fromkeys(refuted)),
+    )
 
 
 def _where(config: RunConfig, count: int, configs: Sequence[RunConfig]) -> str:
@@ -160,9 +118,3 @@ def _where(config: RunConfig, count: int, configs: Sequence[RunConfig]) -> str:
         return ""
     name = describe(config, same_fields(configs) | {"profiler"}) or describe(config, {"profiler"})
     return f"{name}; {count} of {len(configs)} cells have this cause" if count > 1 else name
-
-
-def ranked(found: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return the diagnoses that are worth a change, the largest gain first; last resorts only without others."""
-    worth = sorted((d for d in found if d.share >= WORTH), key=lambda d: -d.share)
-    return [d for d in worth if not d.is_last_resort] or worth

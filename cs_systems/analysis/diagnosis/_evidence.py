@@ -24,6 +24,7 @@ from cs_systems.formulas.peaks import CEILING, peak_flops
 from cs_systems.record import Measurement, RunRecord, measured_by
 
 if TYPE_CHECKING:
+    from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.analysis.memory.categories import Attribution
     from cs_systems.analysis.memory.tensor_names import TensorNames
 
@@ -110,10 +111,11 @@ class Evidence:
         config: the configuration; None for a trace of any program.
         device_name: the GPU; None without one.
         device_bytes: the memory that the step may fill.
-        clock_max_hz: the highest SM clock of the GPU.
-        throttle_reasons: why the GPU lowered its clock.
         memory: the memory at the peak.
         has_mixed_steps: the steps are of several kinds or sizes, so that their spread is not noise.
+        subject: the steps that the tables are about, such as "steps 3–14 of 15"; "" for all.
+        judged: what the rules judge, in words; "" if they have nothing to judge.
+        unknowns: questions that the data cannot answer, and how to record what does.
     """
 
     tables: Tables = field(default_factory=dict)
@@ -121,10 +123,11 @@ class Evidence:
     config: RunConfig | None = None
     device_name: str | None = None
     device_bytes: int | None = None
-    clock_max_hz: float | None = None
-    throttle_reasons: tuple[str, ...] = ()
     memory: MemoryUse | None = None
     has_mixed_steps: bool = False
+    subject: str = ""
+    judged: str = "the step"
+    unknowns: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -276,8 +279,6 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
         config=config,
         device_name=environment.device_name if environment and on_gpu else None,
         device_bytes=config.memory_limit_bytes or (environment.device_memory_bytes if environment else None),
-        clock_max_hz=environment.sm_clock_max_hz if environment else None,
-        throttle_reasons=(environment.throttle_reasons or ()) if environment else (),
         memory=memory,
         has_mixed_steps=any(caveat.code in UNEVEN for r in timed for caveat in r.warnings),
     )
@@ -286,6 +287,19 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
 def of_trace(tables: Tables, device_name: str | None) -> Evidence:
     """Return the evidence of a trace: its tables and its GPU."""
     return Evidence(tables=tables, device_name=device_name)
+
+
+def of_profile(profile: Profile) -> Evidence:
+    """Return the evidence of a foreign trace: the tables of its usual steps, and what it cannot tell."""
+    from cs_systems.analysis.attribution.tables import NO_COSTS
+    from cs_systems.analysis.attribution.tables import TABLES as MADE
+
+    if not profile.trace.kernels:
+        return Evidence(judged="", unknowns=("the trace has no kernels; record on a machine with a GPU",))
+    if profile.incomplete and profile.trace.lacks_kernels:
+        return Evidence(judged="")
+    tables: Tables = {name: MADE[name](profile, NO_COSTS) for name in TABLES}
+    return of_trace(tables, profile.trace.devices.get(profile.devices[0]))
 
 
 def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
@@ -306,7 +320,8 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
         return Evidence()
     phase = found.places[peak].phase if peak > BEFORE else None
     kept = tuple(cast(Row, row) for row in rows)
-    return Evidence(memory=MemoryUse(replay.peak_bytes, replay.reserved_at(peak), phase, by_category, blocks, kept))
+    memory = MemoryUse(replay.peak_bytes, replay.reserved_at(peak), phase, by_category, blocks, kept)
+    return Evidence(memory=memory, judged="the peak")
 
 
 def _memory_of(record: RunRecord) -> MemoryUse | None:

@@ -14,7 +14,7 @@ from cs_systems.analysis.attribution import module_tables, timeline
 from cs_systems.analysis.attribution.operator_table import operators
 from cs_systems.analysis.attribution.range_tree import range_tree
 from cs_systems.analysis.attribution.tables import TABLES, has_something, mean_step_s, steps
-from cs_systems.analysis.diagnosis import Diagnosis, diagnose
+from cs_systems.analysis.diagnosis import NO_ANSWER, Answer, diagnose
 from cs_systems.config import describe
 from cs_systems.core import units
 from cs_systems.core.printable import LONGEST_NAME, shortened
@@ -54,20 +54,20 @@ def render(
     view: View,
     results: Tables,
     title: str,
-    diagnoses: Sequence[Diagnosis] | None = None,
+    answer: Answer = NO_ANSWER,
     origin: Sequence[str] = (),
 ) -> str:
     """Render the page of a profile.
 
     view: from `attribution.timeline.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
-    profiled record; `ranks`, of one with several ranks. diagnoses: what the page begins with. origin: when and by which
+    profiled record; `ranks`, of one with several ranks. answer: what the page begins with. origin: when and by which
     command it was recorded.
     """
     notes = [note for note in timeline.NOTES.of(results) if note["note"] != view["incomplete"]]
     short = dict(zip(view["names"]["name"], view["names"]["short"], strict=True))
     values = {
         "title": title,
-        "diagnoses": sentences(diagnoses, view["incomplete"]),
+        "diagnoses": sentences(answer, view["incomplete"]),
         "view": view,
         "data": packed(view),
         "by_module": any(path is not None for path in view["places"].get("module", ())),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.analysis.diagnosis import NO_ANSWER, Answer
 from cs_systems.analysis.memory.tables import AT_END, moment, tables_at
 from cs_systems.core import units
 from cs_systems.core.tables import Row, Table
@@ -18,24 +19,21 @@ from cs_systems.report.pages._packing import packed
 from cs_systems.report.tables.rows import table_of
 
 if TYPE_CHECKING:
-    from cs_systems.analysis.diagnosis import Diagnosis
     from cs_systems.analysis.memory.timeline import View
 
 Tables = Mapping[str, tuple[Sequence[Row], Sequence[str]]]
 
 
-def render(
-    view: View, tables: Tables, heading: Sequence[str], title: str, diagnoses: Sequence[Diagnosis] | None = None
-) -> str:
+def render(view: View, tables: Tables, heading: Sequence[str], title: str, answer: Answer = NO_ANSWER) -> str:
     """Render the page of a memory snapshot.
 
     view: from `memory.timeline.view`. tables: rows and their notes, by name. heading: lines above all tables.
-    diagnoses: what the page begins with.
+    answer: what the page begins with.
     """
     when = moment(has_peak=view["peak"] is not None, has_events=view["events"] > 0)
     values = {
         "title": title,
-        "diagnoses": sentences(diagnoses),
+        "diagnoses": sentences(answer),
         "view": view,
         "when": when,
         "data": packed({**view, "when": when}),

@@ -1,0 +1,213 @@
+"""Forms of an answer: diagnoses with their numbers, and what cannot be told.
+
+A number stands in a sentence only with its basis: `expected` by a measurement or a replay, `at_best` by a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from cs_systems.core.tables import Row
+from cs_systems.core.units import SCALES, best_unit, significant
+
+if TYPE_CHECKING:
+    from cs_systems.analysis.diagnosis._evidence import Evidence
+
+WORTH = 0.05  # share of the step or the peak; what takes less is within the noise of most machines
+MOST = 3  # sentences that a page or a command begins with
+
+
+class DiagnosisRow(TypedDict):
+    """Diagnosis as plain data; bytes are None in a diagnosis of time, seconds in one of memory."""
+
+    code: str
+    sentence: str
+    subject: str
+    where: str
+    share: float | None  # of the step or the peak that the cause takes
+    now_s: float | None
+    expected_s: float | None
+    expected_low_s: float | None
+    expected_high_s: float | None
+    at_best_s: float | None
+    now_bytes: float | None
+    expected_bytes: float | None
+    at_best_bytes: float | None
+    expected_by: str | None
+    evidence: list[Row]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Duration of the step, or peak, that is expected after the remedy: between `low` and `high`.
+
+    how: the number's basis, a measurement of the same program or a replay of its recorded step.
+    """
+
+    value: float
+    low: float
+    high: float
+    how: Literal["measured", "replayed", "forecast"]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Cause of lost time or memory that one rule found.
+
+    Attributes:
+        cause: the cause with its number: "72% of the step the GPU waits for kernel launches".
+        remedy: the change to make.
+        now: the duration of the step, or the peak memory.
+        at_best: a bound: after the remedy, the step takes no less, nor the peak; None without one.
+        unit: "s" or "bytes", the unit of all numbers.
+        evidence: the rows that the numbers come from.
+        subject: the steps that the numbers are from, such as "steps 3–14 of 15"; "" for all.
+        where: the place in the program, such as "evaluate() at train.py:88".
+        expected: what the remedy is expected to give; None where only an experiment can tell.
+        takes: the time or the bytes of the cause; None: all above `at_best`.
+        try_it: the command that measures the remedy.
+        code: the rule's name.
+        cells: the affected cells of a run, if there are several.
+        comes_last: the cause is outside the usual steps, or it is a mere distance from a ceiling: others come first.
+        options: the fields of a cell that carry out the remedy, with the values that do: a run that has such a cell
+            beside this one has measured the remedy.
+    """
+
+    cause: str
+    remedy: str
+    now: float
+    at_best: float | None = None
+    unit: Literal["s", "bytes"] = "s"
+    evidence: tuple[Row, ...] = ()
+    subject: str = ""
+    where: str = ""
+    expected: Expected | None = None
+    takes: float | None = None
+    try_it: str = ""
+    code: str = ""
+    cells: str = ""
+    comes_last: bool = False
+    options: Mapping[str, Collection[Any]] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """Share of the step or the peak that the remedy saves, is known to save at most, or that the cause takes."""
+        if self.now <= 0:
+            return 0.0
+        left = self.expected.value if self.expected else self.at_best
+        taken = self.takes if self.takes is not None and not self.expected else self.now - (left or 0.0)
+        return max(0.0, min(1.0, taken / self.now))
+
+    @property
+    def sentence(self) -> str:
+        where = "; ".join(filter(None, [self.where, self.subject, self.cells]))
+        return f"{self.cause}{f' ({where})' if where else ''}: {self.remedy}{self._gain()}"
+
+    def _gain(self) -> str:
+        """Return the numbers after the remedy, with their basis; without one, how to find out."""
+        try_it = f"; try it: {self.try_it}" if self.try_it else ""
+        if self.expected:
+            value, low, high, now = self._written(self.expected.value, self.expected.low, self.expected.high, self.now)
+            spread = "" if low == high else f" ({low} … {high})"
+            verb = "measured" if self.expected.how == "measured" else "expected"
+            return f"; {verb}: {value}{spread} instead of {now}"
+        if self.at_best is None:
+            return try_it
+        least, now = self._written(self.at_best, self.now)
+        return (f"; not below {least}, now {now}" if least != now else "") + try_it
+
+    def _written(self, *values: float) -> list[str]:
+        """Return the values in one unit, which the first and the last have; with three digits where two are equal."""
+        unit = best_unit(SCALES[f"_{self.unit}"], [self.now])
+        digits = 2
+        while digits < 3 and significant(values[0] / unit.factor, digits) == significant(
+            values[-1] / unit.factor, digits
+        ):
+            digits += 1
+        texts = [significant(value / unit.factor, digits) for value in values]
+        return [f"{texts[0]} {unit.label}", *texts[1:-1], f"{texts[-1]} {unit.label}"]
+
+    def row(self) -> DiagnosisRow:
+        """Return the diagnosis as plain data, for JSON."""
+        in_s, in_bytes = self.unit == "s", self.unit == "bytes"
+        value, low, high = (
+            (self.expected.value, self.expected.low, self.expected.high) if self.expected else (None, None, None)
+        )
+        return {
+            "code": self.code,
+            "sentence": self.sentence,
+            "subject": self.subject,
+            "where": self.where,
+            "share": self.share,
+            "now_s": self.now if in_s else None,
+            "expected_s": value if in_s else None,
+            "expected_low_s": low if in_s else None,
+            "expected_high_s": high if in_s else None,
+            "at_best_s": self.at_best if in_s else None,
+            "now_bytes": self.now if in_bytes else None,
+            "expected_bytes": value if in_bytes else None,
+            "at_best_bytes": self.at_best if in_bytes else None,
+            "expected_by": self.expected.how if self.expected else None,
+            "evidence": [dict(row) for row in self.evidence],
+        }
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Question that the data cannot answer, why, and how to record what answers it."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Rule for one cause of lost time or memory: a function that finds it in the evidence, or returns None."""
+
+    find: Callable[[Evidence], Diagnosis | Unknown | None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything that the rules found.
+
+    Attributes:
+        diagnoses: the causes that are worth a change, the largest first.
+        unknowns: what cannot be told, and how to record it.
+        judged: what was judged, in words: "the step's time"; empty if nothing was.
+        refuted: remedies that the same run measured without a gain.
+    """
+
+    diagnoses: tuple[Diagnosis, ...] = ()
+    unknowns: tuple[str, ...] = ()
+    judged: str = ""
+    refuted: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.diagnoses)
+
+    @property
+    def nothing(self) -> str:
+        """Return the sentence for an answer without a cause in the usual steps; "" where there is one."""
+        if any(not diagnosis.comes_last for diagnosis in self.diagnoses):
+            return ""
+        if self.unknowns:
+            return ""
+        return f"nothing found that would save more than {WORTH:.0%} of {self.judged}" if self.judged else ""
+
+    @property
+    def sentences(self) -> list[str]:
+        """Return at most three causes; then, or without any, what is unknown or that nothing is to be gained."""
+        found = [diagnosis.sentence for diagnosis in self.diagnoses[:MOST]]
+        unknown = [f"cannot be told: {text}" for text in self.unknowns]
+        return [*found, *self.refuted, *unknown, *filter(None, [self.nothing])]
+
+
+NO_ANSWER = Answer()
+
+
+def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses that are worth a change, the largest first; those that come last after all others."""
+    worth = (diagnosis for diagnosis in found if diagnosis.share >= WORTH)
+    return tuple(sorted(worth, key=lambda d: (d.comes_last, -d.share)))
