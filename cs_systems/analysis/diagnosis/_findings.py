@@ -121,12 +121,10 @@ class Diagnosis:
     def _written(self, *values: float) -> list[str]:
         """Return the values in one unit, which the first and the last have; with three digits where two are equal."""
         unit = best_unit(SCALES[f"_{self.unit}"], [self.now])
-        digits = 2
-        while digits < 3 and significant(values[0] / unit.factor, digits) == significant(
-            values[-1] / unit.factor, digits
-        ):
-            digits += 1
-        texts = [significant(value / unit.factor, digits) for value in values]
+        in_unit = [value / unit.factor for value in values]
+        texts = [significant(value, 2) for value in in_unit]
+        if texts[0] == texts[-1]:
+            texts = [significant(value, 3) for value in in_unit]
         return [f"{texts[0]} {unit.label}", *texts[1:-1], f"{texts[-1]} {unit.label}"]
 
     def row(self) -> DiagnosisRow:
