@@ -25,7 +25,7 @@ from cs_systems.readers._processes import chosen_process, ranges_elsewhere
 from cs_systems.readers._stalls import stalls
 from cs_systems.readers.forms.columns import NO_RANGES, UNKNOWN, Categorical, Floats, Ints, Ranges, distinct
 from cs_systems.readers.forms.jobs import Job
-from cs_systems.readers.forms.trace import NO_KERNELS, Allocations, Call, Copy, Function, Kernels, Trace
+from cs_systems.readers.forms.trace import NO_KERNELS, WHOLE_GRAPH, Allocations, Call, Copy, Function, Kernels, Trace
 
 KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 COPIES = {"memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY", "memset": "CUPTI_ACTIVITY_KIND_MEMSET"}
@@ -321,7 +321,7 @@ class _Reader:
             f"{len(graph)} launches of CUDA graphs were recorded without their kernels and count as one kernel each; "
             f"record with {NODES}"
         )
-        self.names |= {_graph_name(number): f"CUDA graph {number}" for number in np.unique(graph).tolist()}
+        self.names |= {_graph_name(number): f"{WHOLE_GRAPH}{number}" for number in np.unique(graph).tolist()}
         sizes = [np.full(len(graph), UNKNOWN)] * (len(_LAUNCH) - 1 + len(_SHARED) - 1)
         yield [*columns, np.ones(len(graph), np.int64), _graph_name(graph), *sizes]
 

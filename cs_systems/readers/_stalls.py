@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import re
 
+SYNCHRONISATION = "synchronisation"
 # cause → names of runtime and driver calls; nsys adds the version of the interface (`cudaMalloc_v3020`).
 STALLS = {
     "cudaMalloc": r"(cuda|hip)(Malloc|Free|Host(Alloc|Malloc|Register))"
     r"|cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess)",
-    "synchronisation": r"Synchronize|(cuda|cu|hip)Memcpy(?!.*Async)",
+    SYNCHRONISATION: r"Synchronize|(cuda|cu|hip)Memcpy(?!.*Async)",
 }
 
 

@@ -16,22 +16,19 @@ def sentences(answer: Answer, doubt: str | None = None) -> list[str]:
 
     doubt: a sentence about all numbers, which comes first.
     """
-    return [plain(sentence) for sentence in ([doubt] if doubt else []) + answer.sentences]
+    return [plain(sentence) for sentence in [*filter(None, [doubt]), *answer.causes, *answer.others]]
 
 
 def text(answer: Answer, format: str = "terminal", width: int | None = None, doubt: str | None = None) -> str:
-    """Return the sentences as a numbered list, if there are several, with an empty line after it.
+    """Return the causes as a numbered list, then the other sentences, with an empty line after them.
 
     width: columns of the terminal; None means the width of a file or a pipe. doubt: a sentence about all numbers, which
     comes first.
     """
     first = f"{_line('', doubt, format, width)}\n\n" if doubt else ""
-    found = answer.sentences
-    if not found:
-        return first
-    is_list = len(answer.diagnoses) > 0
-    lines = [_line(f"{n}. " if is_list else "", each, format, width) for n, each in enumerate(found, 1)]
-    return first + "\n".join(lines) + "\n\n"
+    lines = [_line(f"{n}. ", each, format, width) for n, each in enumerate(answer.causes, 1)]
+    lines += [_line("", each, format, width) for each in answer.others]
+    return first + ("\n".join(lines) + "\n\n" if lines else "")
 
 
 def _line(begin: str, sentence: str, format: str, width: int | None) -> str:

@@ -9,7 +9,8 @@ A stretch without a kernel is divided among these causes, by how long each laste
 - profiler: the profiler's own bookkeeping delayed the host;
 - cudaMalloc: the host was allocating or freeing device memory, with no launch pending;
 - synchronisation: the host waited for the device, with no launch pending;
-- launch-bound: the host did something else, and no launch was pending: Python, the framework, the launch itself;
+- host: the host made no CUDA call for over 1 ms: Python, data, files, another process;
+- launch-bound: the host did something else between its calls, and no launch was pending: the framework, the launch;
 - launch not recorded: the next kernel's launch is unknown, so who was late is unknown too;
 - kernels not recorded: the device ran kernels that the trace does not hold, at times that nobody knows.
 """
@@ -29,10 +30,11 @@ from cs_systems.readers._stalls import stalls
 from cs_systems.readers.forms.columns import Bools, Floats, Ints
 from cs_systems.readers.forms.trace import Kernels, Step, Trace
 
-COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH, LOST, UNSEEN = CAUSES = (
-    "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "launch-bound", "launch not recorded",
-    "kernels not recorded",
+COPY, LATENCY, PROFILER, MALLOC, SYNC, HOST, LAUNCH, LOST, UNSEEN = CAUSES = (
+    "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "host", "launch-bound",
+    "launch not recorded", "kernels not recorded",
 )  # fmt: skip
+SILENT_S = 1e-3  # between two CUDA calls: many times what the framework takes from one launch to the next
 
 
 LATE_S = 100e-6  # from the end of a launch to its kernel: longer than any launch's own latency
@@ -152,6 +154,9 @@ def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
     copies = [Span(COPY, copy.start_s, copy.end_s) for copy in trace.copies if copy.device == device]
     host = [Span(PROFILER, start, end) for start, end in trace.overheads]
     host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in trace.calls]
+    if len(gaps.step):
+        within = float(gaps.start_s.min()), float(gaps.end_s.max())
+        host += [Span(HOST, start, end) for start, end in silences(trace, *within)]
     times = {cause: np.zeros(len(gaps.step)) for cause in CAUSES}
     if trace.lacks_kernels:
         return times | {UNSEEN: gaps.end_s - gaps.start_s}
@@ -164,6 +169,24 @@ def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
         for cause, time_s in _split(gaps.start_s[which], gaps.end_s[which], spans, rest).items():
             times[cause][which] = time_s
     return times
+
+
+def silences(trace: Trace, from_s: float, to_s: float) -> list[tuple[float, float]]:
+    """Return the stretches between two times, of over 1 ms each, in which no thread made a CUDA call.
+
+    Empty if the trace has no launch, because then nothing is known of the host's calls.
+    """
+    kernels = trace.kernels
+    known = ~np.isnan(kernels.launch_start_s)
+    if not known.any():
+        return []
+    start = np.concatenate([kernels.launch_start_s[known], [call.start_s for call in trace.calls]])
+    end = np.concatenate([kernels.launch_end_s[known], [call.end_s for call in trace.calls]])
+    order = np.argsort(start, kind="stable")
+    until = np.clip(np.concatenate([[from_s], np.maximum.accumulate(end[order])]), from_s, to_s)
+    after = np.clip(np.append(start[order], to_s), from_s, to_s)
+    long = np.flatnonzero(after - until > SILENT_S)
+    return list(zip(until[long].tolist(), after[long].tolist(), strict=True))
 
 
 def _split(start: Floats, end: Floats, spans: Sequence[Span], rest: str) -> dict[str, Floats]:

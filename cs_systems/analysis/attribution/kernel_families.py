@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import re
 
+import numpy as np
+
 from cs_systems.core.printable import INDENT
 from cs_systems.readers.forms.columns import Bools
 from cs_systems.readers.forms.jobs import COLLECTIVE
@@ -68,6 +70,33 @@ def family(name: str) -> str:
 def is_collective(kernels: Kernels) -> Bools:
     """Return for each kernel whether it communicates."""
     return kernels.function.codes_where(lambda function: family(function.name) == "collective")
+
+
+_AROUND = ("matmul", "attention", "norm", "optimizer", "collective")  # families that tell what a softmax belongs to
+
+
+def softmax_of_attention(kernels: Kernels) -> Bools:
+    """Return for each kernel whether it is a softmax between two matrix products, as attention computes it.
+
+    Elementwise kernels and copies may stand between them: scale, mask, cast. A softmax by itself, of a loss or of a
+    program without products, is none.
+    """
+    names = [family(function.name) for function in kernels.function.values]
+    code = np.array([_AROUND.index(name) if name in _AROUND else -1 for name in names], np.int64)[
+        kernels.function.codes
+    ]
+    softmax = np.array([name == "softmax" for name in names], bool)[kernels.function.codes]
+    found = np.zeros(len(kernels), bool)
+    for stream in np.unique(kernels.stream[softmax]).tolist():
+        mine = np.flatnonzero(kernels.stream == stream)
+        known = np.flatnonzero(code[mine] >= 0)
+        at = np.flatnonzero(softmax[mine])
+        after = np.searchsorted(known, at)
+        both = (after > 0) & (after < len(known))
+        at, after = at[both], after[both]
+        matmul = (code[mine[known[after - 1]]] == 0) & (code[mine[known[after]]] == 0)
+        found[mine[at[matmul]]] = True
+    return found
 
 
 # Generic kernel → replacement for its name; the functor among its template arguments gives the operation.

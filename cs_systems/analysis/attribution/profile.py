@@ -28,6 +28,7 @@ from cs_systems.readers.forms.trace import Function, Kernels, Step, Trace, steps
 BY_PHASES = "no range is named step: a step is assumed to last from one forward to the last phase before the next"
 LEAST_LONGER = 0.01  # of a step: kernels that end later belong to its time
 MOST_NAMED = 5  # steps that a sentence lists
+RECORDING = "recording"  # the name of the only step, where nothing marks steps
 WHOLE = "no range marks steps or phases: the whole recording counts as one step"
 
 
@@ -219,6 +220,23 @@ def profile(
     )
 
 
+def restricted(profile: Profile, steps: Sequence[Step], windows: Sequence[Step] = ()) -> Profile:
+    """Return the profile of other steps of the same recording, such as some of its own; places and notes stay.
+
+    windows: the times in which the device's idle time counts; by default those of the steps.
+    """
+    kernels = profile.trace.kernels
+    number, inside = steps_of(kernels.launched_s, steps)
+    which = np.flatnonzero(inside)
+    return replace(
+        profile,
+        steps=tuple(steps),
+        groups=_groups(profile.trace, profile.places, which),
+        by_step=_by_step(profile.trace, number, which),
+        gaps=gaps_in(kernels, windows or steps),
+    )
+
+
 def find_steps(
     trace: Trace, pattern: str | None, between: tuple[float, float] | None = None
 ) -> tuple[list[Step], list[str]]:
@@ -340,7 +358,7 @@ def _window(trace: Trace, from_s: float = 0.0, to_s: float = math.inf) -> Step:
             f"no part of {trace.source} was recorded between {from_s:g} and {to_s:g} s; choose times from 0 to "
             f"{end - start:.6g} s, when its recording ends"
         )
-    return Step("recording", start + max(from_s, 0.0), min(start + to_s, end), takes_earlier=from_s <= 0)
+    return Step(RECORDING, start + max(from_s, 0.0), min(start + to_s, end), takes_earlier=from_s <= 0)
 
 
 def _steps_by_phases(ranges: Ranges) -> list[Step]:

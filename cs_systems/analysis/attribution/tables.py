@@ -15,6 +15,7 @@ import numpy as np
 
 from cs_systems.analysis.attribution.gaps import GapRow, gap_rows
 from cs_systems.analysis.attribution.host import RangeRow, range_rows
+from cs_systems.analysis.attribution.host_gaps import HostGapRow, WaitRow, host_gap_rows, wait_rows
 from cs_systems.analysis.attribution.kernel_families import FAMILIES, family, is_collective
 from cs_systems.analysis.attribution.overlap import of_kernels
 from cs_systems.analysis.attribution.places import Place
@@ -398,6 +399,18 @@ def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[GapRow]:
     return gap_rows(profile.trace, profile.gaps, profile.steps)
 
 
+@table("the host while the GPU was idle without a CUDA call, per step", most=10)
+def host_gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[HostGapRow]:
+    """Return what the host did while the first device was idle and no CUDA call was made for over 1 ms."""
+    return host_gap_rows(profile.trace, profile.gaps.get(profile.devices[0]), profile.steps)
+
+
+@table("calls of the host that wait for the GPU, per step", most=10)
+def waits(profile: Profile, costs: Costs = NO_COSTS) -> list[WaitRow]:
+    """Return the calls that wait for the device, by place."""
+    return wait_rows(profile.trace, profile.steps)
+
+
 @table("ranges by CPU time, per step", most=10)
 def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[RangeRow]:
     """Return the host's wall time in each range, not the device's time; shares are of the steps' wall time."""
@@ -474,7 +487,9 @@ def overlap(profile: Profile, costs: Costs) -> list[DeviceOverlapRow]:
     return rows
 
 
-TABLES = by_name(steps, ratio, phases, families, kernels, layers, parts, attention, gaps, overlap, ranges)
+TABLES = by_name(
+    steps, ratio, phases, families, kernels, layers, parts, attention, gaps, host_gaps, waits, overlap, ranges
+)
 
 
 def has_something(name: str, rows: Sequence[Row]) -> bool:

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
 from cs_systems.analysis.attribution.gaps import PROFILER, idle_by_cause
+from cs_systems.analysis.attribution.kernel_families import softmax_of_attention
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.attribution.tables import KernelRow, kernels, ranges, steps
 from cs_systems.analysis.attribution.tables import phases as phase_rows
@@ -21,23 +22,29 @@ from cs_systems.formulas.cost import COST
 from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import step_memory
 from cs_systems.formulas.peaks import CEILING, peak_flops
+from cs_systems.readers.forms.trace import steps_of
 from cs_systems.record import Measurement, RunRecord, measured_by
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
+    from cs_systems.analysis.attribution.usual_steps import Usual
     from cs_systems.analysis.memory.categories import Attribution
     from cs_systems.analysis.memory.tensor_names import TensorNames
 
+LOADER = "enumerate(DataLoader)"  # beginning of the name of torch's range around the wait for a batch
 EACH_BLOCK = "every:1"  # plan of checkpoints
 LOGITS, SCORES = "logits", "attention scores"
 ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"
 # Components of the formulas and of fake tensors → their category.
 _CATEGORIES = {"logits_and_loss": LOGITS, "attention_scores": SCORES, "optimizer_state": OPTIMIZER_STATE}
 # Tables of a profile that rules read.
-TABLES = ("steps", "gaps", "phases", "families", "kernels", "attention", "overlap", "ranges")
+MOSTLY = 0.5  # share of the kernels' time
+TABLES = ("steps", "gaps", "host_gaps", "waits", "phases", "families", "kernels", "attention", "overlap", "ranges")
 # The columns that rules read of each table. A record may come from any program: other rows are left out.
 _TEXTS = {
     "gaps": ("cause",),
+    "host_gaps": ("host",),
+    "waits": ("call", "within"),
     "phases": ("phase", "family"),
     "families": ("family",),
     "kernels": ("kernel", "family"),
@@ -51,6 +58,8 @@ _TEXTS = {
 _NUMBERS = {
     "steps": ("device", "wall_s"),
     "gaps": ("device", "time_s"),
+    "host_gaps": ("time_s",),
+    "waits": ("time_s", "calls_per_step"),
     "phases": ("time_s", "calls_per_step"),
     "families": ("time_s",),
     "kernels": ("time_s",),
@@ -113,6 +122,8 @@ class Evidence:
         device_bytes: the memory that the step may fill.
         memory: the memory at the peak.
         has_mixed_steps: the steps are of several kinds or sizes, so that their spread is not noise.
+        usual: the usual steps of a trace, and those set apart from them.
+        attention_softmax: kernels between two matrix products that compute a softmax, without a known place.
         subject: the steps that the tables are about, such as "steps 3–14 of 15"; "" for all.
         judged: what the rules judge, in words; "" if they have nothing to judge.
         unknowns: questions that the data cannot answer, and how to record what does.
@@ -125,6 +136,8 @@ class Evidence:
     device_bytes: int | None = None
     memory: MemoryUse | None = None
     has_mixed_steps: bool = False
+    usual: Usual | None = None
+    attention_softmax: tuple[Row, ...] = ()
     subject: str = ""
     judged: str = "the step"
     unknowns: tuple[str, ...] = ()
@@ -157,6 +170,8 @@ class Evidence:
         """Duration of a step, above 0: without a profiler if known, else under a profiler."""
         if self.clean_s is not None:
             return self.clean_s or None
+        if self.usual is not None:
+            return self.usual.step_s or None
         recorded, streams = steps.of(self.tables), RANK_OVERLAP.of(self.tables)
         if recorded:
             return (
@@ -180,7 +195,7 @@ class Evidence:
             return self.phase_s(Phase.INPUT) or 0.0
         of_host = ranges.of(self.tables)
         marked = [row["total_s"] for row in of_host if row["range"] == Phase.INPUT.value]
-        loaded = [row["total_s"] for row in of_host if row["range"].startswith("enumerate(DataLoader)")]
+        loaded = [row["total_s"] for row in of_host if row["range"].startswith(LOADER)]
         waited = sum(marked or loaded)
         return min(waited, sum(self.idle_s.values())) if self.idle_s else waited
 
@@ -293,13 +308,36 @@ def of_profile(profile: Profile) -> Evidence:
     """Return the evidence of a foreign trace: the tables of its usual steps, and what it cannot tell."""
     from cs_systems.analysis.attribution.tables import NO_COSTS
     from cs_systems.analysis.attribution.tables import TABLES as MADE
+    from cs_systems.analysis.attribution.usual_steps import usual_steps, whole_graph_share
 
     if not profile.trace.kernels:
         return Evidence(judged="", unknowns=("the trace has no kernels; record on a machine with a GPU",))
     if profile.incomplete and profile.trace.lacks_kernels:
         return Evidence(judged="")
-    tables: Tables = {name: MADE[name](profile, NO_COSTS) for name in TABLES}
-    return of_trace(tables, profile.trace.devices.get(profile.devices[0]))
+    usual = usual_steps(profile)
+    unknowns = []
+    if (share := whole_graph_share(usual.profile)) > MOSTLY:
+        from cs_systems.readers._nsys import NODES
+
+        unknowns.append(f"{share:.0%} of the kernels' time is in CUDA graphs recorded as a whole; record with {NODES}")
+    tables: Tables = {name: MADE[name](usual.profile, NO_COSTS) for name in TABLES}
+    return replace(
+        of_trace(tables, profile.trace.devices.get(profile.devices[0])),
+        usual=usual,
+        attention_softmax=_attention_softmax(usual.profile),
+        subject=usual.name,
+        judged=usual.name or "the step",
+        unknowns=tuple(unknowns),
+    )
+
+
+def _attention_softmax(profile: Profile) -> tuple[Row, ...]:
+    """Return the kernels, with their time per step, that compute a softmax between two matrix products."""
+    found = softmax_of_attention(profile.trace.kernels) & steps_of(profile.trace.kernels.launched_s, profile.steps)[1]
+    times: dict[str, float] = {}
+    for kernel in profile.trace.kernels.rows(found):
+        times[kernel.function.name] = times.get(kernel.function.name, 0.0) + kernel.end_s - kernel.start_s
+    return tuple({"kernel": name, "time_s": time_s / len(profile.steps)} for name, time_s in times.items())
 
 
 def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:

@@ -102,7 +102,7 @@ class Diagnosis:
 
     @property
     def sentence(self) -> str:
-        where = "; ".join(filter(None, [self.where, self.subject, self.cells]))
+        where = "; ".join(filter(None, [self.where, self.subject.strip(), self.cells]))
         return f"{self.cause}{f' ({where})' if where else ''}: {self.remedy}{self._gain()}"
 
     def _gain(self) -> str:
@@ -182,9 +182,6 @@ class Answer:
     judged: str = ""
     refuted: tuple[str, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.diagnoses)
-
     @property
     def nothing(self) -> str:
         """Return the sentence for an answer without a cause in the usual steps; "" where there is one."""
@@ -195,11 +192,14 @@ class Answer:
         return f"nothing found that would save more than {WORTH:.0%} of {self.judged}" if self.judged else ""
 
     @property
-    def sentences(self) -> list[str]:
-        """Return at most three causes; then, or without any, what is unknown or that nothing is to be gained."""
-        found = [diagnosis.sentence for diagnosis in self.diagnoses[:MOST]]
-        unknown = [f"cannot be told: {text}" for text in self.unknowns]
-        return [*found, *self.refuted, *unknown, *filter(None, [self.nothing])]
+    def causes(self) -> list[str]:
+        """Return the sentences of at most three causes."""
+        return [diagnosis.sentence for diagnosis in self.diagnoses[:MOST]]
+
+    @property
+    def others(self) -> list[str]:
+        """Return what the run refutes, what cannot be told, and that nothing else is to be gained."""
+        return [*self.refuted, *(f"cannot be told: {text}" for text in self.unknowns), *filter(None, [self.nothing])]
 
 
 NO_ANSWER = Answer()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from cs_systems.analysis.attribution.tables import attention, families
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -12,14 +10,13 @@ from cs_systems.core.tables import Row
 # Parts of attention that a fused kernel computes together; projections and rotation remain separate.
 OVER_SCORES = ("attention.scores", "attention.softmax", "attention.value")
 PRODUCTS = ("matmul", "attention")
-OF_LOSS = re.compile(r"log_?softmax", re.IGNORECASE)
 REMEDY = "use a fused kernel (scaled_dot_product_attention; --attention sdpa_flash or flash_triton)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the kernels over the score matrix other than matrix products, which a fused kernel still computes.
 
-    A trace without ranges inside attention shows only the softmax, without the loss's softmax.
+    A trace without ranges inside attention shows only the softmax between two matrix products.
     """
     step_s = evidence.step_s
     if step_s is None or any(row["family"] == "attention" for row in families.of(evidence.tables)):
@@ -27,8 +24,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     rows: list[Row] = [row for row in attention.of(evidence.tables) if row["part"] in OVER_SCORES]
     lost = [row for row in rows if row["family"] not in PRODUCTS]
     if not rows:
-        softmax = (row for row in evidence.kernels() if row["family"] == "softmax")
-        lost = [row for row in softmax if not OF_LOSS.search(row["kernel"])]
+        lost = evidence.attention_softmax
     lost_s = sum(row["time_s"] for row in lost)
     if not lost_s:
         return None

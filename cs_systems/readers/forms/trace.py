@@ -47,6 +47,9 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
+WHOLE_GRAPH = "CUDA graph "  # beginning of the name of a graph that was recorded as one kernel
+
+
 class Function(NamedTuple):
     """Kernel name and launch configuration, which many launches share."""
 

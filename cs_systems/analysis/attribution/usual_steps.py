@@ -1,0 +1,314 @@
+"""Usual steps of a recording, which its conclusions are about; start-up, slow and periodic steps are set apart.
+
+A step's duration is here the time from the end of the kernels of the step before to the end of its own: so it is right
+for a host that runs ahead of the device, whose ranges are over long before the kernels run.
+
+A recording without marked steps is divided by the range that holds its kernels, by the runs of its optimizer, or by the
+repetition of its kernels; else it is one stretch, which begins when the start-up is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from cs_systems.analysis.attribution.profile import RECORDING, Profile, restricted
+from cs_systems.config import Phase
+from cs_systems.core.range_names import general, is_operator, meaning
+from cs_systems.core.step_kinds import step_kinds
+from cs_systems.core.units import human
+from cs_systems.readers._stalls import SYNCHRONISATION, stalls
+from cs_systems.readers.forms.columns import Floats, Range
+from cs_systems.readers.forms.trace import WHOLE_GRAPH, Kernels, Step, Trace, steps_of
+
+START_UP, PERIODIC, SLOW = "start-up", "periodic", "slow"
+SLOWER = 1.5  # times the usual step: a first step that takes longer was not warm
+COVERS = 0.9  # share of the kernels' time that the range of the repeated work holds
+ALIKE = 0.9  # share of kernels that are the same one period later
+FEWEST = 3  # occurrences that show a period
+LONG_CALL_S = 5e-3  # a launch takes some µs; one that lasts longer loads or compiles code first
+LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual work are not named
+START_UP_S = 5e-3  # a shorter time before the first launch is none
+FIRST_HALF = 0.5  # of the kernels: a start-up that ends later leaves no usual stretch
+
+
+class Apart(NamedTuple):
+    """Steps that are not usual, and the time that they take beyond as many usual ones."""
+
+    kind: str
+    steps: tuple[int, ...]
+    each_s: float
+    usual_s: float
+    every: int | None = None
+
+    @property
+    def beyond_s(self) -> float:
+        return len(self.steps) * max(0.0, self.each_s - self.usual_s)
+
+
+@dataclass(frozen=True)
+class Usual:
+    """Usual steps of a recording.
+
+    Attributes:
+        profile: the profile of these steps alone, its idle time between the ends of their kernels.
+        step_s: the mean time from the end of one step to the end of the next.
+        name: which they are, such as "steps 1–14 of 15"; "" for all.
+        apart: the other steps.
+        total_s: the time of all steps, or of the whole recording.
+        before_s: time of the recording before its first kernel, which belongs to no step.
+        start_up: the causes of the start-up with their times, the longest first, in words.
+        is_cold: first uses go on until the end, so that no step is usual.
+    """
+
+    profile: Profile
+    step_s: float
+    name: str = ""
+    apart: tuple[Apart, ...] = ()
+    total_s: float = 0.0
+    before_s: float = 0.0
+    start_up: tuple[str, ...] = ()
+    start_up_s: float = 0.0
+    is_cold: bool = False
+
+
+def usual_steps(profile: Profile) -> Usual:
+    """Return the usual steps of a profile, as far as its recording tells them apart."""
+    kernels = profile.trace.kernels
+    first_s = float(kernels.start_s.min()) if kernels else math.nan
+    if [step.name for step in profile.steps] != [RECORDING]:
+        return _of_steps(profile)
+    whole = profile.steps[0]
+    before_s = max(0.0, first_s - whole.start_s)
+    steps, name = _found(profile)
+    if len(steps) >= FEWEST:
+        found = _of_steps(restricted(profile, steps), name)
+        began_s = found.profile.steps[0].start_s
+    else:
+        window, is_cold = _warm(profile.trace, steps[0] if steps else whole._replace(start_s=_first_launch_s(kernels)))
+        if window.start_s > whole.start_s + START_UP_S and not name:
+            name = "the time after the start-up"
+        found = Usual(restricted(profile, [window]), window.end_s - window.start_s, name, is_cold=is_cold)
+        began_s = window.start_s
+    total_s = whole.end_s - whole.start_s
+    causes = {} if found.is_cold else ranges_before(profile.trace, began_s, LEAST_NAMED * total_s)
+    causes |= long_calls(profile.trace, whole.start_s, whole.end_s if found.is_cold else began_s)
+    return replace(
+        found,
+        total_s=total_s,
+        before_s=before_s,
+        start_up=_in_words(causes),
+        start_up_s=sum(causes.values()) if found.is_cold else max(0.0, began_s - whole.start_s),
+    )
+
+
+def paced(profile: Profile) -> list[Step]:
+    """Return each step from the end of the kernels of the step before to the end of its own.
+
+    The first step, and one that begins long after the one before, begin with their ranges.
+    """
+    ends: dict[int, float] = {}
+    for (number, _), kernels in profile.by_step.items():
+        ends[number] = max(ends.get(number, -math.inf), kernels.last_end_s)
+    last_s, windows = -math.inf, list[Step]()
+    for number, step in enumerate(profile.steps):
+        end_s = max(ends.get(number, step.end_s), last_s)
+        follows = step.start_s - last_s < step.end_s - step.start_s
+        begin_s = last_s if follows or step.start_s >= end_s else step.start_s
+        windows.append(step._replace(start_s=begin_s, end_s=end_s))
+        last_s = end_s
+    return windows
+
+
+def _of_steps(profile: Profile, name: str = "") -> Usual:
+    """Set apart the first steps that are slow, and those of a slower kind."""
+    windows, count = paced(profile), len(profile.steps)
+    lasted = [window.end_s - window.start_s for window in windows]
+    total_s = math.fsum(lasted)
+    if count < FEWEST or not all(0 < one < math.inf for one in lasted):
+        return Usual(profile, total_s / count, name, total_s=total_s)
+    usual_s = median(lasted[count // 2 :])
+    cold = 0
+    while cold < count // 2 and lasted[cold] > SLOWER * usual_s:
+        cold += 1
+    kinds = step_kinds(lasted[cold:])
+    usual = [cold + position for position in kinds[0].positions]
+    usual_s = median(lasted[number] for number in usual)
+    numbers = [step.number for step in profile.steps]
+    apart = []
+    if cold:
+        apart.append(Apart(START_UP, tuple(numbers[:cold]), math.fsum(lasted[:cold]) / cold, usual_s))
+    for kind in kinds[1:]:
+        if kind.median_s > usual_s:
+            which = tuple(numbers[cold + position] for position in kind.positions)
+            apart.append(Apart(PERIODIC if kind.every else SLOW, which, kind.total_s / len(which), usual_s, kind.every))
+    chosen = [profile.steps[number] for number in usual]
+    if len(chosen) == count:
+        return Usual(profile, total_s / count, name, total_s=total_s)
+    causes = long_calls(profile.trace, profile.steps[0].start_s, profile.steps[cold].start_s) if cold else {}
+    return Usual(
+        restricted(profile, chosen, [windows[number] for number in usual]),
+        math.fsum(lasted[number] for number in usual) / len(usual),
+        _named(chosen, count, name),
+        tuple(apart),
+        total_s,
+        start_up=_in_words(causes),
+        start_up_s=math.fsum(lasted[:cold]) - cold * usual_s,
+    )
+
+
+def _named(steps: Sequence[Step], count: int, name: str) -> str:
+    """Return the steps' numbers: "steps 1–14 of 15"; without the numbers where they are in several stretches."""
+    numbers = [step.number for step in steps]
+    what = name or "steps"
+    if numbers[-1] - numbers[0] + 1 == len(numbers):
+        return (
+            f"{what} {numbers[0]}–{numbers[-1]} of {count}" if len(numbers) > 1 else f"{what} {numbers[0]} of {count}"
+        )
+    return f"{len(numbers)} usual of {count} {what}"
+
+
+def _found(profile: Profile) -> tuple[list[Step], str]:
+    """Return (steps, their name) of a recording that marks none; no steps if nothing divides it."""
+    for find in (_by_range, _by_optimizer, _by_repetition):
+        steps, name = find(profile.trace)
+        if steps:
+            return [step._replace(number=number) for number, step in enumerate(steps)], name
+    return [], ""
+
+
+def _by_range(trace: Trace) -> tuple[list[Step], str]:
+    """Return the occurrences of the user's range that holds the kernels: the most frequent one, else the shortest."""
+    by_name: dict[str, list[Range]] = defaultdict(list)
+    whole_s = float((trace.kernels.end_s - trace.kernels.start_s).sum())
+    for each in trace.ranges.named(lambda name: not is_operator(name) and not _is_module(trace, name)):
+        outer = by_name[general(each.name)]
+        if not outer or each.start_s >= outer[-1].end_s:
+            outer.append(each)
+    best: tuple[tuple[bool, float], list[Step], str] | None = None
+    for name, found in by_name.items():
+        steps = [Step(name, one.start_s, one.end_s) for one in found if one.end_s > one.start_s]
+        if not steps or len(steps) > len(trace.kernels):
+            continue
+        inside = steps_of(trace.kernels.launched_s, steps)[1]
+        if float((trace.kernels.end_s - trace.kernels.start_s)[inside].sum()) < COVERS * whole_s:
+            continue
+        key = (len(steps) >= FEWEST, -sum(step.end_s - step.start_s for step in steps))
+        if best is None or key > best[0]:
+            best = key, steps, f"ranges {name!r}" if len(steps) > 1 else f"range {name!r}"
+    return (best[1], best[2]) if best else ([], "")
+
+
+def _is_module(trace: Trace, name: str) -> bool:
+    return trace.modules is not None and trace.modules.is_module(name)
+
+
+def _by_optimizer(trace: Trace) -> tuple[list[Step], str]:
+    runs = trace.ranges.named(lambda name: meaning(name).phase == Phase.OPTIMIZER)
+    ends = [run.end_s for number, run in enumerate(runs) if not number or run.start_s >= runs[number - 1].end_s]
+    return [Step("step", begin, end) for begin, end in pairwise(ends)], "steps between runs of the optimizer"
+
+
+def _by_repetition(trace: Trace) -> tuple[list[Step], str]:
+    """Return the stretches after which the sequence of kernels repeats: from a kernel that runs once in each."""
+    kernels = trace.kernels
+    order = np.argsort(kernels.launched_s, kind="stable")
+    names: dict[str, int] = {}
+    codes = np.array([names.setdefault(function.name, len(names)) for function in kernels.function.values], np.int64)
+    sequence = codes[kernels.function.codes[order]]
+    launched = kernels.launched_s[order]
+    counts = np.bincount(sequence)
+    for code in np.argsort(counts, kind="stable").tolist():
+        if counts[code] < FEWEST or len(sequence) < 2 * counts[code]:
+            continue
+        at = np.flatnonzero(sequence == code)
+        period = int(np.median(np.diff(at)))
+        regular = np.diff(at) == period
+        if period < 2 or regular.mean() < ALIKE:
+            continue
+        first, last = int(at[:-1][regular][0]), int(at[1:][regular][-1])
+        if last - first < COVERS * FIRST_HALF * len(sequence):
+            continue
+        if (sequence[first : last - period] == sequence[first + period : last]).mean() < ALIKE:
+            continue
+        begins = launched[at[(at >= first) & (at <= last)]]
+        if np.isfinite(begins).all() and (np.diff(begins) > 0).all():
+            steps = [Step("repetition", a, b) for a, b in pairwise(begins.tolist())]
+            return steps, f"repetitions of {period} kernels"
+    return [], ""
+
+
+def _first_launch_s(kernels: Kernels) -> float:
+    launched = kernels.launched_s[np.isfinite(kernels.launched_s)]
+    return float(min(launched.min(), kernels.start_s.min())) if len(launched) else float(kernels.start_s.min())
+
+
+def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
+    """Return the window from the end of its start-up on, to the end of its kernels, and whether it is cold throughout.
+
+    The start-up ends with the last launch that loads code, if most kernels follow it.
+    """
+    kernels = trace.kernels
+    inside = steps_of(kernels.launched_s, [window])[1]
+    if not inside.any():
+        return window, False
+    end_s = min(window.end_s, float(kernels.end_s[inside].max()))
+    end_s = max(end_s, window.start_s) if end_s > window.start_s else window.end_s
+    long = inside & (kernels.launch_end_s - kernels.launch_start_s > LONG_CALL_S)
+    if not long.any():
+        return window._replace(end_s=end_s, takes_earlier=False), False
+    loaded_s = float(kernels.launch_end_s[long].max())
+    after = inside & (kernels.launched_s >= loaded_s)
+    if after.sum() < FIRST_HALF * inside.sum():
+        lost_s = float((kernels.launch_end_s - kernels.launch_start_s)[long].sum())
+        return window._replace(end_s=end_s), lost_s > FIRST_HALF * (end_s - window.start_s)
+    return Step(window.name, loaded_s, end_s), False
+
+
+def long_calls(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
+    """Return the time of calls that last long and begin between two times, by name, the longest first."""
+    found: dict[str, float] = defaultdict(float)
+    for call in trace.calls:
+        if from_s <= call.start_s < to_s and call.end_s - call.start_s > LONG_CALL_S and not _waits(call.name):
+            found[call.name] += min(call.end_s, to_s) - call.start_s
+    kernels = trace.kernels
+    launch_s: Floats = kernels.launch_end_s - kernels.launch_start_s
+    first = (kernels.launch_start_s >= from_s) & (kernels.launch_start_s < to_s) & (launch_s > LONG_CALL_S)
+    starts = np.unique(kernels.launch_start_s[first], return_index=True)[1]
+    if len(starts):
+        found["first kernel launches"] += float(launch_s[first][starts].sum())
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def ranges_before(trace: Trace, until_s: float, least_s: float) -> dict[str, float]:
+    """Return the time of the user's outermost ranges that ended before a time, by name, the longest first."""
+    found: dict[str, float] = defaultdict(float)
+    last_s = -math.inf
+    for each in trace.ranges.named(lambda name: not is_operator(name) and not _is_module(trace, name)):
+        if each.start_s >= last_s and each.end_s <= until_s and each.end_s - each.start_s >= least_s:
+            found[f"range {general(each.name)!r}"] += each.end_s - each.start_s
+            last_s = each.end_s
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def whole_graph_share(profile: Profile) -> float:
+    """Return the share of kernel time in CUDA graphs of which only the whole was recorded."""
+    whole_s = sum(
+        total.time_s for (function, _), total in profile.groups.items() if function.name.startswith(WHOLE_GRAPH)
+    )
+    return whole_s / profile.time_s if profile.time_s else 0.0
+
+
+def _waits(name: str) -> bool:
+    return stalls(name) == SYNCHRONISATION
+
+
+def _in_words(causes: dict[str, float]) -> tuple[str, ...]:
+    return tuple(f"{human(time_s, 's')} in {name}" for name, time_s in causes.items())

@@ -1,0 +1,38 @@
+"""Rule for time of the host: the GPU is idle while the host makes no CUDA call, for over a millisecond at a time."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.attribution.gaps import HOST
+from cs_systems.analysis.attribution.host_gaps import NO_CALL
+from cs_systems.analysis.attribution.tables import host_gaps
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import LOADER, Evidence
+from cs_systems.core.tables import Row
+from cs_systems.core.units import human
+
+MOST_NAMED = 2
+REMEDY = "move this work out of the step, or into another process"
+UNNAMED = "find what the program does there: record with with_stack=True, or mark it by record_function"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the gaps without a CUDA call, and the work of the host in them; waiting for a batch has its own rule."""
+    step_s, idle_s = evidence.step_s, evidence.idle_s.get(HOST, 0.0)
+    rows = [row for row in host_gaps.of(evidence.tables) if not row["host"].startswith(LOADER)]
+    silent_s = max(0.0, idle_s - evidence.input_s)
+    if step_s is None or not silent_s or not rows:
+        return None
+    named = [row for row in rows if row["host"] != NO_CALL]
+    longest = max(row["longest_s"] for row in rows)
+    cause = (
+        f"{silent_s / step_s:.0%} of the step the GPU is idle while the host makes no CUDA call, for up to "
+        f"{human(longest, 's')}"
+    )
+    whole_s = sum(row["time_s"] for row in rows)
+    where = ", ".join(f"{row['time_s'] / whole_s:.0%} in {row['host']}" for row in named[:MOST_NAMED])
+    evidence_rows: tuple[Row, ...] = tuple(rows)
+    remedy = REMEDY if named else UNNAMED
+    return Diagnosis(cause, remedy, step_s, step_s - silent_s, evidence=evidence_rows, where=where)
+
+
+RULE = Rule(find)

@@ -1,0 +1,45 @@
+"""Rule for start-up: time of a recording before its steps are usual, which no later step repeats."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.attribution.usual_steps import START_UP
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.core.tables import Row
+from cs_systems.core.units import human
+
+REMEDY = "warm up before recording, and leave this time out of every mean"
+COLD = "run the step several times before recording it, because every kernel here runs for the first time"
+MOST_NAMED = 2
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the first steps that take longer than the usual ones, or the stretch before a recording is warm."""
+    usual = evidence.usual
+    if usual is None or not usual.start_up_s or not usual.total_s:
+        return None
+    first = next((apart for apart in usual.apart if apart.kind == START_UP), None)
+    why = f" ({', '.join(usual.start_up[:MOST_NAMED])})" if usual.start_up else ""
+    share = f"{usual.start_up_s / usual.total_s:.0%} of the recording is start-up"
+    if usual.is_cold:
+        cause = f"{share}{why}, and no step is warm"
+    elif first:
+        count = len(first.steps)
+        which = f"step {first.steps[0]}" if count == 1 else f"each of the first {count} steps"
+        lasted, usually = human(first.each_s, "s"), human(first.usual_s, "s")
+        cause = f"{which} takes {lasted} where the usual ones take {usually}: {share}{why}"
+    else:
+        cause = f"{share}, before the usual work begins{why}"
+    row: Row = {"start_up_s": usual.start_up_s, "recording_s": usual.total_s}
+    return Diagnosis(
+        cause,
+        COLD if usual.is_cold else REMEDY,
+        usual.total_s,
+        takes=usual.start_up_s,
+        evidence=(row,),
+        subject=" ",
+        comes_last=not usual.is_cold,
+    )
+
+
+RULE = Rule(find)
