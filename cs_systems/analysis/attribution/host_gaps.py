@@ -6,15 +6,17 @@ Both name the innermost that the recording tells: a Python function, a range of 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Annotated, TypedDict
 
 import numpy as np
 
 from cs_systems.analysis.attribution.gaps import Gaps, silences
 from cs_systems.core.range_names import general, is_operator
+from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.tables import Column
 from cs_systems.readers._stalls import SYNCHRONISATION, stalls
-from cs_systems.readers.forms.columns import UNKNOWN, Floats
+from cs_systems.readers.forms.columns import UNKNOWN, Floats, Ints, distinct
 from cs_systems.readers.forms.trace import Step, Trace, steps_of
 
 NO_CALL = "no CUDA call, and nothing recorded"
@@ -40,63 +42,83 @@ class WaitRow(TypedDict):
     time_s: Annotated[float, Column("waited")]
 
 
-def host_gap_rows(trace: Trace, gaps: Gaps | None, steps: list[Step] | tuple[Step, ...]) -> list[HostGapRow]:
+def host_gap_rows(trace: Trace, gaps: Gaps | None, steps: Sequence[Step]) -> list[HostGapRow]:
     """Return a row for each kind of work of the host, the longest first; gaps: those of one device."""
     if gaps is None or not len(gaps.step):
         return []
     late = ~gaps.pending & ~gaps.lost
     starts, ends = gaps.start_s[late], gaps.end_s[late]
-    silent = silences(trace, float(gaps.start_s.min()), float(gaps.end_s.max()))
-    lasted, stretches, longest = (
-        defaultdict[str, float](float),
-        defaultdict[str, int](int),
-        defaultdict[str, float](float),
-    )
-    for begin, end in silent:
-        idle_s = float(np.clip(np.minimum(ends, end) - np.maximum(starts, begin), 0.0, None).sum())
-        if idle_s <= 0:
-            continue
-        shares = _work(trace, begin, end)
-        for name, share in shares.items():
-            lasted[name] += idle_s * share
-            stretches[name] += 1
-            longest[name] = max(longest[name], idle_s * share)
+    silent = np.array(silences(trace, float(gaps.start_s.min()), float(gaps.end_s.max()))).reshape(-1, 2)
+    idle_s = _covered(silent[:, 1], starts, ends) - _covered(silent[:, 0], starts, ends)
+    idle_s -= _of_profiler(trace, silent, starts, ends)
+    silent, idle_s = silent[idle_s > ROUNDING_S], idle_s[idle_s > ROUNDING_S]
+    times = silent[:, :1] + (silent[:, 1:] - silent[:, :1]) * (np.arange(PROBES) + 0.5) / PROBES
+    names, codes = _work(trace, times.reshape(-1))
+    # Time of each stretch in each kind of work: as many shares as probes met it there.
+    stretch = np.repeat(np.arange(len(silent)), PROBES)
+    first, both = distinct(stretch, codes)
+    lasted = np.bincount(both, np.repeat(idle_s, PROBES) / PROBES)
+    kinds = codes[first]
     count, wall_s = len(steps), sum(step.end_s - step.start_s for step in steps)
-    return [
-        {
-            "host": name,
-            "stretches_per_step": stretches[name] / count,
-            "time_s": time_s / count,
-            "share": time_s / wall_s,
-            "longest_s": longest[name],
-        }
-        for name, time_s in sorted(lasted.items(), key=lambda item: -item[1])
-    ]
+    rows: list[HostGapRow] = []
+    for kind in np.unique(kinds).tolist():
+        own = lasted[kinds == kind]
+        rows.append(
+            {
+                "host": names[kind],
+                "stretches_per_step": len(own) / count,
+                "time_s": float(own.sum()) / count,
+                "share": float(own.sum()) / wall_s,
+                "longest_s": float(own.max()),
+            }
+        )
+    return sorted(rows, key=lambda row: -row["time_s"])
 
 
-def _work(trace: Trace, begin_s: float, end_s: float) -> dict[str, float]:
-    """Return the share of a stretch that the launching thread spent in each named work."""
-    times = begin_s + (end_s - begin_s) * (np.arange(PROBES) + 0.5) / PROBES
-    names = [work_at(trace, time) for time in times.tolist()]
-    return {name: names.count(name) / PROBES for name in dict.fromkeys(names)}
+def _of_profiler(trace: Trace, silent: Floats, starts: Floats, ends: Floats) -> Floats:
+    """Return the idle time of each silent stretch in which the profiler itself delayed the host."""
+    own = np.array(trace.overheads).reshape(-1, 2)
+    at = np.searchsorted(silent[:, 0], own[:, 0], "right") - 1
+    own, at = own[at >= 0], at[at >= 0]
+    until = np.minimum(own[:, 1], silent[at, 1])
+    within = until > own[:, 0]
+    lost = _covered(until[within], starts, ends) - _covered(own[within, 0], starts, ends)
+    return np.bincount(at[within], lost, len(silent))
 
 
-def work_at(trace: Trace, time_s: float) -> str:
-    """Return the innermost named work of the launching thread at a time."""
+def _covered(time_s: Floats, starts: Floats, ends: Floats) -> Floats:
+    """Return for each time how much of the stretches, which do not overlap, lies before it."""
+    if not len(starts):
+        return np.zeros(len(time_s))
+    order = np.argsort(starts)
+    edges = np.stack([starts[order], ends[order]], axis=1).reshape(-1)
+    lasted = np.cumsum(np.stack([np.zeros(len(starts)), (ends - starts)[order]], axis=1).reshape(-1))
+    return np.asarray(np.interp(time_s, edges, lasted))
+
+
+def _work(trace: Trace, time_s: Floats) -> tuple[list[str], Ints]:
+    """Return (names, codes): the innermost named work of the launching thread at each time."""
     thread = launching_thread(trace)
-    line = trace.ranges.timelines.get(thread)
-    opened = [name for name in line.at(time_s) if not is_operator(name)] if line is not None else []
-    own = [name for name in opened if not _is_module(trace, name) and not general(name).startswith("ProfilerStep")]
-    if own:
-        return general(own[-1])
+    numbers: dict[str, int] = {NO_CALL: 0}
+    codes = np.zeros(len(time_s), np.int64)
     if trace.operators is not None:
-        number = int(trace.operators.at(np.array([thread]), np.array([time_s]))[0])
-        outermost = number
-        while number != UNKNOWN:
-            outermost, number = number, int(trace.operators.parent[number])
-        if outermost != UNKNOWN:
-            return trace.operators.signature[outermost].name
-    return NO_CALL
+        found = trace.operators.at(np.full(len(time_s), thread), time_s)
+        while (inner := (found != UNKNOWN) & (trace.operators.parent[found] != UNKNOWN)).any():
+            found[inner] = trace.operators.parent[found[inner]]
+        for code in np.unique(found[found != UNKNOWN]).tolist():
+            codes[found == code] = numbers.setdefault(trace.operators.signature[code].name, len(numbers))
+    if line := trace.ranges.timelines.get(thread):
+        opened = line.index(time_s)
+        for stack in np.unique(opened).tolist():
+            if own := _own(trace, line.stacks[stack]):
+                codes[opened == stack] = numbers.setdefault(own[-1], len(numbers))
+    return list(numbers), codes
+
+
+def _own(trace: Trace, names: Iterable[str]) -> list[str]:
+    """Return the names that the user gave: no operators, modules, or the profiler's own steps."""
+    own = (general(name) for name in names if not is_operator(name) and not _is_module(trace, name))
+    return [name for name in own if not name.startswith("ProfilerStep")]
 
 
 def _is_module(trace: Trace, name: str) -> bool:
@@ -109,7 +131,7 @@ def launching_thread(trace: Trace) -> int:
     return int(trace.kernels.thread[known[0]]) if len(known) else UNKNOWN
 
 
-def wait_rows(trace: Trace, steps: list[Step] | tuple[Step, ...]) -> list[WaitRow]:
+def wait_rows(trace: Trace, steps: Sequence[Step]) -> list[WaitRow]:
     """Return a row for each call that waits for the device and the place that calls it, the longest wait first."""
     calls = [call for call in trace.calls if stalls(call.name) == SYNCHRONISATION]
     starts: Floats = np.array([call.start_s for call in calls])
@@ -142,7 +164,5 @@ def _caller(trace: Trace, thread: int, time_s: float) -> str:
         if outermost != UNKNOWN:
             found.append(trace.operators.signature[outermost].name)
     line = trace.ranges.timelines.get(thread)
-    opened = line.at(time_s) if line is not None else ()
-    own = [general(name) for name in opened if not is_operator(name) and not _is_module(trace, name)]
-    own = [name for name in own if not name.startswith("ProfilerStep")]
+    own = _own(trace, line.at(time_s)) if line is not None else []
     return " in ".join([*found, *own[-1:]])

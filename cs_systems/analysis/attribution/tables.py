@@ -402,7 +402,8 @@ def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[GapRow]:
 @table("the host while the GPU was idle without a CUDA call, per step", most=10)
 def host_gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[HostGapRow]:
     """Return what the host did while the first device was idle and no CUDA call was made for over 1 ms."""
-    return host_gap_rows(profile.trace, profile.gaps.get(profile.devices[0]), profile.steps)
+    gaps = profile.gaps[profile.devices[0]] if profile.devices else None
+    return host_gap_rows(profile.trace, gaps, profile.steps)
 
 
 @table("calls of the host that wait for the GPU, per step", most=10)

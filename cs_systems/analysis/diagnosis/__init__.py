@@ -51,7 +51,7 @@ _OPTIONS = re.compile(r" \(--[^();]*\)|; --[^();]*(?=\))")  # alone in parenthes
 def apply_rules(evidence: Evidence) -> Answer:
     """Return what the rules find in the numbers of one step, the largest cause first."""
     if evidence.is_empty:
-        return Answer(unknowns=evidence.unknowns)
+        return Answer(unknowns=evidence.unknowns, not_judged=evidence.not_judged)
     takes_options = evidence.config is not None and not evidence.is_loop
     found: list[Diagnosis] = []
     unknowns = [*evidence.unknowns]
@@ -108,6 +108,7 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
         ranked(replace(worst, cells=_where(config, count, configs)) for (worst, config), count in most),
         tuple(dict.fromkeys(text for _, answer in judged for text in answer.unknowns)),
         next((answer.judged for _, answer in judged if answer.judged), ""),
+        next((answer.not_judged for _, answer in judged if answer.not_judged), ""),
         tuple(dict.fromkeys(refuted)),
     )
 

@@ -126,6 +126,7 @@ class Evidence:
         attention_softmax: kernels between two matrix products that compute a softmax, without a known place.
         subject: the steps that the tables are about, such as "steps 3–14 of 15"; "" for all.
         judged: what the rules judge, in words; "" if they have nothing to judge.
+        not_judged: why they have nothing to judge, and the remedy.
         unknowns: questions that the data cannot answer, and how to record what does.
     """
 
@@ -140,6 +141,7 @@ class Evidence:
     attention_softmax: tuple[Row, ...] = ()
     subject: str = ""
     judged: str = "the step"
+    not_judged: str = ""
     unknowns: tuple[str, ...] = ()
 
     @property
@@ -311,7 +313,7 @@ def of_profile(profile: Profile) -> Evidence:
     from cs_systems.analysis.attribution.usual_steps import usual_steps, whole_graph_share
 
     if not profile.trace.kernels:
-        return Evidence(judged="", unknowns=("the trace has no kernels; record on a machine with a GPU",))
+        return Evidence(judged="", not_judged="the trace has no kernels; record on a machine with a GPU")
     if profile.incomplete and profile.trace.lacks_kernels:
         return Evidence(judged="")
     usual = usual_steps(profile)

@@ -173,13 +173,15 @@ class Answer:
     Attributes:
         diagnoses: the causes that are worth a change, the largest first.
         unknowns: what cannot be told, and how to record it.
-        judged: what was judged, in words: "the step's time"; empty if nothing was.
+        judged: what was judged, in words: "the step", "steps 1–14 of 15"; empty if nothing was.
+        not_judged: why nothing was judged, and the remedy.
         refuted: remedies that the same run measured without a gain.
     """
 
     diagnoses: tuple[Diagnosis, ...] = ()
     unknowns: tuple[str, ...] = ()
     judged: str = ""
+    not_judged: str = ""
     refuted: tuple[str, ...] = ()
 
     @property
@@ -189,7 +191,9 @@ class Answer:
             return ""
         if self.unknowns:
             return ""
-        return f"nothing found that would save more than {WORTH:.0%} of {self.judged}" if self.judged else ""
+        if not self.judged:
+            return f"nothing was judged: {self.not_judged}" if self.not_judged else ""
+        return f"nothing found that would save more than {WORTH:.0%} of {self.judged}"
 
     @property
     def causes(self) -> list[str]:

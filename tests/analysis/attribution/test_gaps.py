@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cs_systems.analysis.attribution.gaps import CAUSES, LATENCY, LAUNCH, LOST, causes, gap_rows, gaps_in
+from cs_systems.analysis.attribution.gaps import CAUSES, HOST, LATENCY, LAUNCH, LOST, causes, gap_rows, gaps_in, silences
 from cs_systems.readers._stalls import stalls
 from cs_systems.readers.forms.columns import Categorical, Ranges
 from cs_systems.readers.forms.trace import NO_KERNELS, Call, Copy, Function, Kernels, Step, Trace
@@ -57,10 +57,13 @@ def count(made: Trace, steps: list[Step]) -> Counter[str]:
         following = next((k for k in rows if k.start_s > time), None)
         pending = following is not None and following.launch_end_s is not None and following.launch_end_s <= time
         lost = all(k.launch_end_s is None for k in ([following] if following else rows))
-        spans = [("copy", c.start_s, c.end_s) for c in made.copies]
+        spans: list[tuple[str, float, float]] = [("copy", c.start_s, c.end_s) for c in made.copies]
         if not pending and not lost:
             spans += [("profiler", *span) for span in made.overheads]
             spans += [(str(stalls(c.name)), c.start_s, c.end_s) for c in made.calls]
+            launching = any(k.launch_start_s <= time < k.launch_end_s for k in rows if k.launch_end_s is not None)
+            if not launching and not any(c.start_s <= time < c.end_s for c in made.calls):
+                spans.append((HOST, time, time + 1))
         on = [cause for cause, start, end in spans if start <= time < end]
         found[min(on, key=CAUSES.index, default=LATENCY if pending else LOST if lost else LAUNCH)] += 1
     return found
@@ -94,8 +97,20 @@ def test_latency_of_a_launch_is_the_host_s_and_a_longer_wait_the_device_s() -> N
     short = replace(made.kernels, start_s=np.array([40 + 50e-6]))
     steps = [Step("step", 0, 60)]
     late, soon = (causes(replace(made, kernels=k), 0, gaps_in(k, steps)[0]) for k in (made.kernels, short))
-    assert (late[LAUNCH].sum(), late[LATENCY].sum()) == (40, 10)
-    assert (soon[LAUNCH].sum(), soon[LATENCY].sum()) == (40 + 50e-6, 0)
+    assert (late[HOST].sum(), late[LAUNCH].sum(), late[LATENCY].sum()) == (39, 1, 10)
+    assert (soon[HOST].sum(), soon[LAUNCH].sum(), soon[LATENCY].sum()) == pytest.approx((39, 1 + 50e-6, 0))
+
+
+@pytest.mark.parametrize(("apart_s", "cause"), [(0.9e-3, LAUNCH), (1.1e-3, HOST)])
+def test_host_without_a_call_for_over_a_millisecond_is_not_launch_bound(apart_s: float, cause: str) -> None:
+    """Five kernels of 1 µs each, launched in 5 µs, and nothing between the launches."""
+    starts = np.arange(5) * (apart_s + 5e-6)
+    known = replace(kernels([(0, 1, 0)] * 5), start_s=starts + 6e-6, end_s=starts + 7e-6)
+    known = replace(known, launch_start_s=starts, launch_end_s=starts + 5e-6)
+    made = replace(trace([], [], [], []), kernels=known)
+    found = causes(made, 0, gaps_in(known, [Step("step", 0.0, float(starts[-1]) + 7e-6)])[0])
+    assert found[cause].sum() == pytest.approx(4 * apart_s, rel=0.01)
+    assert silences(made, 0.0, 1.0)[-1][1] == 1.0
 
 
 @pytest.mark.parametrize(("waited_us", "cause"), [(99, LAUNCH), (101, LATENCY)])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cs_systems.analysis.attribution import module_tables, tables
-from cs_systems.analysis.attribution.gaps import LATENCY, LAUNCH, causes, gap_rows, gaps_in, idle_by_cause
+from cs_systems.analysis.attribution.gaps import HOST, LATENCY, LAUNCH, causes, gap_rows, gaps_in, idle_by_cause
 from cs_systems.analysis.attribution.inferred_layers import repetition
 from cs_systems.analysis.attribution.overlap import Intervals, Streams, median_step, picture, union
 from cs_systems.analysis.attribution.profile import profile
@@ -37,8 +37,9 @@ def test_rows_of_gaps_have_shares_per_step_longest_cause_first() -> None:
     steps = [Step("step", 0, 20), Step("step", 20, 30)]
     rows = gap_rows(made, gaps_in(made.kernels, steps), steps)
     assert [(row["cause"], row["gaps_per_step"], row["time_s"], row["share"], row["longest_s"]) for row in rows] == [
-        (LAUNCH, 1.0, 3.0, 0.2, 4.0),
         (LATENCY, 1.5, 2.5, pytest.approx(5 / 30), 2.0),
+        (HOST, 0.5, 1.5, pytest.approx(0.1), 3.0),
+        (LAUNCH, 1.0, 1.5, pytest.approx(0.1), 2.0),
         ("copy", 0.5, 0.5, pytest.approx(1 / 30), 1.0),
     ]
 
