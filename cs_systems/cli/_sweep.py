@@ -38,6 +38,7 @@ def run_and_report(
 
     show: prints details of each record, given the folder that holds it, before the table.
     """
+    from cs_systems.analysis.comparison.verdict import verdict
     from cs_systems.report.tables.records import render
 
     if options.dry_run:
@@ -49,6 +50,8 @@ def run_and_report(
             show(record, folder)
     width = terminal_width()
     print(render(records, width=width, color=width is not None))
+    if text := verdict(records):
+        print(f"{text}\n")
     print(visible(f"records: {records_path(folder)}"))
     if any(record.status == "error" for record in records) and (folder / "worker.log").exists():
         print(visible(f"errors:  {folder / 'worker.log'}"))

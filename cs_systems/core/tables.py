@@ -36,8 +36,8 @@ P = ParamSpec("P")
 # Module → the tables of a record, a trace or a job that it declares, in the order in which they are shown. For help
 # texts and reserved names, which must not import the modules.
 INDEX = {
-    "cs_systems.analysis.attribution.tables": "steps ratio phases families kernels layers parts attention gaps host_gaps "
-    "waits overlap ranges",
+    "cs_systems.analysis.attribution.tables": "steps ratio phases families kernels layers parts attention gaps "
+    "host_gaps waits overlap ranges",
     "cs_systems.analysis.attribution.range_tree": "range_tree",
     "cs_systems.analysis.attribution.operator_table": "operators",
     "cs_systems.analysis.attribution.module_tables": "tree blocks classes modules",

@@ -57,13 +57,17 @@ def apply_rules(evidence: Evidence) -> Answer:
     unknowns = [*evidence.unknowns]
     for name in plugins.names("diagnosis"):
         rule: Rule = plugins.get("diagnosis", name)
-        match rule.find(evidence):
+        is_second = rule.shortens_kernels and evidence.is_host_bound
+        judged = evidence.of_device if is_second else evidence
+        match rule.find(judged) if judged is not None else None:
             case Diagnosis() as one:
                 at_best = None if one.at_best is None else min(max(one.at_best, 0), one.now)
                 remedy = one.remedy if takes_options else without_options(one.remedy)
                 subject = one.subject or evidence.subject
                 code = name.replace("_", "-")
-                found.append(replace(one, remedy=remedy, at_best=at_best, subject=subject, code=code))
+                found.append(
+                    replace(one, remedy=remedy, at_best=at_best, subject=subject, code=code, is_second=is_second)
+                )
             case Unknown(text):
                 unknowns.append(text)
     return Answer(ranked(found), tuple(unknowns), evidence.judged)
@@ -95,14 +99,15 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
     judged = [(of_cell[-1].run_config, apply_rules(of_records(of_cell))) for of_cell in cells.values()]
     by_code: dict[str, list[tuple[Diagnosis, RunConfig]]] = {}
     refuted: list[str] = []
+    configs = [config for config, _ in judged]
+    same = same_fields(configs) if configs else set()
     for config, answer in judged:
         for diagnosis in answer.diagnoses:
-            told = with_measured(diagnosis, config, records)
+            told = with_measured(diagnosis, config, records, same)
             if isinstance(told, str):
                 refuted.append(told)
             else:
                 by_code.setdefault(diagnosis.code, []).append((told, config))
-    configs = [config for config, _ in judged]
     most = [(max(alike, key=lambda one: one[0].share), len(alike)) for alike in by_code.values()]
     return Answer(
         ranked(replace(worst, cells=_where(config, count, configs)) for (worst, config), count in most),

@@ -9,11 +9,14 @@ from functools import cached_property
 from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
-from cs_systems.analysis.attribution.gaps import PROFILER, idle_by_cause
+import numpy as np
+
+from cs_systems.analysis.attribution.gaps import HOST, LAUNCH, MALLOC, PROFILER, SYNC, idle_by_cause
 from cs_systems.analysis.attribution.kernel_families import softmax_of_attention
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.attribution.tables import KernelRow, kernels, ranges, steps
 from cs_systems.analysis.attribution.tables import phases as phase_rows
+from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import CONFIGURED, Mode, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
 from cs_systems.core.fields import Subject
@@ -38,6 +41,9 @@ ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer
 # Components of the formulas and of fake tensors → their category.
 _CATEGORIES = {"logits_and_loss": LOGITS, "attention_scores": SCORES, "optimizer_state": OPTIMIZER_STATE}
 # Tables of a profile that rules read.
+HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels decides how long the step takes
+# Profiler → least and most that it adds to a launch, in s; measured on an H200, the tenth and ninetieth percentile.
+COST_OF_A_LAUNCH_S = {"kineto": (16e-6, 32e-6), "nsys": (8e-6, 13e-6)}
 MOSTLY = 0.5  # share of the kernels' time
 TABLES = ("steps", "gaps", "host_gaps", "waits", "phases", "families", "kernels", "attention", "overlap", "ranges")
 # The columns that rules read of each table. A record may come from any program: other rows are left out.
@@ -123,6 +129,7 @@ class Evidence:
         memory: the memory at the peak.
         has_mixed_steps: the steps are of several kinds or sizes, so that their spread is not noise.
         usual: the usual steps of a trace, and those set apart from them.
+        only_device_s: time of the kernels, where the step is looked at as if nothing else took time.
         attention_softmax: kernels between two matrix products that compute a softmax, without a known place.
         subject: the steps that the tables are about, such as "steps 3–14 of 15"; "" for all.
         judged: what the rules judge, in words; "" if they have nothing to judge.
@@ -138,6 +145,7 @@ class Evidence:
     memory: MemoryUse | None = None
     has_mixed_steps: bool = False
     usual: Usual | None = None
+    only_device_s: float | None = None
     attention_softmax: tuple[Row, ...] = ()
     subject: str = ""
     judged: str = "the step"
@@ -170,6 +178,8 @@ class Evidence:
     @cached_property
     def step_s(self) -> float | None:
         """Duration of a step, above 0: without a profiler if known, else under a profiler."""
+        if self.only_device_s is not None:
+            return self.only_device_s
         if self.clean_s is not None:
             return self.clean_s or None
         if self.usual is not None:
@@ -186,6 +196,68 @@ class Evidence:
         """Time of a step without a kernel, by cause; time of the profiler itself is left out."""
         lasted = idle_by_cause(self.tables, self.clean_s)
         return {cause: time_s for cause, time_s in lasted.items() if cause != PROFILER}
+
+    @cached_property
+    def busy_s(self) -> float | None:
+        """Time of a step with a kernel on the first device; None without a trace."""
+        if self.step_s is None or ("gaps" not in self.tables and "steps" not in self.tables):
+            return None
+        return max(0.0, self.step_s - sum(self.idle_s.values()))
+
+    @cached_property
+    def host_bound_s(self) -> float:
+        """Time of a step in which the GPU waits for the host: for its launches, its waits, or its own work."""
+        return sum(self.idle_s.get(cause, 0.0) for cause in (LAUNCH, HOST, SYNC, MALLOC))
+
+    @property
+    def is_host_bound(self) -> bool:
+        """Flag of a step that ends when the host has done its work, so that shorter kernels gain little."""
+        if self.step_s is None:
+            return False
+        if "gaps" not in self.tables:
+            return self.launch_bound_share > HOST_BOUND
+        return self.host_bound_s > HOST_BOUND * self.step_s
+
+    @cached_property
+    def launch_bound_share(self) -> float:
+        """Share of the timed step in phases that the device finished as soon as the host had submitted them."""
+        if self.measurement is None or not self.step_s:
+            return 0.0
+        return sum(self.phase_s(name) or 0.0 for name in launch_bound_phases(self.measurement)) / self.step_s
+
+    @cached_property
+    def of_device(self) -> Evidence | None:
+        """Evidence of the step if the GPU waited for nothing, of its kernels alone; None if their time is unknown."""
+        if not self.busy_s:
+            return None
+        idle_free: Tables = {**self.tables, "gaps": []}
+        return replace(self, tables=idle_free, only_device_s=self.busy_s)
+
+    @cached_property
+    def unprofiled_s(self) -> tuple[float, float] | None:
+        """Least and most that the recorded step takes without the profiler; None if that is measured, or unknown."""
+        if self.usual is None or self.clean_s is not None or self.step_s is None or not self.busy_s:
+            return None
+        cost = COST_OF_A_LAUNCH_S.get(self.usual.profile.trace.profiler)
+        if cost is None:
+            return None
+        launches = launches_per_step(self.usual.profile)
+        low, high = (max(self.busy_s, self.step_s - launches * each) for each in reversed(cost))
+        return low, high
+
+    @property
+    def silent_s(self) -> float:
+        """Idle time of a step in which the host made no CUDA call for over a millisecond."""
+        return self.idle_s.get(HOST, 0.0)
+
+    @cached_property
+    def uses_torch(self) -> bool:
+        """Flag of a trace whose kernels or operators are PyTorch's; True where nothing is known of the program."""
+        if self.usual is None:
+            return True
+        trace = self.usual.profile.trace
+        has_operators = trace.operators is not None and len(trace.operators) > 0
+        return has_operators or any("at::native" in row["kernel"] for row in self.kernels())
 
     @cached_property
     def input_s(self) -> float:
@@ -252,6 +324,13 @@ class Evidence:
         return max(flops / ceilings[0]["peak_flops_per_s"], moved / rate if moved is not None and rate else 0.0)
 
 
+def launches_per_step(profile: Profile) -> float:
+    """Return the number of launches per step; all kernels of a CUDA graph have one."""
+    kernels = profile.trace.kernels
+    inside = steps_of(kernels.launched_s, profile.steps)[1]
+    return len(np.unique(kernels.launch_start_s[inside & ~np.isnan(kernels.launch_start_s)])) / len(profile.steps)
+
+
 def _sound(tables: Tables) -> Tables:
     """Return the tables that rules read, with the rows that have every column that rules read of them."""
     names = {*_TEXTS, *_NUMBERS, *_MAY_BE_UNKNOWN}
@@ -289,6 +368,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     environment = next((r.environment for r in reversed(records) if r.environment), None)
     on_gpu = environment is not None and environment.device != "cpu"
     memory = next((found for r in reversed(records) if (found := _memory_of(r))), None)
+    judged = "the step" if "gaps" in tables else "the step, judged by its timed phases alone" if timed else "the peak"
     config = last.run_config
     return Evidence(
         tables=_sound(tables),
@@ -297,6 +377,8 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
         device_name=environment.device_name if environment and on_gpu else None,
         device_bytes=config.memory_limit_bytes or (environment.device_memory_bytes if environment else None),
         memory=memory,
+        judged=judged if on_gpu or memory or records[-1].is_loop else "",
+        not_judged="" if on_gpu or memory else "on a CPU no GPU is idle and no kernel is slow; measure on a GPU",
         has_mixed_steps=any(caveat.code in UNEVEN for r in timed for caveat in r.warnings),
     )
 

@@ -70,9 +70,12 @@ class Diagnosis:
         try_it: the command that measures the remedy.
         code: the rule's name.
         cells: the affected cells of a run, if there are several.
-        comes_last: the cause is outside the usual steps, or it is a mere distance from a ceiling: others come first.
+        comes_last: the cause is outside the usual steps: others come first.
+        is_last_resort: it names no cause, only a distance from a ceiling, and is left out where a cause is found.
         options: the fields of a cell that carry out the remedy, with the values that do: a run that has such a cell
             beside this one has measured the remedy.
+        is_second: the remedy helps once the host is no longer what limits the step: `now` is the step after that.
+        unprofiled: least and most that `now` may be without the profiler, where only a profiled step is known.
     """
 
     cause: str
@@ -89,7 +92,10 @@ class Diagnosis:
     code: str = ""
     cells: str = ""
     comes_last: bool = False
+    is_last_resort: bool = False
     options: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    is_second: bool = False
+    unprofiled: tuple[float, float] | None = None
 
     @property
     def share(self) -> float:
@@ -103,7 +109,8 @@ class Diagnosis:
     @property
     def sentence(self) -> str:
         where = "; ".join(filter(None, [self.where, self.subject.strip(), self.cells]))
-        return f"{self.cause}{f' ({where})' if where else ''}: {self.remedy}{self._gain()}"
+        then = "then, when the GPU no longer waits for the host: " if self.is_second else ""
+        return f"{then}{self.cause}{f' ({where})' if where else ''}: {self.remedy}{self._gain()}"
 
     def _gain(self) -> str:
         """Return the numbers after the remedy, with their basis; without one, how to find out."""
@@ -115,6 +122,10 @@ class Diagnosis:
             return f"; {verb}: {value}{spread} instead of {now}"
         if self.at_best is None:
             return try_it
+        if self.unprofiled:
+            least, low, high, now = self._written(self.at_best, *self.unprofiled, self.now)
+            about = f"{low} … {high}" if low != high else f"about {low}"
+            return f"; not below {least}, recorded {now}, {about} without the profiler{try_it}"
         least, now = self._written(self.at_best, self.now)
         return (f"; not below {least}, now {now}" if least != now else "") + try_it
 
@@ -161,9 +172,13 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule for one cause of lost time or memory: a function that finds it in the evidence, or returns None."""
+    """Rule for one cause of lost time or memory: a function that finds it in the evidence, or returns None.
+
+    shortens_kernels: its remedy does nothing else, and so gains nothing while the host limits the step.
+    """
 
     find: Callable[[Evidence], Diagnosis | Unknown | None]
+    shortens_kernels: bool = False
 
 
 @dataclass(frozen=True)
@@ -211,5 +226,6 @@ NO_ANSWER = Answer()
 
 def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses that are worth a change, the largest first; those that come last after all others."""
-    worth = (diagnosis for diagnosis in found if diagnosis.share >= WORTH)
-    return tuple(sorted(worth, key=lambda d: (d.comes_last, -d.share)))
+    worth = [diagnosis for diagnosis in found if diagnosis.share >= WORTH]
+    causes = [diagnosis for diagnosis in worth if not diagnosis.is_last_resort] or worth
+    return tuple(sorted(causes, key=lambda d: (d.comes_last, d.is_second, -d.share)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from cs_systems.analysis.diagnosis._findings import Diagnosis, Expected
@@ -13,10 +13,14 @@ from cs_systems.record import RunRecord, median_s
 NO_GAIN = 0.02  # a smaller share of the step is no gain
 
 
-def with_measured(diagnosis: Diagnosis, config: RunConfig, records: Iterable[RunRecord]) -> Diagnosis | str:
+def with_measured(
+    diagnosis: Diagnosis, config: RunConfig, records: Iterable[RunRecord], same: Collection[str] = ()
+) -> Diagnosis | str:
     """Return the diagnosis with the fastest cell that carries out its remedy, if the run has one.
 
     If no such cell is faster, return the sentence that says so: the run's rows refute the remedy.
+
+    same: fields in which all cells of the run agree, and which need no name.
     """
     if diagnosis.unit != "s" or not diagnosis.options:
         return diagnosis
@@ -32,9 +36,10 @@ def with_measured(diagnosis: Diagnosis, config: RunConfig, records: Iterable[Run
         return diagnosis
     best = min(measured, key=measured.__getitem__)
     then = measured[best]
-    name = describe(best, {each for each in FIELDS if each not in diagnosis.options})
+    name = describe(best, {*same} - {*diagnosis.options} | {"profiler"})
     if then > (1 - NO_GAIN) * now:
-        return f"{name} was measured: {human(then, 's')} instead of {human(now, 's')}, no gain"
+        why = ", because the step waits for the host" if diagnosis.is_second else ""
+        return f"{name} was measured: {human(then, 's')} instead of {human(now, 's')}, no gain{why}"
     low, high = _spread(cells[best])
     return replace(diagnosis, now=now, expected=Expected(then, low, high, "measured"), try_it="", takes=None)
 

@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     names = ", ".join(row["phase"] for row in rows)
     cause = f"the step takes {lasted_s / least_s:.1f} times as long as its FLOPs and bytes need ({names})"
-    return Diagnosis(cause, REMEDY, step_s, step_s - lasted_s + least_s, evidence=tuple(rows), comes_last=True)
+    return Diagnosis(cause, REMEDY, step_s, step_s - lasted_s + least_s, evidence=tuple(rows), is_last_resort=True)
 
 
 RULE = Rule(find)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.attribution.gaps import HOST
 from cs_systems.analysis.attribution.host_gaps import NO_CALL
 from cs_systems.analysis.attribution.tables import host_gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
@@ -17,7 +16,7 @@ UNNAMED = "find what the program does there: record with with_stack=True, or mar
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the gaps without a CUDA call, and the work of the host in them; waiting for a batch has its own rule."""
-    step_s, idle_s = evidence.step_s, evidence.idle_s.get(HOST, 0.0)
+    step_s, idle_s = evidence.step_s, evidence.silent_s
     rows = [row for row in host_gaps.of(evidence.tables) if not row["host"].startswith(LOADER)]
     silent_s = max(0.0, idle_s - evidence.input_s)
     if step_s is None or not silent_s or not rows:

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.attribution.tables import gaps
-from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.core.caveats import GRAPH_BREAKS, REMOVE_BREAKS, broken_graph
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.tables import Row
+from cs_systems.core.units import human
 
 COMPILE = "compile (torch.compile; --compile), or capture the step in a CUDA graph (torch.cuda.graph; --graph step)"
 GRAPH = "capture the step in a CUDA graph (torch.cuda.graph; --graph step), or use a larger batch"
 LARGER = "use a larger batch, because the step is a CUDA graph already"
+PLAIN = "launch fewer and larger kernels, or capture them in a CUDA graph"  # for a program without PyTorch
 # The collectives of several ranks are not captured.
 RANKS, COMPILED_RANKS = (
     "compile (torch.compile; --compile), or use a larger batch for each rank",
     "use a larger batch for each rank",
 )
+OPTIONS = {"graph": ("step",), "compile": ("default", "reduce-overhead", "max-autotune")}
 
 
-def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the gaps between launches in a trace; without one, the phases that ended as soon as they were submitted."""
+def find(evidence: Evidence) -> Diagnosis | Unknown | None:
+    """Find the gaps between launches in a trace; without one, the phases that ended as soon as they were submitted.
+
+    Where only a profiled step is known, what the profiler itself adds to the launches is taken out first.
+    """
     step_s = evidence.step_s
     if step_s is None:
         return None
-    remedy = _remedy(evidence)
     if "gaps" in evidence.tables:
-        # While the host waits for its batch it launches nothing; `data_input` reports that time.
-        waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - evidence.input_s)
-        cause = f"{waited_s / step_s:.0%} of the step the GPU waits for kernel launches"
-        rows: tuple[Row, ...] = tuple(gaps.of(evidence.tables))
-        return Diagnosis(cause, remedy, step_s, step_s - waited_s, evidence=rows)
+        return _traced(evidence, step_s)
     if evidence.measurement is None:
         return None
     floors = {
@@ -47,16 +48,36 @@ def find(evidence: Evidence) -> Diagnosis | None:
     )
     cause = f"for {lasted_s / step_s:.0%} of the step ({', '.join(bound)}) the GPU keeps waiting for kernel launches"
     rows = tuple({"phase": phase, "median_s": time_s, "ceiling_s": floors[phase]} for phase, time_s in bound.items())
-    return Diagnosis(cause, remedy, step_s, step_s - lasted_s + least_s, evidence=rows)
+    at_best = step_s - lasted_s + least_s
+    return Diagnosis(cause, _remedy(evidence), step_s, at_best, evidence=rows, options=OPTIONS)
+
+
+def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
+    # While the host waits for its batch it launches nothing; `data_input` reports that time.
+    waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - max(0.0, evidence.input_s - evidence.silent_s))
+    rows: tuple[Row, ...] = tuple(gaps.of(evidence.tables))
+    unprofiled = evidence.unprofiled_s
+    if unprofiled and waited_s > WORTH * step_s >= waited_s - (step_s - unprofiled[1]):
+        return Unknown(
+            f"whether the GPU waits for kernel launches: {human(waited_s, 's')} of the recorded "
+            f"{human(step_s, 's')}, which the profiler's own cost for each launch explains; time the step without it"
+        )
+    cause = f"{waited_s / step_s:.0%} of the step the GPU waits for kernel launches"
+    at_best = step_s - waited_s
+    if unprofiled:
+        unprofiled = max(at_best, unprofiled[0]), max(at_best, unprofiled[1])
+    return Diagnosis(cause, _remedy(evidence), step_s, at_best, evidence=rows, options=OPTIONS, unprofiled=unprofiled)
 
 
 def _remedy(evidence: Evidence) -> str:
-    """Return a remedy that the cell can use and does not use yet."""
+    """Return a remedy that the program can use and does not use yet."""
     if evidence.setting("graph") == "step":
         return LARGER
     if breaks := GRAPH_BREAKS.of(evidence.tables):
         return f"{REMOVE_BREAKS}, because torch.compile {broken_graph(breaks)}"
     config, is_compiled = evidence.config, evidence.has_compiled_kernels
+    if config is None and not evidence.uses_torch:
+        return PLAIN
     if config is not None and config.is_distributed:
         return COMPILED_RANKS if is_compiled else RANKS
     remedy = GRAPH if is_compiled else COMPILE

@@ -40,4 +40,4 @@ def _kernels_s(evidence: Evidence) -> float:
     return float(sum(row["time_s"] for row in evidence.rows_of("all", phases=(Phase.BACKWARD,))))
 
 
-RULE = Rule(find)
+RULE = Rule(find, shortens_kernels=True)

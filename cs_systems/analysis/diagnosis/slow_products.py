@@ -29,4 +29,4 @@ def find(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, REMEDY, step_s, step_s - gain_s, evidence=tuple(rows))
 
 
-RULE = Rule(find)
+RULE = Rule(find, shortens_kernels=True)

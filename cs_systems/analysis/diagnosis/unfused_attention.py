@@ -10,6 +10,7 @@ from cs_systems.core.tables import Row
 # Parts of attention that a fused kernel computes together; projections and rotation remain separate.
 OVER_SCORES = ("attention.scores", "attention.softmax", "attention.value")
 PRODUCTS = ("matmul", "attention")
+OPTIONS = {"attention": ("sdpa_flash", "flash_triton", "flash_cuda", "flash_attn", "flex")}
 REMEDY = "use a fused kernel (scaled_dot_product_attention; --attention sdpa_flash or flash_triton)"
 
 
@@ -30,7 +31,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     what = "mask, softmax and copies of the score matrix take" if rows else "the softmax of unfused attention takes"
     cause = f"{what} {lost_s / step_s:.0%} of the step"
-    return Diagnosis(cause, REMEDY, step_s, step_s - lost_s, evidence=tuple(lost))
+    return Diagnosis(cause, REMEDY, step_s, step_s - lost_s, evidence=tuple(lost), options=OPTIONS)
 
 
-RULE = Rule(find)
+RULE = Rule(find, shortens_kernels=True)

@@ -14,6 +14,7 @@ FUSED = re.compile(r"fused_?(optimizer|adam|sgd|lamb)|^triton_for_|^adamw_kernel
 # and its temporaries in eight operations: decay 2, first moment 3, second moment 2 + 3, root 2, division 2, epsilon 2,
 # update 4.
 FUSED_PASSES, FOREACH_PASSES = 7, 20
+OPTIONS = {"optimizer": ("adamw_fused", "adamw_triton")}
 REMEDY = "use a fused optimizer (torch.optim.AdamW(…, fused=True); --optimizer adamw_fused)"
 
 
@@ -34,7 +35,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     floor_s = evidence.floor_s(Phase.OPTIMIZER)
     least_s = lasted_s * FUSED_PASSES / FOREACH_PASSES if floor_s is None else min(floor_s, lasted_s)
     cause = f"the optimizer takes {lasted_s / step_s:.0%} of the step, and its kernels are not fused"
-    return Diagnosis(cause, REMEDY, step_s, step_s - lasted_s + least_s, evidence=tuple(rows))
+    return Diagnosis(cause, REMEDY, step_s, step_s - lasted_s + least_s, evidence=tuple(rows), options=OPTIONS)
 
 
 def _is_fused(evidence: Evidence) -> bool:

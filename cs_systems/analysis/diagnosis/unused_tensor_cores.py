@@ -10,11 +10,13 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase, Precision
 from cs_systems.core.tables import Row
 from cs_systems.formulas.cost import COST
+from cs_systems.formulas.peaks import CEILING
 
 # Names of cuBLAS's and CUTLASS's products on the CUDA cores: fp32 in and out, without TF32.
 FP32_KERNEL = re.compile(r"sgemm|simt|ffma|f32f32_f32f32", re.IGNORECASE)
 # A phase counts if its products take this share of it, even at the peak; if less, they do not limit it.
 PRODUCTS_SHARE = 0.25
+OPTIONS = {"precision": (Precision.BF16, Precision.FP16, Precision.TF32, Precision.BF16_PURE)}
 FASTER = (Precision.BF16, Precision.FP16)
 REMEDY = "compute in bf16 (torch.autocast; --precision bf16), or at least allow TF32 (--precision tf32)"
 
@@ -29,10 +31,24 @@ def find(evidence: Evidence) -> Diagnosis | None:
     products_s = min(step_s, sum(row["time_s"] for row in rows))
     if not products_s:
         return None
-    gain_s = products_s * (1 - now / then)
     what = "matrix products" if "family" in rows[0] else " and ".join(row["phase"] for row in rows)
     cause = f"{products_s / step_s:.0%} of the step is {what} in fp32, which leaves the tensor cores idle"
-    return Diagnosis(cause, REMEDY, step_s, step_s - gain_s, evidence=tuple(rows))
+    least_s = _least_s(evidence, then)
+    return Diagnosis(cause, REMEDY, step_s, least_s, evidence=tuple(rows), takes=products_s, options=OPTIONS)
+
+
+def _least_s(evidence: Evidence, peak_flops_per_s: float) -> float | None:
+    """Return the least time of the step's FLOPs at this peak, with half the bytes; None where they are unknown.
+
+    The time of the fp32 kernels bounds nothing: how far below their own peak they ran is not recorded.
+    """
+    costs, ceilings = COST.of(evidence.tables), CEILING.of(evidence.tables)
+    rate = ceilings[0].get("peak_bytes_per_s") if ceilings else None
+    flops = [row.get("hardware_flops") for row in costs]
+    if not costs or any(each is None for each in flops):
+        return None
+    moved = [(row.get("bytes") or 0) / 2 / rate if rate else 0.0 for row in costs]
+    return sum(max((each or 0) / peak_flops_per_s, least_s) for each, least_s in zip(flops, moved, strict=True))
 
 
 def _products(evidence: Evidence, peak_flops_per_s: float) -> list[Row]:
@@ -52,4 +68,4 @@ def _products(evidence: Evidence, peak_flops_per_s: float) -> list[Row]:
     ]
 
 
-RULE = Rule(find)
+RULE = Rule(find, shortens_kernels=True)

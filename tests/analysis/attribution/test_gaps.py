@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cs_systems.analysis.attribution.gaps import CAUSES, HOST, LATENCY, LAUNCH, LOST, causes, gap_rows, gaps_in, silences
+from cs_systems.analysis.attribution.gaps import (
+    CAUSES,
+    HOST,
+    LATENCY,
+    LAUNCH,
+    LOST,
+    causes,
+    gap_rows,
+    gaps_in,
+    silences,
+)
 from cs_systems.readers._stalls import stalls
 from cs_systems.readers.forms.columns import Categorical, Ranges
 from cs_systems.readers.forms.trace import NO_KERNELS, Call, Copy, Function, Kernels, Step, Trace

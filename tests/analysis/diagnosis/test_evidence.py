@@ -163,10 +163,10 @@ def test_cells_with_a_cause_are_counted_where_there_are_several(batches: tuple[i
     gaps = [{"device": 0, "cause": "launch-bound", "time_s": 0.04}]
     bound = [record(traced(gaps=gaps)) for _ in batches]
     bound = [replace(r, config=replace(config, batch_size=b).to_dict()) for r, b in zip(bound, batches, strict=True)]
-    (found,) = [one for one in diagnose(bound) or [] if one.code == "launch-bound"]
+    (found,) = [one for one in diagnose(bound).diagnoses if one.code == "launch-bound"]
     assert found.cells == (f"batch 2; {cells}" if cells else "")
     free = replace(record(traced()), config=replace(config, batch_size=8).to_dict())
-    (found,) = [one for one in diagnose([*bound, free]) or [] if one.code == "launch-bound"]
+    (found,) = [one for one in diagnose([*bound, free]).diagnoses if one.code == "launch-bound"]
     assert found.cells == (f"batch 2; {cells.replace('of 2', 'of 3')}" if cells else "batch 2")
 
 
@@ -245,13 +245,5 @@ def test_recomputation_is_found_where_the_step_fits_without_it(spare: int) -> No
     evidence = PLANTED["recomputation"][0]
     assert evidence.config is not None
     needed = needed_bytes(replace(evidence.config, device="cuda", checkpoint="none"))
-    found = apply_rules(replace(evidence, device_bytes=needed + spare)) or []
+    found = apply_rules(replace(evidence, device_bytes=needed + spare)).diagnoses
     assert ("recomputation" in {one.code for one in found}) is (spare >= 0)
-
-
-def test_steady_steps_are_the_later_half() -> None:
-    """Take the last five of nine steps as steady; the last six have another median."""
-    measurement = measured([3.0, 3.0, 3.0, 1.0, 1.2, 1.2, 1.2, 1.0, 1.0])
-    (found,) = (one for one in apply_rules(timed(measurement=measurement)) or [] if one.code == "short-warmup")
-    assert found.evidence[0]["steady_s"] == 1.2
-    assert found.evidence[0]["slow_steps"] == 3

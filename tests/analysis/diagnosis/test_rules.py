@@ -8,13 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.attribution.timeline import results
-from cs_systems.analysis.diagnosis import MOST, NOTHING, WORTH, Diagnosis, apply_rules, diagnose, without_options
+from cs_systems.analysis.attribution.usual_steps import Apart, Usual
+from cs_systems.analysis.diagnosis import (
+    MOST,
+    NO_ANSWER,
+    WORTH,
+    Answer,
+    Diagnosis,
+    Expected,
+    apply_rules,
+    diagnose,
+    without_options,
+)
 from cs_systems.analysis.diagnosis._evidence import TABLES, Evidence, MemoryUse, of_records, of_snapshot, of_trace
 from cs_systems.analysis.memory.allocations import replay
 from cs_systems.analysis.memory.categories import attribute
@@ -23,6 +35,8 @@ from cs_systems.cli._output import joined
 from cs_systems.config import RunConfig, preset
 from cs_systems.core import plugins
 from cs_systems.readers import read as read_trace
+from cs_systems.readers.forms.columns import NO_RANGES, Categorical
+from cs_systems.readers.forms.trace import NO_KERNELS, Trace
 from cs_systems.readers.snapshot import read
 from cs_systems.record import Measurement, RunRecord, Sample, read_records
 from cs_systems.report import diagnoses
@@ -78,6 +92,10 @@ def timed(config: RunConfig | None = None, measurement: Measurement | None = Non
     return Evidence(tables, measurement or measured(), config, H200, PEAK, **known)
 
 
+def causes(evidence: Evidence) -> list[Diagnosis]:
+    return [*apply_rules(evidence).diagnoses]
+
+
 def gap(cause: str, time_s: float = 0.03) -> Evidence:
     return of_trace(traced(gaps=[{"device": 0, "cause": cause, "time_s": time_s}]), H200)  # type: ignore[arg-type]
 
@@ -89,6 +107,15 @@ def with_tables(**tables: Any) -> Evidence:
 def in_memory(phase: str = "backward", reserved: int = PEAK, **categories: int) -> Evidence:
     named = {name.replace("_", " "): size << 30 for name, size in categories.items()}
     return Evidence(memory=MemoryUse(PEAK, reserved, phase, named, {"block 0": 2 << 30}))
+
+
+def cold_recording() -> Usual:
+    """Return the usual steps of 15, of which the first took 0.8 s."""
+    trace = Trace("made", "other", {}, NO_KERNELS, [], [], NO_RANGES, [], None, ())
+    empty = Profile(trace, (), Categorical([], np.empty(0, np.int64)), {}, {}, {}, ())
+    apart = (Apart("start-up", (0,), 0.8, STEP_S),)
+    causes = ("600 ms in first kernel launches",)
+    return Usual(empty, STEP_S, "steps 1–14 of 15", apart, 2.3, start_up=causes, start_up_s=0.7)
 
 
 FP32_GEMM = [{"kernel": "cutlass_80_simt_sgemm_128x64_8x5_nt_align1", "family": "matmul", "time_s": 0.08}]
@@ -109,7 +136,7 @@ NO_ATTENTION = [{"family": "matmul", "time_s": 0.08}]
 CHECKPOINTED = RunConfig(precision="bf16", attention="sdpa_flash", checkpoint="every:1")  # type: ignore[arg-type]
 
 # fault → (evidence with the fault, at best, words of the sentence); the times are in s, and the sizes in GiB
-PLANTED: dict[str, tuple[Evidence, float, str]] = {
+PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
     "launch-bound": (gap("launch-bound"), 0.07, "30% of the step the GPU waits for kernel launches: compile"),
     "launch-bound, timed": (
         timed(measurement=measured(lag=0.01)),
@@ -153,29 +180,43 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
         "mask, softmax and copies of the score matrix take 20% of the step: use a fused kernel",
     ),
     "unfused-attention, without ranges": (
-        with_tables(
-            families=NO_ATTENTION,
-            kernels=[
-                *FOREACH[1:],
-                {"kernel": "softmax_warp_forward<float>", "family": "softmax", "time_s": 0.02},
-                {"kernel": "cunn_SoftMaxForward<LogSoftMaxForwardEpilogue>", "family": "softmax", "time_s": 0.03},
-            ],
-            phases=[],
+        replace(
+            with_tables(families=NO_ATTENTION, phases=[]),
+            attention_softmax=({"kernel": "softmax_warp_forward<float>", "time_s": 0.02},),
         ),
         0.08,
         "the softmax of unfused attention takes 20% of the step",
     ),
+    "host-time": (
+        with_tables(
+            gaps=[{"device": 0, "cause": "host", "time_s": 0.03}],
+            host_gaps=[
+                {"host": "augment", "time_s": 0.02, "longest_s": 0.02},
+                {"host": "no CUDA call, and nothing recorded", "time_s": 0.01, "longest_s": 0.004},
+            ],
+        ),
+        0.07,
+        "30% of the step the GPU is idle while the host makes no CUDA call, for up to 20.0 ms (67% in augment)",
+    ),
+    "start-up": (
+        replace(with_tables(), usual=cold_recording()),
+        None,
+        "step 0 takes 800 ms where the usual ones take 100 ms: 30% of the recording is start-up (600 ms in first "
+        "kernel launches): warm up before recording",
+    ),
     "unused-tensor-cores": (
         with_tables(kernels=FP32_GEMM, phases=[]),
-        0.1 - 0.08 * (1 - 67 / 989.5),
+        None,
         "80% of the step is matrix products in fp32, which leaves the tensor cores idle: compute in bf16",
     ),
     "unused-tensor-cores, timed": (
         timed(RunConfig(optimizer="adamw_fused")),
-        0.1 - 0.09 * (1 - 67 / 989.5),
+        0.1 * 0.4 / 0.9895,
         "90% of the step is forward and backward in fp32",
     ),
-    "unfused-elementwise": (with_tables(phases=ELEMENTWISE), 0.06, "900 elementwise kernels, casts and norms take 40%"),
+    "unfused-elementwise": (
+        with_tables(phases=ELEMENTWISE), 0.058, "900 elementwise kernels, casts and norms take 40%"
+    ),
     "unfused-optimizer": (
         with_tables(kernels=FOREACH, phases=OPTIMIZER),
         0.1 - 0.04 * 13 / 20,
@@ -200,21 +241,6 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
         timed(tables={"ranks": [{"rank": r, "wait_s": 0.01 * r} for r in (0, 2) for _ in ("loss", "backward")]}),
         0.06,
         "rank 2 waits 40% of the step for rank 0: compare its batch",
-    ),
-    "unstable-times": (
-        timed(measurement=measured([0.08, 0.1, 0.1, 0.1, 0.12])),
-        0.08,
-        "the middle 80% of the steps span",
-    ),
-    "throttled-clock": (
-        timed(measurement=measured(sm_clock_hz=1.2e9), clock_max_hz=2e9, throttle_reasons=("power cap",)),
-        0.06,
-        "the SM clock ran at 1200 of 2000 MHz (power cap)",
-    ),
-    "short-warmup": (
-        timed(measurement=measured([0.3] + [0.1] * 7)),
-        0.1,
-        "the first timed step is 3.0 times as slow as the later ones: the warm-up was too short: warm up",
     ),
     "launch-bound, graph breaks": (
         replace(
@@ -254,11 +280,15 @@ PLANTED: dict[str, tuple[Evidence, float, str]] = {
 @pytest.mark.parametrize("fault", PLANTED)
 def test_planted_fault_is_found_first_with_its_bound(fault: str) -> None:
     evidence, at_best, words = PLANTED[fault]
-    first, *others = apply_rules(evidence) or [Diagnosis("", "", 0, 0)]
+    first, *others = causes(evidence)
     assert first.code == fault.partition(",")[0], [first, *others]
     assert words in first.sentence
-    assert first.at_best / (1 << 30 if first.unit == "bytes" else 1) == pytest.approx(at_best, rel=0.02)
-    assert others == [] or fault in ("short-warmup", "unstable-times", "recompilation")  # whose steps also differ
+    if at_best is None:
+        assert first.at_best is None
+    else:
+        assert first.at_best is not None
+        assert first.at_best / (1 << 30 if first.unit == "bytes" else 1) == pytest.approx(at_best, rel=0.02)
+    assert others == []
     assert first.evidence or first.unit == "bytes"
 
 
@@ -273,11 +303,6 @@ def late(longest_s: float) -> Evidence:
 
 def small(free_bytes: int) -> Evidence:
     return Evidence(memory=MemoryUse(2 << 30, (2 << 30) + free_bytes, "backward", {}))
-
-
-def throttled(clock_hz: float) -> Evidence:
-    capped = measured(sm_clock_hz=clock_hz)
-    return timed(measurement=capped, clock_max_hz=2e9, throttle_reasons=("power cap",))
 
 
 def products(flops: float) -> Evidence:
@@ -295,18 +320,6 @@ def products(flops: float) -> Evidence:
         ("late_kernels", late(0.0029), late(0.0031)),
         ("loss_spike", in_memory(logits=14), in_memory(logits=15)),
         ("optimizer_state", in_memory(optimizer_state=29), in_memory(optimizer_state=30)),
-        (
-            "short_warmup",
-            timed(measurement=measured([0.3] + [0.1] * 4)),
-            timed(measurement=measured([0.3] + [0.1] * 5)),
-        ),
-        (
-            "short_warmup",
-            timed(measurement=measured([0.1049] + [0.1] * 9)),
-            timed(measurement=measured([0.1051] + [0.1] * 9)),
-        ),
-        ("throttled_clock", throttled(1.94e9), throttled(1.93e9)),
-        ("unstable_times", timed(measurement=measured([0.1, 0.2])), timed(measurement=measured([0.1, 0.2, 0.3]))),
         ("unused_tensor_cores", products(5.0e11), products(5.1e11)),
     ],
 )
@@ -316,8 +329,8 @@ def test_rule_begins_at_its_threshold(rule: str, silent: Evidence, found: Eviden
 
 
 def test_gain_below_5_percent_is_not_worth_a_sentence() -> None:
-    assert apply_rules(gap("launch-bound", 0.0049)) == []
-    assert [one.code for one in apply_rules(gap("launch-bound", 0.0051)) or []] == ["launch-bound"]
+    assert causes(gap("launch-bound", 0.0049)) == []
+    assert [one.code for one in causes(gap("launch-bound", 0.0051))] == ["launch-bound"]
 
 
 LOOP = RunConfig(workload="loop mine", world_size=2)
@@ -344,10 +357,10 @@ def test_remedy_of_exposed_communication_is_not_what_the_cell_does_already(
     evidence, *_ = PLANTED["exposed-communication, of a rank"]
     assert evidence.config is not None
     config = replace(evidence.config, strategy=strategy, strategy_args=args, world_size=2)
-    (found,) = apply_rules(replace(evidence, config=config)) or []
+    (found,) = causes(replace(evidence, config=config))
     assert found.remedy.startswith(remedy)
     alone = replace(config, world_size=1)
-    assert apply_rules(replace(evidence, config=alone)) == [], "one rank exchanges nothing"
+    assert causes(replace(evidence, config=alone)) == [], "one rank exchanges nothing"
 
 
 COMPILE = "compile (torch.compile; --compile), or capture the step in a CUDA graph (torch.cuda.graph; --graph step)"
@@ -367,7 +380,7 @@ COMPILE = "compile (torch.compile; --compile), or capture the step in a CUDA gra
 )
 def test_remedy_of_a_launch_bound_cell_is_one_that_it_takes(changed: dict[str, Any], remedy: str) -> None:
     evidence = timed(RunConfig(precision="bf16", **changed), measured(lag=0.01))  # type: ignore[arg-type]
-    found = {one.code: one for one in apply_rules(evidence) or []}
+    found = {one.code: one for one in causes(evidence)}
     assert found["launch-bound"].remedy == remedy
 
 
@@ -375,11 +388,8 @@ def test_remedies_of_a_loop_and_of_a_trace_have_no_options_of_other_commands() -
     """Every planted fault, as if a loop, a trace or a snapshot showed it."""
     for evidence, *_ in PLANTED.values():
         for shown in (replace(evidence, config=LOOP), replace(evidence, config=None, measurement=None)):
-            for found in apply_rules(shown) or []:
+            for found in causes(shown):
                 assert not re.search("--(?!steps|with)", found.remedy), found
-    assert apply_rules(replace(PLANTED["unstable-times"][0], config=LOOP, tables={}, has_mixed_steps=True)) == []
-    (unstable,) = apply_rules(replace(PLANTED["unstable-times"][0], config=LOOP, tables={})) or []
-    assert "cs-systems run --steps 20:70, or Recorder(warmup=20, steps=50)" in unstable.sentence
     assert without_options("use it (torch.f; --size tiny), or leave (--it)") == "use it (torch.f), or leave"
 
 
@@ -407,7 +417,7 @@ def test_sentences_wrap_at_the_width_that_is_asked_for(monkeypatch: pytest.Monke
     ],
 )  # fmt: skip
 def test_clean_step_has_no_diagnosis(clean: Evidence) -> None:
-    assert apply_rules(clean) == []
+    assert causes(clean) == []
 
 
 @pytest.mark.parametrize(("around", "found"), [((20, 20), ["fragmentation"]), ((9, 20), []), ((20, 15), [])])
@@ -421,31 +431,41 @@ def test_reserved_memory_of_a_record_counts_where_it_is_that_at_the_peak(
     phases: Any = [forward, backward | {"peak_allocated_bytes": 8 << 30}]
     config = RunConfig(profiler="memory", workload="own.py:step").to_dict()
     record = RunRecord("key", config, "ok", results={"memory_phases": phases})
-    assert [one.code for one in diagnose(record) or ()] == found
+    assert [one.code for one in diagnose(record).diagnoses] == found
 
 
-def test_nothing_to_judge_is_no_diagnosis_and_prints_nothing() -> None:
-    assert apply_rules(Evidence()) is None
-    assert diagnose([]) is None
+def test_unknown_nothing_to_gain_and_nothing_judged_are_three_answers() -> None:
+    assert apply_rules(Evidence()) == diagnose([]) == NO_ANSWER
     on_cpu: Any = {"overhead": [{"recorded_s": 0.2, "not_recorded_s": 0.1}], "ranges": []}
-    assert diagnose(RunRecord("key", RunConfig(profiler="kineto").to_dict(), "ok", results=on_cpu)) is None
-    assert diagnoses.text(None) == ""
-    assert diagnoses.text([]) == f"{NOTHING}\n\n"
+    of_cpu = diagnose(RunRecord("key", RunConfig(profiler="kineto").to_dict(), "ok", results=on_cpu))
+    assert of_cpu.causes == []
+    assert of_cpu.others == ["nothing was judged: on a CPU no GPU is idle and no kernel is slow; measure on a GPU"]
+    assert diagnoses.text(NO_ANSWER) == ""
+    assert diagnoses.text(Answer(judged="the step")) == "nothing found that would save more than 5% of the step\n\n"
+    assert diagnoses.text(Answer(not_judged="no kernel; use a GPU")) == "nothing was judged: no kernel; use a GPU\n\n"
+    assert diagnoses.text(Answer(unknowns=("it; record it",), judged="it")) == "cannot be told: it; record it\n\n"
+
+
+def test_nothing_else_to_gain_is_said_after_a_cause_outside_the_usual_steps() -> None:
+    answer = apply_rules(PLANTED["start-up"][0])
+    assert [one.code for one in answer.diagnoses] == ["start-up"]
+    assert answer.nothing == "nothing found that would save more than 5% of the step"
+    assert not apply_rules(PLANTED["host-time"][0]).nothing
 
 
 def test_wait_for_the_batch_is_not_blamed_on_launches() -> None:
     evidence, *_ = PLANTED["data-input"]
-    assert [found.code for found in apply_rules(evidence) or []] == ["data-input"]
+    assert [found.code for found in causes(evidence)] == ["data-input"]
 
 
 def test_usual_time_between_kernels_is_not_late() -> None:
     short = [{"device": 0, "cause": "device latency", "time_s": 0.03, "longest_s": 5e-6}]
-    assert apply_rules(with_tables(gaps=short)) == []
+    assert causes(with_tables(gaps=short)) == []
 
 
 def test_real_h200_trace_is_launch_bound(nsys_profile: Profile, kineto_profile: Profile) -> None:
     for recorded in (nsys_profile, kineto_profile):
-        first = (apply_rules(of_trace(results(recorded), H200)) or [])[0]
+        first = (causes(of_trace(results(recorded), H200)))[0]
         assert first.code == "launch-bound"
         (row,) = [row for row in results(recorded)["gaps"] if row["cause"] == "launch-bound"]
         assert first.share == pytest.approx(row["share"])
@@ -454,7 +474,7 @@ def test_real_h200_trace_is_launch_bound(nsys_profile: Profile, kineto_profile: 
 
 def test_real_h200_snapshot_is_mostly_activations(snapshot_path: Path) -> None:
     found = attribute(replay(read(snapshot_path, None)))
-    (first,) = apply_rules(of_snapshot(found, tensor_names(found, None))) or []
+    (first,) = causes(of_snapshot(found, tensor_names(found, None)))
     assert (first.code, first.unit, first.now) == ("kept-activations", "bytes", 213_795_840)
 
 
@@ -464,7 +484,7 @@ def test_synchronisation_planted_in_an_export_is_found(export: Callable[..., Pat
             launches=((100, 110, MAIN, 1), (700, 710, MAIN, 2)), kernels=(("gemm", 120, 400, 1), ("gemm", 720, 990, 2)),
             calls=calls,
         )  # fmt: skip
-        return apply_rules(of_trace(results(profile(read_trace(path))), None)) or []
+        return causes(of_trace(results(profile(read_trace(path))), None))
 
     assert [found.code for found in made(())] == ["launch-bound"]
     waiting = made((("cudaStreamSynchronize_v3020", 410, 690, MAIN),))
@@ -477,11 +497,11 @@ def test_synchronisation_planted_in_an_export_is_found(export: Callable[..., Pat
     [
         ("top_kernels", ["unused-tensor-cores", "launch-bound", "unfused-elementwise"]),
         ("nvidia_smi_memory", ["kept-activations", "optimizer-state", "score-matrices"]),
-        ("fully_sharded", ["launch-bound", "exposed-communication", "unstable-times"]),
+        ("fully_sharded", ["launch-bound", "exposed-communication"]),
     ],
 )
 def test_committed_runs_have_their_causes(run: str, codes: list[str]) -> None:
-    found = diagnose(read_records(PROFILES / run)[0])
+    found = diagnose(read_records(PROFILES / run)[0]).diagnoses
     assert [one.code for one in found or []][:MOST] == codes
 
 
@@ -495,10 +515,10 @@ def test_bf16_stays_above_the_bound_that_fp32_predicts() -> None:
     pairs = [pair for pair in by_cell.values() if {"fp32", "bf16"} <= pair.keys()]
     bounds = []
     for pair in pairs:
-        found = apply_rules(of_records([pair["fp32"]])) or []
+        found = causes(of_records([pair["fp32"]]))
         after = of_records([pair["bf16"]]).step_s
         bounds += [(one.at_best, after) for one in found if one.code == "unused-tensor-cores"]
-    assert len(bounds) >= 10
+    assert len(bounds) >= 8
     assert all(after is not None and at_best <= after for at_best, after in bounds)
 
 
@@ -510,9 +530,9 @@ def test_diagnosis_of_several_cells_names_the_worst_and_counts_them() -> None:
         for batch in (2, 4, 8)
     ]  # fmt: skip
     records = [replace(r, config=r.config | {"profiler": "kineto"}) for r in records]
-    (found,) = [one for one in diagnose(records) or [] if one.code == "launch-bound"]
+    (found,) = [one for one in diagnose(records).diagnoses if one.code == "launch-bound"]
     assert found.sentence.startswith("80% of the step")
-    assert found.sentence.endswith("(batch 8; 3 of 3 cells have this cause)")
+    assert "(batch 8; 3 of 3 cells have this cause)" in found.sentence
     assert found.row()["at_best_s"] == pytest.approx(0.02)
 
 
@@ -525,8 +545,8 @@ def test_waits_of_ranks_are_those_without_a_profiler() -> None:
         return made
 
     of_memory, traced = record("rank_memory", 0.09), record("overlap", 0.08)
-    assert "straggler" not in [d.code for d in diagnose([record("none", 0.001), traced, of_memory]) or ()]
-    (straggler,) = [d for d in diagnose([record("none", 0.04), traced, of_memory]) or () if d.code == "straggler"]
+    assert "straggler" not in [d.code for d in diagnose([record("none", 0.001), traced, of_memory]).diagnoses]
+    (straggler,) = [d for d in diagnose([record("none", 0.04), traced, of_memory]).diagnoses if d.code == "straggler"]
     assert straggler.cause == "rank 1 waits 40% of the step for rank 0"
     assert of_records([of_memory]).is_empty
 
@@ -537,9 +557,10 @@ def test_sentences_are_ranked_by_share_and_cut_to_three() -> None:
         phases=[*ELEMENTWISE, *OPTIMIZER],
         kernels=FOREACH,
     )
-    found = apply_rules(evidence) or []
+    answer = apply_rules(evidence)
+    found = answer.diagnoses
     assert [one.share for one in found] == sorted((one.share for one in found), reverse=True)
-    lines = diagnoses.text(found, "markdown").strip().splitlines()
+    lines = diagnoses.text(answer, "markdown").strip().splitlines()
     assert (len(found), len(lines)) == (4, MOST)
     assert lines[0].startswith("1. 900 elementwise kernels")
 
@@ -547,13 +568,32 @@ def test_sentences_are_ranked_by_share_and_cut_to_three() -> None:
 @pytest.mark.parametrize(
     ("now_s", "at_best_s", "shown"),
     [
-        (0.0440, 0.0120, "; at best 12 ms instead of 44"),
-        (1.54, 1.46, "; at best 1.46 s instead of 1.54"),
+        (0.0440, 0.0120, "; not below 12 ms, now 44 ms"),
+        (1.54, 1.46, "; not below 1.46 s, now 1.54 s"),
+        (1.0, None, ""),
         (1.0, 0.9999, ""),
     ],
 )
-def test_sentence_states_a_gain_only_if_its_digits_show_one(now_s: float, at_best_s: float, shown: str) -> None:
+def test_sentence_states_a_bound_only_if_its_digits_show_one(now_s: float, at_best_s: float | None, shown: str) -> None:
     assert Diagnosis("cause", "remedy", now_s, at_best_s).sentence == f"cause: remedy{shown}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"expected": Expected(0.02, 0.018, 0.024, "replayed")},
+         "cause: remedy; expected: 20 ms (18 … 24) instead of 100 ms"),
+        ({"expected": Expected(0.02, 0.02, 0.02, "measured")}, "cause: remedy; measured: 20 ms instead of 100 ms"),
+        ({"at_best": 0.02, "unprofiled": (0.03, 0.05)},
+         "cause: remedy; not below 20 ms, recorded 100 ms, 30 … 50 without the profiler"),
+        ({"at_best": 0.02, "try_it": "--compile default"},
+         "cause: remedy; not below 20 ms, now 100 ms; try it: --compile default"),
+        ({"subject": "steps 1–3 of 4", "where": "f() at a.py:3"}, "cause (f() at a.py:3; steps 1–3 of 4): remedy"),
+        ({"is_second": True}, "then, when the GPU no longer waits for the host: cause: remedy"),
+    ],
+)  # fmt: skip
+def test_sentence_has_the_basis_of_each_number(fields: dict[str, Any], shown: str) -> None:
+    assert Diagnosis("cause", "remedy", 0.1, **fields).sentence == shown
 
 
 numbers = st.none() | st.floats() | st.integers(-1, 10)
@@ -578,8 +618,8 @@ tables = st.dictionaries(
 def test_any_tables_give_bounded_diagnoses(made: Any, profiler: str, walls: list[float]) -> None:
     config = RunConfig(profiler=profiler).to_dict()
     record = RunRecord("key", config, "ok", measurement=measured(walls) if walls else None, results=made)
-    for found in diagnose(record) or ():
-        assert 0 <= found.at_best <= found.now
+    for found in diagnose(record).diagnoses:
+        assert found.at_best is None or 0 <= found.at_best <= found.now
         assert WORTH <= found.share <= 1
         assert found.sentence
 
@@ -588,5 +628,5 @@ def test_page_of_tables_begins_with_the_sentences() -> None:
     records = read_records(PROFILES / "fully_sharded")[0]
     shown = joined(["<p>tables</p>"], "html", "Strategies", records=records)
     assert shown.index("the GPU keeps waiting for kernel launches") < shown.index("<p>tables</p>")
-    assert shown.count("<li>") == MOST
+    assert shown.count("<li>") == len(diagnose(records).causes)
     assert 'class="diagnoses"' not in joined(["<p>tables</p>"], "html", "Runs")

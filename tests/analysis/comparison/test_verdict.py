@@ -1,0 +1,58 @@
+"""Verdict of a run: the fastest cell over the first, with the interval, if the cells differ in one field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cs_systems.analysis.comparison.verdict import verdict
+from cs_systems.config import RunConfig
+from cs_systems.record import Measurement, RunRecord, Sample
+
+
+def timed(walls: list[float], **fields: Any) -> RunRecord:
+    samples = tuple(Sample(number % 5, False, wall, {"forward": wall}, {}) for number, wall in enumerate(walls))
+    config = RunConfig(mode="forward", **fields)  # type: ignore[arg-type]
+    return RunRecord(config.key(), config.to_dict(), "ok", measurement=Measurement("cuda_event", samples, 0.0))
+
+
+def around(middle_s: float, spread: float = 0.001) -> list[float]:
+    return [middle_s * (1 + spread * (number % 7 - 3)) for number in range(25)]
+
+
+def test_verdict_compares_the_fastest_cell_with_the_first_with_its_interval() -> None:
+    records = [
+        timed(around(0.2), attention="naive"),
+        timed(around(0.15), attention="sdpa_math"),
+        timed(around(0.1), attention="sdpa_flash"),
+    ]
+    text = verdict(records)
+    assert text.startswith("sdpa_flash is 2.00 (1.")
+    assert text.endswith(") times as fast as naive")
+
+
+@pytest.mark.parametrize("walls", [around(0.1), around(0.1005, 0.05)])
+def test_difference_within_the_noise_is_none(walls: list[float]) -> None:
+    text = verdict([timed(around(0.1, 0.05), attention="naive"), timed(walls, attention="sdpa_flash")])
+    assert text.startswith("no difference is shown between naive and sdpa_flash: ")
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [timed(around(0.1), attention="naive")],
+        [timed(around(0.1), attention="naive"), timed(around(0.2), attention="sdpa_math", batch_size=8)],
+        [timed([0.1], attention="naive"), timed([0.2], attention="sdpa_math")],
+        [timed(around(0.1), profiler="kineto"), timed(around(0.2), profiler="nsys")],
+    ],
+)
+def test_cells_that_differ_in_more_or_in_nothing_have_no_verdict(records: list[RunRecord]) -> None:
+    assert verdict(records) == ""
+
+
+def test_slower_candidate_makes_the_baseline_the_faster_one() -> None:
+    assert verdict([timed(around(0.1), attention="naive"), timed(around(0.2), attention="sdpa_math")]).startswith(
+        "naive is 2.00 ("
+    )
