@@ -303,6 +303,12 @@ def _trace_corpus(folder: Path) -> str:
     )
 
 
+def _trace_truth(folder: Path) -> str:
+    rows = table(folder / "table.md")
+    told = sum(row["cause"] != "cannot be told" for row in rows)
+    return f"Of {len(rows)} public files, {told} tell a main cause."
+
+
 # Folder of profiles/ → its benchmark.
 BENCHMARKS = {
     "analyze_speed": Benchmark(
@@ -420,6 +426,9 @@ BENCHMARKS = {
     ),
     "trace_corpus": Benchmark(
         "Which public traces does `cs-systems analyze` read, how, and what stays unknown?", _trace_corpus, "table.md"
+    ),
+    "trace_truth": Benchmark(
+        "What is the main cause of lost time in public traces, judged by hand?", _trace_truth, "table.md"
     ),
     "verdicts": Benchmark(
         "Can the verdicts of `compare` be trusted, on runs of equal steps and on runs with a planted 5% slowdown?",
