@@ -156,7 +156,9 @@ class _Reader:
         """Return the texts of a column by their id."""
         if not self._has(table):
             return {}
-        query = f"SELECT id, CAST({column} AS TEXT) FROM {table} WHERE {column} IS NOT NULL AND typeof(id) = 'integer'"
+        number = "id" if "id" in self.columns[table] else "deviceId"  # TARGET_INFO_GPU before 2021.5
+        kept = f"{column} IS NOT NULL AND typeof({number}) = 'integer'"
+        query = f"SELECT {number}, CAST({column} AS TEXT) FROM {table} WHERE {kept}"
         return dict(self.database.execute(query))
 
     def _column(self, table: str, name: str) -> str:

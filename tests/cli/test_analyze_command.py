@@ -32,7 +32,7 @@ def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytes
     assert analyze(nsys_path) == 0
     sentences, _, rest = capsys.readouterr().out.partition("\n\n")
     assert sentences.startswith("1. 72% of the step the GPU waits for kernel launches: compile (torch.compile),\n")
-    assert sentences.count("; not below ") == len([line for line in sentences.splitlines() if line[:3].strip()]) <= 3
+    assert 2 <= len([line for line in sentences.splitlines() if line[:3].strip()]) <= 3
     lines = rest.splitlines()
     assert max(map(len, [*sentences.splitlines(), *lines[1:]])) <= 80
     assert lines[0] == f"{nsys_path} · nsys · NVIDIA H200 · 3 steps of 238 kernels"

@@ -128,7 +128,8 @@ def test_pairs_of_options_are_applied_or_refused(command: str, capsys: pytest.Ca
         ("profile --with kineto --kernel=", "--kernel requires --with ncu, got --with kineto"),
         (
             "analyze x --table phases --top 3",
-            "--top shortens only the tables steps, kernels, layers, ranges, range_tree, operators, modules, and not",
+            "--top shortens only the tables steps, kernels, layers, host_gaps, waits, ranges, range_tree, operators, "
+            "modules, and not",
         ),
         (
             "snapshot x --table composition --top 3",

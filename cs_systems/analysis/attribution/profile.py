@@ -220,20 +220,26 @@ def profile(
     )
 
 
-def restricted(profile: Profile, steps: Sequence[Step], windows: Sequence[Step] = ()) -> Profile:
+def restricted(
+    profile: Profile, steps: Sequence[Step], windows: Sequence[Step] = (), device: int | None = None
+) -> Profile:
     """Return the profile of other steps of the same recording, such as some of its own; places and notes stay.
 
-    windows: the times in which the device's idle time counts; by default those of the steps.
+    windows: the times in which the device's idle time counts; by default those of the steps. device: the only one whose
+    kernels count.
     """
     kernels = profile.trace.kernels
     number, inside = steps_of(kernels.launched_s, steps)
+    if device is not None:
+        inside &= kernels.device == device
     which = np.flatnonzero(inside)
+    of_all = gaps_in(kernels, windows or steps)
     return replace(
         profile,
         steps=tuple(steps),
         groups=_groups(profile.trace, profile.places, which),
         by_step=_by_step(profile.trace, number, which),
-        gaps=gaps_in(kernels, windows or steps),
+        gaps={number: gaps for number, gaps in of_all.items() if device in (None, number)},
     )
 
 

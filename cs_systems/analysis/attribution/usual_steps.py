@@ -26,7 +26,7 @@ from cs_systems.core.step_kinds import step_kinds
 from cs_systems.core.units import human
 from cs_systems.readers._stalls import SYNCHRONISATION, stalls
 from cs_systems.readers.forms.columns import Floats, Range
-from cs_systems.readers.forms.trace import WHOLE_GRAPH, Kernels, Step, Trace, steps_of
+from cs_systems.readers.forms.trace import WHOLE_GRAPH, Step, Trace, steps_of
 
 START_UP, PERIODIC, SLOW = "start-up", "periodic", "slow"
 SLOWER = 1.5  # times the usual step: a first step that takes longer was not warm
@@ -36,6 +36,7 @@ FEWEST = 3  # occurrences that show a period
 LONG_CALL_S = 5e-3  # a launch takes some µs; one that lasts longer loads or compiles code first
 LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual work are not named
 START_UP_S = 5e-3  # a shorter time before the first launch is none
+COLD = 0.3  # share of the time in which first uses leave nothing to judge
 FIRST_HALF = 0.5  # of the kernels: a start-up that ends later leaves no usual stretch
 
 
@@ -63,9 +64,10 @@ class Usual:
         name: which they are, such as "steps 1–14 of 15"; "" for all.
         apart: the other steps.
         total_s: the time of all steps, or of the whole recording.
-        before_s: time of the recording before its first kernel, which belongs to no step.
         start_up: the causes of the start-up with their times, the longest first, in words.
         is_cold: first uses go on until the end, so that no step is usual.
+        is_once: no work is known to repeat, so that nothing tells whether this is how it usually runs.
+        is_named: the program marks this work by ranges.
     """
 
     profile: Profile
@@ -73,40 +75,56 @@ class Usual:
     name: str = ""
     apart: tuple[Apart, ...] = ()
     total_s: float = 0.0
-    before_s: float = 0.0
     start_up: tuple[str, ...] = ()
     start_up_s: float = 0.0
     is_cold: bool = False
+    is_once: bool = False
+    is_named: bool = True
 
 
 def usual_steps(profile: Profile) -> Usual:
     """Return the usual steps of a profile, as far as its recording tells them apart."""
-    kernels = profile.trace.kernels
-    first_s = float(kernels.start_s.min()) if kernels else math.nan
+    if len(profile.devices) > 1:  # what limits a step is judged on the device that works most
+        profile = restricted(profile, profile.steps, device=busiest(profile))
     if [step.name for step in profile.steps] != [RECORDING]:
         return _of_steps(profile)
-    whole = profile.steps[0]
-    before_s = max(0.0, first_s - whole.start_s)
-    steps, name = _found(profile)
-    if len(steps) >= FEWEST:
-        found = _of_steps(restricted(profile, steps), name)
+    trace, whole = profile.trace, profile.steps[0]
+    steps, name, is_named = _found(profile)
+    if len(steps) > 1:
+        found = _of_steps(_restricted(profile, steps), name)
         began_s = found.profile.steps[0].start_s
     else:
-        window, is_cold = _warm(profile.trace, steps[0] if steps else whole._replace(start_s=_first_launch_s(kernels)))
+        window, is_cold = _warm(trace, steps[0] if steps else whole)
         if window.start_s > whole.start_s + START_UP_S and not name:
             name = "the time after the start-up"
-        found = Usual(restricted(profile, [window]), window.end_s - window.start_s, name, is_cold=is_cold)
+        found = Usual(
+            _restricted(profile, [window]), window.end_s - window.start_s, name, is_cold=is_cold, is_once=True
+        )
         began_s = window.start_s
     total_s = whole.end_s - whole.start_s
-    causes = {} if found.is_cold else ranges_before(profile.trace, began_s, LEAST_NAMED * total_s)
-    causes |= long_calls(profile.trace, whole.start_s, whole.end_s if found.is_cold else began_s)
+    causes = {} if found.is_cold else ranges_before(trace, began_s, LEAST_NAMED * total_s)
+    causes |= long_calls(trace, whole.start_s, whole.end_s if found.is_cold else began_s)
     return replace(
         found,
         total_s=total_s,
-        before_s=before_s,
         start_up=_in_words(causes),
         start_up_s=sum(causes.values()) if found.is_cold else max(0.0, began_s - whole.start_s),
+        is_named=is_named,
     )
+
+
+def _restricted(profile: Profile, steps: Sequence[Step], windows: Sequence[Step] = ()) -> Profile:
+    """Return the profile of these steps on the devices of the profile."""
+    (device, *others) = profile.devices
+    return restricted(profile, steps, windows, None if others else device)
+
+
+def busiest(profile: Profile) -> int:
+    """Return the device whose kernels take the most time."""
+    times: dict[int, float] = defaultdict(float)
+    for (_, device), kernels in profile.by_step.items():
+        times[device] += kernels.time_s
+    return max(times, key=lambda device: times[device])
 
 
 def paced(profile: Profile) -> list[Step]:
@@ -132,8 +150,9 @@ def _of_steps(profile: Profile, name: str = "") -> Usual:
     windows, count = paced(profile), len(profile.steps)
     lasted = [window.end_s - window.start_s for window in windows]
     total_s = math.fsum(lasted)
-    if count < FEWEST or not all(0 < one < math.inf for one in lasted):
-        return Usual(profile, total_s / count, name, total_s=total_s)
+    walls_s = math.fsum(step.end_s - step.start_s for step in profile.steps)
+    if count < 2 or not all(0 < one < math.inf for one in lasted):
+        return Usual(profile, max(total_s, walls_s) / count, name, total_s=total_s, is_once=count < 2)
     usual_s = median(lasted[count // 2 :])
     cold = 0
     while cold < count // 2 and lasted[cold] > SLOWER * usual_s:
@@ -151,10 +170,10 @@ def _of_steps(profile: Profile, name: str = "") -> Usual:
             apart.append(Apart(PERIODIC if kind.every else SLOW, which, kind.total_s / len(which), usual_s, kind.every))
     chosen = [profile.steps[number] for number in usual]
     if len(chosen) == count:
-        return Usual(profile, total_s / count, name, total_s=total_s)
+        return Usual(profile, max(total_s, walls_s) / count, name, total_s=total_s)
     causes = long_calls(profile.trace, profile.steps[0].start_s, profile.steps[cold].start_s) if cold else {}
     return Usual(
-        restricted(profile, chosen, [windows[number] for number in usual]),
+        _restricted(profile, chosen, [windows[number] for number in usual]),
         math.fsum(lasted[number] for number in usual) / len(usual),
         _named(chosen, count, name),
         tuple(apart),
@@ -175,13 +194,13 @@ def _named(steps: Sequence[Step], count: int, name: str) -> str:
     return f"{len(numbers)} usual of {count} {what}"
 
 
-def _found(profile: Profile) -> tuple[list[Step], str]:
-    """Return (steps, their name) of a recording that marks none; no steps if nothing divides it."""
-    for find in (_by_range, _by_optimizer, _by_repetition):
+def _found(profile: Profile) -> tuple[list[Step], str, bool]:
+    """Return (steps, their name, whether ranges mark them) of a recording without steps; no steps if nothing does."""
+    for find, is_named in ((_by_range, True), (_by_optimizer, True), (_by_repetition, False)):
         steps, name = find(profile.trace)
         if steps:
-            return [step._replace(number=number) for number, step in enumerate(steps)], name
-    return [], ""
+            return [step._replace(number=number) for number, step in enumerate(steps)], name, is_named
+    return [], "", False
 
 
 def _by_range(trace: Trace) -> tuple[list[Step], str]:
@@ -234,41 +253,43 @@ def _by_repetition(trace: Trace) -> tuple[list[Step], str]:
         if period < 2 or regular.mean() < ALIKE:
             continue
         first, last = int(at[:-1][regular][0]), int(at[1:][regular][-1])
-        if last - first < COVERS * FIRST_HALF * len(sequence):
+        whole = last + period <= len(sequence) and (sequence[last : last + period] == sequence[first : first + period])
+        end = last + period if np.mean(whole) >= ALIKE else last
+        if end - first < COVERS * len(sequence) or not np.isfinite(launched[first:end]).all():
             continue
-        if (sequence[first : last - period] == sequence[first + period : last]).mean() < ALIKE:
+        if (sequence[first : end - period] == sequence[first + period : end]).mean() < ALIKE:
             continue
-        begins = launched[at[(at >= first) & (at <= last)]]
-        if np.isfinite(begins).all() and (np.diff(begins) > 0).all():
-            steps = [Step("repetition", a, b) for a, b in pairwise(begins.tolist())]
+        begins = [*launched[at[(at >= first) & (at < end)]].tolist()]
+        ends = [*begins[1:], float(kernels.end_s[order[first:end]].max())]
+        if len(begins) > 1 and all(b > a for a, b in zip(begins, ends, strict=True)):
+            steps = [Step("repetition", a, b) for a, b in zip(begins, ends, strict=True)]
             return steps, f"repetitions of {period} kernels"
     return [], ""
-
-
-def _first_launch_s(kernels: Kernels) -> float:
-    launched = kernels.launched_s[np.isfinite(kernels.launched_s)]
-    return float(min(launched.min(), kernels.start_s.min())) if len(launched) else float(kernels.start_s.min())
 
 
 def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
     """Return the window from the end of its start-up on, to the end of its kernels, and whether it is cold throughout.
 
-    The start-up ends with the last launch that loads code, if most kernels follow it.
+    The time before its first launch is of no step. The start-up ends with the last launch that loads code, if most
+    kernels follow it.
     """
     kernels = trace.kernels
     inside = steps_of(kernels.launched_s, [window])[1]
     if not inside.any():
         return window, False
-    end_s = min(window.end_s, float(kernels.end_s[inside].max()))
-    end_s = max(end_s, window.start_s) if end_s > window.start_s else window.end_s
+    launched = kernels.launched_s[inside & np.isfinite(kernels.launched_s)]
+    start_s = float(launched.min()) if len(launched) else float(kernels.start_s[inside].min())
+    end_s = float(kernels.end_s[inside].max())
+    if end_s <= start_s:
+        return window, False
     long = inside & (kernels.launch_end_s - kernels.launch_start_s > LONG_CALL_S)
     if not long.any():
-        return window._replace(end_s=end_s, takes_earlier=False), False
+        return Step(window.name, start_s, end_s), False
     loaded_s = float(kernels.launch_end_s[long].max())
     after = inside & (kernels.launched_s >= loaded_s)
     if after.sum() < FIRST_HALF * inside.sum():
-        lost_s = float((kernels.launch_end_s - kernels.launch_start_s)[long].sum())
-        return window._replace(end_s=end_s), lost_s > FIRST_HALF * (end_s - window.start_s)
+        lost_s = math.fsum(long_calls(trace, start_s, end_s).values())
+        return Step(window.name, start_s, end_s), lost_s > COLD * (end_s - start_s)
     return Step(window.name, loaded_s, end_s), False
 
 

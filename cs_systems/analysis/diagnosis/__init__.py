@@ -88,7 +88,7 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
     """
     from cs_systems.analysis.comparison.precision_causes import computation
     from cs_systems.analysis.diagnosis._evidence import of_records
-    from cs_systems.analysis.diagnosis._measured import with_measured
+    from cs_systems.analysis.diagnosis._measured import timed_cells, with_measured
     from cs_systems.record import as_records
 
     records = as_records(records)
@@ -100,10 +100,11 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
     by_code: dict[str, list[tuple[Diagnosis, RunConfig]]] = {}
     refuted: list[str] = []
     configs = [config for config, _ in judged]
+    timed = timed_cells(records)
     same = same_fields(configs) if configs else set()
     for config, answer in judged:
         for diagnosis in answer.diagnoses:
-            told = with_measured(diagnosis, config, records, same)
+            told = with_measured(diagnosis, config, timed, same)
             if isinstance(told, str):
                 refuted.append(told)
             else:

@@ -9,8 +9,6 @@ from functools import cached_property
 from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from cs_systems.analysis.attribution.gaps import HOST, LAUNCH, MALLOC, PROFILER, SYNC, idle_by_cause
 from cs_systems.analysis.attribution.kernel_families import softmax_of_attention
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
@@ -21,6 +19,7 @@ from cs_systems.config import CONFIGURED, Mode, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
 from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row, Tables, first_row
+from cs_systems.core.units import counted, human
 from cs_systems.formulas.cost import COST
 from cs_systems.formulas.memory.fit import known_by_formula
 from cs_systems.formulas.memory.model import step_memory
@@ -42,8 +41,10 @@ ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer
 _CATEGORIES = {"logits_and_loss": LOGITS, "attention_scores": SCORES, "optimizer_state": OPTIMIZER_STATE}
 # Tables of a profile that rules read.
 HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels decides how long the step takes
-# Profiler → least and most that it adds to a launch, in s; measured on an H200, the tenth and ninetieth percentile.
-COST_OF_A_LAUNCH_S = {"kineto": (16e-6, 32e-6), "nsys": (8e-6, 13e-6)}
+# Profiler → by which factors, least and most, it slows down a host that launches: of twelve model families on one H100
+# under Kineto, and of ten sizes on one H200 under nsys.
+SLOWER_UNDER = {"kineto": (1.5, 3.6), "nsys": (1.2, 1.6)}
+HARDLY_BUSY = 0.03  # share of a pass that does not repeat; with fewer kernels it is set-up, or something else
 MOSTLY = 0.5  # share of the kernels' time
 TABLES = ("steps", "gaps", "host_gaps", "waits", "phases", "families", "kernels", "attention", "overlap", "ranges")
 # The columns that rules read of each table. A record may come from any program: other rows are left out.
@@ -155,6 +156,8 @@ class Evidence:
     @property
     def is_empty(self) -> bool:
         """Flag for evidence without a timed step, a trace with kernels, or a peak of memory."""
+        if self.usual is not None:
+            return False
         has_times = self.measurement is not None or "steps" in self.tables or "overlap" in self.tables
         return self.memory is None and not (has_times and self.step_s)
 
@@ -235,14 +238,18 @@ class Evidence:
 
     @cached_property
     def unprofiled_s(self) -> tuple[float, float] | None:
-        """Least and most that the recorded step takes without the profiler; None if that is measured, or unknown."""
-        if self.usual is None or self.clean_s is not None or self.step_s is None or not self.busy_s:
+        """Least and most that the recorded step takes without the profiler; None if that is measured, or unknown.
+
+        The profiler slows down the host where it launches: that time is divided by the usual factors.
+        """
+        if self.usual is None or self.clean_s is not None or self.step_s is None:
             return None
-        cost = COST_OF_A_LAUNCH_S.get(self.usual.profile.trace.profiler)
-        if cost is None:
+        factors = SLOWER_UNDER.get(self.usual.profile.trace.profiler)
+        if factors is None:
             return None
-        launches = launches_per_step(self.usual.profile)
-        low, high = (max(self.busy_s, self.step_s - launches * each) for each in reversed(cost))
+        waited_s = self.idle_s.get(LAUNCH, 0.0)
+        launching_s = self.step_s - sum(time_s for cause, time_s in self.idle_s.items() if cause != LAUNCH)
+        low, high = (self.step_s - min(waited_s, launching_s * (1 - 1 / each)) for each in reversed(factors))
         return low, high
 
     @property
@@ -258,6 +265,12 @@ class Evidence:
         trace = self.usual.profile.trace
         has_operators = trace.operators is not None and len(trace.operators) > 0
         return has_operators or any("at::native" in row["kernel"] for row in self.kernels())
+
+    def mostly_torch(self, families: Iterable[str]) -> bool:
+        """Return whether PyTorch's own kernels take most of these families' time; True where no kernel is known."""
+        of_family = [row for row in self.kernels() if row["family"] in {*families}]
+        whole_s = sum(row["time_s"] for row in of_family)
+        return sum(row["time_s"] for row in of_family if "at::native" in row["kernel"]) >= MOSTLY * whole_s
 
     @cached_property
     def input_s(self) -> float:
@@ -322,13 +335,6 @@ class Evidence:
             return None
         rate, moved = ceilings[0].get("peak_bytes_per_s"), cost.get("bytes")
         return max(flops / ceilings[0]["peak_flops_per_s"], moved / rate if moved is not None and rate else 0.0)
-
-
-def launches_per_step(profile: Profile) -> float:
-    """Return the number of launches per step; all kernels of a CUDA graph have one."""
-    kernels = profile.trace.kernels
-    inside = steps_of(kernels.launched_s, profile.steps)[1]
-    return len(np.unique(kernels.launch_start_s[inside & ~np.isnan(kernels.launch_start_s)])) / len(profile.steps)
 
 
 def _sound(tables: Tables) -> Tables:
@@ -399,7 +405,11 @@ def of_profile(profile: Profile) -> Evidence:
     if profile.incomplete and profile.trace.lacks_kernels:
         return Evidence(judged="")
     usual = usual_steps(profile)
-    unknowns = []
+    if usual.is_cold:
+        return Evidence(usual=usual, judged="", not_judged="")
+    kernels_s, unknowns = usual.profile.time_s / len(usual.profile.steps), list[str]()
+    if usual.is_once and kernels_s < HARDLY_BUSY * usual.step_s:
+        return Evidence(usual=usual, judged="", unknowns=(_too_little(usual),))
     if (share := whole_graph_share(usual.profile)) > MOSTLY:
         from cs_systems.readers._nsys import NODES
 
@@ -412,6 +422,16 @@ def of_profile(profile: Profile) -> Evidence:
         subject=usual.name,
         judged=usual.name or "the step",
         unknowns=tuple(unknowns),
+    )
+
+
+def _too_little(usual: Usual) -> str:
+    """Return why a recording of one pass with almost no kernel tells nothing of a step."""
+    count = sum(each.calls for each in usual.profile.by_step.values())
+    time_s, of_s = human(usual.profile.time_s, "s"), human(usual.step_s, "s")
+    return (
+        f"what limits a step: {counted(count, 'kernel')} take {time_s} of {of_s}, and nothing repeats; mark the step "
+        "(ProfilerStep, or a range named step), and record several after a warm-up"
     )
 
 

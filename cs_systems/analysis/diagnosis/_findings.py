@@ -70,7 +70,8 @@ class Diagnosis:
         try_it: the command that measures the remedy.
         code: the rule's name.
         cells: the affected cells of a run, if there are several.
-        comes_last: the cause is outside the usual steps: others come first.
+        comes_last: others come first.
+        is_outside: the cause is outside the usual steps, in which nothing may be wrong.
         is_last_resort: it names no cause, only a distance from a ceiling, and is left out where a cause is found.
         options: the fields of a cell that carry out the remedy, with the values that do: a run that has such a cell
             beside this one has measured the remedy.
@@ -92,6 +93,7 @@ class Diagnosis:
     code: str = ""
     cells: str = ""
     comes_last: bool = False
+    is_outside: bool = False
     is_last_resort: bool = False
     options: Mapping[str, Collection[Any]] = field(default_factory=dict)
     is_second: bool = False
@@ -202,7 +204,7 @@ class Answer:
     @property
     def nothing(self) -> str:
         """Return the sentence for an answer without a cause in the usual steps; "" where there is one."""
-        if any(not diagnosis.comes_last for diagnosis in self.diagnoses):
+        if any(not diagnosis.is_outside for diagnosis in self.diagnoses):
             return ""
         if self.unknowns:
             return ""

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from cs_systems.analysis.diagnosis._findings import Diagnosis, Expected
-from cs_systems.config import FIELDS, RunConfig, describe
+from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.units import human
 from cs_systems.record import RunRecord, median_s
 
+TimedCells = Mapping[RunConfig, Sequence[RunRecord]]
 NO_GAIN = 0.02  # a smaller share of the step is no gain
 
 
+def timed_cells(records: Iterable[RunRecord]) -> TimedCells:
+    """Return the records that were timed without a profiler, by cell."""
+    cells: dict[RunConfig, list[RunRecord]] = {}
+    for record in records:
+        if record.status == "ok" and record.is_timing and record.config.get("profiler", "none") == "none":
+            cells.setdefault(record.run_config.of_any_measurement, []).append(record)
+    return cells
+
+
 def with_measured(
-    diagnosis: Diagnosis, config: RunConfig, records: Iterable[RunRecord], same: Collection[str] = ()
+    diagnosis: Diagnosis, config: RunConfig, timed: TimedCells, same: Collection[str] = ()
 ) -> Diagnosis | str:
     """Return the diagnosis with the fastest cell that carries out its remedy, if the run has one.
 
@@ -24,14 +35,13 @@ def with_measured(
     """
     if diagnosis.unit != "s" or not diagnosis.options:
         return diagnosis
-    timed = [record for record in records if record.status == "ok" and record.is_timing]
-    now = median_s([record for record in timed if _changes(config, record.run_config) == {}])
-    cells: dict[RunConfig, list[RunRecord]] = {}
-    for record in timed:
-        changed = _changes(config, record.run_config)
-        if len(changed) == 1 and all(changed[name] in diagnosis.options.get(name, ()) for name in changed):
-            cells.setdefault(record.run_config.of_any_measurement, []).append(record)
-    measured = {cell: time_s for cell, found in cells.items() if (time_s := median_s(found)) is not None}
+    config = config.of_any_measurement
+    now = median_s(timed.get(config, ()))
+    measured = {
+        cell: time_s
+        for cell in _followed(config, diagnosis.options)
+        if (time_s := median_s(timed.get(cell, ()))) is not None
+    }
     if now is None or not measured:
         return diagnosis
     best = min(measured, key=measured.__getitem__)
@@ -40,8 +50,19 @@ def with_measured(
     if then > (1 - NO_GAIN) * now:
         why = ", because the step waits for the host" if diagnosis.is_second else ""
         return f"{name} was measured: {human(then, 's')} instead of {human(now, 's')}, no gain{why}"
-    low, high = _spread(cells[best])
+    low, high = _spread(timed[best])
     return replace(diagnosis, now=now, expected=Expected(then, low, high, "measured"), try_it="", takes=None)
+
+
+def _followed(config: RunConfig, options: Mapping[str, Collection[Any]]) -> Iterator[RunConfig]:
+    """Yield the cells that differ from this one in one field, by a value that carries out the remedy."""
+    for name, values in options.items():
+        for value in values:
+            if value != getattr(config, name):
+                try:
+                    yield replace(config, **{name: value})
+                except ConfigError:
+                    continue
 
 
 def _spread(records: Sequence[RunRecord]) -> tuple[float, float]:
@@ -53,12 +74,3 @@ def _spread(records: Sequence[RunRecord]) -> tuple[float, float]:
             by_round.setdefault(sample.round, []).append(sample.wall_s)
         medians += [sorted(walls)[len(walls) // 2] for walls in by_round.values()]
     return min(medians), max(medians)
-
-
-def _changes(a: RunConfig, b: RunConfig) -> dict[str, object]:
-    """Return the values of `b` in the fields of the computation in which the two differ."""
-    return {
-        name: getattr(b, name)
-        for name, each in FIELDS.items()
-        if each.field.identity and not each.field.is_measurement and getattr(a, name) != getattr(b, name)
-    }

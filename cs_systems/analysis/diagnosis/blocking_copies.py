@@ -8,6 +8,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.tables import Row
 
+PLAIN = "copy from pinned memory, in a stream of its own, while kernels run"
 REMEDY = "pin the host's memory (pin_memory=True), copy with non_blocking=True, and copy the next batch ahead"
 
 
@@ -18,7 +19,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU copies memory and computes nothing"
     rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == COPY)
-    return Diagnosis(cause, REMEDY, step_s, step_s - idle_s, evidence=rows)
+    remedy = REMEDY if evidence.uses_torch else PLAIN
+    return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=rows)
 
 
 RULE = Rule(find)

@@ -8,6 +8,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.tables import Row
 
+PLAIN = "allocate once and reuse the memory, or take it from a pool (cudaMallocAsync)"
 REMEDY = (
     "do not call torch.cuda.empty_cache() in the loop, keep shapes constant, and set "
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -21,7 +22,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU is idle while the host allocates device memory"
     rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == MALLOC)
-    return Diagnosis(cause, REMEDY, step_s, step_s - idle_s, evidence=rows)
+    remedy = REMEDY if evidence.uses_torch else PLAIN
+    return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=rows)
 
 
 RULE = Rule(find)

@@ -8,6 +8,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.tables import Row
 
+PLAIN = "wait for the device less often: keep results there, and check them after many kernels"
 REMEDY = "remove .item(), .cpu(), print and torch.cuda.synchronize() from the step, or call them every 100th step"
 
 
@@ -18,7 +19,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU is idle while the host synchronises with it"
     rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == SYNC)
-    return Diagnosis(cause, REMEDY, step_s, step_s - idle_s, evidence=rows)
+    remedy = REMEDY if evidence.uses_torch else PLAIN
+    return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=rows)
 
 
 RULE = Rule(find)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cs_systems.analysis.attribution.usual_steps import START_UP
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
@@ -38,7 +38,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
         takes=usual.start_up_s,
         evidence=(row,),
         subject=" ",
-        comes_last=not usual.is_cold,
+        is_outside=True,
+        comes_last=usual.is_named or usual.start_up_s < MOSTLY * usual.total_s,
     )
 
 

@@ -16,7 +16,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s = evidence.step_s
     if step_s is None or evidence.has_compiled_kernels:
         return None
-    rows = evidence.rows_of(*FAMILIES, without=(Phase.OPTIMIZER,))
+    rows = evidence.rows_of(*FAMILIES, without=(Phase.OPTIMIZER,)) if evidence.mostly_torch(FAMILIES) else []
     lost_s = sum(row["time_s"] for row in rows)
     if not lost_s:
         return None

@@ -31,8 +31,10 @@ def followed(records: list[RunRecord]) -> Iterator[tuple[RunConfig, Diagnosis, f
         config = of_cell[-1].run_config.of_any_measurement
         if config not in timed:
             continue
+        near = [other for other in timed if _shared(other) == _shared(config)]
         for diagnosis in apply_rules(of_records(of_cell)).diagnoses:
-            for other, found in timed.items():
+            for other in near:
+                found = timed[other]
                 changed = {
                     name: getattr(other, name)
                     for name, each in FIELDS.items()
@@ -45,6 +47,10 @@ def followed(records: list[RunRecord]) -> Iterator[tuple[RunConfig, Diagnosis, f
                     assert now is not None
                     assert then is not None
                     yield config, diagnosis, now, then
+
+
+def _shared(config: RunConfig) -> object:
+    return config.model, config.shape, config.tokens_per_sequence, config.batch_size, config.mode
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run.relative_to(PROFILES)))

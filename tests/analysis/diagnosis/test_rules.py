@@ -198,6 +198,19 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         0.07,
         "30% of the step the GPU is idle while the host makes no CUDA call, for up to 20.0 ms (67% in augment)",
     ),
+    "small-grids": (
+        with_tables(
+            phases=[],
+            kernels=[
+                {"kernel": "hash_all", "family": "other", "time_s": 0.06, "mean_s": 0.06, "grid": "1×1×1"},
+                {"kernel": "nccl_ring", "family": "collective", "time_s": 0.03, "mean_s": 0.03, "grid": "4×1×1"},
+                {"kernel": "tiny", "family": "other", "time_s": 0.01, "mean_s": 5e-6, "grid": "1×1×1"},
+            ],
+        ),
+        None,
+        "60% of the step is kernels of few blocks, which leave most of the GPU idle (grid of 1 block, 60.0 ms each: "
+        "hash_all): divide",
+    ),
     "start-up": (
         replace(with_tables(), usual=cold_recording()),
         None,

@@ -128,6 +128,7 @@ def test_rule_needs_the_duration_of_a_step(fault: str) -> None:
     assert found(rule, replace(evidence, measurement=None, tables=tables)) is None
 
 
+GRID: dict[str, Any] = {"kernel": "few", "family": "other", "time_s": 0.06, "mean_s": 0.06, "grid": "2×4×1"}
 # rule → evidence of a step that lacks its fault, or a number that shows it
 SILENT: dict[str, tuple[Evidence, ...]] = {
     "blocking_copies": (with_tables(), timed()),
@@ -164,6 +165,7 @@ SILENT: dict[str, tuple[Evidence, ...]] = {
     "slow_products": (with_tables(phases=[]), timed(), timed(RunConfig(), tables={"phases": SLOW})),
     "late_kernels": (with_tables(), timed(), late(None)),
     "host_time": (with_tables(), timed(), with_tables(gaps=[{"device": 0, "cause": "host", "time_s": 0.03}])),
+    "small_grids": (with_tables(), timed(), with_tables(kernels=[GRID | {"grid": "3×3×1"}])),
     "start_up": (with_tables(), timed(), replace(with_tables(), usual=replace(cold_recording(), start_up_s=0.0))),
     "launch_bound": (Evidence({"overlap": [{"step_s": 1.0}]}), timed()),  # type: ignore[dict-item, list-item, typeddict-item]
     "below_ceiling": (

@@ -1,0 +1,188 @@
+"""First sentences about recordings whose truth is known by construction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cs_systems.analysis.attribution.profile import profile
+from cs_systems.analysis.attribution.usual_steps import usual_steps
+from cs_systems.analysis.diagnosis import Answer, apply_rules
+from cs_systems.analysis.diagnosis._evidence import of_profile
+from cs_systems.readers import read
+from tests.programs import ELEMENTWISE, PRODUCT, Program
+
+
+def answer(program: Program, folder: Path) -> Answer:
+    return apply_rules(of_profile(profile(read(program.write(folder / "trace.json")))))
+
+
+def codes(found: Answer) -> list[str]:
+    return [diagnosis.code for diagnosis in found.diagnoses]
+
+
+def steps(program: Program, count: int, body: Callable[[int], None]) -> Program:
+    for number in range(count):
+        start = program.now
+        body(number)
+        program.wait()
+        program.during(f"ProfilerStep#{number}", start)
+    return program
+
+
+def busy(program: Program, kernels: int = 30) -> None:
+    for _ in range(kernels):
+        program.launch(1000.0)
+
+
+def test_long_first_launch_is_start_up_and_the_rest_has_no_cause(tmp_path: Path) -> None:
+    program = Program()
+    program.launch(1000.0, call=1e6)
+    busy(program, 100)
+    found = answer(program, tmp_path)
+    assert codes(found) == ["start-up"]
+    assert found.causes[0].startswith("91% of the recording is start-up, before the usual work begins (1.00 s in first")
+    assert found.nothing == "nothing found that would save more than 5% of the time after the start-up"
+
+
+@pytest.mark.parametrize("cold", [1, 2])
+def test_slow_first_steps_are_start_up_and_the_others_are_the_subject(tmp_path: Path, cold: int) -> None:
+    program = Program()
+
+    def body(number: int) -> None:
+        program.launch(1000.0, call=200e3 if number < cold else 4.0)
+        busy(program)
+
+    found = answer(steps(program, 12, body), tmp_path)
+    assert codes(found) == ["start-up"]
+    which = "step 0 takes 231 ms" if cold == 1 else "each of the first 2 steps takes 231 ms"
+    assert f"{which} where the usual ones take 31.0 ms" in found.causes[0]
+    assert found.nothing.endswith(f"of steps {cold}–11 of 12")
+
+
+def test_cause_in_the_usual_steps_comes_before_the_start_up(tmp_path: Path) -> None:
+    program = Program()
+
+    def body(number: int) -> None:
+        for place in range(100):
+            program.launch(3.0, call=50e3 if number == place == 0 else 4.0, then=100.0)
+
+    found = answer(steps(program, 10, body), tmp_path)
+    assert codes(found) == ["launch-bound", "start-up"]
+    assert "(steps 1–9 of 10)" in found.causes[0]
+    assert "without the profiler" in found.causes[0]
+
+
+def test_range_with_the_kernels_is_the_subject_and_earlier_work_is_named(tmp_path: Path) -> None:
+    program = Program()
+    start = program.now
+    program.now += 20e6
+    program.during("init_model", start)
+    start = program.now
+    for _ in range(200):
+        program.launch(1000.0, "ampere_sgemm_128x64_tn")
+    program.wait()
+    program.during("benchmark_loop", start)
+    found = answer(program, tmp_path)
+    assert codes(found) == ["unused-tensor-cores", "start-up"]
+    assert "100% of the step is matrix products in fp32" in found.causes[0]
+    assert "(range 'benchmark_loop')" in found.causes[0]
+    assert "(20.0 s in range 'init_model')" in found.causes[1]
+
+
+def test_softmax_belongs_to_attention_only_between_two_products(tmp_path: Path) -> None:
+    alone, attention = Program(), Program()
+    for _ in range(20):
+        alone.launch(1000.0, "softmax_rows(float const*, float*, int)")
+        attention.launch(1000.0)
+        attention.launch(10.0, ELEMENTWISE)
+        attention.launch(1000.0, "softmax_warp_forward<float, float, float, 10, false>")
+        attention.launch(1000.0, PRODUCT)
+    assert codes(answer(alone, tmp_path)) == []
+    assert codes(answer(attention, tmp_path)) == ["unfused-attention"]
+
+
+def test_graph_recorded_as_a_whole_cannot_be_judged(export: Callable[..., Path]) -> None:
+    path = export(kernels=(("gemm", 900, 910, 1),))
+    database = sqlite3.connect(path)
+    database.execute(
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start, end, deviceId, streamId, correlationId, globalPid, graphId)"
+    )
+    row = (120, 880, 0, 7, 1, 7 << 24, 5)
+    database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    database.commit()
+    database.close()
+    found = apply_rules(of_profile(profile(read(path))))
+    assert found.causes == []
+    assert found.others == [
+        "cannot be told: 99% of the kernels' time is in CUDA graphs recorded as a whole; record with "
+        "--cuda-graph-trace=node"
+    ]
+
+
+def test_host_without_cuda_calls_is_named_by_its_range(tmp_path: Path) -> None:
+    program = Program()
+
+    def body(number: int) -> None:
+        busy(program, 10)
+        program.wait("cudaStreamSynchronize")
+        start = program.now
+        program.now += 20e3
+        program.during("augment", start)
+
+    found = answer(steps(program, 5, body), tmp_path)
+    assert codes(found) == ["host-time"]
+    assert "67% of the step the GPU is idle while the host makes no CUDA call, for up to 20.0 ms" in found.causes[0]
+    assert "(100% in augment)" in found.causes[0]
+
+
+def test_waits_that_the_profiler_explains_are_no_cause(tmp_path: Path) -> None:
+    """The GPU waits 20% of the recorded step; without the profiler the host would be faster than the GPU."""
+    program = Program()
+
+    def body(number: int) -> None:
+        for _ in range(200):
+            program.launch(20.0, then=21.0)
+
+    found = answer(steps(program, 5, body), tmp_path)
+    assert found.causes == []
+    assert found.others[0].startswith("cannot be told: whether the GPU waits for kernel launches: ")
+
+
+def test_one_pass_with_hardly_a_kernel_is_not_judged(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(6):
+        program.launch(3.0, then=2e6)
+    found = answer(program, tmp_path)
+    assert found.causes == []
+    assert (
+        "cannot be told: what limits a step: 6 kernels take 18.0 µs of 10.0 s, and nothing repeats" in found.others[0]
+    )
+
+
+def test_recording_without_steps_is_divided_by_its_repetition(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(8):
+        for name in ("first", "second", "third", "fourth"):
+            program.launch(100.0, f"{name}_kernel")
+        program.wait()
+    usual = usual_steps(profile(read(program.write(tmp_path / "trace.json"))))
+    assert usual.name == "repetitions of 4 kernels"
+    assert len(usual.profile.steps) == 8
+    assert usual.step_s == pytest.approx(417e-6, rel=0.02)
+
+
+def test_host_that_runs_ahead_has_steps_of_the_gpus_pace(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(6):
+        start = program.now
+        busy(program, 5)
+        if number == 5:
+            program.wait()
+        program.during(f"ProfilerStep#{number}", start)
+    usual = usual_steps(profile(read(program.write(tmp_path / "trace.json"))))
+    assert (usual.name, usual.apart) == ("", ())
+    assert usual.step_s == pytest.approx(5005e-6, rel=0.01)
