@@ -337,7 +337,7 @@ class RunConfig:
                 "steps",
                 "rounds",
             )
-        if self.profiler != "none" and self.rounds > 1:
+        if self.is_profiled and self.rounds > 1:
             raise ConfigError(f"rounds is {self.rounds}, but a profile covers one round; leave out rounds", "rounds")
         if self.seq_len is not None and self.seq_len > self.model.context_length:
             raise ConfigError(
@@ -368,6 +368,10 @@ class RunConfig:
     def is_distributed(self) -> bool:
         """Flag of a cell that runs on ranks; a cell on one rank may be the baseline of several."""
         return self.world_size > 1 or self.strategy != "single" or self.collective is not None
+
+    @property
+    def is_profiled(self) -> bool:
+        return self.profiler != RunConfig.profiler
 
     @property
     def own_code(self) -> dict[str, tuple[str, ...]]:

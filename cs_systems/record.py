@@ -277,6 +277,10 @@ class RunRecord(Displayed):
         return self.measurement is not None and all(w.code not in NO_TIMING for w in self.warnings)
 
     @property
+    def is_profiled(self) -> bool:
+        return bool(self.config.get("profiler", RunConfig.profiler) != RunConfig.profiler)
+
+    @property
     def is_loop(self) -> bool:
         """Flag of a user's own loop, which a Recorder measured."""
         return Subject.of(self.config["workload"]) is Subject.LOOP

@@ -175,19 +175,21 @@ def packed_flash2(config: RunConfig, device: Device) -> Attention:
 
 
 def _workload(config: RunConfig, device: Device, attend: Callable[[Tensor], Tensor]) -> Attention:
+    from cs_systems.measure.workloads import Cell
     from cs_systems.measure.workloads.attention import Attention, Problem, random_leaves, shape_of
 
     shape = shape_of(config)
     out_shape = (shape.batch, shape.seq, shape.heads, shape.d_head)
     leaves = random_leaves(config, device, (shape.batch, shape.seq, 3, shape.heads, shape.d_head))
-    return Attention(config, device, Problem(attend, leaves, out_shape))
+    return Attention(Cell(config), device, Problem(attend, leaves, out_shape))
 
 
 def _preflight(config: RunConfig, device: Device, gathers: bool) -> int | None:
     """Return the predicted bytes; with `gathers`, backward makes the packed gradient out of three others."""
+    from cs_systems.measure.workloads import Cell
     from cs_systems.measure.workloads.attention import Attention
 
-    return Attention.preflight(config, device, packed=gathers)
+    return Attention.preflight(Cell(config), device, packed=gathers)
 
 
 packed.preflight = partial(_preflight, gathers=True)  # type: ignore[attr-defined]

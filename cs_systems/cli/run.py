@@ -29,6 +29,7 @@ from cs_systems.core import origin
 from cs_systems.core.validation import short_name, shown
 
 if TYPE_CHECKING:
+    from cs_systems.measure.profilers import Profiler
     from cs_systems.record import RunRecord
 
 AFTERWARDS = ("none", "kineto", "nsys", "memory")
@@ -178,11 +179,11 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
             )
         else:
             records = read_records(left)[0] if left.stat().st_size else []
-            conclude([_with_report(record, out, report) for record in records], str(out), why_nothing(status))
+            conclude([_with_report(record, nsys, out, report) for record in records], str(out), why_nothing(status))
     return status
 
 
-def _with_report(record: RunRecord, out: Path, report: Path) -> RunRecord:
+def _with_report(record: RunRecord, nsys: Profiler, out: Path, report: Path) -> RunRecord:
     """Return the record; one of nsys with the tables of its report, and appended to the folder."""
     if (record.status, record.config["profiler"]) != ("ok", "nsys"):
         return record
@@ -192,7 +193,7 @@ def _with_report(record: RunRecord, out: Path, report: Path) -> RunRecord:
     path = prefix(out, record.run_config, record.repeat)
     if (written := report.with_suffix(".nsys-rep")).is_file():
         written.rename(f"{path}.nsys-rep")
-    record = with_profile(record, path, keep=True)
+    record = with_profile(record, nsys, path, keep=True)
     append_record(out, record)
     return record
 

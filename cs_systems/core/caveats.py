@@ -83,10 +83,6 @@ def caveat(code: str, message: str) -> Caveat:
     return Caveat(code, message, REMEDIES[code])
 
 
-def profile_in_words(profiler: str) -> str:
-    return "memory snapshot" if profiler == "memory_snapshot" else f"profile by {profiler}"
-
-
 def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Sequence[str] = ()) -> Caveat:
     """Return the caveat of a user's loop that ended before all steps were timed.
 
@@ -95,9 +91,9 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
         wanted: the steps to time.
         done: the steps of the loop, including warm-up; None if unknown.
         ended: `the loop ended` or `the loop was interrupted`, and the error that ended it, if any.
-        missing: the profilers that were to record after the timing.
+        missing: the results of profilers that were to record after the timing, in words.
     """
-    lost = f"; no {' and no '.join(map(profile_in_words, missing))} was recorded" if missing else ""
+    lost = f"; no {' and no '.join(missing)} was recorded" if missing else ""
     begin, _, error = ended.partition(" with ")
     how = " ".join(filter(None, [begin, f"after {done}" if done else "", f"with {error}" if error else ""]))
     message = f"{timed} of {wanted} steps were timed, because {how}{lost}"

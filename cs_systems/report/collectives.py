@@ -110,7 +110,7 @@ def lines(records: Iterable[RunRecord]) -> dict[Line, list[RunRecord]]:
     """Return the measured clean records of each line, sorted by size."""
     found: dict[Line, list[RunRecord]] = {}
     for record in records:
-        if call_s(record) and record.config.get("profiler", "none") == "none":
+        if call_s(record) and not record.is_profiled:
             shape = record.config["collective"]
             found.setdefault(Line(shape["collective"], shape["dtype"], world_size(record)), []).append(record)
     return {line: sorted(of, key=_size) for line, of in found.items()}

@@ -42,6 +42,7 @@ from cs_systems.formulas import sdpa
 from cs_systems.machine.device import Device, resolve, set_float32_matmul
 from cs_systems.measure.runtime.execute import build
 from cs_systems.measure.runtime.forecast import STEPS, forecast
+from cs_systems.measure.workloads import Cell
 
 MIB = 2**20
 HELD_OUT = Path(__file__).with_name("_held_out_families.py")
@@ -186,7 +187,7 @@ FAMILIES = (
 def measured(config: RunConfig, device: Device) -> dict[str, Any]:
     """Return the peaks of the last training step in bytes, and a description of it. Raises the model's errors."""
     set_float32_matmul(config.precision)
-    workload = build(config, device)
+    workload = build(Cell(config), device)
     peaks: dict[str, int] = {}
     for _ in range(STEPS):
         workload.prepare()

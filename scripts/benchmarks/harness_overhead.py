@@ -22,6 +22,7 @@ from cs_systems.config import RunConfig, preset
 from cs_systems.core import statistics
 from cs_systems.machine.device import Device, resolve
 from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.model.training.losses import cross_entropy
 
@@ -47,7 +48,7 @@ def compare(config: RunConfig, rounds: int, steps: int) -> dict[str, object]:
     """Alternate both loops over one model; every other round swaps their order."""
     device = resolve(config.device)
     torch.manual_seed(config.seed)
-    workload = TrainStep(config, device)
+    workload = TrainStep(Cell(config), device)
     bare_loop(workload, device, 3)
     list(measure(workload, device, warmup=3, steps=1))
     bare: list[list[float]] = []

@@ -36,6 +36,7 @@ from cs_systems.formulas import cost
 from cs_systems.machine import environment
 from cs_systems.machine.device import Device, resolve
 from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads.train_step import TrainStep
 
 PEAK_FLOPS = 989e12  # of bfloat16 on an H100 or H200, dense (data sheet)
@@ -375,7 +376,7 @@ def row_of(name: str, base: RunConfig, device: Device, steps: int, rates: tuple[
         else:
             config = replace(base, warmup=6, steps=steps, **VARIANTS[name])
             row["config"] = config.to_dict()
-            workload = TrainStep(config, device)
+            workload = TrainStep(Cell(config), device)
         samples = []
         for sample in measure(workload, device, warmup=6, steps=steps):
             samples.append(sample)

@@ -10,7 +10,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.recipes import RECIPES
 from cs_systems.machine.device import resolve
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads.train_step import TrainStep
 
 
@@ -58,10 +58,10 @@ def test_recipe_that_needs_a_hopper_gpu_is_unavailable_by_name() -> None:
         with pytest.raises(
             Unavailable, match=r"the options of recipe fast require a Hopper GPU; use those of recipe compiled instead"
         ):
-            TrainStep.preflight(cell, resolve("cpu"))
+            TrainStep.preflight(Cell(cell), resolve("cpu"))
     (cell,) = cells(recipe=("fast",), attention=("sdpa_cudnn",))
     with pytest.raises(Unavailable, match=r"^(?!.*recipe fast)"):
-        TrainStep.preflight(cell, resolve("cpu"))
+        TrainStep.preflight(Cell(cell), resolve("cpu"))
 
 
 def test_block_scope_needs_a_compiled_cell() -> None:

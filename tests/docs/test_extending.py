@@ -10,6 +10,7 @@ import torch
 
 from cs_systems.config import RunConfig
 from cs_systems.measure.profilers import Profiler
+from cs_systems.measure.workloads import Cell
 from cs_systems.model.attention import AttentionBackend
 from cs_systems.model.attention.naive import attention
 from cs_systems.model.parallel import ParallelStrategy
@@ -39,7 +40,7 @@ def test_attention_agrees_with_the_reference(causal: bool) -> None:
 
 
 def test_workload_is_measured() -> None:
-    workload = _namespace("workloads")["WORKLOAD"](RunConfig(batch_size=2), SimpleNamespace(torch="cpu"))
+    workload = _namespace("workloads")["WORKLOAD"](Cell(RunConfig(batch_size=2)), SimpleNamespace(torch="cpu"))
     workload.prepare()
     assert [name for name, run in workload.step() if run() is None] == ["first", "second"]
     assert workload.y.shape == (2, 64, 64)

@@ -12,6 +12,7 @@ from cs_systems.config import PRESETS, AttentionShape, Mode, ModelConfig, Precis
 from cs_systems.formulas import cost
 from cs_systems.formulas.cost import FULL_MATRIX, AttentionAlgorithm
 from cs_systems.formulas.peaks import DATA_SHEETS, peak_bandwidth, peak_flops, peak_link
+from cs_systems.measure.workloads import Cell
 
 ODD = ModelConfig(d_model=48, d_ff=100, num_layers=3, num_heads=3, vocab_size=77, context_length=64)
 TILED = AttentionAlgorithm(block_q=16, block_k=16, backward_matmuls=5)
@@ -208,7 +209,7 @@ def test_flops_of_the_last_layer_lie_in_the_loss_with_fused_cross_entropy() -> N
         model=replace(PRESETS["tiny"], context_length=37), batch_size=2, device="cpu", mode="forward-backward",  # type: ignore[arg-type]
         parts=("fused_cross_entropy",),
     )  # fmt: skip
-    workload = TrainStep(config, resolve("cpu"))
+    workload = TrainStep(Cell(config), resolve("cpu"))
     predicted = workload.cost()
     assert predicted is not None
     counted = {}
@@ -218,7 +219,7 @@ def test_flops_of_the_last_layer_lie_in_the_loss_with_fused_cross_entropy() -> N
             run()
         counted[phase] = counter.get_total_flops()
     assert counted == {phase: cost.hardware_flops for phase, cost in predicted.items()}
-    plain = TrainStep(replace(config, parts=()), resolve("cpu")).cost()
+    plain = TrainStep(Cell(replace(config, parts=())), resolve("cpu")).cost()
     assert plain is not None
     assert cost.total(predicted.values()).model_flops == cost.total(plain.values()).model_flops
 

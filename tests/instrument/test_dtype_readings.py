@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from cs_systems.analysis.comparison.dtypes import contradiction, dtypes
 from cs_systems.config import PRESETS, Mode, Precision, RunConfig
-from cs_systems.core import plugins
 from cs_systems.instrument.dtype_readings import DtypeReadings, reading
 from cs_systems.machine.device import resolve
-from cs_systems.measure.workloads import Unavailable, Workload
+from cs_systems.measure.workloads import Cell, Unavailable, Workload
 from cs_systems.model.attention.naive import attention
 
 CPU = resolve("cpu")
@@ -22,8 +21,8 @@ CPU = resolve("cpu")
 
 def workload(name: str, precision: Precision, **changes: Any) -> Workload:
     model = {} if name == "toy" else {"model": PRESETS["tiny"]}
-    config = RunConfig(workload=name, device="cpu", precision=precision, **model, **changes)
-    made: Workload = plugins.get("workloads", name)(config, CPU)
+    cell = Cell(RunConfig(workload=name, device="cpu", precision=precision, **model, **changes))
+    made: Workload = cell.workload(cell, CPU)
     return made
 
 
@@ -67,7 +66,8 @@ def test_dtypes_without_autocast_equal_the_parameters(precision: Precision, dtyp
 @pytest.mark.gpu
 def test_autocast_normalises_in_fp32_on_gpu() -> None:
     device = resolve("cuda")
-    made = plugins.get("workloads", "toy")(RunConfig(workload="toy", precision=Precision.FP16), device)
+    cell = Cell(RunConfig(workload="toy", precision=Precision.FP16))
+    made = cell.workload(cell, device)
     rows = rows_of(read_step(made))
     assert (rows["ln"]["inputs"], rows["ln"]["outputs"], rows["ln"]["cast"]) == ("float16", "float32", "up")
     assert (rows["fc2"]["inputs"], rows["fc2"]["outputs"]) == ("float32", "float16")

@@ -191,7 +191,7 @@ def _clean(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def undisturbed(records: Sequence[RunRecord]) -> list[RunRecord]:
-    return [record for record in records if record.config.get("profiler", "none") == "none"]
+    return [record for record in records if not record.is_profiled]
 
 
 def _left_out(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:

@@ -125,7 +125,7 @@ def name(config: RunConfig) -> str:
 
 
 def clean(group: Iterable[RunRecord]) -> list[RunRecord]:
-    return [record for record in group if record.run_config.profiler == "none"]
+    return [record for record in group if not record.is_profiled]
 
 
 def seen_by(profiler: str, record: RunRecord, group: Iterable[RunRecord]) -> RunRecord | None:

@@ -364,9 +364,8 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     profiler. Tables of profilers that change the step, such as the waits of its ranks, are left out.
     """
     has_times = Subject.of(records[0].config["workload"]).is_timed
-    under = [(r, r.config.get("profiler", "none")) for r in records if has_times]
-    timed = [r for r, profiler in under if profiler == "none" and r.is_timing]
-    profiled = [r for r, profiler in under if profiler != "none" and measured_by(profiler) == "time"]
+    timed = [r for r in records if has_times and not r.is_profiled and r.is_timing]
+    profiled = [r for r in records if has_times and r.is_profiled and measured_by(r.config["profiler"]) == "time"]
     tables: Tables = {}
     for record in (*profiled, *timed):
         tables = {**tables, **record.results}

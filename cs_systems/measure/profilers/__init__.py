@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
 
+class Unavailable(Exception):
+    """Error for a cell that this machine, backend or profiler cannot run; the message has the reason and the remedy."""
+
+
 class ProfileLost(RuntimeError):
     """Error for a profiler that left no result although the cell was measured.
 
@@ -81,6 +85,11 @@ class Profiler:
         literal, because reports read it from the source file.
     on_each_rank: whether a Recorder runs it on each rank, and not only on rank 0.
     sees_oom: whether a cell that ran out of memory has results to collect, too.
+    checks: fields of the RunConfig that `collect` compares with what ran: no workload needs to read them.
+    compares: whether it needs the step of a user's own model to be run a second time, in fp32.
+    forecasts: whether it compares the memory of a user's own model with a prediction.
+    tool: the tool that it uses, if a process can use that only once at a time; a key of `recorder.own_tools.TOOLS`.
+    result: its result in words; by default "profile by NAME".
     instead: the alternative if `problem` finds something: on the command line, and in Python.
     """
 
@@ -92,4 +101,14 @@ class Profiler:
     measures: str = "time"
     on_each_rank: bool = False
     sees_oom: bool = False
+    checks: frozenset[str] = frozenset()
+    compares: bool = False
+    forecasts: bool = False
+    tool: str | None = None
+    result: str | None = None
     instead: tuple[str, str] | None = None
+
+    @property
+    def is_launcher(self) -> bool:
+        """Flag of a profiler with a command of its own, which starts the process that it records."""
+        return self.launch is not Profiler.launch

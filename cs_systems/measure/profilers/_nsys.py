@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.core.diagnostic import Diagnostic, diagnostic
-from cs_systems.measure.profilers import ProfileLost
+from cs_systems.measure.profilers import ProfileLost, Unavailable
 from cs_systems.readers._nsys import PUSH_POP
 from cs_systems.readers.forms.modules import beside
 from cs_systems.readers.nsys import EXPORT
@@ -148,7 +148,6 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from cs_systems.instrument.annotate import NvtxRanges
     from cs_systems.instrument.hooks import annotated
     from cs_systems.instrument.structure import as_table, rows
-    from cs_systems.measure.workloads import Unavailable
 
     try:
         ranges = NvtxRanges()

@@ -53,4 +53,4 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return Collected({}, results, contradiction=cause)
 
 
-PROFILER = Profiler(region=region, collect=collect, measures="values")
+PROFILER = Profiler(region=region, collect=collect, measures="values", checks=frozenset({"precision"}))

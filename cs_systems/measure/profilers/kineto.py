@@ -36,4 +36,4 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return replace(tables(trace, record), artifacts={"trace": trace})
 
 
-PROFILER = Profiler(region=region, collect=collect, on_each_rank=True)
+PROFILER = Profiler(region=region, collect=collect, on_each_rank=True, tool="torch.profiler")

@@ -90,4 +90,4 @@ def _with_prediction(row: tables.MemoryReading, predicted: list[PhaseMemory], wa
     }
 
 
-PROFILER = Profiler(region=region, collect=collect, measures="memory", sees_oom=True)
+PROFILER = Profiler(region=region, collect=collect, measures="memory", sees_oom=True, forecasts=True)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.measure.profilers import Collected, ProfileLost, Profiler
+from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, Unavailable
 from cs_systems.readers.snapshot import SIDECAR_VERSION
 from cs_systems.record import RunRecord
 
@@ -36,7 +36,6 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from cs_systems.instrument.annotate import RecordFunctionRanges
     from cs_systems.instrument.hooks import annotated
     from cs_systems.instrument.memory_readings import named_tensors
-    from cs_systems.measure.workloads import Unavailable
 
     if not device.is_cuda:
         raise Unavailable("a memory snapshot requires a CUDA device; leave it out or run on a GPU")
@@ -66,4 +65,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return Collected({"snapshot": snapshot, "snapshot_names": sidecar})
 
 
-PROFILER = Profiler(region=region, collect=collect, measures="memory", sees_oom=True)
+PROFILER = Profiler(
+    region=region, collect=collect, measures="memory", sees_oom=True,
+    tool="CUDA memory history", result="memory snapshot",
+)  # fmt: skip

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
 from cs_systems.core.diagnostic import Diagnostic, diagnostic
-from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, _nsys
+from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, Unavailable, _nsys
 from cs_systems.readers import ncu as reports
 from cs_systems.record import RunRecord
 
@@ -114,8 +114,6 @@ def _log(out: Path) -> Path:
 
 @contextmanager
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
-    from cs_systems.measure.workloads import Unavailable
-
     if not device.is_cuda:
         raise Unavailable("the profiler ncu requires a CUDA device; use the profiler kineto")
     with _nsys.region(out, device, model):

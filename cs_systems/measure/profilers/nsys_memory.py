@@ -20,7 +20,7 @@ from cs_systems.analysis.attribution.memory_ranges import (
     memory_ranges,
 )
 from cs_systems.config import ConfigError, Phase
-from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, _nsys
+from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, Unavailable, _nsys
 from cs_systems.measure.profilers._blocks import gradients_of_a_block, kept_by_eager_block
 from cs_systems.readers import read
 from cs_systems.record import RunRecord
@@ -37,8 +37,6 @@ def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool
 
 @contextmanager
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
-    from cs_systems.measure.workloads import Unavailable
-
     if not device.is_cuda:
         raise Unavailable("the profiler nsys_memory requires a CUDA device; run on a GPU, or do without this profiler")
     with _nsys.region(out, device, model):

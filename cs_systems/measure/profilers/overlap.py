@@ -73,4 +73,4 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return Collected(dict(zip(names, paths, strict=True)), results, caveats)
 
 
-PROFILER = Profiler(region=region, collect=collect)
+PROFILER = Profiler(region=region, collect=collect, tool="torch.profiler")

@@ -18,4 +18,4 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return Collected()
 
 
-PROFILER = Profiler(collect=collect, measures="values")
+PROFILER = Profiler(collect=collect, measures="values", compares=True)

@@ -238,7 +238,7 @@ def _own_caveats(
 ) -> Iterable[Caveat]:
     timed = len(measurement.timed)
     if ended is not None:
-        done = len(measurement.samples) if config.profiler == "none" else None
+        done = len(measurement.samples) if not config.is_profiled else None
         yield caveats.cut_short(timed, config.steps, done, ended, missing)
     if mallocs:
         calls = counted(mallocs, "cudaMalloc call")

@@ -18,15 +18,12 @@ from torch.profiler import ProfilerAction
 
 from cs_systems.instrument.compiler import passed_through, replaced
 
-TOOLS = {"kineto": "torch.profiler", "memory_snapshot": "CUDA memory history"}  # profiler → the tool that it uses
-
-
-def _is_active(profiler: str) -> bool:
-    """Return whether the tool that a profiler uses is active in this process."""
-    if profiler == "kineto":
-        return bool(torch._C._autograd._profiler_enabled())
+PROFILER, HISTORY = "torch.profiler", "CUDA memory history"
+TOOLS: dict[str, Callable[[], bool]] = {  # tool, as a Profiler names it → whether it is active in this process
+    PROFILER: lambda: bool(torch._C._autograd._profiler_enabled()),
     # PyTorch crashes on this query before its allocator exists.
-    return profiler == "memory_snapshot" and torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled()
+    HISTORY: lambda: torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled(),
+}
 
 
 class OwnTools:
@@ -40,7 +37,7 @@ class OwnTools:
     def __init__(self) -> None:
         self.gives_way: Callable[[], object] | None = None
         self.captures_held = 0
-        self._used_by_us: str | None = None  # our active profiler, if it uses one of the tools
+        self._used_by_us: str | None = None  # the tool that our active profiler uses
         self._we_call = False
         self._is_profiler_prepared = False  # prepared by the program, which will enable it without another preparation
         self._installed = ExitStack()
@@ -48,10 +45,10 @@ class OwnTools:
     def watch(self) -> None:
         """Begin to observe; `close` ends it."""
         profiler: Any = torch.autograd.profiler
-        self._precede(profiler, "_prepare_profiler", lambda: self._profiler_is_prepared(True), "kineto")
-        self._precede(profiler, "_enable_profiler", lambda: self._profiler_is_prepared(True), "kineto")
+        self._precede(profiler, "_prepare_profiler", lambda: self._profiler_is_prepared(True), PROFILER)
+        self._precede(profiler, "_enable_profiler", lambda: self._profiler_is_prepared(True), PROFILER)
         self._precede(profiler, "_disable_profiler", lambda: self._profiler_is_prepared(False), None)
-        self._precede(torch.cuda.memory, "_record_memory_history", lambda: None, "memory_snapshot")
+        self._precede(torch.cuda.memory, "_record_memory_history", lambda: None, HISTORY)
 
     def find_prepared(self) -> None:
         """Find a torch.profiler that the program prepared before the observation began."""
@@ -67,41 +64,40 @@ class OwnTools:
     def close(self) -> None:
         self._installed.close()
 
-    def in_use(self, profiler: str) -> str | None:
-        """Return the program's active tool that this profiler of ours would disturb now, or None."""
-        if profiler == self._used_by_us:
-            return None
-        is_prepared = profiler == "kineto" and self._is_profiler_prepared
-        return TOOLS[profiler] if is_prepared or _is_active(profiler) else None
+    def in_use(self, tool: str | None) -> bool:
+        """Return whether the program uses this tool now, so that a profiler of ours that needs it would disturb."""
+        if tool is None or tool == self._used_by_us:
+            return False
+        return (tool == PROFILER and self._is_profiler_prepared) or TOOLS[tool]()
 
     def slowing(self) -> set[str]:
         """Return the program's active tools that make its steps slower."""
         tracers = {"sys.settrace": sys.gettrace(), "sys.setprofile": sys.getprofile()}
         found = {name for name, tracer in tracers.items() if tracer is not None}
-        return found | {TOOLS[profiler] for profiler in TOOLS if profiler != self._used_by_us and _is_active(profiler)}
+        return found | {tool for tool, is_active in TOOLS.items() if tool != self._used_by_us and is_active()}
 
     @contextmanager
-    def ours(self, profiler: str | None) -> Iterator[None]:
-        """Treat the calls inside as ours; afterwards this profiler of ours is active, or none."""
+    def ours(self, tool: str | None) -> Iterator[None]:
+        """Treat the calls inside as ours; afterwards a profiler of ours uses this tool, or none."""
         self._we_call = True
         try:
             yield
-            self._used_by_us = profiler
+            self._used_by_us = tool
         finally:
             self._we_call = False
 
     def _profiler_is_prepared(self, prepared: bool) -> None:
         self._is_profiler_prepared = prepared
 
-    def _precede(self, owner: Any, name: str, note: Callable[[], object], profiler: str | None) -> None:
-        """Call `note` before each call of a function by the program, after stopping this profiler of ours."""
+    def _precede(self, owner: Any, name: str, note: Callable[[], object], tool: str | None) -> None:
+        """Call `note` before each call of a function by the program, after stopping a profiler of ours on this tool."""
         function = getattr(owner, name)
 
         @passed_through
         @functools.wraps(function)
         def preceded(*args: Any, **kwargs: Any) -> Any:
             if not self._we_call:
-                if profiler is not None and profiler == self._used_by_us and self.gives_way is not None:
+                if tool is not None and tool == self._used_by_us and self.gives_way is not None:
                     self.gives_way()
                 note()
             return function(*args, **kwargs)

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import caveats, plugins
-from cs_systems.core.caveats import REMEDIES, Caveat, profile_in_words
+from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, short_name, shown
 from cs_systems.instrument.annotate import hidden_from_modes
 from cs_systems.instrument.compiler import Observation, untraced
@@ -38,7 +38,7 @@ from cs_systems.machine.environment import environment
 from cs_systems.measure.profilers import Profiler, _nsys, rank_file
 from cs_systems.measure.recorder import _ranks, _result, hooks
 from cs_systems.measure.recorder.outcome import Outcome
-from cs_systems.measure.recorder.own_tools import TOOLS, OwnTools
+from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
 from cs_systems.measure.runtime import observed
 from cs_systems.measure.runtime.journal import Journal
@@ -52,19 +52,23 @@ AFTER_FAILURE_S = 2.0  # time that rank 0 waits for the other ranks if its own l
 
 
 class Stage(NamedTuple):
-    """Part of a recording: `steps` steps under a profiler, or timed without one."""
+    """Part of a recording: `steps` steps under the profiler `name`, or timed without one."""
 
-    profiler: str
+    name: str
     steps: int
+    profiler: Profiler
+
+    @classmethod
+    def of(cls, name: str, steps: int) -> Stage:
+        return cls(name, steps, plugins.get("profilers", name))
 
     @property
     def is_timed(self) -> bool:
-        return self.profiler == "none"
+        return self.name == RunConfig.profiler
 
     @property
-    def on_each_rank(self) -> bool:
-        profiler: Profiler = plugins.get("profilers", self.profiler)
-        return profiler.on_each_rank
+    def words(self) -> str:
+        return self.profiler.result or f"profile by {self.name}"
 
 
 class Taken(NamedTuple):
@@ -148,7 +152,7 @@ class Recorder:
         for what, value in (("snapshot", snapshot), ("record_host", record_host)):
             if not isinstance(value, bool):
                 raise ConfigError(f"{what} is {shown(value)}; give True or False")
-        least_profiled = 0 if profile == "none" and not snapshot else 1
+        least_profiled = 0 if profile == RunConfig.profiler and not snapshot else 1
         counts = (("warmup", warmup, 0), ("steps", steps, 1), ("profile_steps", profile_steps, least_profiled))
         for what, count, least in counts:
             if not is_whole(count) or count < least:
@@ -161,13 +165,13 @@ class Recorder:
         default = " + ".join(type(m).__name__ for m in models) or "unnamed"
         name = short_name("name", default if name is None else name)
         place = Device(_device_of(models) if device is None else _named_device(device))
-        if profile == "nsys" and self._is_in_code and _ranks.rank() == 0 and not _nsys.started_this_process():
-            raise ConfigError(f"profile is 'nsys', but {_nsys.not_started(place.is_cuda)}")
+        profiles = [*([profile] if profile != RunConfig.profiler else []), *(["memory_snapshot"] if snapshot else [])]
+        self._stages = [Stage.of(RunConfig.profiler, steps), *(Stage.of(each, profile_steps) for each in profiles)]
+        if self._is_in_code and self._is_below_nsys and _ranks.rank() == 0 and not _nsys.started_this_process():
+            raise ConfigError(f"profile is {profile!r}, but {_nsys.not_started(place.is_cuda)}")
         self._subject = _result.Subject(name, place, models, optimizers, tokens, _ranks.world_size())
         self._out, self._warmup, self._patience_s, self._clock = Path(out), warmup, patience_s, clock
         self._record_host = record_host
-        profilers = [*([profile] if profile != "none" else []), *(["memory_snapshot"] if snapshot else [])]
-        self._stages = [Stage("none", steps), *(Stage(profiler, profile_steps) for profiler in profilers)]
         self._all_steps = warmup + sum(stage.steps for stage in self._stages)
         self.records: list[RunRecord] = []
         self._state = "new"
@@ -288,13 +292,18 @@ class Recorder:
 
     def _install(self, tracker: Tracker) -> None:
         self._outcome.observe(self._installed)
-        if self._subject.device.is_cuda and any(stage.profiler == "nsys" for stage in self._stages):
+        if self._subject.device.is_cuda and self._is_below_nsys:
             self._tools.hold_captures()
         hooks.observe(self._installed, tracker, self._called())
 
     def _called(self) -> Sequence[nn.Module]:
         """Return the modules with calls that count as forward."""
         return self._subject.models
+
+    @property
+    def _is_below_nsys(self) -> bool:
+        """Flag of a recording with a stage to come that nsys records, which must have started this process."""
+        return any(stage.profiler.is_launcher for stage in self._stages)
 
     def _off(self) -> None:
         self._tracker = None
@@ -350,7 +359,7 @@ class Recorder:
         if self._waits_for is not None:
             self._given.clear()
             tracker.start()
-            if self._tools.in_use(self._stages[0].profiler) is None:
+            if not self._tools.in_use(self._stages[0].profiler.tool):
                 self._soon(tracker, lambda: self._begin_next(tracker))
             return
         is_warmup = len(self._warm) < self._warmup
@@ -391,19 +400,17 @@ class Recorder:
         """Begin the next stage that can run here, or end the recording."""
         while self._stages:
             stage = self._stages[0]
-            if not self._is_writer and not stage.on_each_rank:
+            if not self._is_writer and not stage.profiler.on_each_rank:
                 self._stages.pop(0)
                 continue
-            if (tool := self._tools.in_use(stage.profiler)) is not None:
-                self._waits_for = tool
+            if self._tools.in_use(stage.profiler.tool):
+                self._waits_for = stage.profiler.tool
                 return
             self._waits_for = None
             try:
                 self._out.mkdir(parents=True, exist_ok=True)  # on another machine than rank 0's
-                region = plugins.get("profilers", stage.profiler).region(
-                    self._path(stage), self._subject.device, self._model()
-                )
-                with self._tools.ours(stage.profiler):
+                region = stage.profiler.region(self._path(stage), self._subject.device, self._model())
+                with self._tools.ours(stage.profiler.tool):
                     self._region.enter_context(region)
             except Exception as error:
                 status = "unavailable" if isinstance(error, Unavailable) else "error"
@@ -421,7 +428,7 @@ class Recorder:
         self._leave_region()
         for file in self._files(stage):
             file.unlink()
-        self._timed, self._waits_for = [], TOOLS[stage.profiler]
+        self._timed, self._waits_for = [], stage.profiler.tool
         if self._tracker is not None:
             self._tracker.begin_stage()
 
@@ -433,7 +440,7 @@ class Recorder:
             record = self._record(stage, ended, error)
             self._publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)
         except Exception as lost:  # catch everything: a lost record must not end the user's loop
-            what = "timing" if stage.is_timed else profile_in_words(stage.profiler)
+            what = "timing" if stage.is_timed else stage.words
             remedy = "" if "; " in str(lost) else "; remove the cause, then run the loop again"
             text = f"the record of the {what} was lost: {_described(lost)}{remedy}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
@@ -475,15 +482,15 @@ class Recorder:
             recomputed_s=sum(taken.timeline.recomputed_s() for taken in self._timed),
             precision=self._precision,
             ended=ended,
-            missing=[later.profiler for later in self._stages] if ended is not None else (),
+            missing=[later.words for later in self._stages] if ended is not None else (),
             mallocs=now - self._mallocs if device.is_cuda and now is not None and self._mallocs is not None else None,
             outcome=self._outcome_caveats(),
         )
         if stage.is_timed and self._slowed_by:
             record = with_caveat(record, caveats.own_tools(self._slowed_by))
-        if stage.profiler == "nsys" and self._tools.captures_held:
+        if stage.profiler.is_launcher and self._tools.captures_held:
             record = with_caveat(record, caveats.own_capture(self._tools.captures_held))
-        if any(later.profiler == "nsys" for later in self._stages):
+        if self._is_below_nsys:
             what = "timed in a process that nsys had started; it traced nothing yet"
             record = with_caveat(record, Caveat("below-nsys", what, REMEDIES["below-nsys"]))
         return record
@@ -496,11 +503,10 @@ class Recorder:
     def _before_which(self, stage: Stage) -> str:
         """Return a phrase for the point at which the loop ended that left this stage without a step."""
         if self._waits_for is not None:
-            what = profile_in_words(stage.profiler)
-            return f"while its own {self._waits_for} was active, which excludes a {what} of ours"
+            return f"while its own {self._waits_for} was active, which excludes a {stage.words} of ours"
         if stage.is_timed:
             return f"after {len(self._warm)} of {self._warmup} warm-up steps"
-        return f"before the {profile_in_words(stage.profiler)} was recorded"
+        return f"before the {stage.words} was recorded"
 
     def _remedy(self, stage: Stage, error: BaseException | None) -> str:
         """Return the remedy for a stage without a step. Ctrl-C and sys.exit() do not count as errors of the script."""
@@ -523,7 +529,7 @@ class Recorder:
         return f"warmup=1, steps={done - 1}"
 
     def _without(self, stage: Stage) -> str:
-        return "leave out snapshot" if stage.profiler == "memory_snapshot" else "pass profile='none'"
+        return "leave out snapshot" if stage.name not in PROFILES else "pass profile='none'"
 
     def _samples(self) -> list[Sample]:
         """Return the samples of this stage, its warm-up first."""
@@ -544,9 +550,9 @@ class Recorder:
     def _profiled(self, record: RunRecord, stage: Stage) -> RunRecord:
         if record.status != "ok":
             return record
-        if stage.profiler == "nsys":
+        if stage.profiler.is_launcher:
             return self._without_report(record)
-        return with_profile(record, self._path(stage), keep=True)
+        return with_profile(record, stage.profiler, self._path(stage), keep=True)
 
     def _without_report(self, record: RunRecord) -> RunRecord:
         """Return the record of a profile by nsys, which writes its report only when the process has ended."""
@@ -557,27 +563,27 @@ class Recorder:
         """Write the record of one process, or on rank 0 of all ranks; a profile's record includes the ranks' traces."""
         if not self._is_writer and self._meeting is not None:
             files = [file.name for file in self._files(stage)]
-            self._meeting.leave(stage.profiler, record.to_json() if stage.is_timed else json.dumps(files))
+            self._meeting.leave(stage.name, record.to_json() if stage.is_timed else json.dumps(files))
             return
         record = record.stamped(record_host=self._record_host)
         if not stage.is_timed:
             record = self._profiled(record, stage)
         if self._meeting is not None and stage.is_timed:
-            record = _ranks.with_others(record, self._meeting.collect(stage.profiler, patience_s))
-        elif self._meeting is not None and record.status == "ok" and stage.on_each_rank:
-            left = self._meeting.collect(stage.profiler, patience_s)
+            record = _ranks.with_others(record, self._meeting.collect(stage.name, patience_s))
+        elif self._meeting is not None and record.status == "ok" and stage.profiler.on_each_rank:
+            left = self._meeting.collect(stage.name, patience_s)
             traces = {f"trace_rank{rank}": name for rank, names in left.items() for name in json.loads(names)}
             here = {what: name for what, name in traces.items() if (self._out / name).is_file()}
             record = replace(record, artifacts=record.artifacts | here)
-        self._append(record)
+        self._append(record, stage)
 
-    def _append(self, record: RunRecord) -> None:
+    def _append(self, record: RunRecord, stage: Stage) -> None:
         if self._is_writer:
             append_record(self._out, record)
             self.records.append(record)
 
     def _config(self, stage: Stage) -> RunConfig:
-        return self._subject.config(warmup=self._warmup, steps=stage.steps, profiler=stage.profiler)
+        return self._subject.config(warmup=self._warmup, steps=stage.steps, profiler=stage.name)
 
     def _path(self, stage: Stage) -> Path:
         config = self._config(stage)

@@ -33,7 +33,7 @@ from cs_systems.instrument.compiler import Observation, is_tracing, passed_throu
 from cs_systems.measure.recorder import _result, hooks
 from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, OTHER, Call, Cut, Tracker
-from cs_systems.measure.recorder.recorder import Recorder, Stage, Taken, with_caveat
+from cs_systems.measure.recorder.recorder import PROFILES, Recorder, Stage, Taken, with_caveat
 from cs_systems.record import RunRecord
 
 # Another optimizer trains something else if it makes more steps than this after the first one's last step, and more
@@ -343,18 +343,16 @@ class ScriptRecorder(Recorder):
         return f"--steps 1:{done}"
 
     def _without(self, stage: Stage) -> str:
-        return (
-            "leave out --snapshot and memory in --with" if stage.profiler == "memory_snapshot" else "leave out --with"
-        )
+        return "leave out --snapshot and memory in --with" if stage.name not in PROFILES else "leave out --with"
 
     def _without_report(self, record: RunRecord) -> RunRecord:
         return record if self._waits_for_nsys else super()._without_report(record)
 
-    def _append(self, record: RunRecord) -> None:
-        if self._waits_for_nsys and (record.status, record.config["profiler"]) == ("ok", "nsys"):
+    def _append(self, record: RunRecord, stage: Stage) -> None:
+        if self._waits_for_nsys and record.status == "ok" and stage.profiler.is_launcher:
             self.records.append(record)
         else:
-            super()._append(record)
+            super()._append(record, stage)
 
 
 def _in_optimizer_step() -> bool:

@@ -37,7 +37,7 @@ from cs_systems.measure.runtime.plain_rows import DESCRIPTION, check_phases, pla
 from cs_systems.measure.runtime.process_state import ProcessState, seed_all
 from cs_systems.measure.runtime.timing import measure
 from cs_systems.measure.runtime.warming import WarmupProgress
-from cs_systems.measure.workloads import Unavailable, Workload, _foreign
+from cs_systems.measure.workloads import Cell, Unavailable, Workload, _foreign
 from cs_systems.measure.workloads._batches import StepSize, differ, sizes_row
 from cs_systems.measure.workloads._foreign_errors import ForeignErrors
 from cs_systems.measure.workloads._module import ModuleStep
@@ -54,28 +54,25 @@ CERTAIN = 1.2
 _COUNTED_STEPS = 3  # tries to get a step of the usual size, of which FLOPs are counted
 
 
-def build(config: RunConfig, device: Device) -> Workload:
-    """Build the workload that a config names. Raises Unavailable, ConfigError, or whatever the build raises."""
-    made = _factory(config)
-    if plugins.is_foreign(config.workload):
-        seed_all(config.seed)
-        if config.profiler == "precision_error":
-            return ForeignErrors(config, device)
-        return _foreign.build(made, config, device)
-    workload: Workload = made(config, device)
-    return workload
+def build(cell: Cell, device: Device) -> Workload:
+    """Build the workload of a cell. Raises Unavailable, ConfigError, or whatever the build raises."""
+    make: Callable[[Cell, Device], Workload] = cell.workload
+    if not cell.is_own:
+        return make(cell, device)
+    seed_all(cell.config.seed)
+    return ForeignErrors(cell, device) if cell.profiler.compares else _foreign.build(cell, device)
 
 
-def preflight(config: RunConfig, device: Device) -> int | None:
+def preflight(cell: Cell, device: Device) -> int | None:
     """Return the predicted peak bytes of a cell, or None if nothing predicts it.
 
     Raises Unavailable if it cannot run here, and ConfigError if its predictor returns no number of bytes.
     """
-    predict = getattr(_factory(config), "preflight", None)
-    predicted = predict(config, device) if predict else None
+    predict = getattr(cell.workload, "preflight", None)
+    predicted = predict(cell.config if cell.is_own else cell, device) if predict else None
     if predicted is None or (type(predicted) is int and 0 <= predicted < _MOST_BYTES):
         return predicted
-    returned = f"preflight() of {config.workload} returned {_shown(predicted)}"
+    returned = f"preflight() of {cell.config.workload} returned {_shown(predicted)}"
     raise ConfigError(f"{returned}; return the bytes as an int of at least 0, or None")
 
 
@@ -108,16 +105,12 @@ def _shown(value: Any) -> str:
     return f"an object of type {type(value).__name__}" if not isinstance(value, int) else "a number that is too large"
 
 
-def _factory(config: RunConfig) -> Any:
-    return plugins.get("workloads", config.workload)
-
-
 @dataclass
 class _Cell:
-    """State of one config between its start and its record."""
+    """State of one cell between its start and its record."""
 
     index: int
-    config: RunConfig
+    resolved: Cell
     workload: Workload | None = None
     predicted_peak_bytes: int | None = None
     samples: list[Sample] = field(default_factory=list)
@@ -130,6 +123,10 @@ class _Cell:
     before: Environment | None = None
     state: ProcessState | None = None  # state of the process when the cell's last visit ended
 
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
 
 def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None = None, emit: Emit) -> bool:
     """Measure the cells, in rounds if there are several. Returns False if the process must be replaced.
@@ -139,7 +136,7 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
     Each cell ends in one `CellRecord`. A failed cell leaves the others untouched, and each starts in the process state
     from before the first. If that state cannot be restored, the process must be replaced.
     """
-    cells = [_Cell(i, c) for i, c in enumerate(configs)]
+    cells = [_Cell(i, Cell(c)) for i, c in enumerate(configs)]
     _load_sources(cells, emit)
     seed_all()
     clean = ProcessState()
@@ -223,7 +220,7 @@ def _all_fit(cells: list[_Cell], emit: Emit) -> bool:
             device = devices.resolve(cell.config.device)
             limit = cell.config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
             try:
-                predicted = preflight(cell.config, device)
+                predicted = preflight(cell.resolved, device)
             except Unavailable:  # it takes no memory, as its first visit is its last
                 continue
             if predicted is None or limit is None:
@@ -253,10 +250,10 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
     warmup, warmup_s = config.warmup, config.warmup_s
     if cell.workload is None:
         started = time.perf_counter()
-        cell.predicted_peak_bytes = preflight(config, device)
-        if not plugins.is_foreign(config.workload):
+        cell.predicted_peak_bytes = preflight(cell.resolved, device)
+        if not cell.resolved.is_own:
             _refuse_too_large(cell.predicted_peak_bytes, device)
-        cell.workload = build(config, device)
+        cell.workload = build(cell.resolved, device)
         device.synchronize()
         cell.setup_s += time.perf_counter() - started
     else:
@@ -266,7 +263,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
     steps = config.steps // config.rounds + (round < config.steps % config.rounds)
     probes = Probes(device)
     device.reset_peaks()
-    region = _region(cell.workload, config, device, out)
+    region = _region(cell, device, out)
     with _compiling(config):
         known = len(graph_breaks())
         samples = partial(
@@ -277,8 +274,8 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
         try:
             cell.samples += samples(cell.workload, region=region)
         except _foreign.FactoryFound as found:
-            cell.workload = _foreign.from_result(found.result, config, device, set())
-            cell.samples += samples(cell.workload, region=_region(cell.workload, config, device, out))
+            cell.workload = _foreign.from_result(found.result, cell.resolved, device, set())
+            cell.samples += samples(cell.workload, region=_region(cell, device, out))
         cell.sizes += _sizes(cell.workload)
         cell.graph_breaks += graph_breaks()[known:]
     cell.peaks.append((_own_peak_bytes(cell, device), None if shared else device.peak_reserved_bytes()))
@@ -298,23 +295,21 @@ def _own_peak_bytes(cell: _Cell, device: Device) -> int | None:
     return None if peak_bytes is None else peak_bytes - cell.others_bytes
 
 
-def _region(
-    workload: Workload, config: RunConfig, device: Device, out: Path | None
-) -> Callable[[], AbstractContextManager[object]]:
+def _region(cell: _Cell, device: Device, out: Path | None) -> Callable[[], AbstractContextManager[object]]:
     """Return the factory of the profiler's context for the timed steps.
 
     Hooks go on an uncompiled model, and on a user's own compiled one, whose code then names its modules.
     """
-    if config.profiler == "none":
+    if not cell.config.is_profiled:
         return nullcontext
     assert out is not None
-    model = getattr(workload, "model", None) if config.compile == "none" else getattr(workload, "compiled_model", None)
-    return partial(plugins.get("profilers", config.profiler).region, out, device, model)
+    model = getattr(cell.workload, "model" if cell.config.compile == "none" else "compiled_model", None)
+    return partial(cell.resolved.profiler.region, out, device, model)
 
 
 def _compiling(config: RunConfig) -> AbstractContextManager[None]:
     """Return a context for the steps, the first of which compiles; a profiler gets the layers in the compiled code."""
-    if config.profiler == "none" or config.compile not in MARKED_COMPILE_MODES:
+    if not config.is_profiled or config.compile not in MARKED_COMPILE_MODES:
         return nullcontext()
     from cs_systems.instrument.compiled_ranges import marked_code  # loads the compiler
 
@@ -334,8 +329,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     measurement = Measurement(device.clock, tuple(cell.samples), cell.setup_s, *peaks)
     check_phases(measurement.phase_names())
     after = environment(device)
-    is_foreign = plugins.is_foreign(cell.config.workload)
-    description = plain_row(DESCRIPTION, cell.workload.describe(), is_foreign)
+    description = plain_row(DESCRIPTION, cell.workload.describe(), cell.resolved.is_own)
     if isinstance(cell.workload, _foreign.ForeignWorkload):
         description |= {"uses": cell.workload.uses}
     sizes = [size for size, sample in zip(cell.sizes, cell.samples, strict=False) if not sample.warmup]
@@ -389,14 +383,14 @@ def _tables(cell: _Cell, device: Device, measured: MeasuredCost | None) -> Table
     """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
     made: Any = getattr(cell.workload, "tables", dict)()
     is_ours = isinstance(getattr(cell.workload, "inner", cell.workload), (Training, ForeignErrors))
-    own = made if is_ours or not plugins.is_foreign(cell.config.workload) else plain_tables(made)
+    own = made if is_ours or not cell.resolved.is_own else plain_tables(made)
     tables = {**own, **_forecast(cell, device), **_cost_tables(cell, device, measured.phases if measured else None)}
     return {**tables, "modules": measured.modules} if measured else tables
 
 
 def _forecast(cell: _Cell, device: Device) -> Tables:
     """Return the prediction of a user's own model by fake tensors, for a cell that measures memory."""
-    if cell.config.profiler != "memory" or not isinstance(cell.workload, _foreign.ForeignWorkload):
+    if not cell.resolved.profiler.forecasts or not isinstance(cell.workload, _foreign.ForeignWorkload):
         return {}
     from cs_systems.measure.runtime.forecast import forecast
 

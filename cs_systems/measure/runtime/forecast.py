@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from cs_systems.config import ConfigError, Phase, Precision, RunConfig
-from cs_systems.core import plugins
+from cs_systems.core.fields import Subject
 from cs_systems.formulas.memory.tables import ForecastRow
 from cs_systems.instrument import recurrent, structure
 from cs_systems.instrument.known_values import RANDOM_CAVEAT, ValuedFakeMode, masks_are_read
@@ -34,7 +34,7 @@ from cs_systems.instrument.like_cuda import like_cuda
 from cs_systems.instrument.storages import StorageTracker
 from cs_systems.machine.device import Device
 from cs_systems.measure.runtime.process_state import seed_all
-from cs_systems.measure.workloads import Unavailable, _foreign
+from cs_systems.measure.workloads import Cell, Unavailable, _foreign
 from cs_systems.measure.workloads._foreign import ForeignWorkload
 from cs_systems.measure.workloads._module import ModuleStep
 
@@ -107,7 +107,7 @@ def _forecast(config: RunConfig, fake: bool) -> ForecastRow:
         stack.enter_context(_quiet())
         if on_cuda:
             stack.enter_context(like_cuda())
-        workload, step = _built(config, mode)
+        workload, step = _built(Cell(config), mode)
         stack.enter_context(masks_are_read())
         stack.enter_context(mode)
         stack.enter_context(tracker)
@@ -148,7 +148,7 @@ def _fetch(run: Callable[[], Any], step: ModuleStep, mode: Any) -> None:
 
 def _check(config: RunConfig) -> None:
     """Raise Unavailable for a cell whose memory fake tensors cannot predict."""
-    if not plugins.is_foreign(config.workload):
+    if config.subject is not Subject.OWN:
         raise Unavailable(
             f"workload {config.workload} is not your own, and only your own models are predicted by a step on fake "
             "tensors; use cs_systems.preflight"
@@ -164,17 +164,17 @@ def _check(config: RunConfig) -> None:
         )
 
 
-def _built(config: RunConfig, mode: Any) -> tuple[ForeignWorkload, ModuleStep]:
+def _built(cell: Cell, mode: Any) -> tuple[ForeignWorkload, ModuleStep]:
     """Build the workload on fake tensors, or on real ones if its code needs values."""
     if not isinstance(mode, ValuedFakeMode):
-        return _workload(config)
+        return _workload(cell)
     try:
         with mode, _without_values():
-            return _workload(config)
+            return _workload(cell)
     except (Unavailable, ConfigError):
         raise
     except Exception:  # whatever the user's code raises under fake tensors
-        workload, step = _workload(config)
+        workload, step = _workload(cell)
         _make_fake(step, mode)
         return workload, step
 
@@ -193,13 +193,13 @@ def _without_values() -> Iterator[None]:
         yield
 
 
-def _workload(config: RunConfig) -> tuple[ForeignWorkload, ModuleStep]:
-    seed_all(config.seed)
-    workload = _foreign.built(config, _CPU)
+def _workload(cell: Cell) -> tuple[ForeignWorkload, ModuleStep]:
+    seed_all(cell.config.seed)
+    workload = _foreign.built(cell, _CPU)
     step = workload.inner
     if not isinstance(step, ModuleStep):
         raise Unavailable(
-            f"{config.workload} runs the step itself, which a prediction cannot follow; name a function (config, "
+            f"{cell.config.workload} runs the step itself, which a prediction cannot follow; name a function (config, "
             "device) that returns (model, batch, loss)"
         )
     return workload, step

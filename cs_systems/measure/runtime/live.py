@@ -29,7 +29,7 @@ from cs_systems.measure.runtime.journal import Journal
 from cs_systems.measure.runtime.object_state import ObjectState, Stage
 from cs_systems.measure.runtime.process_state import ProcessState
 from cs_systems.measure.runtime.profiled import prefix, with_profile
-from cs_systems.measure.workloads import _foreign
+from cs_systems.measure.workloads import Cell, _foreign
 from cs_systems.measure.workloads._setup import TrainingSetup, instance_or
 from cs_systems.record import RunRecord
 
@@ -84,12 +84,12 @@ def run_live(
         if journal is not None and setup is not None:
             _check_same_model(journal, config, setup.model)
         stack.enter_context(plugins.holding(named, made if setup is None else setup))
-        files = None if config.profiler == "none" else prefix(Path(folder), config, repeat)
+        files = None if not config.is_profiled else prefix(Path(folder), config, repeat)
         if setup is not None:
             stack.enter_context(torch.enable_grad())
         record = measured_here(config, repeat=repeat, out=files, setup=setup).stamped()
         if files is not None:
-            record = with_profile(record, files, keep=journal is not None)
+            record = with_profile(record, Cell(config).profiler, files, keep=journal is not None)
         return record if journal is None else journal.append(record)
 
 

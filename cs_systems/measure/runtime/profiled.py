@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from cs_systems.config import RunConfig
-from cs_systems.core import plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.display import report
 from cs_systems.measure.profilers import ProfileLost, Profiler
 from cs_systems.measure.runtime.channel import run_request, to_json
 from cs_systems.measure.runtime.processes import worker_command
+from cs_systems.measure.workloads import Cell
 from cs_systems.record import RunRecord
 
 
@@ -22,27 +22,25 @@ def prefix(folder: Path, config: RunConfig, repeat: int) -> Path:
     return folder / f"{config.key()}-{repeat}"
 
 
-def launcher(config: RunConfig, out: Path, *, on_cuda: bool) -> Callable[[list[str]], list[str]] | None:
+def launcher(cell: Cell, out: Path, *, on_cuda: bool) -> Callable[[list[str]], list[str]] | None:
     """Return a function that wraps the worker's command in the profiler's; None for profilers inside the worker."""
-    profiler: Profiler = plugins.get("profilers", config.profiler)
-    if profiler.launch is Profiler.launch:
+    if not cell.profiler.is_launcher:
         return None
-    return lambda argv: profiler.launch(argv, out, config.profiler_args, on_cuda)
+    return lambda argv: cell.profiler.launch(argv, out, cell.config.profiler_args, on_cuda)
 
 
-def command(config: RunConfig, out: Path, *, on_cuda: bool) -> list[str]:
+def command(cell: Cell, out: Path, *, on_cuda: bool) -> list[str]:
     """Return a shell command that runs the cell under its profiler, with the request as an argument."""
-    request = to_json(run_request([config], 0, out))
-    launch = launcher(config, out, on_cuda=on_cuda) or list
+    request = to_json(run_request([cell.config], 0, out))
+    launch = launcher(cell, out, on_cuda=on_cuda) or list
     return launch(worker_command(request))
 
 
-def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
+def with_profile(record: RunRecord, profiler: Profiler, out: Path, *, keep: bool) -> RunRecord:
     """Return the record with the profiler's tables and, if `keep`, its files and a page of its trace.
 
     The status becomes `error` if the profiler left no tables, and `unavailable` if the profiler was refused.
     """
-    profiler: Profiler = plugins.get("profilers", record.run_config.profiler)
     if reason := profiler.refused(out):
         return replace(record, status="unavailable", reason=reason, measurement=None)
     if record.status != "ok" and not (record.status == "oom" and profiler.sees_oom):

@@ -19,7 +19,7 @@ class Batch:
 
     @property
     def is_profiled(self) -> bool:
-        return self.configs[0].profiler != "none"
+        return self.configs[0].is_profiled
 
 
 def shuffled(configs: Sequence[RunConfig], seed: int) -> list[RunConfig]:
@@ -35,7 +35,7 @@ def batches(
     Cells that name different code from outside the package get different processes unless they are interleaved, so
     that changes made by importing that code apply only to its own cells.
     """
-    together = [config for config in configs if interleave and config.profiler == "none"]
+    together = [config for config in configs if interleave and not config.is_profiled]
     groups: dict[Kind, list[RunConfig]] = {}
     for config in together:
         groups.setdefault(replace(kind_of(config), sources=()), []).append(config)
@@ -43,5 +43,5 @@ def batches(
         sources = sorted({source for config in group for source in config.sources})
         yield Batch(replace(kind, sources=tuple(sources)), tuple(group))
     for config in configs:
-        if not interleave or config.profiler != "none":
+        if not interleave or config.is_profiled:
             yield Batch(kind_of(config), (config,))

@@ -40,6 +40,7 @@ from cs_systems.measure.runtime.processes import (
     WorkerTimeout,
 )
 from cs_systems.measure.runtime.ranks import Kind, NotStarted, Ranks
+from cs_systems.measure.workloads import Cell
 from cs_systems.record import Environment, RunRecord, in_words, make_key
 
 OnVisit = Callable[[RunConfig, Visit | Warming], None]
@@ -253,7 +254,8 @@ class Supervisor:
         (config,) = batch.configs
         with self._artifacts() as folder:
             out = profiled.prefix(Path(folder), config, repeat)
-            launch = profiled.launcher(config, out, on_cuda=self.on_cuda(config))
+            cell = Cell(config)
+            launch = profiled.launcher(cell, out, on_cuda=self.on_cuda(config))
             if not self._is_fresh or launch is not None:
                 self._dismiss()  # an idle worker would be another process on the GPU
             if launch is not None:
@@ -261,8 +263,8 @@ class Supervisor:
             [record] = self._measure(batch, repeat, on_visit, out)
             self._dismiss()
             if self._journal is None:
-                return profiled.with_profile(record, out, keep=False)
-            return profiled.with_profile(self._journal.stamped(record), out, keep=True)
+                return profiled.with_profile(record, cell.profiler, out, keep=False)
+            return profiled.with_profile(self._journal.stamped(record), cell.profiler, out, keep=True)
 
     def _artifacts(self) -> AbstractContextManager[str | Path]:
         """Return the folder of the records, or a temporary one that is deleted once the tables are made."""

@@ -25,6 +25,7 @@ from cs_systems.measure.runtime.channel import Visit, Warming
 from cs_systems.measure.runtime.journal import FolderRefused, Journal
 from cs_systems.measure.runtime.lifetime import torchrun_rank
 from cs_systems.measure.runtime.supervisor import Supervisor
+from cs_systems.measure.workloads import Cell
 from cs_systems.model import parallel
 from cs_systems.record import DONE, Environment, RunRecord, make_key
 
@@ -88,7 +89,7 @@ def check(
         profiler: Profiler = plugins.get("profilers", name)
         if runs_here and (reason := profiler.problem()):
             raise ProfilerUnusable(reason, profiler.instead)
-        if profiler.launch is not Profiler.launch and any(c.is_distributed for c in configs if c.profiler == name):
+        if profiler.is_launcher and any(c.is_distributed for c in configs if c.profiler == name):
             raise ConfigError(
                 f"profiler {name} cannot record ranks, which a strategy, a collective or world_size above 1 requires; "
                 "use profiler kineto"
@@ -187,7 +188,7 @@ def run(
         return _run_in_worker(config, out, timeout_s)
     if out is not None:
         raise ConfigError("in_process=True writes no folder of records, but out= is given; give only one of the two")
-    if config.profiler != "none":
+    if config.is_profiled:
         raise ConfigError(f"profiler {config.profiler} needs its own process; leave out in_process=True")
     if config.is_distributed:
         raise ConfigError("a distributed cell needs its own processes; leave out in_process=True")
@@ -241,10 +242,9 @@ def _run_live(
             f"workload= and {other}= exclude each other; leave out {other}=, or give all parts as "
             "workload=TrainingSetup(model, batch, …)"
         )
-    profiler: Profiler = plugins.get("profilers", config.profiler)
     reasons = {
         "timeout_s": timeout_s is not None,
-        f"profiler {config.profiler}": profiler.launch is not Profiler.launch,
+        f"profiler {config.profiler}": Cell(config).profiler.is_launcher,
         f"strategy {config.strategy} on world_size {config.world_size}": config.is_distributed,
     }
     if needs := [what for what, is_asked in reasons.items() if is_asked]:
@@ -296,9 +296,9 @@ def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[s
     """
     configs = check(configs, runs_here=False)
     with Supervisor() as supervisor:
-        prefixes = [profiled.prefix(folder.absolute(), c, 0) for c in configs]
+        folder = folder.absolute()
         return [
-            profiled.command(c, out, on_cuda=supervisor.on_cuda(c)) for c, out in zip(configs, prefixes, strict=True)
+            profiled.command(Cell(c), profiled.prefix(folder, c, 0), on_cuda=supervisor.on_cuda(c)) for c in configs
         ]
 
 

@@ -36,7 +36,7 @@ from cs_systems.measure.runtime import channel, doctor
 from cs_systems.measure.runtime.channel import CellRecord, Done, Message, Ready, Visit
 from cs_systems.measure.runtime.execute import preflight, run_cells
 from cs_systems.measure.runtime.lifetime import die_with_parent, leave_no_core, stack_file, store_file
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 
 Send = Callable[[Message], object]
 
@@ -113,7 +113,7 @@ def _preflight_row(config: RunConfig) -> PreflightRow:
         of_device = device.total_memory_bytes() or devices.host_memory_bytes()
         row["device_memory_bytes"] = config.memory_limit_bytes or of_device
         row["reason"] = devices.too_few(config.device, config.world_size)
-        row["predicted_peak_bytes"] = preflight(config, device)
+        row["predicted_peak_bytes"] = preflight(Cell(config), device)
     except (Unavailable, DeviceUnavailable, ConfigError) as error:
         row["reason"] = str(error)
     except Exception as error:  # an error while loading a user's file is recorded by its own cell

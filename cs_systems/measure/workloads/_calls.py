@@ -13,7 +13,7 @@ from cs_systems.config import ConfigError, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.validation import shown
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.model.attention import AttentionBackend, AttentionCall
 from cs_systems.model.training import fp8
 
@@ -35,8 +35,8 @@ def check_precision(config: RunConfig, device: Device) -> None:
         raise Unavailable(reason)
 
 
-def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> AttentionBackend | None:
-    """Return the config's backend after checking that it supports `call`; None for a user's own function.
+def check_backend(cell: Cell, device: Device, call: AttentionCall) -> AttentionBackend | None:
+    """Return the cell's backend after checking that it supports `call`; None for a user's own function.
 
     Of a user's function only the signature is checked.
 
@@ -44,8 +44,8 @@ def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> Att
         Unavailable: the backend cannot run the call; with the reason and the remedy.
         ConfigError: a user's function cannot be called as backends are.
     """
+    config, backend = cell.config, cell.attention
     check_precision(config, device)
-    backend = plugins.get("attention", config.attention)
     if not isinstance(backend, AttentionBackend):
         if problem := _unfit(backend):
             raise ConfigError(f"{config.attention}{problem}")

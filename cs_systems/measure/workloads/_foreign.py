@@ -16,7 +16,7 @@ from cs_systems.core.fields import Subject
 from cs_systems.core.shapes import PRESETS
 from cs_systems.core.validation import option, settings, shown
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import CallableWorkload, Unavailable, Workload
+from cs_systems.measure.workloads import CallableWorkload, Cell, Unavailable, Workload
 from cs_systems.measure.workloads._module import APPLIED, ModuleStep
 from cs_systems.measure.workloads._observed import observed
 from cs_systems.measure.workloads._setup import TrainingSetup
@@ -41,8 +41,8 @@ class ForeignWorkload:
     inner: the workload that runs. applied: fields that apply to it whatever its code reads.
     """
 
-    def __init__(self, config: RunConfig, inner: Workload, read: set[str], applied: Collection[str] = ()) -> None:
-        self.config, self.inner, self._read, self._applied = config, inner, read, frozenset(applied)
+    def __init__(self, cell: Cell, inner: Workload, read: set[str], applied: Collection[str] = ()) -> None:
+        self.cell, self.inner, self._read, self._applied = cell, inner, read, frozenset(applied)
         self._is_checked = False
         self.compiled_model = inner.run_model if isinstance(inner, ModuleStep) else None
         for name in ("model", "judged_phase", "hides_launches"):  # optional attributes of a workload
@@ -69,9 +69,9 @@ class ForeignWorkload:
         The words are those that the command line and RunConfig share, or for a live object the arguments of `run`,
         where a ModelConfig comes in the RunConfig.
         """
-        name = self.config.workload
+        name = self.cell.config.workload
         read = f"read {', '.join(f'config.{field}' for field in fields)} in a factory (config, device)"
-        if self.config.inputs is not None:  # the model beside them gets no config
+        if self.cell.config.inputs is not None:  # the model beside them gets no config
             read += " named as inputs, or named alone as one that returns (model, batch)"
         if not name.startswith(plugins.LIVE):
             options = ", ".join(dict.fromkeys(_word(field) for field in fields))
@@ -80,14 +80,14 @@ class ForeignWorkload:
         arguments = [f"{field}=" for field in fields if not field.startswith("model.")]
         unused = ", ".join([*arguments, *["the preset of the RunConfig"] * of_preset])
         without = ", ".join([*arguments, *["model= of the RunConfig"] * of_preset])
-        if callable(plugins.get("workloads", name)):
+        if callable(self.cell.workload):
             return f"{name} does not use {unused}; {read}, or leave out {without}"
         return f"the model {name.removeprefix(plugins.LIVE)} does not use {unused}; leave out {without}"
 
     def _ignored(self) -> Iterable[str]:
         """Yield the fields that differ from their defaults and have no effect."""
-        config, default, used = self.config, RunConfig(), self.used
-        checked = {"precision"} if config.profiler == "dtypes" else set()  # held against the dtypes that ran
+        config, default, used = self.cell.config, RunConfig(), self.used
+        checked = self.cell.profiler.checks
         if config.shape is not None and config.mode is Mode.FORWARD_BACKWARD:
             checked |= {"mode"}  # a call of attention has no training step: this is its whole
         for name in _READ:
@@ -131,7 +131,7 @@ class FactoryFound(Exception):
         self.result = result
 
 
-def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
+def build(cell: Cell, device: Device) -> ForeignWorkload:
     """Turn what a foreign name refers to into a workload.
 
     It is a factory `(config, device)` or `()` of one of FORMS, which also takes the arguments of `--set`; a step, which
@@ -140,21 +140,22 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
     Raises:
         ConfigError: it is none of these.
     """
+    made, config = cell.workload, cell.config
     name, own = config.workload, settings(config, "workload_args")
     if config.inputs is not None:
-        return _module_with_inputs(made, config, device)
+        return _module_with_inputs(cell, device)
     if reason := problem(name, made, own):
         raise ConfigError(reason)
     if not callable(made):
-        return from_result(made, config, device, set(), verb="is")
+        return from_result(made, cell, device, set(), verb="is")
     if _takes_config(made, own):
         watched, read = observed(config)
         is_live = name.startswith(plugins.LIVE)
         result = _called(name.removeprefix(plugins.LIVE), made, watched, device, None if is_live else own)
-        return from_result(result, config, device, read)
+        return from_result(result, cell, device, read)
     if own or isinstance(made, type):
-        return from_result(made(**own), config, device, set())
-    return ForeignWorkload(config, _FirstCall(made), set())
+        return from_result(made(**own), cell, device, set())
+    return ForeignWorkload(cell, _FirstCall(made), set())
 
 
 def _called(name: str, made: Any, config: Any, device: Device, own: Mapping[str, Any] | None) -> Any:
@@ -310,14 +311,14 @@ def _by_set(names: Sequence[str]) -> str:
     return f"with --set {' '.join(values)} (in Python workload_args={values})"
 
 
-def built(config: RunConfig, device: Device) -> ForeignWorkload:
-    """Return the workload that `config.workload` names; a function without arguments is called, for what it returns.
+def built(cell: Cell, device: Device) -> ForeignWorkload:
+    """Return the workload that a cell names; a function without arguments is called, for what it returns.
 
     Raises ConfigError if it is none of FORMS.
     """
-    made = build(plugins.get("workloads", config.workload), config, device)
+    made = build(cell, device)
     if isinstance(made.inner, _FirstCall) and _is_parts(result := made.inner.made()):
-        return from_result(result, config, device, set())
+        return from_result(result, cell, device, set())
     return made
 
 
@@ -346,30 +347,28 @@ def _is_workload(made: Any) -> bool:
     return not isinstance(made, type) and all(callable(getattr(made, name, None)) for name in ("step", "prepare"))
 
 
-def from_result(
-    result: Any, config: RunConfig, device: Device, read: set[str], verb: str = "returned"
-) -> ForeignWorkload:
+def from_result(result: Any, cell: Cell, device: Device, read: set[str], verb: str = "returned") -> ForeignWorkload:
     """Return the workload of what a factory returned. Raises ConfigError if it is none of FORMS.
 
     verb: "is" for an object that is named itself.
     """
-    name = config.workload.removeprefix(plugins.LIVE)
+    name = cell.config.workload.removeprefix(plugins.LIVE)
     try:
         setup = TrainingSetup.of(result)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
     if setup is not None:
-        return ForeignWorkload(config, ModuleStep(config, device, setup), read, APPLIED)
+        return ForeignWorkload(cell, ModuleStep(cell, device, setup), read, APPLIED)
     if isinstance(result, nn.Module):
         raise ConfigError(f"{name} returned a module without inputs; return (module, batch), or (module, batch, loss)")
     if callable(getattr(result, "step", None)):
         if reason := _incomplete(result):
             raise ConfigError(f"{name}: {reason}")
-        return ForeignWorkload(config, result, read)
+        return ForeignWorkload(cell, result, read)
     if not callable(result):
-        what = "workload" if verb == "is" and name != config.workload else name
+        what = "workload" if verb == "is" and name != cell.config.workload else name
         raise ConfigError(f"{what} {verb} {_no_form(result, 'give' if verb == 'is' else 'return')}")
-    return ForeignWorkload(config, CallableWorkload(result), read)
+    return ForeignWorkload(cell, CallableWorkload(result), read)
 
 
 def _incomplete(made: Any) -> str | None:
@@ -403,9 +402,9 @@ def _word(field: str) -> str:
     return option(field).removeprefix("--") if field in ("model.name", "strategy_args") else name
 
 
-def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
+def _module_with_inputs(cell: Cell, device: Device) -> ForeignWorkload:
     """Build the model that `workload` names, on the batch that `inputs` names. Raises ConfigError."""
-    assert config.inputs is not None
+    made, config = cell.workload, cell.config
     model = made
     if not isinstance(made, nn.Module):
         own = settings(config, "workload_args")
@@ -427,7 +426,7 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
             f"{config.workload} returned an object of type {type(model).__name__}, but inputs "
             "requires a model; return an nn.Module, or leave out inputs"
         )
-    batch, read = plugins.get("workloads", config.inputs), set[str]()
+    batch, read = cell.inputs, set[str]()
     if callable(batch) and not isinstance(batch, Mapping):
         if _takes_config(batch, {}):
             watched, read = observed(config)
@@ -443,4 +442,4 @@ def _module_with_inputs(made: Any, config: RunConfig, device: Device) -> Foreign
     if batch is None or (isinstance(batch, (list, tuple, Mapping)) and not batch):
         found = "None" if batch is None else f"an empty {type(batch).__name__}"
         raise ConfigError(f"inputs {config.inputs} gave {found}; return a batch")
-    return from_result((model, batch), config, device, read)
+    return from_result((model, batch), cell, device, read)

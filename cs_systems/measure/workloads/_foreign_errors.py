@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from cs_systems.analysis.comparison.precision import PrecisionErrorRow
-from cs_systems.config import ConfigError, Mode, Precision, RunConfig
+from cs_systems.config import ConfigError, Mode, Precision
 from cs_systems.core.validation import shown
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads._batches import tensors_in
 from cs_systems.measure.workloads._foreign import built
 from cs_systems.measure.workloads._module import ModuleStep
@@ -28,36 +28,36 @@ from cs_systems.record import Ran
 class ForeignErrors(PrecisionError):
     """Workload that compares one step of a user's own model with the same step in fp32."""
 
-    def __init__(self, config: RunConfig, device: Device) -> None:
-        if config.precision is Precision.FP32:
+    def __init__(self, cell: Cell, device: Device) -> None:
+        if cell.config.precision is Precision.FP32:
             raise Unavailable(
                 "fp32 is the reference of the numerical errors, and is not compared with "
                 "itself; choose another precision"
             )
-        if config.is_distributed:
+        if cell.config.is_distributed:
             raise Unavailable(
                 "the numerical error of a precision is measured on one process only; use strategy single and "
                 "world_size 1"
             )
-        self.config = replace(config, mode=Mode.FORWARD_BACKWARD)
+        self.cell = Cell(replace(cell.config, mode=Mode.FORWARD_BACKWARD))
         self.device, self.tokens = device, None
         self._begin(torch.float32)
 
-    def _make(self, config: RunConfig) -> ModuleStep:
-        torch.manual_seed(config.seed)
-        made = built(config, self.device)
+    def _make(self, cell: Cell) -> ModuleStep:
+        torch.manual_seed(cell.config.seed)
+        made = built(cell, self.device)
         if not isinstance(made.inner, ModuleStep):
             raise Unavailable(
-                f"{config.workload} runs the step itself, so its outputs and gradients cannot be compared; name a "
+                f"{cell.config.workload} runs the step itself, so its outputs and gradients cannot be compared; name a "
                 "function (config, device) that returns (model, batch, loss)"
             )
         made.check()
-        torch.manual_seed(config.seed)  # the dropout of the first step is that of the reference
+        torch.manual_seed(cell.config.seed)  # the dropout of the first step is that of the reference
         return made.inner
 
     def _errors(self, low: Any, scale: float | None) -> PrecisionErrorRow:
         if low.loss is not None:  # a further step would have the next batch
-            low = self._make(self.config)
+            low = self._make(self.cell)
         return super()._errors(low, scale)
 
     def _outputs(self, step: Any) -> Tensor:

@@ -36,7 +36,7 @@ def unavailable(config: RunConfig, device: Device) -> str | None:
             f"graph step requires more than {EAGER_STEPS} warm-up steps, and warmup is {config.warmup}; use warmup "
             f"{EAGER_STEPS + 1} or more"
         )
-    if config.profiler != "none":
+    if config.is_profiled:
         return f"{config.profiler} does not see the phases of a CUDA graph; use graph none to profile the step"
     return None
 

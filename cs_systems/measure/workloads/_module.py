@@ -13,7 +13,7 @@ from cs_systems.config import FIELDS, ConfigError, Mode, Phase, Precision, RunCo
 from cs_systems.core.fields import Subject
 from cs_systems.core.validation import shown
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads._batches import (
     NO_BATCH,
     StepSize,
@@ -26,7 +26,7 @@ from cs_systems.measure.workloads._batches import (
 )
 from cs_systems.measure.workloads._calls import check_precision
 from cs_systems.measure.workloads._setup import TrainingSetup, check_scheduler
-from cs_systems.measure.workloads._training import Training, clip_unavailable, compiled, strategy_of
+from cs_systems.measure.workloads._training import Training, clip_unavailable, compiled
 from cs_systems.model.parallel._collectives import counting
 from cs_systems.model.training import fp8
 from cs_systems.model.training.checkpointing import checkpoint_blocks, without_effect
@@ -42,7 +42,8 @@ class ModuleStep(Training):
     In fp8, the linear layers whose sizes allow it are replaced.
     """
 
-    def __init__(self, config: RunConfig, device: Device, setup: TrainingSetup) -> None:
+    def __init__(self, cell: Cell, device: Device, setup: TrainingSetup) -> None:
+        config = cell.config
         check_precision(config, device)
         self.setup, self.clip_norm, model = setup, setup.clip_norm, setup.model
         if config.precision is Precision.FP8 and not fp8.use_fp8(model):
@@ -55,7 +56,7 @@ class ModuleStep(Training):
                 f"fp8 replaces each plain nn.Linear (no subclass) whose sizes are multiples of {fp8.MULTIPLE}, and the "
                 "module has none; use bf16, or give the module such layers"
             )
-        self._check_parts(config)
+        self._check_parts(cell)
         self._signature = inspect.signature(model.forward)
         self._loss_takes_batch = setup.loss is not None and _takes_batch(setup.loss)
         self._dtype = torch.bfloat16 if config.precision is Precision.BF16_PURE else None
@@ -67,7 +68,7 @@ class ModuleStep(Training):
         self.computes_in = _precision(config, model)
         if config.mode is not Mode.FORWARD:  # forward alone keeps the mode: of a model in eval() it is inference
             model.train()
-        super().__init__(config, device, model.to(device.torch))
+        super().__init__(cell, device, model.to(device.torch))
         self.run_model = compiled(self.wrapped, config.compile)
         self.scheduler: Any = self._make_scheduler()
         self._iterator: Iterator[Any] | None = None
@@ -75,20 +76,20 @@ class ModuleStep(Training):
         self.output: Any = None
         self._sizes: list[StepSize] = []  # of the steps since `take_sizes`, where each has batches of its own
 
-    def _check_parts(self, config: RunConfig) -> None:
+    def _check_parts(self, cell: Cell) -> None:
         """Raise Unavailable for parts that the strategy cannot honour."""
-        splits = strategy_of(config).splits
+        splits, strategy = cell.strategy.splits, cell.config.strategy
         shared = splits - {"batch"}
-        why = f"is not supported by strategy {config.strategy}, which divides the model or the optimizer's state"
+        why = f"is not supported by strategy {strategy}, which divides the model or the optimizer's state"
         if shared and isinstance(self.setup.optimizer, torch.optim.Optimizer):
             name = type(self.setup.optimizer).__name__
             remedy = f"give a function such as lambda parameters: {name}(parameters, lr=…)"
             raise Unavailable(f"an optimizer object ({name}) {why}; {remedy}")
-        if self.setup.clip_norm is not None and (reason := clip_unavailable("clip_norm", config)):
+        if self.setup.clip_norm is not None and (reason := clip_unavailable("clip_norm", cell)):
             raise Unavailable(reason)
         if self.setup.accumulate > 1 and splits:
             raise Unavailable(
-                f"accumulate {self.setup.accumulate} is not supported by strategy {config.strategy}; "
+                f"accumulate {self.setup.accumulate} is not supported by strategy {strategy}; "
                 "use accumulate 1, or strategy single"
             )
 

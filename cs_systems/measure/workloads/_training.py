@@ -9,19 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cs_systems.config import ConfigError, Mode, Phase, Precision, RunConfig
+from cs_systems.config import ConfigError, Mode, Phase, Precision
 from cs_systems.core.tables import Tables
 from cs_systems.formulas.communication import NARROW_BYTES, SENT, Payload, SentRow
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads._graph import StepGraph
-from cs_systems.model.parallel import ParallelStrategy, compose
 from cs_systems.model.parallel._collectives import Call, counting
 from cs_systems.model.training.optimizers import optimizer_class
-
-
-def strategy_of(config: RunConfig) -> ParallelStrategy:
-    return compose(config.strategy, **_options(config))
 
 
 class Training:
@@ -40,23 +35,23 @@ class Training:
 
     clip_norm: float | None = None
 
-    def __init__(self, config: RunConfig, device: Device, model: nn.Module) -> None:
-        self.config, self.device, self.model = config, device, model
+    def __init__(self, cell: Cell, device: Device, model: nn.Module) -> None:
+        self.config, self.device, self.model = cell.config, device, model
         self.calls: list[Call] = []
         trained = [p for p in model.parameters() if p.requires_grad]
         self.trained_bytes, self.trained_elements = sum(p.nbytes for p in trained), sum(p.numel() for p in trained)
-        self.strategy = strategy_of(config)
+        self.strategy = cell.strategy
         try:
             self.wrapped = self.strategy.wrap(model)
         except ConfigError as error:  # the strategy cannot take this model
             raise Unavailable(str(error)) from error
-        self.scaler = self.strategy.grad_scaler(device.torch.type, enabled=config.precision is Precision.FP16)
+        self.scaler = self.strategy.grad_scaler(device.torch.type, enabled=self.config.precision is Precision.FP16)
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizer_name: str | None = None
-        if config.mode is Mode.TRAIN_STEP:
+        if self.config.mode is Mode.TRAIN_STEP:
             self._make_optimizer()
         self.loss: Tensor | None = None
-        self.graph = None if config.graph == "none" else StepGraph(self._phases)
+        self.graph = None if self.config.graph == "none" else StepGraph(self._phases)
 
     def _make_optimizer(self) -> None:
         self.optimizer_name = "adamw_fused" if self.config.optimizer == "default" else self.config.optimizer
@@ -160,11 +155,11 @@ class Training:
         self.scaler.update()
 
 
-def clip_unavailable(name: str, config: RunConfig) -> str | None:
+def clip_unavailable(name: str, cell: Cell) -> str | None:
     """Return why gradients cannot be clipped under the strategy of a cell: a rank knows the norm of its share alone."""
-    if not strategy_of(config).splits - {"batch"}:
+    if not cell.strategy.splits - {"batch"}:
         return None
-    why = f"is not supported by strategy {config.strategy}, which divides the model or the optimizer's state"
+    why = f"is not supported by strategy {cell.config.strategy}, which divides the model or the optimizer's state"
     return f"{name} {why}; leave out {name}"
 
 
@@ -203,12 +198,3 @@ def _compile_options(mode: str, keeps_buffers: bool) -> dict[str, Any]:
     from torch._inductor import list_mode_options
 
     return {"options": {**list_mode_options(mode), "allow_buffer_reuse": False, "inplace_buffers": False}}
-
-
-def _options(config: RunConfig) -> dict[str, Any]:
-    """Return the strategy's options: the user's, and under autocast the compute dtype if the strategy accepts one."""
-    options: dict[str, Any] = dict(config.strategy_options)
-    if config.precision.is_autocast and "compute_dtype" in compose(config.strategy).options:
-        low = Precision.BF16 if config.precision is Precision.FP8 else config.precision  # fp8 is made from bf16
-        options.setdefault("compute_dtype", low.value)
-    return options

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from cs_systems.config import Precision, RunConfig
+from cs_systems.config import Precision
 from cs_systems.core.tables import Row, Tables
 from cs_systems.formulas.rounding import ACCUMULATION, SUMMATION, AccumulationRow, SummationRow
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads._sums import DTYPES, kahan, pairwise, sequential
 from cs_systems.record import Ran
 
@@ -32,7 +32,8 @@ LANES = 64
 class Accumulation:
     """Workload that fills the tables `accumulation` and `summation`."""
 
-    def __init__(self, config: RunConfig, device: Device) -> None:
+    def __init__(self, cell: Cell, device: Device) -> None:
+        config = cell.config
         if config.precision not in DTYPES:
             raise Unavailable(
                 f"accumulation does not support precision {config.precision.value}; use fp32, bf16 or fp16"

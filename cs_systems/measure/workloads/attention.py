@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import AttentionShape, Mode, Phase, Precision, RunConfig
-from cs_systems.core import plugins
 from cs_systems.formulas import cost
 from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.formulas.memory.attention import attention_memory
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads._calls import COMPUTE_DTYPES, check_backend, check_output
 from cs_systems.model.attention import AttentionCall
 from cs_systems.record import Ran
@@ -44,11 +43,12 @@ class Attention:
 
     hides_launches = True  # many kernels here are shorter than their launch
 
-    def __init__(self, config: RunConfig, device: Device, problem: Problem | None = None) -> None:
+    def __init__(self, cell: Cell, device: Device, problem: Problem | None = None) -> None:
+        config = cell.config
         self.config, self.device, self.shape = config, device, shape_of(config)
         self.call = attention_call(config, device)
-        self.backend = check_backend(config, device, self.call)
-        self.problem = problem or _separate(config, device)
+        self.backend = check_backend(cell, device, self.call)
+        self.problem = problem or _separate(cell, device)
         self.clear_l2 = device.l2_clearer() if config.l2 == "clear" else None
         self.retain_graph = config.mode is Mode.BACKWARD
         self._out: Tensor | None = None
@@ -61,13 +61,14 @@ class Attention:
             check_output(config.attention, self.problem.function, self.problem.leaves, self.problem.out_shape)
 
     @staticmethod
-    def preflight(config: RunConfig, device: Device, *, packed: bool = False) -> int | None:
+    def preflight(cell: Cell, device: Device, *, packed: bool = False) -> int | None:
+        config = cell.config
         if config.precision is Precision.FP8:
             raise Unavailable("no attention backend computes in fp8, which is for linear layers; use bf16")
         if config.l2 == "clear" and not device.is_cuda:
             raise Unavailable("l2 clear requires a GPU; use l2 warm")
         call = attention_call(config, device)
-        backend = check_backend(config, device, call)
+        backend = check_backend(cell, device, call)
         return None if backend is None else _predicted_peak_bytes(config, device, backend.algorithm(call), packed)
 
     def prepare(self) -> None:
@@ -175,16 +176,14 @@ def _predicted_peak_bytes(config: RunConfig, device: Device, algorithm: Attentio
     return peak + (device.l2_clear_bytes() if config.l2 == "clear" else 0)
 
 
-def _separate(config: RunConfig, device: Device) -> Problem:
+def _separate(cell: Cell, device: Device) -> Problem:
     """Return the call on separate tensors q (batch, heads, seq, d_head) and k, v (batch, heads_kv, seq_k, d_head)."""
-    shape = shape_of(config)
+    shape = shape_of(cell.config)
     q = (shape.batch, shape.heads, shape.seq, shape.d_head)
     k = (shape.batch, shape.kv_heads, shape.key_length, shape.d_head)
     window = {} if shape.window is None else {"window": shape.window}
-    function = partial(
-        plugins.get("attention", config.attention), causal=shape.causal, scale=None, align=shape.align, **window
-    )
-    return Problem(function, random_leaves(config, device, q, k, k), q)
+    function = partial(cell.attention, causal=shape.causal, scale=None, align=shape.align, **window)
+    return Problem(function, random_leaves(cell.config, device, q, k, k), q)
 
 
 WORKLOAD = Attention

@@ -32,7 +32,7 @@ from cs_systems.formulas import peaks
 from cs_systems.formulas.communication import LINK, SETUP, LinkRow, SetupRow
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.record import Ran
 
 DTYPES = {
@@ -64,8 +64,8 @@ class Collective:
 
     judged_phase = "transfer"
 
-    def __init__(self, config: RunConfig, device: Device) -> None:
-        self.shape, self.device, self.ranks = shape_of(config), device, dist.get_world_size()
+    def __init__(self, cell: Cell, device: Device) -> None:
+        self.shape, self.device, self.ranks = shape_of(cell.config), device, dist.get_world_size()
         self.shape.check(self.ranks)
         self.sent, self.received = self._buffers()
         self._token = torch.zeros(1, device=device.torch)
@@ -74,13 +74,13 @@ class Collective:
         self.setup["first_call_s"] = _once_s(self._first_call, device)
 
     @staticmethod
-    def preflight(config: RunConfig, device: Device) -> int:
+    def preflight(cell: Cell, device: Device) -> int:
         """Return the bytes that a rank holds; on a CPU the bytes of all ranks, which share its memory."""
-        shape = shape_of(config)
+        shape, ranks = shape_of(cell.config), cell.config.world_size
         if not device.is_cuda and shape.dtype in GLOO_LACKS:
             raise refusal("gloo", shape)
-        held = shape.held_bytes(config.world_size)
-        return held if device.is_cuda else held * config.world_size
+        held = shape.held_bytes(ranks)
+        return held if device.is_cuda else held * ranks
 
     def prepare(self) -> None:
         return

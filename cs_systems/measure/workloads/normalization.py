@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from cs_systems.config import Precision, RunConfig
+from cs_systems.config import Precision
 from cs_systems.core.tables import Row, Tables
 from cs_systems.formulas.rounding import (
     NORMALIZATION,
@@ -33,7 +33,7 @@ from cs_systems.formulas.rounding import (
     NormalizationRow,
 )
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads._sums import DTYPES, pairwise, sequential
 from cs_systems.record import Ran
 
@@ -146,7 +146,8 @@ def _row_errors(exact: Tensor, low: Tensor) -> Tensor:
 class Normalization:
     """Workload that fills the tables `normalization` and `normalization_range`."""
 
-    def __init__(self, config: RunConfig, device: Device) -> None:
+    def __init__(self, cell: Cell, device: Device) -> None:
+        config = cell.config
         if config.precision not in (Precision.BF16, Precision.FP16):
             raise Unavailable(f"normalization requires a low precision, got {config.precision.value}; use bf16 or fp16")
         self.config, self.device = config, device

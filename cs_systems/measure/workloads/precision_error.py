@@ -30,7 +30,7 @@ from cs_systems.core.tables import Tables
 from cs_systems.formulas.cost import parameter_count
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Unavailable, Workload
+from cs_systems.measure.workloads import Cell, Unavailable, Workload
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.record import Ran
 
@@ -44,12 +44,12 @@ BYTES_OF_FLOAT64 = 8
 class PrecisionError:
     """Workload that compares one step in the config's precision with its reference."""
 
-    def __init__(self, config: RunConfig, device: Device) -> None:
-        self.config = _step_of(config)
+    def __init__(self, cell: Cell, device: Device) -> None:
+        self.cell = _step_of(cell)
         self.device = device
-        self.preflight(config, device)
-        self._begin(_reference_dtype(self.config, device))
-        self.tokens: int | None = config.batch_size * config.tokens_per_sequence
+        self.preflight(cell, device)
+        self._begin(_reference_dtype(self.cell, device))
+        self.tokens: int | None = cell.config.batch_size * cell.config.tokens_per_sequence
 
     def _begin(self, reference_dtype: torch.dtype) -> None:
         self.reference_dtype = reference_dtype
@@ -59,40 +59,40 @@ class PrecisionError:
         self.low_loss: float | None = None
 
     @staticmethod
-    def preflight(config: RunConfig, device: Device) -> int | None:
+    def preflight(cell: Cell, device: Device) -> int | None:
         """Return the predicted peak of device memory in bytes, or None.
 
         Raises Unavailable where the cell cannot run, and where fp32 would be compared with itself.
         """
-        config = _step_of(config)
-        low = TrainStep.preflight(config, device)
-        dtype = _reference_dtype(config, device)
-        if dtype is torch.float32 and config.precision is Precision.FP32:
+        cell = _step_of(cell)
+        low = TrainStep.preflight(cell, device)
+        dtype = _reference_dtype(cell, device)
+        if dtype is torch.float32 and cell.config.precision is Precision.FP32:
             raise Unavailable(
                 "the float64 reference for fp32 does not fit in memory; use a smaller batch, context or model"
             )
-        return None if low is None else max(low + _kept_bytes(config), _reference_bytes(config, device, dtype))
+        return None if low is None else max(low + _kept_bytes(cell.config), _reference_bytes(cell, device, dtype))
 
     def prepare(self) -> None:
         self.rows = []
 
     def step(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "reference", self._reference
-        yield self.config.precision.value, self._low
+        yield self.cell.config.precision.value, self._low
 
     def _reference(self) -> None:
         devices.set_float32_matmul(Precision.FP32)  # a tf32 cell would otherwise compute an fp32 reference in tf32
-        exact = self._make(_exact(self.config))
+        exact = self._make(_exact(self.cell))
         exact.model.to(self.reference_dtype)
         run_parts(exact)
         assert exact.loss is not None
         self.logits, self.loss = self._outputs(exact), exact.loss.detach()
         self.gradients = {n: p.grad for n, p in exact.model.named_parameters() if p.grad is not None}
-        devices.set_float32_matmul(self.config.precision)
+        devices.set_float32_matmul(self.cell.config.precision)
 
     def _low(self) -> None:
-        low = self._make(self.config)
-        if self.config.precision is not Precision.FP16:
+        low = self._make(self.cell)
+        if self.cell.config.precision is not Precision.FP16:
             self.rows = [self._errors(low, None)]
             return
         self.rows, scale = [self._errors(low, 1.0)], FIRST_LOSS_SCALE
@@ -100,8 +100,8 @@ class PrecisionError:
             scale /= 2  # as GradScaler does, a step later
         self.rows.append(row)
 
-    def _make(self, config: RunConfig) -> Any:
-        return TrainStep(config, self.device)
+    def _make(self, cell: Cell) -> Any:
+        return TrainStep(cell, self.device)
 
     def _outputs(self, step: Any) -> Tensor:
         """Return what the model computed in the last step, without its graph."""
@@ -154,9 +154,9 @@ class PrecisionError:
         return {"tokens": self.tokens, "loss": self.low_loss}
 
 
-def _step_of(config: RunConfig) -> RunConfig:
+def _step_of(cell: Cell) -> Cell:
     """Return the cell of the training step that is compared."""
-    return replace(config, workload=Subject.STEP, mode=Mode.FORWARD_BACKWARD)
+    return Cell(replace(cell.config, workload=Subject.STEP, mode=Mode.FORWARD_BACKWARD))
 
 
 def farthest(errors: Mapping[str, float]) -> str | None:
@@ -171,8 +171,9 @@ def run_parts(step: Workload) -> None:
         part()
 
 
-def _exact(config: RunConfig) -> RunConfig:
-    return replace(config, precision=Precision.FP32, attention="naive", compile="none", checkpoint="none")
+def _exact(cell: Cell) -> Cell:
+    config = replace(cell.config, precision=Precision.FP32, attention="naive", compile="none", checkpoint="none")
+    return Cell(config)
 
 
 def _kept_bytes(config: RunConfig) -> int:
@@ -181,16 +182,16 @@ def _kept_bytes(config: RunConfig) -> int:
     return BYTES_OF_FLOAT64 * (parameter_count(config.model) + logits)
 
 
-def _reference_bytes(config: RunConfig, device: Device, dtype: torch.dtype) -> int:
+def _reference_bytes(cell: Cell, device: Device, dtype: torch.dtype) -> int:
     """Return the predicted peak of a step in float64, where every tensor takes twice the bytes of fp32."""
-    predicted = TrainStep.preflight(_exact(config), device)
+    predicted = TrainStep.preflight(_exact(cell), device)
     assert predicted is not None, "naive declares its memory"
     return predicted * (2 if dtype is torch.float64 else 1)
 
 
-def _reference_dtype(config: RunConfig, device: Device) -> torch.dtype:
-    limit = config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
-    if limit is None or _reference_bytes(config, device, torch.float64) <= SHARE_FOR_FLOAT64 * limit:
+def _reference_dtype(cell: Cell, device: Device) -> torch.dtype:
+    limit = cell.config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
+    if limit is None or _reference_bytes(cell, device, torch.float64) <= SHARE_FOR_FLOAT64 * limit:
         return torch.float64
     return torch.float32
 

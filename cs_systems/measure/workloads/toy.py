@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from cs_systems.config import RunConfig
 from cs_systems.machine.device import Device
+from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads._module import ModuleStep
 from cs_systems.measure.workloads._setup import TrainingSetup
 from cs_systems.model.training.losses import cross_entropy
@@ -35,12 +35,12 @@ class ToyModel(nn.Module):
         return logits
 
 
-def toy(config: RunConfig, device: Device) -> ModuleStep:
-    torch.manual_seed(config.seed)
+def toy(cell: Cell, device: Device) -> ModuleStep:
+    torch.manual_seed(cell.config.seed)
     with device.torch:
         model, inputs, targets = ToyModel(), torch.randn(BATCH, IN), torch.randint(OUT, (BATCH,))
     setup = TrainingSetup(model, inputs, loss=partial(cross_entropy, targets=targets))
-    return ModuleStep(config, device, setup)
+    return ModuleStep(cell, device, setup)
 
 
 WORKLOAD = toy

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import Mode, Phase, Precision, RunConfig
-from cs_systems.core import plugins, recipes
+from cs_systems.core import recipes
 from cs_systems.core.checkpoint_plan import segments
 from cs_systems.formulas import cost
 from cs_systems.formulas.communication import Payload, payload, tensor_rank_cost
@@ -20,9 +20,9 @@ from cs_systems.formulas.memory import model as memory_model
 from cs_systems.formulas.memory.ranks import step_memory_of_a_rank
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Unavailable, _graph
+from cs_systems.measure.workloads import Cell, Unavailable, _graph
 from cs_systems.measure.workloads._calls import COMPUTE_DTYPES, check_backend, check_output
-from cs_systems.measure.workloads._training import Training, clip_unavailable, compile_blocks, compiled, strategy_of
+from cs_systems.measure.workloads._training import Training, clip_unavailable, compile_blocks, compiled
 from cs_systems.model.attention import AttentionBackend, AttentionCall
 from cs_systems.model.parallel import ParallelStrategy
 from cs_systems.model.training import checkpointing, fp8, parts, triton_operators
@@ -40,19 +40,19 @@ class TrainStep(Training):
     theirs.
     """
 
-    def __init__(self, config: RunConfig, device: Device) -> None:
-        self.preflight(config, device)
-        self.backend = plugins.get("attention", config.attention)
+    def __init__(self, cell: Cell, device: Device) -> None:
+        self.preflight(cell, device)
+        config, self.backend = cell.config, cell.attention
         torch.manual_seed(config.seed)
         with device.torch:
             model = BasicTransformerLM(config.model, self.backend)
             shape = (config.batch_size, config.tokens_per_sequence)
-            rank, divided = strategy_of(config).part_of_batch(process_group.rank(), process_group.size())
+            rank, divided = cell.strategy.part_of_batch(process_group.rank(), process_group.size())
             if rank:
                 torch.manual_seed(config.seed + rank)
             self.tokens = torch.randint(config.model.vocab_size, shape)
             self.targets = torch.randint(config.model.vocab_size, shape)
-        chosen = parts.chosen(config.parts).values()
+        chosen = cell.parts.values()
         parts.apply(chosen, model)
         self.head_loss = next((part.head_loss for part in chosen if part.head_loss), None)
         self.update: Update | None = None
@@ -68,7 +68,7 @@ class TrainStep(Training):
         self.world_tokens = divided * self.tokens.numel()
         self.parameters = sum(p.numel() for p in model.parameters())
         self.clip_norm = config.clip
-        super().__init__(config, device, model)
+        super().__init__(cell, device, model)
         if begin := next((part.during_backward for part in chosen if part.during_backward), None):
             assert isinstance(self.optimizer, MasterAdamW)
             self.update = begin(model, self.optimizer)
@@ -87,7 +87,8 @@ class TrainStep(Training):
             self._check_attention()
 
     @staticmethod
-    def preflight(config: RunConfig, device: Device) -> int | None:
+    def preflight(cell: Cell, device: Device) -> int | None:
+        config = cell.config
         recipe = recipes.of_hopper(config)
         if recipe and device.capability() != (9, 0):
             instead = ", ".join(f"{name} {value}" for name, value in recipes.RECIPES["compiled"].options.items())
@@ -95,17 +96,21 @@ class TrainStep(Training):
                 f"the options of recipe {recipe} require a Hopper GPU; use those of recipe compiled instead: {instead}"
             )
         call = _attention_call(config, device)
-        backend = check_backend(config, device, call)
+        backend = check_backend(cell, device, call)
         if reason := checkpointing.unavailable(config):
             raise Unavailable(reason)
-        for reason in (parts.unavailable(config), _graph.unavailable(config, device), _options_unavailable(config)):
+        for reason in (
+            parts.unavailable(config, cell.parts),
+            _graph.unavailable(config, device),
+            _options_unavailable(cell),
+        ):
             if reason:
                 raise Unavailable(reason)
         if config.precision is Precision.FP8:
             sizes = {"d_model": config.model.d_model, "d_ff": config.model.d_ff}
             if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
                 raise Unavailable(reason)
-        strategy = strategy_of(config)
+        strategy = cell.strategy
         # No formula covers tensor-parallel blocks, other parts than the plain ones, and a graph's own memory.
         if backend is None or "features" in strategy.splits or config.parts or config.graph != "none":
             return None
@@ -195,7 +200,8 @@ class TrainStep(Training):
         }
 
 
-def _options_unavailable(config: RunConfig) -> str | None:
+def _options_unavailable(cell: Cell) -> str | None:
+    config = cell.config
     if config.optimizer in MOMENTS and config.precision is not Precision.BF16_PURE:
         return (
             f"optimizer {config.optimizer} keeps master weights of bf16 parameters; use precision bf16-pure, or "
@@ -203,9 +209,9 @@ def _options_unavailable(config: RunConfig) -> str | None:
         )
     if config.optimizer in MOMENTS and (reason := triton_operators.unavailable_on_gpu(config, "use adamw_fused")):
         return f"optimizer {config.optimizer}: {reason}"
-    if config.clip is not None and (reason := _clip_unavailable(config)):
+    if config.clip is not None and (reason := _clip_unavailable(cell)):
         return reason
-    if config.compile_scope == "block" and config.is_distributed and "features" in strategy_of(config).splits:
+    if config.compile_scope == "block" and config.is_distributed and "features" in cell.strategy.splits:
         return (
             f"strategy {config.strategy} divides each block over ranks, which compile_scope block does not support; "
             "use compile_scope model"
@@ -213,12 +219,12 @@ def _options_unavailable(config: RunConfig) -> str | None:
     return None
 
 
-def _clip_unavailable(config: RunConfig) -> str | None:
-    if config.mode is not Mode.TRAIN_STEP:
-        return f"clip requires mode train-step, got {config.mode.value}; leave out clip"
-    if early := [name for name, part in parts.chosen(config.parts).items() if part.during_backward]:
+def _clip_unavailable(cell: Cell) -> str | None:
+    if (mode := cell.config.mode) is not Mode.TRAIN_STEP:
+        return f"clip requires mode train-step, got {mode.value}; leave out clip"
+    if early := [name for name, part in cell.parts.items() if part.during_backward]:
         return f"clip requires all gradients before the update, but {early[0]} updates in backward; leave out one"
-    return clip_unavailable("clip", config)
+    return clip_unavailable("clip", cell)
 
 
 def _attention_call(config: RunConfig, device: Device) -> AttentionCall:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from cs_systems.analysis.comparison.precision import TRAINING_CURVE, TrainingCurveRow
-from cs_systems.config import RunConfig
 from cs_systems.core.tables import Tables
 from cs_systems.machine.device import Device
+from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.record import Ran
 
@@ -27,9 +27,9 @@ ALPHABET, SUCCESSORS = 64, 4
 class TrainingCurve:
     """Workload of `config.steps` training steps; its table holds the loss of each."""
 
-    def __init__(self, config: RunConfig, device: Device) -> None:
-        self.config = config
-        self.train = TrainStep(config, device)
+    def __init__(self, cell: Cell, device: Device) -> None:
+        self.config = config = cell.config
+        self.train = TrainStep(cell, device)
         self.device = device
         self.random = torch.Generator().manual_seed(config.seed)
         self.alphabet = min(ALPHABET, config.model.vocab_size)
@@ -37,8 +37,8 @@ class TrainingCurve:
         self.rows: list[TrainingCurveRow] = []
 
     @staticmethod
-    def preflight(config: RunConfig, device: Device) -> int | None:
-        return TrainStep.preflight(config, device)
+    def preflight(cell: Cell, device: Device) -> int | None:
+        return TrainStep.preflight(cell, device)
 
     def prepare(self) -> None:
         batch = self.batch()

@@ -19,6 +19,7 @@ from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES
 from cs_systems.formulas.memory.attention import attention_memory
 from cs_systems.formulas.memory.model import phase_memory, step_memory
 from cs_systems.machine.device import Device
+from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.model import BasicTransformerLM
 from cs_systems.model.attention import naive, sdpa_flash
@@ -151,7 +152,7 @@ def test_predicted_phase_memory_matches_live_bytes(mode: Mode, checkpoint: str, 
         model=model, batch_size=batch, seq_len=seq, mode=mode, precision=precision, checkpoint=checkpoint, device="cpu"
     )
     with LiveBytes() as live:
-        workload = TrainStep(config, Device(torch.device("cpu")))
+        workload = TrainStep(Cell(config), Device(torch.device("cpu")))
         found = [(live.now, live.now)]
         for _ in range(2):
             workload.prepare()

@@ -116,7 +116,7 @@ def test_forbidden_counters_make_cell_unavailable(tmp_path: Path, status: str) -
         "==PROF== Connected to process 7\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access "
         "NVIDIA GPU Performance Counters on the target device 0.\n"
     )
-    found = profiled.with_profile(record(status), tmp_path / "a", keep=True)
+    found = profiled.with_profile(record(status), ncu.PROFILER, tmp_path / "a", keep=True)
     assert (found.status, found.measurement) == ("unavailable", None)
     for word in ("ERR_NVGPUCTRPERM", "NVreg_RestrictProfilingToAdminUsers=0", "--cap-add=SYS_ADMIN"):
         assert word in (found.reason or "")
@@ -136,7 +136,7 @@ def test_forbidden_counters_make_cell_unavailable(tmp_path: Path, status: str) -
 def test_missing_report_is_an_error_with_ncu_message(tmp_path: Path, log: str | None, message: str) -> None:
     if log is not None:
         (tmp_path / "a.ncu.log").write_text(log)
-    found = profiled.with_profile(record(), tmp_path / "a", keep=True)
+    found = profiled.with_profile(record(), ncu.PROFILER, tmp_path / "a", keep=True)
     assert found.status == "error"
     assert (found.reason or "").startswith(message)
 
@@ -144,7 +144,8 @@ def test_missing_report_is_an_error_with_ncu_message(tmp_path: Path, log: str | 
 def test_reason_names_the_log_only_where_it_is_kept(tmp_path: Path) -> None:
     (tmp_path / "cell-0.ncu.log").write_text("==ERROR== Failed to write to /tmp/cell-0.ncu-rep\n")
     kept, deleted = (
-        profiled.with_profile(record(), tmp_path / "cell-0", keep=keep).reason or "" for keep in (True, False)
+        profiled.with_profile(record(), ncu.PROFILER, tmp_path / "cell-0", keep=keep).reason or ""
+        for keep in (True, False)
     )
     assert kept.endswith(f"; read all its messages in {tmp_path / 'cell-0.ncu.log'}")
     assert deleted == (
@@ -155,7 +156,7 @@ def test_reason_names_the_log_only_where_it_is_kept(tmp_path: Path) -> None:
 
 def test_remedy_that_names_no_file_stays_where_none_is_kept(tmp_path: Path) -> None:
     (tmp_path / "cell-0.ncu-rep").touch()
-    found = profiled.with_profile(record(), tmp_path / "cell-0", keep=False)
+    found = profiled.with_profile(record(), ncu.PROFILER, tmp_path / "cell-0", keep=False)
     assert found.reason == "its report is empty: the report was never written; check the disk space and record again"
 
 
@@ -169,7 +170,7 @@ def test_counters_are_recorded_and_printed(
     )
     monkeypatch.setattr(reports, "read", lambda path: [row])
     (tmp_path / "a.ncu-rep").touch()
-    found = profiled.with_profile(record(), tmp_path / "a", keep=True)
+    found = profiled.with_profile(record(), ncu.PROFILER, tmp_path / "a", keep=True)
     assert (found.results["counters"], found.artifacts) == ([row], {"ncu": "a.ncu-rep"})
     print_profile(RunRecord.from_dict(json.loads(found.to_json())), tmp_path)
     shown = capsys.readouterr().out

@@ -16,10 +16,11 @@ import cs_systems
 from cs_systems.analysis.comparison.runs import compare
 from cs_systems.cli import main
 from cs_systems.cli.profile import print_profile
-from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
+from cs_systems.config import FIELDS, PRESETS, ConfigError, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.measure.profilers import ProfileLost, Profiler
 from cs_systems.measure.runtime import profiled as profiling
+from cs_systems.measure.workloads import Cell
 from cs_systems.record import RunRecord, measured_by, read_records
 from tests import forks
 
@@ -71,6 +72,16 @@ LEAVES_NOTHING = {
     "the ranks run on several nodes, choose a folder that all nodes share",
     "residuals": "the list of saved tensors was not written; check the free disk space",
 }
+
+
+@pytest.mark.parametrize("name", plugins.names("profilers"))
+def test_profiler_declares_fields_and_tools_that_exist(name: str) -> None:
+    from cs_systems.measure.recorder.own_tools import TOOLS
+
+    profiler: Profiler = plugins.get("profilers", name)
+    assert profiler.checks <= {*FIELDS}
+    assert profiler.tool is None or profiler.tool in TOOLS
+    assert profiler.measures in ("time", "memory", "values", "counters")
 
 
 @pytest.mark.parametrize("name", [name for name in plugins.names("profilers") if name != "none"])
@@ -151,7 +162,7 @@ def test_unprofilable_request_is_refused_before_running(capsys: pytest.CaptureFi
 def test_show_command_output_measures_the_cell(precision: str, message: str, status: int, tmp_path: Path) -> None:
     """--show-command prints a command with one request as an argument, for use under the user's own profiler."""
     config = replace(TINY, profiler="kineto", precision=Precision(precision))
-    _, *words = profiling.command(config, tmp_path / "mine", on_cuda=False)
+    _, *words = profiling.command(Cell(config), tmp_path / "mine", on_cuda=False)
     done = forks.python(*words)
     assert (done.stdout.startswith(message), done.returncode) == (True, status), done.stderr
     assert [file.name for file in tmp_path.iterdir()] == (["mine.trace.json.gz"] if status == 0 else [])

@@ -258,7 +258,7 @@ def test_reason_of_a_missing_profile_fits_how_the_loop_ended(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cs_systems.measure.profilers.memory_snapshot.PROFILER", Profiler())  # the real one needs a GPU
+    monkeypatch.setattr("cs_systems.measure.profilers.memory_snapshot.PROFILER", Profiler(result="memory snapshot"))
     recorder = Recorder(net(), out=tmp_path, **CLEAN | options)
 
     def loop() -> None:

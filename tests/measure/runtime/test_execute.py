@@ -16,7 +16,7 @@ from cs_systems.machine.device import Device, DeviceUnavailable, resolve
 from cs_systems.measure.runtime.channel import CellRecord, Message, Visit
 from cs_systems.measure.runtime.execute import _Cell, _cost_tables, run_cells
 from cs_systems.measure.runtime.plain_rows import OWN_TABLES, plain_tables
-from cs_systems.measure.workloads import CallableWorkload
+from cs_systems.measure.workloads import CallableWorkload, Cell
 from cs_systems.measure.workloads._foreign import FORMS
 from cs_systems.record import RunRecord
 
@@ -118,7 +118,7 @@ def test_allocator_of_a_cell_is_set_only_for_that_cell() -> None:
 def test_ceiling_uses_the_compute_dtype_of_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Device, "name", "NVIDIA H200")
     config = replace(TINY, strategy="fsdp", world_size=2, strategy_args=("compute_dtype=bf16",))
-    (ceiling,) = _cost_tables(_Cell(0, config, CallableWorkload(lambda: None)), resolve("cpu"))["ceiling"]
+    (ceiling,) = _cost_tables(_Cell(0, Cell(config), CallableWorkload(lambda: None)), resolve("cpu"))["ceiling"]
     assert (ceiling["precision"], ceiling["peak_flops_per_s"]) == ("bf16", 989.5e12)
 
 
@@ -156,7 +156,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     monkeypatch.setattr(Device, "allocated_bytes", lambda device: counter.now)
     monkeypatch.setattr(Device, "peak_allocated_bytes", lambda device: counter.most)
     monkeypatch.setattr(Device, "reset_peaks", lambda device: setattr(counter, "most", counter.now))
-    monkeypatch.setattr("cs_systems.measure.runtime.execute.preflight", lambda config, device: 0)
+    monkeypatch.setattr("cs_systems.measure.runtime.execute.preflight", lambda cell, device: 0)
     return counter
 
 
@@ -175,7 +175,7 @@ def test_peak_excludes_memory_of_resident_cells(counter: Counter, monkeypatch: p
     sizes = {1: (100, 7), 2: (1000, 70), 3: (10, 700)}  # by seed
     monkeypatch.setattr(
         "cs_systems.measure.runtime.execute.build",
-        lambda config, device: CallableWorkload(Holder(*sizes[config.seed]).step),
+        lambda cell, device: CallableWorkload(Holder(*sizes[cell.config.seed]).step),
     )
     records, _ = run_interleaved(*(replace(TINY, seed=seed, steps=3, rounds=3) for seed in sizes))
     measured = [record.measurement for record in records if record.measurement]
@@ -198,8 +198,8 @@ def test_peak_of_oom_cell_excludes_other_cells(
         counter.add(40)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def build(config: RunConfig, device: Device) -> CallableWorkload:
-        if config.seed == 0:
+    def build(cell: Cell, device: Device) -> CallableWorkload:
+        if cell.config.seed == 0:
             counter.add(100)
             return CallableWorkload(allocate_and_free)
         if fails_in == "build":

@@ -14,6 +14,7 @@ from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.formulas.cost import COMPUTE_BYTES
 from cs_systems.machine.device import failed_allocation_bytes, resolve
+from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads.attention import WORKLOAD, Attention, Problem, attention_call, random_leaves
 from cs_systems.model.attention.naive import attention as naive
 from cs_systems.record import RunRecord
@@ -81,7 +82,7 @@ def test_every_backend_runs_or_is_unavailable_with_reason(name: str) -> None:
     ],
 )
 def test_tensors_have_the_dtype_of_the_precision(precision: Precision, dtype: torch.dtype) -> None:
-    workload = WORKLOAD(replace(TINY, precision=precision), CPU)
+    workload = WORKLOAD(Cell(replace(TINY, precision=precision)), CPU)
     step(workload)
     assert {leaf.dtype for leaf in workload.problem.leaves} == {dtype}
     assert workload._out is not None
@@ -91,7 +92,7 @@ def test_tensors_have_the_dtype_of_the_precision(precision: Precision, dtype: to
 
 def test_grouped_heads_and_longer_keys_match_naive() -> None:
     shape = AttentionShape(1, 4, 8, 16, causal=True, heads_kv=2, seq_k=12, align="lower_right")
-    workload = WORKLOAD(replace(TINY, shape=shape), CPU)
+    workload = WORKLOAD(Cell(replace(TINY, shape=shape)), CPU)
     step(workload)
     q, k, v = workload.problem.leaves
     assert (q.shape, k.shape) == ((1, 4, 8, 16), (1, 2, 12, 16))
@@ -100,7 +101,7 @@ def test_grouped_heads_and_longer_keys_match_naive() -> None:
 
 
 def test_backward_returns_gradients_without_accumulating() -> None:
-    workload = WORKLOAD(TINY, CPU)
+    workload = WORKLOAD(Cell(TINY), CPU)
     step(workload)
     first = workload._gradients
     step(workload)
@@ -117,7 +118,7 @@ def test_backward_returns_gradients_without_accumulating() -> None:
 
 @pytest.mark.parametrize("name", ["naive", "sdpa_flash", "flash_torch"])
 def test_backward_alone_runs_over_one_retained_graph(name: str) -> None:
-    workload = WORKLOAD(replace(TINY, mode=Mode.BACKWARD, attention=name), CPU)
+    workload = WORKLOAD(Cell(replace(TINY, mode=Mode.BACKWARD, attention=name)), CPU)
     step(workload)
     out = workload._out
     step(workload)
@@ -130,7 +131,9 @@ def test_graph_that_cannot_be_retained_is_rebuilt_untimed() -> None:
     """Compiled code for a backward that frees its graph reuses the graph's buffers."""
     compiled = torch.compile(naive, backend="aot_eager", fullgraph=True, dynamic=False)
     free, retaining = (
-        WORKLOAD(config, CPU, Problem(compiled, random_leaves(config, CPU, *3 * [(2, 4, 24, 16)]), (2, 4, 24, 16)))
+        WORKLOAD(
+            Cell(config), CPU, Problem(compiled, random_leaves(config, CPU, *3 * [(2, 4, 24, 16)]), (2, 4, 24, 16))
+        )
         for config in (TINY, replace(TINY, mode=Mode.BACKWARD))
     )
     step(free)
@@ -143,7 +146,7 @@ def test_graph_that_cannot_be_retained_is_rebuilt_untimed() -> None:
 
 
 def test_error_in_backward_does_not_rebuild_the_graph() -> None:
-    workload = WORKLOAD(replace(TINY, mode=Mode.BACKWARD), CPU)
+    workload = WORKLOAD(Cell(replace(TINY, mode=Mode.BACKWARD)), CPU)
     workload.prepare()
     workload._out_gradient = torch.zeros(1)
     with pytest.raises(RuntimeError, match="shape"):
@@ -154,18 +157,18 @@ def test_error_in_backward_does_not_rebuild_the_graph() -> None:
 @pytest.mark.parametrize("keep_graph", [False, True])
 def test_forward_records_a_graph_only_with_keep_graph(keep_graph: bool) -> None:
     config = replace(TINY, mode=Mode.FORWARD, keep_graph=keep_graph)
-    workload = WORKLOAD(config, CPU)
+    workload = WORKLOAD(Cell(config), CPU)
     step(workload)
     assert workload._out is not None
     assert workload._out.requires_grad is keep_graph
-    without, with_graph = (WORKLOAD.preflight(replace(config, keep_graph=k), CPU) for k in (False, True))
+    without, with_graph = (WORKLOAD.preflight(Cell(replace(config, keep_graph=k)), CPU) for k in (False, True))
     assert without is not None
     assert with_graph is not None
     assert without < with_graph
 
 
 def test_same_seed_gives_the_same_inputs() -> None:
-    leaves = [WORKLOAD(replace(TINY, seed=seed), CPU).problem.leaves for seed in (0, 0, 1)]
+    leaves = [WORKLOAD(Cell(replace(TINY, seed=seed)), CPU).problem.leaves for seed in (0, 0, 1)]
     torch.testing.assert_close(leaves[0], leaves[1])
     assert not torch.equal(leaves[0][0], leaves[2][0])
     assert not torch.equal(leaves[0][0], leaves[0][1])

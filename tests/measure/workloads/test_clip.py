@@ -12,7 +12,7 @@ from torch import nn
 import cs_systems
 from cs_systems.config import ConfigError, Mode, Phase, Precision, RunConfig, describe, preset
 from cs_systems.machine import device as devices
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.report.frame import frame
 from cs_systems.report.tables.records import render
@@ -23,7 +23,7 @@ CLIP = 0.01
 
 
 def _after_backward(config: RunConfig) -> TrainStep:
-    step = TrainStep(config, CPU)
+    step = TrainStep(Cell(config), CPU)
     step.prepare()
     for name, run in step.step():
         if name in (Phase.CLIP, Phase.OPTIMIZER):
@@ -37,7 +37,7 @@ def _norm(step: TrainStep) -> float:
 
 
 def test_update_uses_gradients_clipped_to_the_norm() -> None:
-    step, reference = TrainStep(replace(PLAIN, clip=CLIP), CPU), _after_backward(PLAIN)
+    step, reference = TrainStep(Cell(replace(PLAIN, clip=CLIP)), CPU), _after_backward(PLAIN)
     assert _norm(reference) > 10 * CLIP
     step.prepare()
     names = [name for name, run in step.step() if run() is None]
@@ -50,7 +50,7 @@ def test_update_uses_gradients_clipped_to_the_norm() -> None:
 
 
 def test_fp16_gradients_are_unscaled_before_their_norm() -> None:
-    step = TrainStep(replace(PLAIN, clip=CLIP, precision=Precision.FP16), CPU)
+    step = TrainStep(Cell(replace(PLAIN, clip=CLIP, precision=Precision.FP16)), CPU)
     step.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     before = [p.detach().clone() for p in step.model.parameters()]
     step.prepare()
@@ -87,7 +87,7 @@ def test_norm_is_in_record_and_table() -> None:
 )
 def test_clip_that_cannot_be_applied_is_unavailable(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unavailable) as raised:
-        TrainStep.preflight(replace(PLAIN, clip=CLIP, **change), CPU)
+        TrainStep.preflight(Cell(replace(PLAIN, clip=CLIP, **change)), CPU)
     assert str(raised.value).startswith(reason)
 
 

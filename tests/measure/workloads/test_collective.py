@@ -14,7 +14,7 @@ from cs_systems.config import RunConfig
 from cs_systems.core.collectives import COLLECTIVES, DIVIDED, ELEMENT_BYTES, CollectiveShape
 from cs_systems.machine.device import Device
 from cs_systems.measure.runtime.timing import measure
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from tests.model.parallel.launch import launch
 from tests.model.parallel.ranks import join
 
@@ -39,7 +39,7 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
 def _workload(shape: CollectiveShape, device: Device) -> Any:
     from cs_systems.measure.workloads.collective import Collective
 
-    return Collective(RunConfig(workload="collective", collective=shape), device)
+    return Collective(Cell(RunConfig(workload="collective", collective=shape)), device)
 
 
 def _tried(shape: CollectiveShape, device: Device) -> Any:

@@ -13,6 +13,7 @@ from cs_systems.analysis.comparison.runs import compare
 from cs_systems.cli._progress import outcome
 from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
 from cs_systems.machine.device import resolve
+from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.record import RunRecord, append_record, read_records
 from cs_systems.report.figures.plot import kinds
@@ -30,7 +31,7 @@ def one_step(made: TrainStep) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw_fused", "adamw"])
 def test_scaler_skips_overflowing_steps_and_recovers(optimizer: str) -> None:
-    made = TrainStep(replace(TINY, precision=Precision.FP16, optimizer=optimizer), resolve("cpu"))
+    made = TrainStep(Cell(replace(TINY, precision=Precision.FP16, optimizer=optimizer)), resolve("cpu"))
     made.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # beyond fp16: gradients become inf
     before = [p.detach().clone() for p in made.model.parameters()]
     skipped = 0

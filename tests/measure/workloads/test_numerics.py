@@ -13,7 +13,7 @@ import cs_systems
 from cs_systems.analysis.comparison import numerics
 from cs_systems.config import Precision, RunConfig
 from cs_systems.machine.device import resolve
-from cs_systems.measure.workloads import Unavailable, normalization
+from cs_systems.measure.workloads import Cell, Unavailable, normalization
 from cs_systems.measure.workloads._sums import DTYPES, kahan, pairwise, sequential
 from cs_systems.measure.workloads.accumulation import Accumulation, summation
 from cs_systems.measure.workloads.normalization import OPERATIONS, Chain, Normalization, steps_of
@@ -139,7 +139,7 @@ def test_verdicts_on_fp32_inside_norms(norms: list[RunRecord]) -> None:
 
 
 def test_rows_of_infinities_have_no_error() -> None:
-    made = Normalization(RunConfig(workload="normalization", precision=Precision.FP16), resolve("cpu"))
+    made = Normalization(Cell(RunConfig(workload="normalization", precision=Precision.FP16)), resolve("cpu"))
     rows = dict(made.errors("softmax without max", 0.0, 8.0))
     assert (rows["exp"]["error"], rows["exp"]["finite"]) == (None, 0.0)
     assert numerics.in_roundoffs(rows["exp"]) == "inf or NaN"
@@ -158,7 +158,7 @@ def test_rows_of_infinities_have_no_error() -> None:
 )
 def test_unsupported_precision_is_unavailable(workload: Any, precision: Precision, reason: str) -> None:
     with pytest.raises(Unavailable, match=reason):
-        workload(RunConfig(precision=precision), resolve("cpu"))
+        workload(Cell(RunConfig(precision=precision)), resolve("cpu"))
 
 
 def test_figures_show_their_tables(sums: list[RunRecord], norms: list[RunRecord]) -> None:

@@ -18,7 +18,7 @@ from cs_systems.config import ConfigError, ModelConfig, Precision, RunConfig
 from cs_systems.core.plugins import holding
 from cs_systems.machine.device import Device, resolve
 from cs_systems.measure.runtime.execute import build
-from cs_systems.measure.workloads import Unavailable, precision_error
+from cs_systems.measure.workloads import Cell, Unavailable, precision_error
 from cs_systems.measure.workloads.precision_error import PrecisionError, run_parts
 from cs_systems.measure.workloads.training_curve import ALPHABET, SUCCESSORS, TrainingCurve
 from cs_systems.record import Row, RunRecord
@@ -88,13 +88,13 @@ def test_fp32_is_the_reference_if_float64_does_not_fit() -> None:
             return 1000
 
     small = Small(torch.device("cpu"))
-    made = PrecisionError(replace(CONFIG, precision=Precision.BF16), small)
+    made = PrecisionError(Cell(replace(CONFIG, precision=Precision.BF16)), small)
     run_parts(made)
     assert made.tables()["precision_error"][0]["reference"] == "float32"
     with pytest.raises(Unavailable, match="float64 reference for fp32 does not fit in memory; use a smaller batch, c"):
-        PrecisionError.preflight(CONFIG, small)
+        PrecisionError.preflight(Cell(CONFIG), small)
     with pytest.raises(Unavailable, match="tf32 needs an NVIDIA GPU"):
-        PrecisionError.preflight(replace(CONFIG, precision=Precision.TF32), resolve("cpu"))
+        PrecisionError.preflight(Cell(replace(CONFIG, precision=Precision.TF32)), resolve("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_all_precisions_train_on_equal_data_and_differ_by_rounding(
 
 
 def test_training_data_can_be_learned() -> None:
-    made = TrainingCurve(CONFIG, resolve("cpu"))
+    made = TrainingCurve(Cell(CONFIG), resolve("cpu"))
     followers: dict[int, set[int]] = {}
     for _ in range(100):
         for row in made.batch().tolist():
@@ -130,7 +130,7 @@ def test_training_data_can_be_learned() -> None:
 
 
 def test_overflowing_step_is_skipped_and_training_recovers() -> None:
-    made = TrainingCurve(replace(CONFIG, precision=Precision.FP16), resolve("cpu"))
+    made = TrainingCurve(Cell(replace(CONFIG, precision=Precision.FP16)), resolve("cpu"))
     made.train.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
     before = made.train.model.lm_head.weight.clone()
     run_parts(made)
@@ -165,7 +165,7 @@ def _own(config: RunConfig, device: Any) -> Any:
 def test_own_model_is_compared_on_the_same_batch_and_dropout(precision: Precision) -> None:
     config = RunConfig(workload="live own", precision=precision, profiler="precision_error", device="cpu")
     with holding(config.workload, _own):
-        made = build(config, resolve("cpu"))
+        made = build(Cell(config), resolve("cpu"))
         run_parts(made)
     rows = made.tables()["precision_error"]  # type: ignore[attr-defined]
     assert len(rows) == 1 + (precision is Precision.FP16)
@@ -185,7 +185,7 @@ class Loss(nn.Linear):
 def test_model_that_returns_its_loss_alone_has_no_outputs_to_compare() -> None:
     config = RunConfig(workload="live own", precision=Precision.BF16, profiler="precision_error", device="cpu")
     with holding(config.workload, lambda config, device: (Loss(8, 2), torch.ones(2, 8))):
-        made = build(config, resolve("cpu"))
+        made = build(Cell(config), resolve("cpu"))
         with pytest.raises(ConfigError, match="returned a dict without a floating-point tensor of one or"):
             run_parts(made)
 
@@ -208,7 +208,7 @@ def test_outputs_in_a_dataclass_are_compared() -> None:
     config = RunConfig(workload="live own", precision=Precision.BF16, profiler="precision_error", device="cpu")
     parts = (InDataclass(8, 2), torch.randn(16, 8), lambda out: out.logits.square().mean())
     with holding(config.workload, lambda config, device: parts):
-        made = build(config, resolve("cpu"))
+        made = build(Cell(config), resolve("cpu"))
         run_parts(made)
     (row,) = made.tables()["precision_error"]  # type: ignore[attr-defined]
     assert 0 <= row["logits_error"] < 0.02
@@ -228,7 +228,7 @@ class Shifted(nn.Module):
 def test_parameter_without_influence_is_not_the_worst() -> None:
     config = RunConfig(workload="live own", precision=Precision.BF16, profiler="precision_error", device="cpu")
     with holding(config.workload, lambda config, device: (Shifted(), torch.randn(16, 8), lambda y: y.square().sum())):
-        made = build(config, resolve("cpu"))
+        made = build(Cell(config), resolve("cpu"))
         run_parts(made)
     (row,) = made.tables()["precision_error"]  # type: ignore[attr-defined]
     assert str(row["worst_parameter"]).startswith("scores")
@@ -251,4 +251,4 @@ def test_parameter_without_influence_is_not_the_worst() -> None:
 def test_own_error_that_cannot_be_measured_has_a_reason(made: Any, fields: dict[str, Any], reason: str) -> None:
     config = RunConfig(workload="live own", **{"precision": Precision.BF16, "profiler": "precision_error", **fields})
     with holding(config.workload, made), pytest.raises(Unavailable, match=reason):
-        run_parts(build(config, resolve("cpu")))
+        run_parts(build(Cell(config), resolve("cpu")))

@@ -12,7 +12,7 @@ from cs_systems.config import RunConfig, preset
 from cs_systems.core import plugins
 from cs_systems.formulas.cost import PARAMETER_BYTES, parameter_count
 from cs_systems.machine.device import resolve
-from cs_systems.measure.workloads._training import strategy_of
+from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads.train_step import TrainStep, _attention_call, _predicted_bytes
 from cs_systems.model.attention import AttentionBackend
 from cs_systems.record import RunRecord, read_records
@@ -41,7 +41,7 @@ def read(folder: str) -> list[RunRecord]:
 def predicted_bytes(config: RunConfig) -> int:
     backend: AttentionBackend = plugins.get("attention", config.attention)
     algorithm = backend.algorithm(_attention_call(config, resolve("cpu")))
-    return _predicted_bytes(config, algorithm, strategy_of(config))
+    return _predicted_bytes(config, algorithm, Cell(config).strategy)
 
 
 def unpredicted_bytes(record: RunRecord) -> int:
@@ -89,5 +89,5 @@ def test_committed_records_cover_every_kind_of_strategy() -> None:
 def test_views_of_buckets_are_predicted_to_save_memory(strategy: str) -> None:
     config = RunConfig(model=preset("small"), batch_size=1, seq_len=16, strategy=strategy, world_size=2, device="cpu")
     viewed = replace(config, strategy_args=("gradient_as_bucket_view=true",))
-    copied_bytes, viewed_bytes = (TrainStep.preflight(one, resolve("cpu")) for one in (config, viewed))
+    copied_bytes, viewed_bytes = (TrainStep.preflight(Cell(one), resolve("cpu")) for one in (config, viewed))
     assert (copied_bytes or 0) > (viewed_bytes or 0) > 0

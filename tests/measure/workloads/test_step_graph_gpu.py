@@ -9,7 +9,7 @@ import torch
 
 from cs_systems.config import RunConfig, preset
 from cs_systems.machine.device import resolve
-from cs_systems.measure.workloads import _graph
+from cs_systems.measure.workloads import Cell, _graph
 from cs_systems.measure.workloads.train_step import TrainStep
 
 pytestmark = [
@@ -28,7 +28,7 @@ STEPS = _graph.EAGER_STEPS + 3
 def trained(**options: Any) -> tuple[list[float], list[torch.Tensor]]:
     torch._dynamo.reset()
     config = RunConfig(model=preset("tiny"), batch_size=2, seq_len=64, device="cuda", attention="sdpa_flash", **options)
-    train, losses = TrainStep(config, resolve("cuda")), []
+    train, losses = TrainStep(Cell(config), resolve("cuda")), []
     for _ in range(STEPS):
         train.prepare()
         for _, run in train.step():

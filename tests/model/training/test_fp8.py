@@ -17,6 +17,7 @@ from cs_systems.analysis.comparison.dtypes import contradiction
 from cs_systems.config import PRESETS, ConfigError, Mode, ModelConfig, Precision, RunConfig
 from cs_systems.instrument.dtype_readings import DtypeReadings, reading
 from cs_systems.machine.device import Device, resolve
+from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads.precision_error import run_parts
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.model.training import fp8, parts
@@ -180,7 +181,7 @@ def test_use_fp8_replaces_only_suitable_linear_layers() -> None:
 
 
 def test_language_model_uses_fp8_in_linear_layers_of_blocks() -> None:
-    step = TrainStep(TINY, resolve("cpu"))
+    step = TrainStep(Cell(TINY), resolve("cpu"))
     types = {name: type(module).__name__ for name, module in step.model.named_modules()}
     low = {name for name, kind in types.items() if kind == "Fp8Linear"}
     assert low == {
@@ -197,7 +198,7 @@ def test_language_model_uses_fp8_in_linear_layers_of_blocks() -> None:
 
 
 def gradients(config: RunConfig) -> dict[str, Any]:
-    step = TrainStep(config, resolve(config.device))
+    step = TrainStep(Cell(config), resolve(config.device))
     run_parts(step)
     return {name: p.grad for name, p in step.model.named_parameters()}
 
@@ -222,7 +223,7 @@ def test_step_without_fp8_layers_contradicts_requested_precision() -> None:
     def contradiction_of(precision: Precision) -> str | None:
         readings = DtypeReadings()
         with reading(readings):
-            run_parts(TrainStep(replace(TINY, precision=precision), resolve("cpu")))
+            run_parts(TrainStep(Cell(replace(TINY, precision=precision)), resolve("cpu")))
         return contradiction(Precision.FP8, readings.rows, readings.contexts)
 
     assert contradiction_of(Precision.FP8) is None
@@ -272,7 +273,7 @@ def test_part_computes_the_layers_of_blocks_in_fp8(names: tuple[str, ...]) -> No
     config = replace(TINY, **master, parts=names)
 
     def losses(config: RunConfig) -> list[float]:
-        train, found = TrainStep(config, resolve("cpu")), []
+        train, found = TrainStep(Cell(config), resolve("cpu")), []
         for _ in range(4):
             train.prepare()
             for _, run in train.step():
@@ -306,13 +307,13 @@ def test_compiled_block_in_fp8_is_one_graph_with_the_same_gradients(names: tuple
 
 def test_part_refuses_what_fp8_cannot_multiply() -> None:
     odd = replace(TINY, precision=Precision.BF16, seq_len=17, parts=("fp8_linear",))
-    assert parts.unavailable(odd) == (
+    assert parts.unavailable(odd, parts.chosen(odd.parts)) == (
         "fp8_linear: fp8 products need multiples of 16, and batch × context is 17; make it 16 or 32, or leave "
         "fp8_linear out of parts"
     )
     twice = replace(TINY, parts=("fp8_linear",))
     assert (
-        parts.unavailable(twice)
+        parts.unavailable(twice, parts.chosen(twice.parts))
         == "fp8_linear: precision fp8 already replaces the linear layers; leave fp8_linear out of parts"
     )
 

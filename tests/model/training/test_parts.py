@@ -27,7 +27,7 @@ from cs_systems.config import ConfigError, Precision, RunConfig, preset
 from cs_systems.core import plugins
 from cs_systems.machine.device import resolve
 from cs_systems.measure.runtime.sweep import check
-from cs_systems.measure.workloads import Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.model import BasicTransformerLM
 from cs_systems.model.training import parts, triton_operators
@@ -188,7 +188,7 @@ def test_second_backward_of_the_fused_loss_is_refused(device: str) -> None:
 
 def step(**options: Any) -> TrainStep:
     config = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", **options)
-    return TrainStep(config, resolve("cpu"))
+    return TrainStep(Cell(config), resolve("cpu"))
 
 
 @pytest.mark.parametrize(("optimizer", "bytes_each"), [("default", 14), ("adamw_master", 26), ("adamw_bf16_state", 18)])
@@ -338,7 +338,7 @@ def test_cell_that_cannot_apply_an_option_is_unavailable(options: dict[str, Any]
     settings = {"model": preset("tiny"), "batch_size": 2, "seq_len": 16, "device": "cpu"} | options
     config = RunConfig(**settings)
     with pytest.raises(Unavailable, match=reason):
-        TrainStep.preflight(config, resolve("cpu"))
+        TrainStep.preflight(Cell(config), resolve("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -355,8 +355,8 @@ def test_part_computed_by_torch_on_a_cpu_needs_triton_on_a_gpu(
     monkeypatch.setattr(triton_operators, "find_spec", lambda name: None)
     config = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cuda", **options)
     with pytest.raises(Unavailable, match=rf"triton is not installed; run pip install triton \(Linux\), or {remedy}"):
-        TrainStep.preflight(config, resolve("cpu"))
-    TrainStep.preflight(replace(config, device="cpu"), resolve("cpu"))
+        TrainStep.preflight(Cell(config), resolve("cpu"))
+    TrainStep.preflight(Cell(replace(config, device="cpu")), resolve("cpu"))
 
 
 def test_two_parts_that_replace_the_same_are_refused_before_anything_runs() -> None:

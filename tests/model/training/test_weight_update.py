@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cs_systems.config import Precision, RunConfig, preset
 from cs_systems.machine.device import resolve
+from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.model.training.master_adamw import MasterAdamW, master_weight
 from cs_systems.model.training.parts import fused_weight_update
@@ -22,7 +23,7 @@ CELL = RunConfig(model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", *
 
 
 def trained(config: RunConfig, steps: int = 3) -> tuple[list[float], TrainStep]:
-    train, losses = TrainStep(config, resolve(config.device)), []
+    train, losses = TrainStep(Cell(config), resolve(config.device)), []
     for _ in range(steps):
         train.prepare()
         for _, run in train.step():
@@ -42,7 +43,7 @@ def forgotten_compilations() -> Iterator[None]:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a cell on a CPU have the part, which torch then computes."""
-    monkeypatch.setattr("cs_systems.model.training.parts.unavailable", lambda config: None)
+    monkeypatch.setattr("cs_systems.model.training.parts.unavailable", lambda config, parts: None)
 
 
 COMPILED = {"compile": "default", "compile_scope": "block"}

@@ -103,9 +103,9 @@ def _replace(root: nn.Module, classes: Mapping[type[nn.Module], type[nn.Module]]
             module.__class__ = replacing  # parameters, hooks and names stay the same
 
 
-def unavailable(config: RunConfig) -> str | None:
-    """Return the reason why the parts of a cell cannot run, with the remedy, or None."""
-    for name, part in chosen(config.parts).items():
+def unavailable(config: RunConfig, parts: Mapping[str, Part]) -> str | None:
+    """Return the reason why the parts of a cell, given by name, cannot run, with the remedy, or None."""
+    for name, part in parts.items():
         if config.is_distributed and not part.on_ranks:
             return (
                 f"{name} does not support several ranks; leave it out of parts, or use one process without a strategy"
