@@ -24,10 +24,6 @@ FORMS = (
     "selective:products:N", "nested:K:k",
 )  # fmt: skip
 SELECTIVE = ("attention", "matmul", "products")
-# Backends that call one torch operator for attention: only the output of a single operator can be kept.
-ONE_OPERATOR = ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
-# Backends with kernels that are a single operator only in a compiled model.
-ONE_COMPILED_OPERATOR = ("flash_cuda", "flash_triton")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
 from cs_systems.core import plugins
-from cs_systems.core.checkpoint_plan import ONE_OPERATOR
 from cs_systems.formulas import sdpa
 from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm, recomputed_flops
 from cs_systems.formulas.memory.allocator import MIB
@@ -18,15 +17,6 @@ from cs_systems.record import RunRecord
 # on one H200 with CUDA 13.0 in each of seven cells: profiles/nvidia_smi_memory.
 CONTEXT_BYTES = 751 * MIB
 TILED = AttentionAlgorithm(block_q=128, block_k=128, backward_matmuls=5)
-TILED_WITH_ACCUMULATOR = replace(TILED, dq_accumulator_bytes=4)
-# Copies of the backends' declarations, because their files import torch; unlisted tiled backends use TILED.
-DECLARED = {
-    "compiled": AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True),
-    "flash_attn": TILED_WITH_ACCUMULATOR,
-    "flash_cuda": TILED_WITH_ACCUMULATOR,
-    "flash_torch": replace(TILED, torch_matmul=True),
-    "sdpa_efficient": replace(TILED, output_by_position=True),
-}
 HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE, Precision.FP8)
 _STRAIGHT = 8  # most values to try if memory is a straight line
 MOST = 1 << 20  # upper limit of the search, for sequences of a batch and tokens of a context
@@ -38,24 +28,23 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
     Raises:
         ConfigError: the backend is outside the package, so that its memory is not declared.
     """
-    name = plugins.check("attention", config.attention)
-    full = FULL_MATRIX if config.device == "cpu" else FULL_MATRIX_CUDA
+    name, on_cpu = config.attention, config.device == "cpu"
+    declared = plugins.declared("attention", name)
     if plugins.is_foreign(name):
         raise ConfigError(f"the memory that attention {name} needs is unknown; use a built-in backend to predict it")
-    if name == "naive":
+    if not declared.get("full_matrix"):
+        tiled = replace(TILED, **declared.get("keeps", {}))
+        return replace(tiled, dq_accumulator_bytes=0) if on_cpu else tiled  # which only kernels on a GPU have
+    full = replace(FULL_MATRIX if on_cpu else FULL_MATRIX_CUDA, **declared.get("keeps", {}))
+    if declared.get("rounds_scores") or config.precision not in HALF:
         return full
-    if name == "sdpa_math":
-        wide = 2 if config.precision in HALF else 1
-        forward, kept, backward = (wide * count for count in full.score_matrices)
-        return AttentionAlgorithm(score_matrices=(forward, kept, backward), torch_matmul=True)
-    if name == "sdpa_flash" and config.device != "cpu":
-        return TILED_WITH_ACCUMULATOR
-    return DECLARED.get(name, TILED)
+    forward, kept, backward = (2 * count for count in full.score_matrices)  # the scores are in float32
+    return replace(full, score_matrices=(forward, kept, backward))
 
 
 def _refusal(name: str, config: RunConfig) -> str | None:
     """Return the reason why the PyTorch kernel that the backend forces cannot run the model; None if it can."""
-    if (kernel := name.removeprefix("sdpa_")) not in sdpa.KERNELS or kernel == name:
+    if (kernel := plugins.declared("attention", name).get("torch_kernel")) is None:
         return None
     model, length = config.model, config.tokens_per_sequence
     shape = (config.batch_size, model.num_heads, length, model.d_head)
@@ -206,7 +195,7 @@ def plans(config: RunConfig) -> Iterator[str]:
     yield from (f"blocks:0-{n - 1}" for n in range(1, layers))
     yield from (f"every:{k}" for k in range(1, layers + 1))
     yield "selective:matmul"
-    if config.attention in ONE_OPERATOR:
+    if plugins.declared("attention", config.attention).get("one_operator") == "always":
         yield "selective:attention"
     yield from (f"nested:{k}:{inner}" for k in range(2, layers + 1) for inner in range(1, k) if k % inner == 0)
 

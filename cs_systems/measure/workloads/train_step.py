@@ -97,7 +97,7 @@ class TrainStep(Training):
             )
         call = _attention_call(config, device)
         backend = check_backend(cell, device, call)
-        if reason := checkpointing.unavailable(config):
+        if reason := checkpointing.unavailable(config, backend):
             raise Unavailable(reason)
         for reason in (
             parts.unavailable(config, cell.parts),

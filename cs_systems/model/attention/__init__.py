@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from cs_systems.core.shapes import AttentionCall as AttentionCall
 from cs_systems.formulas.cost import FULL_MATRIX, AttentionAlgorithm
@@ -41,7 +41,14 @@ class AttentionBackend:
             predicted memory.
         rounds_scores: it keeps the scores in the dtype of q. The error of a score s is then up to u |s|, u the dtype's
             unit roundoff, and its weight has that relative error: in bfloat16 (u = 2⁻⁸) 6% at a score of 16, however
-            exact the sums are. A row dominated by one weight has the same error.
+            exact the sums are. A row dominated by one weight has the same error. Must be a literal, like the next four,
+            because a process without torch reads them from the file.
+        full_matrix: its scores are a whole matrix, in torch's own operations as in naive; False: in tiles.
+        keeps: the properties of its algorithm that memory depends on, where they differ from naive's with
+            `full_matrix`, or else from those of `formulas.memory.fit.TILED`.
+        torch_kernel: the kernel of torch's scaled_dot_product_attention that it forces: one of `formulas.sdpa.KERNELS`.
+        one_operator: "always", if a call is one torch operator, the output of which a checkpoint can keep; "compiled",
+            if it is in a compiled model only.
         has_window: the function also takes `window=W`: a causal query sees only the last W keys up to its own.
         describe: returns the implementation that runs, with its version, for the record ("flash-attn 2.8.3
             (FlashAttention-2)").
@@ -52,6 +59,10 @@ class AttentionBackend:
     tolerance: Mapping[str, float] = field(default_factory=lambda: TOLERANCE)
     algorithm: Callable[[AttentionCall], AttentionAlgorithm] = lambda call: FULL_MATRIX
     rounds_scores: bool = False
+    full_matrix: bool = False
+    keeps: Mapping[str, Any] = field(default_factory=dict)
+    torch_kernel: str | None = None
+    one_operator: Literal["always", "compiled"] | None = None
     has_window: bool = False
     describe: Callable[[], str | None] = lambda: None
 

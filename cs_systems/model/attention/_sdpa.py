@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,10 +39,11 @@ def sdpa_backend(
     algorithm: Callable[[AttentionCall], AttentionAlgorithm],
     dtypes: tuple[str, ...],
     cuda_dtypes: tuple[str, ...] | None = None,
+    **declared: Any,
 ) -> AttentionBackend:
     """Return the backend that forces `kernel`, for the dtypes that it supports.
 
-    cuda_dtypes: the dtypes on CUDA, if fewer are supported there.
+    cuda_dtypes: the dtypes on CUDA, if fewer are supported there. declared: the backend's literals.
     """
     return AttentionBackend(
         partial(_attention, kernel=kernel),
@@ -49,6 +51,7 @@ def sdpa_backend(
         tolerance={dtype: TOLERANCE[dtype] for dtype in dtypes},
         algorithm=algorithm,
         describe=lambda: f"torch {torch.__version__} scaled_dot_product_attention, {kernel.name} only",
+        **declared,
     )
 
 

@@ -22,4 +22,6 @@ BACKEND = AttentionBackend(
     unavailable=_unavailable,
     algorithm=lambda call: AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True),
     rounds_scores=True,
+    full_matrix=True,
+    keeps={"score_matrices": (2, 1, 2), "autocast_score_matrices": None},
 )

@@ -136,5 +136,6 @@ BACKEND = AttentionBackend(
     unavailable=_unavailable,
     tolerance={dtype: TOLERANCE[dtype] for dtype in DTYPES},
     algorithm=lambda call: AttentionAlgorithm(128, 128, backward_matmuls=5, dq_accumulator_bytes=4),
+    keeps={"dq_accumulator_bytes": 4},
     describe=_describe,
 )

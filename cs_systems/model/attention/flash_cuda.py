@@ -205,5 +205,7 @@ BACKEND = AttentionBackend(
     unavailable=unavailable,
     tolerance={dtype: TOLERANCE[dtype] for dtype in DTYPES},
     algorithm=algorithm,
+    keeps={"dq_accumulator_bytes": 4},
+    one_operator="compiled",
     describe=describe,
 )

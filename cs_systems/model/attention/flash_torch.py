@@ -179,4 +179,5 @@ BACKEND = AttentionBackend(
     attention,
     cannot_run,
     algorithm=lambda call: AttentionAlgorithm(B_Q, B_K, backward_matmuls=5, torch_matmul=True),
+    keeps={"torch_matmul": True},
 )

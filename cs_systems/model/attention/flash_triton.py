@@ -400,4 +400,11 @@ def describe() -> str | None:
     return f"FlashAttention-2, Triton {version('triton')}{' interpreter' if INTERPRETED else ''}"
 
 
-BACKEND = AttentionBackend(attention, unavailable=unavailable, algorithm=algorithm, has_window=True, describe=describe)
+BACKEND = AttentionBackend(
+    attention,
+    unavailable=unavailable,
+    algorithm=algorithm,
+    one_operator="compiled",
+    has_window=True,
+    describe=describe,
+)

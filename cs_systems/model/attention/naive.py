@@ -58,4 +58,11 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     return FULL_MATRIX_CUDA if call.device == "cuda" else FULL_MATRIX
 
 
-BACKEND = AttentionBackend(attention, cannot_run, algorithm=_algorithm, rounds_scores=True, has_window=True)
+BACKEND = AttentionBackend(
+    attention,
+    cannot_run,
+    algorithm=_algorithm,
+    rounds_scores=True,
+    full_matrix=True,
+    has_window=True,
+)

@@ -17,4 +17,4 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     return AttentionAlgorithm(128, 128, backward_matmuls=5)
 
 
-BACKEND = sdpa_backend(SDPBackend.CUDNN_ATTENTION, _algorithm, HALF)
+BACKEND = sdpa_backend(SDPBackend.CUDNN_ATTENTION, _algorithm, HALF, torch_kernel="cudnn", one_operator="always")

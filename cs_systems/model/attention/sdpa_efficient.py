@@ -17,4 +17,11 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     return AttentionAlgorithm(block_q, 128, backward_matmuls=5, output_by_position=True)
 
 
-BACKEND = sdpa_backend(SDPBackend.EFFICIENT_ATTENTION, _algorithm, ("float32", "float16", "bfloat16"))
+BACKEND = sdpa_backend(
+    SDPBackend.EFFICIENT_ATTENTION,
+    _algorithm,
+    ("float32", "float16", "bfloat16"),
+    keeps={"output_by_position": True},
+    torch_kernel="efficient",
+    one_operator="always",
+)

@@ -19,4 +19,11 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     return AttentionAlgorithm(score_matrices=(forward, kept, backward), torch_matmul=True)
 
 
-BACKEND = sdpa_backend(SDPBackend.MATH, _algorithm, ("float64", "float32", "float16", "bfloat16"))
+BACKEND = sdpa_backend(
+    SDPBackend.MATH,
+    _algorithm,
+    ("float64", "float32", "float16", "bfloat16"),
+    full_matrix=True,
+    keeps={"autocast_score_matrices": None},
+    torch_kernel="math",
+)

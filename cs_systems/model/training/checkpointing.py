@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cs_systems.config import Mode, Precision, RunConfig
-from cs_systems.core.checkpoint_plan import ONE_COMPILED_OPERATOR, ONE_OPERATOR, Segment, items, segments
+from cs_systems.core.checkpoint_plan import Segment, items, segments
 from cs_systems.machine.device import resolve_or_cpu
+from cs_systems.model.attention import AttentionBackend
 
 _ATTENTION = (
     "_scaled_dot_product_flash_attention",
@@ -42,16 +43,19 @@ def without_effect(config: RunConfig) -> str | None:
     )
 
 
-def unavailable(config: RunConfig) -> str | None:
-    """Return the reason why a cell of the built-in model cannot have its checkpoints, with the remedy, or None."""
-    one_operator = ONE_OPERATOR if config.compile == "none" else ONE_OPERATOR + ONE_COMPILED_OPERATOR
+def unavailable(config: RunConfig, backend: AttentionBackend | None) -> str | None:
+    """Return the reason why a cell of the built-in model cannot have its checkpoints, with the remedy, or None.
+
+    backend: of its attention; None for a user's own function.
+    """
+    one_operator = backend.one_operator if backend else None
     plan = segments(config.checkpoint, config.model.num_layers)
     keeps_attention = any(segment.keeps in ("attention", "products") for segment in plan)
-    if keeps_attention and config.attention not in one_operator:
+    if keeps_attention and one_operator != "always" and (one_operator is None or config.compile == "none"):
         in_float32 = config.computes_in in (Precision.FP32, Precision.TF32)
         operator = "sdpa_efficient" if in_float32 and resolve_or_cpu(config.device).is_cuda else "sdpa_flash"
         remedy = f"use attention {operator}, or checkpoint selective:matmul"
-        if config.attention in ONE_COMPILED_OPERATOR:
+        if one_operator:
             why, remedy = "computes in one operator only if compiled", f"use compile default, or {remedy}"
         else:
             why = "does not compute in one operator"

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import cs_systems
 from cs_systems.config import ConfigError, Mode, ModelConfig, Precision, RunConfig, preset
 from cs_systems.core import plugins
-from cs_systems.core.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
+from cs_systems.core.checkpoint_plan import Segment, items, segments
 from cs_systems.formulas.cost import FULL_MATRIX, recomputed_flops, step_cost
 from cs_systems.machine.device import Device
 from cs_systems.model import BasicTransformerLM
@@ -155,10 +155,11 @@ def test_selective_checkpoint_names_a_backend_that_computes_in_the_precision(mon
     """Torch's flash kernel takes no float32 on a GPU."""
     monkeypatch.setattr(checkpointing, "resolve_or_cpu", lambda name: Device(torch.device("cuda", 0)))
     config = RunConfig(checkpoint="selective:attention")
-    assert "use attention sdpa_efficient" in str(checkpointing.unavailable(config))
-    assert "use attention sdpa_flash" in str(checkpointing.unavailable(replace(config, precision=Precision.BF16)))
-    assert checkpointing.unavailable(replace(config, attention="sdpa_efficient")) is None
-
-
-def test_one_operator_names_are_attention_backends() -> None:
-    assert set(ONE_OPERATOR) <= set(plugins.names("attention"))
+    naive, efficient, triton = (plugins.get("attention", n) for n in ("naive", "sdpa_efficient", "flash_triton"))
+    assert "use attention sdpa_efficient" in str(checkpointing.unavailable(config, naive))
+    in_half = replace(config, precision=Precision.BF16)
+    assert "use attention sdpa_flash" in str(checkpointing.unavailable(in_half, naive))
+    assert "computes in one operator only if compiled" in str(checkpointing.unavailable(config, triton))
+    assert "does not compute in one operator" in str(checkpointing.unavailable(config, None))
+    assert checkpointing.unavailable(replace(config, compile="default"), triton) is None
+    assert checkpointing.unavailable(config, efficient) is None
