@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
-from cs_systems.core import plugins
+from cs_systems.core import parts, plugins
 from cs_systems.core.checkpoint_plan import FORMS, segments
 from cs_systems.core.collectives import CollectiveShape
 from cs_systems.core.display import Displayed
@@ -79,6 +79,8 @@ SWITCHES = {
 }
 # Modes in which Inductor launches kernels one by one, so that a trace attributes them to layers.
 MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
+# Modes in which it captures them in CUDA graphs, which the next step overwrites.
+CAPTURED_COMPILE_MODES = ("reduce-overhead", "max-autotune")
 OPTIMIZERS = ("adamw", "adamw_foreach", "adamw_fused", "adamw_master", "adamw_bf16_state")
 _MOST_BLOCKS = 4096  # of a model from outside the package, whose own number is known once it is built
 _BUILT_IN = frozenset({Subject.STEP, Subject.CURVE, Subject.ERRORS})
@@ -367,7 +369,7 @@ class RunConfig:
     @property
     def is_distributed(self) -> bool:
         """Flag of a cell that runs on ranks; a cell on one rank may be the baseline of several."""
-        return self.world_size > 1 or self.strategy != "single" or self.collective is not None
+        return self.world_size > 1 or self.strategy != RunConfig.strategy or self.collective is not None
 
     @property
     def is_profiled(self) -> bool:
@@ -401,11 +403,12 @@ class RunConfig:
     def computes_in(self) -> Precision:
         """Precision of the matrix products.
 
-        Without autocast it is the strategy's `compute_dtype` if that is bf16 or fp16, and else `precision`; the part
-        fp8_linear computes in fp8 whatever the parameters' dtype is.
+        Without autocast it is the strategy's `compute_dtype` if that is bf16 or fp16, and else `precision`; a part may
+        compute in a precision of its own, whatever the parameters' dtype is.
         """
-        if "fp8_linear" in self.parts:
-            return Precision.FP8
+        known = [name for name in self.parts if name in plugins.names(parts.PACKAGE)]
+        if declared := parts.declared(known, "computes_in"):
+            return Precision(next(iter(declared.values())))
         compute_dtype = self.strategy_options.get("compute_dtype")
         if self.precision.is_autocast or compute_dtype not in (Precision.BF16, Precision.FP16):
             return self.precision
@@ -513,7 +516,7 @@ def _check_ranks(config: RunConfig) -> None:
         )
     if config.collective is not None:
         config.collective.check(config.world_size)
-    if config.strategy == "single" and config.world_size > 1 and config.workload == "train_step":
+    if config.strategy == RunConfig.strategy and config.world_size > 1 and config.subject is Subject.STEP:
         remedy = "use a strategy such as ddp_bucketed, or world_size 1"
         raise ConfigError(
             f"strategy single trains on one process, got world_size {config.world_size}; {remedy}", "world_size"

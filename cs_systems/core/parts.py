@@ -15,8 +15,13 @@ def check(names: Iterable[str]) -> None:
 
     A part in a user's file without a literal keyword `replaces` is checked later, by `one_of_each`.
     """
-    declared = {name: plugins.declared(PACKAGE, name).get("replaces") for name in names}
-    one_of_each({name: thing for name, thing in declared.items() if thing is not None})
+    one_of_each(declared(names, "replaces"))
+
+
+def declared(names: Iterable[str], field: str) -> dict[str, str]:
+    """Return what the files of parts declare in a field, by name, without those that declare nothing."""
+    found = {name: plugins.declared(PACKAGE, name).get(field) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def one_of_each(replaced: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cs_systems.config import RunConfig
+from cs_systems.config import CAPTURED_COMPILE_MODES, RunConfig
 from cs_systems.machine.device import Device
 
 EAGER_STEPS = 3  # steps that run uncaptured first: they compile, tune, and allocate the optimizer's state
@@ -24,7 +24,7 @@ def unavailable(config: RunConfig, device: Device) -> str | None:
         return "a CUDA graph needs a GPU; use graph none"
     if config.is_distributed:
         return "a CUDA graph cannot hold the collectives of several ranks; use graph none, or use one process"
-    if config.compile in ("reduce-overhead", "max-autotune"):
+    if config.compile in CAPTURED_COMPILE_MODES:
         return f"compile {config.compile} captures CUDA graphs itself; use compile default, or graph none"
     if config.optimizer not in OPTIMIZERS:
         return (

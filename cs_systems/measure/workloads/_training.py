@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cs_systems.config import ConfigError, Mode, Phase, Precision
+from cs_systems.config import CAPTURED_COMPILE_MODES, ConfigError, Mode, Phase, Precision
 from cs_systems.core.tables import Tables
 from cs_systems.formulas.communication import NARROW_BYTES, SENT, Payload, SentRow
 from cs_systems.machine.device import Device
@@ -68,7 +68,7 @@ class Training:
             return  # the graph writes to the loss and the gradients that it was captured with
         self.loss = None
         self.wrapped.zero_grad(set_to_none=True)
-        if self.config.compile in ("reduce-overhead", "max-autotune"):
+        if self.config.compile in CAPTURED_COMPILE_MODES:
             torch.compiler.cudagraph_mark_step_begin()
 
     @property

@@ -428,8 +428,10 @@ def test_users_object_other_than_a_part_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", plugins.names(parts.PACKAGE))
-def test_part_declares_what_it_replaces_as_a_literal(name: str) -> None:
-    assert plugins.declared(parts.PACKAGE, name)["replaces"] == part(name).replaces
+def test_literals_of_a_part_are_read_without_its_module(name: str) -> None:
+    declared = plugins.declared(parts.PACKAGE, name)
+    assert (declared["replaces"], declared.get("computes_in")) == (part(name).replaces, part(name).computes_in)
+    assert RunConfig(parts=(name,)).computes_in == (part(name).computes_in or Precision.FP32)
 
 
 def test_part_that_is_named_twice_is_refused() -> None:

@@ -55,6 +55,7 @@ class Part:
         unavailable: returns the reason why the part cannot run in a cell, with the remedy, or None.
         keeps_buffers: whether it reads tensors of a compiled block after the block has run, so that the block must not
             reuse their memory.
+        computes_in: the precision of the matrix products, if it has one of its own; a literal, as `replaces`.
         on_ranks: whether it works under a strategy of several ranks.
         tolerance: dtype name → largest relative error of outputs and gradients against float64.
     """
@@ -67,6 +68,7 @@ class Part:
     during_backward: Callable[[nn.Module, MasterAdamW], Update] | None = None
     unavailable: Callable[[RunConfig], str | None] = always_available
     keeps_buffers: bool = False
+    computes_in: str | None = None
     on_ranks: bool = False
     tolerance: Mapping[str, float] = field(
         default_factory=lambda: {"float64": 1e-10, "float32": 1e-5, "bfloat16": 2e-2}

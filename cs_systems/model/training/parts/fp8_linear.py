@@ -57,5 +57,6 @@ PART = Part(
         RotatingJoinedAttention: RotatingFp8Attention,
     },
     unavailable=unavailable,
+    computes_in="fp8",
     tolerance={"float64": 0.2, "float32": 0.2, "bfloat16": 0.2},
 )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from cs_systems.config import Precision, RunConfig
 from cs_systems.core.checkpoint_plan import segments
+from cs_systems.core.parts import declared
 from cs_systems.model.kernels.driver import multiprocessors
 from cs_systems.model.kernels.prepared import PreparedPass
 from cs_systems.model.training.hopper_operators import product_pass, products_unavailable
@@ -169,8 +170,8 @@ def replace(model: nn.Module) -> None:
 
 
 def unavailable(config: RunConfig) -> str | None:
-    if "fp8_linear" in config.parts:
-        return "fp8_linear replaces the same products; leave one of them out of parts"
+    if others := [*declared(config.parts, "computes_in")]:
+        return f"{others[0]} replaces the same products; leave one of them out of parts"
     if config.computes_in not in (Precision.BF16, Precision.BF16_PURE):
         return f"its kernels compute in bf16, and the cell in {config.computes_in.value}; use precision bf16"
     plan = segments(config.checkpoint, config.model.num_layers)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cs_systems.config import RunConfig
 from cs_systems.core.checkpoint_plan import segments
+from cs_systems.core.parts import declared
 from cs_systems.model.training import triton_operators
 from cs_systems.model.training.parts import Part
 from cs_systems.model.training.parts._deferred import Place, keep
@@ -180,10 +181,11 @@ class RotatingJoinedAttention(JoinedAttention):
 
 def unavailable(config: RunConfig) -> str | None:
     plan = segments(config.checkpoint, config.model.num_layers)
-    if "joined_projections" in config.parts and any(segment.keeps in ("matmul", "products") for segment in plan):
+    joined = [name for name, thing in declared(config.parts, "replaces").items() if thing == "projections"]
+    if joined and any(segment.keeps in ("matmul", "products") for segment in plan):
         return (
             f"checkpoint {config.checkpoint} keeps the joined product, which fused_rotary "
-            "overwrites; leave joined_projections out of parts, or use checkpoint every:1"
+            f"overwrites; leave {joined[0]} out of parts, or use checkpoint every:1"
         )
     return triton_operators.unavailable(config)
 

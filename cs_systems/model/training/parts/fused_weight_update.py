@@ -22,7 +22,8 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
-from cs_systems.config import RunConfig
+from cs_systems.config import CAPTURED_COMPILE_MODES, RunConfig
+from cs_systems.core.parts import declared
 from cs_systems.model.kernels.driver import multiprocessors
 from cs_systems.model.kernels.prepared import PreparedPass
 from cs_systems.model.training.hopper_operators import product_pass, products_unavailable
@@ -203,13 +204,13 @@ def update_pass(weights: int) -> PreparedPass:
 def unavailable(config: RunConfig) -> str | None:
     if reason := update_in_backward.unavailable(config):
         return reason
-    if config.compile in ("reduce-overhead", "max-autotune"):
+    if config.compile in CAPTURED_COMPILE_MODES:
         return (
             f"compile {config.compile} replays backward in a CUDA graph, where the update cannot "
             "run; use compile default and graph step"
         )
-    if "fp8_linear" in config.parts:
-        return "fp8_linear replaces the same layers; leave one of them out of parts"
+    if others := [*declared(config.parts, "computes_in")]:
+        return f"{others[0]} replaces the same layers; leave one of them out of parts"
     return products_unavailable(config, "update_in_backward")
 
 
