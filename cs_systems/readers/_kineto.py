@@ -374,6 +374,7 @@ class _Reader:
             limitations=tuple(limitations),
             modules=modules,
             operators=process.operators.read(),
+            knows_operators=True,
             messages=_messages_around(columns, process) | self._messages_of(columns),
             lacks_kernels=empty > 0,
             lost_launches=self._lost_launches(process, columns),

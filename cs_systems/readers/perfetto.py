@@ -82,8 +82,9 @@ def read(path: Path, process: int | None = None) -> Trace:
         except ConfigError as error:  # the file is gone when the message is read
             raise ConfigError(str(error).replace(str(chrome), str(path))) from None
     job = trace.job and (trace.job if REALTIME in reader.offsets else replace(trace.job, began_s=None))
+    limitations = (*trace.limitations, *reader.limitations())
     return replace(
-        trace, source=str(path), profiler="perfetto", job=job, limitations=(*trace.limitations, *reader.limitations())
+        trace, source=str(path), profiler="perfetto", job=job, limitations=limitations, knows_operators=False
     )
 
 

@@ -216,7 +216,7 @@ def notes(profile: Profile, rows: Sequence[Row]) -> list[str]:
     if all(row["shapes"] is None for row in rows):
         said.append(
             "input shapes were not recorded: the rows are by name, without FLOPs; "
-            f"record with {_RECORD if trace.profiler == 'kineto' else f'{_EMIT}(record_shapes=True)'}"
+            f"record with {_RECORD if trace.knows_operators else f'{_EMIT}(record_shapes=True)'}"
         )
     elif any(row["flops"] for row in rows):
         said.append("FLOPs: model FLOPs by input shapes; causal attention counts half; unfused scores count in full")
@@ -233,7 +233,7 @@ _RECORD, _EMIT = "torch.profiler.profile(record_shapes=True)", "torch.autograd.p
 def _why_nothing(trace: Trace) -> str:
     if (ops := operators_of(trace)) is not None:
         return f"none of the {len(ops)} operators in the trace began in a step"
-    if trace.profiler != "kineto":
+    if not trace.knows_operators:
         run = f"run the steps in {_EMIT}(record_shapes=True)"
         return f"{trace.profiler} records no operators; {run}, or record with torch.profiler"
     return "the trace holds no operators; record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"

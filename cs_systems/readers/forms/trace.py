@@ -271,6 +271,7 @@ class Trace:
 
     `limitations` lists in words the data that the file lacks. `ops` and `allocations` are None if the profiler recorded
     none, `modules` is None if the recorder wrote none. `ops` are the entries of `operators` with a sequence number.
+    `knows_operators`: the profiler can record operators, also if it recorded none.
     `messages` maps the index of a collective's kernel to the profiler's description of the call. `lacks_kernels`: the
     device ran kernels that the file does not hold, so its idle time is unknown. `lost_launches` are the starts of
     launches without a kernel because of a fault of the profiler (see `_lost_kernels`).
@@ -291,5 +292,6 @@ class Trace:
     operators: Operators | None = None
     job: Job | None = None
     messages: Mapping[int, Message] = field(default_factory=dict)
+    knows_operators: bool = False
     lacks_kernels: bool = False
     lost_launches: Floats = field(default_factory=lambda: np.empty(0))
