@@ -231,10 +231,14 @@ def _median_s(measurements: Iterable[Measurement], phase: str) -> float | None:
     return median(known) if known else None
 
 
+def declared_by(profiler: str) -> dict[str, Any]:
+    """Return the literals that a profiler's file declares; none for an unknown profiler."""
+    return plugins.declared("profilers", profiler) if profiler in plugins.names("profilers") else {}
+
+
 def measured_by(profiler: str) -> str:
     """Return the subject that a profiler's file declares, such as "memory"; "time" for an unknown profiler."""
-    known = profiler in plugins.names("profilers")
-    return str(plugins.declared("profilers", profiler).get("measures", "time")) if known else "time"
+    return str(declared_by(profiler).get("measures", "time"))
 
 
 def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
@@ -281,9 +285,14 @@ class RunRecord(Displayed):
         return bool(self.config.get("profiler", RunConfig.profiler) != RunConfig.profiler)
 
     @property
+    def subject(self) -> Subject:
+        """Thing that the cell measured."""
+        return Subject.of(self.config["workload"])
+
+    @property
     def is_loop(self) -> bool:
         """Flag of a user's own loop, which a Recorder measured."""
-        return Subject.of(self.config["workload"]) is Subject.LOOP
+        return self.subject is Subject.LOOP
 
     @cached_property
     def run_config(self) -> RunConfig:

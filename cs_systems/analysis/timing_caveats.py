@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
+from cs_systems.config import RunConfig
 from cs_systems.core import statistics
 from cs_systems.core.caveats import Caveat, GraphBreakRow, broken_graph, caveat, no_number
 from cs_systems.core.units import counted
@@ -24,7 +25,7 @@ def timing_caveats(
     before: Environment,
     after: Environment,
     *,
-    profiler: str = "none",
+    profiler: str = RunConfig.profiler,
     loss: float | None = None,
     phase: str | None = None,
     graph_breaks: Sequence[GraphBreakRow] = (),
@@ -53,7 +54,7 @@ def timing_caveats(
 
 def _profiled(profiler: str) -> Iterator[Caveat]:
     """Yield a caveat if a profiler was active: its overhead is in the times."""
-    if profiler != "none":
+    if profiler != RunConfig.profiler:
         yield caveat("profiled", f"measured under {profiler}; the times include the profiler's overhead")
 
 

@@ -11,7 +11,6 @@ from cs_systems.formulas.communication import SetupRow
 from cs_systems.formulas.latency_bandwidth import Fit, fit
 from cs_systems.record import RunRecord
 
-WORKLOAD = "collective"
 TRANSFER = "transfer"
 SET_UP = ("start_s", "init_process_group_s", "new_group_s", "first_call_s")
 # Columns of a cell and of its step in the frame besides its fields, with pandas types; `call_s`: on the straggler.

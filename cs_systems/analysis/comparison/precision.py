@@ -9,11 +9,11 @@ from typing import Annotated, TypedDict, cast
 
 from cs_systems.analysis.comparison.runs import compare
 from cs_systems.config import Precision, RunConfig, describe
-from cs_systems.core.plugins import is_foreign
+from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Column, Table, first_row
 from cs_systems.formulas.cost import COST
 from cs_systems.formulas.rank_layout import data_ranks
-from cs_systems.record import RunRecord, median_s
+from cs_systems.record import RunRecord, declared_by, median_s
 
 BASELINE = Precision.FP32
 PHASES = ("forward", "loss", "backward", "synchronize", "optimizer")
@@ -100,7 +100,7 @@ class LearningRow(TypedDict):
 ITSELF = cast(Speedup, dict.fromkeys(Speedup.__annotations__))  # fp32 is no faster than fp32
 NO_ERRORS = cast(PrecisionErrorRow, dict.fromkeys(PrecisionErrorRow.__annotations__))
 HOPELESS = 1.0  # an interval is useless if even a doubling is below the resolution
-TIMED, ERRORS, CURVES = "train_step", "precision_error", "training_curve"
+TIMED, ERRORS, CURVES = Subject.STEP, Subject.ERRORS, Subject.CURVE
 
 
 def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict[Precision, list[RunRecord]]]:
@@ -114,17 +114,17 @@ def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict
 
 
 def _role(record: RunRecord) -> str | None:
-    """Return TIMED, ERRORS or CURVES; a user's own model is timed, or under the profiler of the name ERRORS."""
-    workload, profiler = record.config["workload"], record.config.get("profiler", "none")
-    if not is_foreign(workload):
-        return str(workload) if profiler == "none" else None
-    return {"none": TIMED, ERRORS: ERRORS}.get(profiler)
+    """Return TIMED, ERRORS or CURVES; a user's own model is timed, or under a profiler that compares two steps."""
+    is_own = record.subject is Subject.OWN
+    if record.is_profiled:
+        return ERRORS if is_own and declared_by(record.config["profiler"]).get("compares") else None
+    return TIMED if is_own else record.subject
 
 
 def name_of(cell: RunConfig) -> str:
     """Return a description of the cell for any workload, without the precision."""
-    silent = {"precision", "profiler"} if cell.workload == TIMED else {"precision", "profiler", "mode"}
-    return describe(cell if is_foreign(cell.workload) else replace(cell, workload=TIMED), silent)
+    silent = {"precision", "profiler"} if cell.subject is TIMED else {"precision", "profiler", "mode"}
+    return describe(cell if cell.subject is Subject.OWN else replace(cell, workload=TIMED), silent)
 
 
 def gains(found: dict[Precision, list[RunRecord]]) -> list[GainRow]:

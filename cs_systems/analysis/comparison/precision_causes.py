@@ -49,11 +49,7 @@ def _apart(record: RunRecord) -> RunConfig:
 
 def clean_twins(record: RunRecord, records: Iterable[RunRecord]) -> list[RunRecord]:
     """Return the records of the same cell that were timed without a profiler, one per repeat."""
-    return [r for r in records if r.is_timing and _is_clean(r) and computation(r) == computation(record)]
-
-
-def _is_clean(record: RunRecord) -> bool:
-    return bool(record.config.get("profiler", "none") == "none")
+    return [r for r in records if r.is_timing and not r.is_profiled and computation(r) == computation(record)]
 
 
 def computation(record: RunRecord) -> tuple[RunConfig, str | None]:

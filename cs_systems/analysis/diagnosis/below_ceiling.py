@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row
 
 NOTABLE = 3.0  # times the ceiling; well-tuned training steps stay below it
@@ -15,7 +16,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s, measurement, config = evidence.step_s, evidence.measurement, evidence.config
     if step_s is None or measurement is None or config is None or "gaps" in evidence.tables:
         return None
-    if evidence.device_name is None or config.workload == "attention":  # which `profile` does not take
+    if evidence.device_name is None or config.subject is Subject.ATTENTION:  # which `profile` does not take
         return None
     rows: list[Row] = [
         {"phase": phase, "median_s": evidence.phase_s(phase), "ceiling_s": floor}

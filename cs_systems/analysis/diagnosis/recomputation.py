@@ -7,6 +7,7 @@ from dataclasses import replace
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import ConfigError, Phase
+from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row
 from cs_systems.formulas.cost import COST, recomputed_flops
 from cs_systems.formulas.memory.fit import algorithm_of, needed_bytes
@@ -17,7 +18,7 @@ REMEDY = "leave out --checkpoint, or checkpoint fewer blocks: by prediction, all
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the recomputed share of backward, if the step without checkpoints fits the device by prediction."""
     config, step_s = evidence.config, evidence.step_s
-    if config is None or step_s is None or config.workload != "train_step" or config.checkpoint == "none":
+    if config is None or step_s is None or config.subject is not Subject.STEP or config.checkpoint == "none":
         return None
     on_gpu = replace(config, device="cuda")
     try:

@@ -21,6 +21,7 @@ from cs_systems.analysis.memory.categories import (
     Attribution,
 )
 from cs_systems.config import CONFIGURED, PRESETS, ConfigError, ModelConfig, RunConfig, one_of
+from cs_systems.core.fields import Subject
 
 ELEMENT_BYTES = (4, 2)
 _OF_PARAMETERS = {
@@ -72,7 +73,7 @@ def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNam
                 "size",
             )
         return _names(model, elements, None, f"tensors are named by their size, from the preset {size}")
-    if config is not None and config.workload == "train_step":
+    if config is not None and config.subject is Subject.STEP:
         elements = [e for e in ELEMENT_BYTES if _fits(config.model, e, sizes)]
         return _names(config.model, elements, config, f"tensors are named by their size, from {config.model.label}")
     if config is not None and config.workload not in CONFIGURED:

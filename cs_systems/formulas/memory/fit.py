@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.fields import Subject
 from cs_systems.formulas import sdpa
 from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm, recomputed_flops
 from cs_systems.formulas.memory.allocator import MIB
@@ -59,7 +60,7 @@ def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] 
     which tensors are kept.
     """
     config = record.run_config
-    if config.workload != "train_step" or config.compile != "none" or record.environment is None:
+    if config.subject is not Subject.STEP or config.compile != "none" or record.environment is None:
         return None
     config = replace(config, device="cpu" if record.environment.device == "cpu" else "cuda")
     try:

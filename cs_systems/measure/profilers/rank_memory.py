@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.core.fields import Subject
 from cs_systems.formulas.communication import payload
 from cs_systems.formulas.cost import PARAMETER_BYTES
 from cs_systems.formulas.memory.ranks import state_by_stage
@@ -96,7 +97,7 @@ def expected_of(trained_bytes: int | None, strategy: str, ranks: int, step: int,
 
 def _trained_bytes(record: RunRecord) -> int | None:
     config, element = record.run_config, PARAMETER_BYTES[record.run_config.precision]
-    if config.workload != "train_step":  # dtypes, frozen parameters and the optimizer's state are unknown
+    if config.subject is not Subject.STEP:  # dtypes, frozen parameters and the optimizer's state are unknown
         return None
     if (divided_over := config.world_size // data_ranks(record.config)) > 1:
         return int(payload(config.model, 0, element, 0).on_tensor_rank(divided_over).parameter_bytes)

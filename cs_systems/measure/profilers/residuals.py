@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row
 from cs_systems.formulas.memory.tables import BACKWARD_BLOCKS, RESIDUAL_BLOCKS, RESIDUAL_STREAM
 from cs_systems.measure.profilers import Collected, Profiler
@@ -42,7 +43,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 def collect(out: Path, record: RunRecord) -> Collected:
     results: dict[str, Sequence[Row]] = take(out, "the list of saved tensors was not written")
-    if record.config["workload"] == "train_step":
+    if record.subject is Subject.STEP:
         results |= RESIDUAL_STREAM.filled([{"bytes": residual_stream_bytes(record.run_config)}])
     by_formula = kept_by_formula(record)
     for row in RESIDUAL_BLOCKS.of(results):

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from cs_systems.config import Mode, RunConfig
+from cs_systems.core.fields import Subject
 
 _MAGIC = b"\x1eCS1"
 _HEADER = struct.Struct(">4sIIIII")
@@ -60,7 +61,7 @@ class Run(Message):
     @property
     def modules(self) -> list[str]:
         """Modules that the cells import while they are built; importing them earlier saves 1 s."""
-        trains = any(c["workload"] == "train_step" and c["mode"] == Mode.TRAIN_STEP for c in self.cells)
+        trains = any(Subject.of(c["workload"]) is Subject.STEP and c["mode"] == Mode.TRAIN_STEP for c in self.cells)
         return OPTIMIZER_MODULES if trains else []
 
 

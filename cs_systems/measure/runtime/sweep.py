@@ -99,7 +99,7 @@ def check(
     for names in {c.parts for c in configs}:
         parts.check(names)
     for config in configs:
-        if config.strategy != "single" or config.strategy_options:
+        if config.strategy != RunConfig.strategy or config.strategy_options:
             parallel.check_config(config)
     return Cells(configs)
 
@@ -231,7 +231,7 @@ def _run_live(
     timeout_s: float | None,
 ) -> RunRecord:
     """Measure a live object. Raises ConfigError if the objects are incomplete, or an option needs another process."""
-    if config.workload != RunConfig().workload:
+    if config.workload != RunConfig.workload:
         names = ", ".join(f"{argument}=" for argument in live)
         raise ConfigError(
             f"workload {config.workload} cannot be combined with {names}; leave out that workload, or leave out {names}"

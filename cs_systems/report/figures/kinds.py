@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cs_systems.config import Mode
+from cs_systems.core.fields import Subject
 from cs_systems.record import RunRecord
-from cs_systems.report.collectives import WORKLOAD as COLLECTIVE
 from cs_systems.report.figures import bars, collectives, errors, lengths, streams, warmup
 from cs_systems.report.tables import columns as cols
 
@@ -36,9 +36,9 @@ def _measured(data: pd.DataFrame) -> bool:
 
 def _has_parts(data: pd.DataFrame) -> bool:
     """Return whether steps have several phases that are not also measured one by one."""
-    if data["workload"].iloc[0] == COLLECTIVE:  # only one of the phases is measured
+    if data["workload"].iloc[0] == Subject.COLLECTIVE:  # only one of the phases is measured
         return False
-    one_by_one = data["workload"].iloc[0] == "attention" and set(data["mode"]) != {Mode.FORWARD_BACKWARD}
+    one_by_one = data["workload"].iloc[0] == Subject.ATTENTION and set(data["mode"]) != {Mode.FORWARD_BACKWARD}
     return not one_by_one and len(cols.phases_of(data)) > 2
 
 
@@ -62,7 +62,7 @@ def _of(
 
 
 KINDS = {
-    "collectives": Kind("time and bus bandwidth of a call", _filled_by(COLLECTIVE), _of(collectives.calls)),
+    "collectives": Kind("time and bus bandwidth of a call", _filled_by(Subject.COLLECTIVE), _of(collectives.calls)),
     "sums": Kind("error of a sum by its length", _filled_by("accumulation"), _of(errors.sums)),
     "steps": Kind("error of one step in low precision", _filled_by("normalization"), _of(errors.steps)),
     "curves": Kind("training loss", _filled_by("training_curve"), _of(errors.curves), table="training_curve"),

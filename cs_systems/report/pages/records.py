@@ -16,6 +16,7 @@ from markupsafe import Markup
 from cs_systems.analysis.diagnosis import diagnose
 from cs_systems.config import Mode, describe
 from cs_systems.core import units
+from cs_systems.core.fields import Subject
 from cs_systems.record import Environment, Origin, RunRecord
 from cs_systems.report import origins
 from cs_systems.report.diagnoses import sentences
@@ -124,7 +125,7 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
         "highest MFU": "mfu",
         "highest peak memory": "peak_allocated_bytes",
     }
-    if set(steps["workload"]) != {"attention"}:
+    if set(steps["workload"]) != {Subject.ATTENTION}:
         best = {"highest tokens/s": "tokens_per_s", **best}
     several = of_largest is not steps and steps["size"].nunique() > 1
     for title, column in best.items():
