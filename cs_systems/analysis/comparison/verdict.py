@@ -16,7 +16,7 @@ def verdict(records: Sequence[RunRecord]) -> str:
 
     Example: `sdpa_flash is 1.09 (1.04 … 1.14) times as fast as naive`.
     """
-    timed = [record for record in records if record.is_timing and record.config.get("profiler", "none") == "none"]
+    timed = [record for record in records if record.is_timing and not record.is_profiled]
     cells: dict[RunConfig, list[RunRecord]] = {}
     for record in timed:
         cells.setdefault(record.run_config, []).append(record)
