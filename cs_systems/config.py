@@ -494,7 +494,7 @@ def _check_step(config: RunConfig) -> None:
     if config.subject not in (Subject.ATTENTION, Subject.OWN) and config.mode is Mode.BACKWARD:
         raise ConfigError("mode backward requires workload attention; use mode forward-backward")
     try:
-        segments(config.checkpoint, _MOST_BLOCKS if is_foreign(config.workload) else config.model.num_layers)
+        segments(config.checkpoint, _MOST_BLOCKS if config.subject is Subject.OWN else config.model.num_layers)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if twice := next((name for name in config.parts if config.parts.count(name) > 1), None):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cs_systems.cli._memory_text import say
 from cs_systems.config import ConfigError, RunConfig, describe
-from cs_systems.core.plugins import is_foreign
+from cs_systems.core.fields import Subject
 from cs_systems.core.units import human
 from cs_systems.formulas.memory.fit import CONTEXT_BYTES, MOST, Change, largest, with_context
 from cs_systems.formulas.memory.tables import ForecastRow
@@ -30,7 +30,7 @@ _CONTEXT_FIELDS = {"seq_len", "model.context_length"}
 
 def accuracy_of(config: RunConfig) -> str:
     """Return how accurate a prediction of the cell's peak is by earlier measurements."""
-    if not is_foreign(config.workload):
+    if config.subject is not Subject.OWN:
         return ACCURACY_OF_FORMULA
     return ACCURACY if config.checkpoint == "none" else f"{ACCURACY}; checkpoints were not among them"
 

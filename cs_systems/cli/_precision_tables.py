@@ -11,7 +11,7 @@ from typing import Any
 from cs_systems.analysis.comparison import precision, precision_causes
 from cs_systems.analysis.comparison.precision import ErrorRow, GainRow, LearningRow
 from cs_systems.config import Precision
-from cs_systems.core.plugins import is_foreign
+from cs_systems.core.fields import Subject
 from cs_systems.core.printable import plain
 from cs_systems.core.tables import Row, Table
 from cs_systems.record import RunRecord
@@ -95,7 +95,7 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
         notes = [MEDIANS, f"{INTERVAL} {noise}"] if noise else []
         notes += [OWN_PEAK] if any(row["mfu"] for row in rows) else []
         fp8 = [row for row in rows if row["precision"] == Precision.FP8 and row["step_s"]]
-        own = is_foreign(cell.workload)
+        own = cell.subject is Subject.OWN
         notes += [MIXED_OWN if own else MIXED] if fp8 else []
         notes += [MIXED_PEAK] if any(row["mfu"] for row in fp8) and not own else []
         notes += [*_reasons(rows), *map(str, counted_caveats(chain.from_iterable(found.values())))]
@@ -105,7 +105,7 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
         of_errors = precision.errors(found)
         references = ", ".join(dict.fromkeys(row["reference"] for row in of_errors if row["reference"])) or UNKNOWN
         caption = f"{precision.name_of(cell)}: relative error against {references} of the same parameters and batch"
-        headings = {"logits_error": "outputs"} if is_foreign(cell.workload) else {}
+        headings = {"logits_error": "outputs"} if cell.subject is Subject.OWN else {}
         table = replace(ERRORS, caption=caption, headings=headings)
         parts.append((table, of_errors, [*map(_error, of_errors)], [UNDERFLOW, *_reasons(of_errors)]))
     for cell, found in precision.by_cell(records, precision.CURVES).items():

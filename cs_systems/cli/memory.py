@@ -30,7 +30,7 @@ from cs_systems.cli._options import (
     refuse,
 )
 from cs_systems.config import ConfigError, RunConfig, describe
-from cs_systems.core.plugins import is_foreign
+from cs_systems.core.fields import Subject
 from cs_systems.core.printable import visible
 from cs_systems.record import RunRecord
 
@@ -169,7 +169,7 @@ def _print_fits(args: Memory, configs: Sequence[RunConfig], device_bytes: int) -
     from cs_systems.measure.runtime.sweep import check, forecasting, preflight, run
 
     _check_predictable(args, configs, "--fits")
-    own = [config for config in configs if is_foreign(config.workload)]
+    own = [config for config in configs if config.subject is Subject.OWN]
     check(own, timeout_s=args.sweep.timeout_s)
     if own:
         has_gpu = preflight([replace(own[0], device="cuda")])[0]["reason"] is None
@@ -195,7 +195,7 @@ def _print_fits(args: Memory, configs: Sequence[RunConfig], device_bytes: int) -
 
 def _check_predictable(args: Memory, configs: Sequence[RunConfig], option: str) -> None:
     for config in configs:
-        if config.workload != "train_step" and not is_foreign(config.workload):
+        if config.subject not in (Subject.STEP, Subject.OWN):
             both = f"{option} and --budget" if option == "--best-checkpoint" else option
             raise ConfigError(
                 f"{option} works only with --workload train_step or a model of your own, and the workload is "
@@ -262,7 +262,7 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
         if own[0].status != "oom":
             return own
         ceiling = best.needed_bytes - budget_bytes // 50
-    helps = "the largest batch and context that fit" if is_foreign(config.workload) else "which changes would help"
+    helps = "the largest batch and context that fit" if config.subject is Subject.OWN else "which changes would help"
     raise ConfigError(
         f"{describe(config)} does not fit {human(budget_bytes, 'bytes')} with any checkpoint plan; "
         f"to see {helps}, use --fits {args.budget} instead of --best-checkpoint and --budget"
@@ -278,7 +278,7 @@ def _cheapest_plan(config: RunConfig, budget_bytes: int, timeout_s: float | None
     from cs_systems.formulas.memory.fit import cheapest_plan
     from cs_systems.measure.runtime.sweep import forecasting
 
-    if is_foreign(config.workload):
+    if config.subject is Subject.OWN:
         with forecasting(timeout_s) as forecast:
             return _forecasts.cheapest_plan(config, budget_bytes, forecast)
     best = cheapest_plan(config, budget_bytes)

@@ -43,6 +43,7 @@ from cs_systems.cli._output import (
 )
 from cs_systems.config import ConfigError, RunConfig, describe, one_of
 from cs_systems.core import plugins
+from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row, Table
 from cs_systems.record import RunRecord
 
@@ -229,7 +230,7 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     from cs_systems.analysis.comparison import strategies as parallel
 
     written = []
-    trained = [r for r in records if r.config["workload"] == "train_step" or plugins.is_foreign(r.config["workload"])]
+    trained = [r for r in records if r.subject in (Subject.STEP, Subject.OWN)]
     for group, own in parallel.groups(trained).items():
         steps, communication = parallel.steps(own), parallel.communication(own)
         disturbed = [_cell(row) for row in steps if (row["efficiency"] or 0) > MOST_EFFICIENT]

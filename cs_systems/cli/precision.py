@@ -385,7 +385,7 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
     if not rows:
         return failed_text(record, format)
     shown = [{name: short(value, SHORT) for name, value in row.items()} for row in collapsed(rows)]
-    own = is_foreign(record.run_config.workload)
+    own = record.subject is Subject.OWN
     for row in shown:
         if own and row["what"] == "logits":
             row["what"] = "outputs"

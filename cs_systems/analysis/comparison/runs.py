@@ -328,7 +328,7 @@ def _peak(records: Iterable[RunRecord]) -> int | None:
 
 def _plainly(record: RunRecord, without: Collection[str]) -> str:
     """Return the precision and mode of a cell of a user's own workload that differs in nothing from the defaults."""
-    names = [name for name in ("precision", "mode") if is_foreign(record.config["workload"]) and name not in without]
+    names = [name for name in ("precision", "mode") if record.subject is Subject.OWN and name not in without]
     return " · ".join(str(record.config[name]) for name in names)
 
 

@@ -15,7 +15,8 @@ from typing import Annotated, Any, TypedDict
 
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP, RankOverlapRow, Reconciled, reconcile
 from cs_systems.config import STRATEGY_OPTIONS, RunConfig
-from cs_systems.core import plugins, statistics
+from cs_systems.core import statistics
+from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Column, Row, first_row, table
 from cs_systems.formulas.memory.tables import RANK_MEMORY
 from cs_systems.formulas.rank_layout import data_ranks
@@ -179,7 +180,7 @@ def _tokens(record: RunRecord) -> int | None:
     """Return the tokens of a step of all ranks; a foreign model's are those that it reported."""
     config = record.run_config
     own = config.batch_size * config.tokens_per_sequence
-    tokens = first_row(record.results, "ran").get("tokens") if plugins.is_foreign(config.workload) else own
+    tokens = first_row(record.results, "ran").get("tokens") if config.subject is Subject.OWN else own
     return None if tokens is None else int(tokens) * data_ranks(record.config)
 
 

@@ -8,7 +8,7 @@ from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.core.caveats import GRAPH_BREAKS, REMOVE_BREAKS, broken_graph
-from cs_systems.core.plugins import is_foreign
+from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
@@ -81,7 +81,7 @@ def _remedy(evidence: Evidence) -> str:
     if config is not None and config.is_distributed:
         return COMPILED_RANKS if is_compiled else RANKS
     remedy = GRAPH if is_compiled else COMPILE
-    is_own = config is not None and is_foreign(config.workload)  # --graph rejects it
+    is_own = config is not None and config.subject is Subject.OWN  # --graph rejects it
     return remedy.replace("; --graph step", "") if is_own else remedy
 
 

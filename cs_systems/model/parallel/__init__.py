@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import plugins
+from cs_systems.core.fields import Subject
 from cs_systems.core.validation import did_you_mean, shown
 from cs_systems.formulas.communication import Payload
 from cs_systems.formulas.rank_layout import (
@@ -157,7 +158,7 @@ def check_config(config: RunConfig) -> None:
             raise ConfigError(f"{option} requires NCCL, which needs GPUs; leave it out on a CPU")
     if "features" in (splits := splits_of(config.strategy)):
         check_layout(config.world_size, config.tp_degree, splits)
-        if not plugins.is_foreign(config.workload):  # other models' layers are known only once they are built
+        if config.subject is not Subject.OWN:  # other models' layers are known only once they are built
             degree = config.tp_degree if "batch" in splits else None
             check_division(config.model.num_heads, config.model.d_ff, config.world_size, degree)
 
