@@ -4,11 +4,8 @@ A `RunConfig` is the only input of a run. All of it is JSON. The same value goes
 process, into the record, and into the key by which a sweep resumes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import types
@@ -16,7 +13,7 @@ import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from cs_systems.core import parts, plugins
 from cs_systems.core.checkpoint_plan import FORMS, segments
@@ -30,7 +27,6 @@ from cs_systems.core.shapes import PRESETS as PRESETS
 from cs_systems.core.shapes import AttentionShape as AttentionShape
 from cs_systems.core.shapes import ModelConfig as ModelConfig
 from cs_systems.core.shapes import preset as preset
-from cs_systems.core.units import human
 from cs_systems.core.validation import (
     OPTIONS,
     arguments_checked,
@@ -99,6 +95,8 @@ INSTEAD = {
 
 
 def _within(memory_bytes: int) -> str:
+    from cs_systems.core.units import human
+
     return f"within {human(memory_bytes, 'bytes')}"
 
 
@@ -362,7 +360,7 @@ class RunConfig:
         return Subject.of(self.workload)
 
     @property
-    def of_any_measurement(self) -> RunConfig:
+    def of_any_measurement(self) -> Self:
         """Cell with the defaults of all fields that say only how it is measured."""
         return replace(self, **{name: each.default for name, each in FIELDS.items() if not each.field.identity})
 
@@ -424,12 +422,14 @@ class RunConfig:
         return dataclasses.asdict(self) | lists
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
-        config: RunConfig = _build(cls, data)
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        config: Self = _build(cls, data)
         return config
 
     def key(self) -> str:
         """Return a hash of the fields that differ from their defaults, so that a new field keeps old keys."""
+        import hashlib  # takes 2 ms, which no help needs
+
         text = json.dumps(_without_defaults(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -7,12 +7,10 @@ unknown value is None.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
 import re
-import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from statistics import median
 from typing import Any, TypedDict
 
 from cs_systems.config import ConfigError, RunConfig
@@ -228,7 +225,11 @@ def _median_s(measurements: Iterable[Measurement], phase: str) -> float | None:
         for duration in measurement.durations_s(phase)
         if math.isfinite(duration)
     ]
-    return median(known) if known else None
+    if not known:
+        return None
+    from statistics import median  # brings decimal and fractions
+
+    return median(known)
 
 
 def declared_by(profiler: str) -> dict[str, Any]:
@@ -246,6 +247,8 @@ def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
 
     It hashes the config, the repeat, the device, the version of torch, and the code that measured.
     """
+    import hashlib
+
     named = chain.from_iterable(config.own_code.values())
     foreign = [source["sha256"] for name in named if (source := plugins.provenance(name))]
     hashed = (config.key(), repeat, environment.torch, environment.device_name, environment.code_version, *foreign)
@@ -310,6 +313,8 @@ class RunRecord(Displayed):
         """Return the record with its origin: this moment and this process's command, unless it has one already."""
         if self.origin is not None:
             return self
+        import socket
+
         host = socket.gethostname() if record_host else None
         return replace(self, origin=Origin(time.time(), origin.command(), host))
 
@@ -542,6 +547,15 @@ def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     if not records:
         raise ConfigError(f"{path} has no record yet; repeat the measurement that writes to it")
     return records, complaints
+
+
+def computation(record: RunRecord) -> tuple[RunConfig, str | None]:
+    """Return the computation and its device, which are those of the timed and of the profiled record of one cell.
+
+    `auto` and `cuda` may mean the same device.
+    """
+    device = record.environment.device if record.environment else None
+    return replace(record.run_config.of_any_measurement, device="auto"), device
 
 
 def median_s(records: Iterable[RunRecord], phase: str = "step") -> float | None:

@@ -58,7 +58,6 @@ from cs_systems.core.tables import Row
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option
 from cs_systems.record import RunRecord
-from cs_systems.report.tables.formats import paragraph, text_width
 
 TOY = "toy"
 PRECISIONS = (
@@ -372,6 +371,8 @@ def title(record: RunRecord) -> str:
 
 
 def failed_text(record: RunRecord, format: str) -> str:
+    from cs_systems.report.tables.formats import paragraph, text_width
+
     message = plain(f"{title(record)}: {record.status}: {record.reason}")
     return paragraph(fill(message, text_width(terminal_width())) if format == "terminal" else message, format)
 

@@ -9,16 +9,12 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.analysis.diagnosis import diagnose
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
 from cs_systems.cli._output import MaybeFormat, Open, check_outputs, deliver, figure_file, page_asked, terminal_width
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line, visible
 from cs_systems.record import RunRecord
-from cs_systems.report import diagnoses, origins
 from cs_systems.report.figures.kinds import KINDS
-from cs_systems.report.reading import some_records
-from cs_systems.report.tables.formats import paragraph
 
 
 @dataclass(frozen=True)
@@ -72,6 +68,8 @@ def run(args: Report) -> int:
 
 
 def _show(args: Report) -> int:
+    from cs_systems.report.reading import some_records
+
     args = page_asked(args)
     arranged = args.sort is not None or args.relative_to is not None
     if args.format == "html" and (args.columns or args.pivot is not None or args.phase):
@@ -126,6 +124,9 @@ def _text(args: Report, records: list[RunRecord]) -> str:
         from cs_systems.report.pages import records as html
 
         return html.render(records)
+    from cs_systems.analysis.diagnosis import diagnose
+    from cs_systems.report import diagnoses, origins
+    from cs_systems.report.tables.formats import paragraph
     from cs_systems.report.tables.records import render
 
     width, format = terminal_width(args.output), args.format or "terminal"

@@ -15,8 +15,6 @@ an algorithm with the least traffic. It can be compared with the rated bandwidth
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A switch that reduces data itself may exceed it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

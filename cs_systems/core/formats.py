@@ -106,12 +106,11 @@ def refuse_other(path: Path, command: str) -> Format | None:
 
 def begins(pattern: bytes) -> Callable[[bytes, Path], bool]:
     """Return a test whether a file begins with a match of the regular expression."""
-    compiled = re.compile(pattern, re.DOTALL)
-    return lambda head, path: compiled.match(head) is not None
+    return lambda head, path: re.match(pattern, head, re.DOTALL) is not None  # compiled once a file is read
 
 
 def imported(module: str, name: str = "read") -> Callable[..., Any]:
-    """Return a reader that imports its module only when a file is read, because a help text must not import numpy."""
+    """Return a function of another module, imported only when it is called: a help lists the formats without numpy."""
     return lambda *args: getattr(importlib.import_module(module), name)(*args)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -210,8 +209,14 @@ def provenance(name: str) -> dict[str, str] | None:
         return None
     source, _, _ = name.rpartition(":")
     path = source_file(source)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
+    digest = _sha256(path.read_bytes()) if path else ""
     return {"name": name, "path": source, "sha256": digest}
+
+
+def _sha256(data: bytes) -> str:
+    import hashlib  # takes 2 ms, which no help needs
+
+    return hashlib.sha256(data).hexdigest()
 
 
 def takes(function: Any, *arguments: Any, **named: Any) -> bool:
@@ -250,7 +255,7 @@ def source_file(source: str) -> Path | None:
 
 def _load_file(path: Path) -> Any:
     """Return the module of a file, executed once per process and kept in sys.modules, which dataclasses need."""
-    unique = f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    unique = f"{path.stem}_{_sha256(str(path.resolve()).encode())[:12]}"
     if unique in sys.modules:
         return sys.modules[unique]
     spec = importlib.util.spec_from_file_location(unique, path)

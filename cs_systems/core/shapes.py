@@ -1,7 +1,5 @@
 """Shapes: the model of a training step, and one attention call."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, replace
 from typing import Annotated, Any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import json
@@ -53,13 +52,6 @@ def arguments_checked(function: T, instead: Mapping[str, str] | None = None) -> 
 
     instead: see `unknown_argument`.
     """
-    signature = inspect.signature(function)
-    of_class = function.__name__ == "__init__"
-    name = function.__qualname__.split(".")[-2] if of_class else function.__name__
-    named = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    named = named[1:] if of_class else named
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    in_order = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][of_class:]
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -70,6 +62,13 @@ def arguments_checked(function: T, instead: Mapping[str, str] | None = None) -> 
             raise
 
     def check(*args: Any, **kwargs: Any) -> None:
+        signature = inspect.signature(function)
+        of_class = function.__name__ == "__init__"
+        name = function.__qualname__.split(".")[-2] if of_class else function.__name__
+        named = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        named = named[1:] if of_class else named
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        in_order = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][of_class:]
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -151,6 +150,8 @@ def nearest(value: str, known: Iterable[str]) -> list[str]:
     """
     names, word, is_word = {name.lower(): name for name in known}, value.lower(), len(value) > 2
     beginning = [name for name in names if is_word and name.startswith(word)]
+    import difflib  # for a word that is unknown, which is rare
+
     alike = difflib.get_close_matches(word, names, n=len(names) or 1, cutoff=0.5)
     closely = difflib.get_close_matches(word, alike, n=len(alike) or 1, cutoff=0.6)
     spelled = [name for name in alike if name in closely or (is_word and name[:1] == word[:1])]

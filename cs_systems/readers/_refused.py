@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from cs_systems.core.formats import SQLITE_MAGIC, Format, begins
-from cs_systems.readers import _sqlite as sqlite
 
 _NSYS = "export the report again with nsys export -t sqlite"
 _ROCPROF = "record again with rocprofv3 --runtime-trace --output-format json"
@@ -15,6 +14,8 @@ _JAX = "run the program under nsys profile --trace=cuda,nvtx, and give the repor
 
 def _is_ascend(head: bytes, path: Path) -> bool:
     if head.startswith(SQLITE_MAGIC):
+        from cs_systems.readers import _sqlite as sqlite  # a help lists the formats without opening a file
+
         return "CANN_API" in sqlite.tables(path)
     return re.match(rb'\s*[\[{].*"(Ascend Hardware|CANN)"', head, re.DOTALL) is not None
 

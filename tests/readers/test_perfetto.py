@@ -17,7 +17,7 @@ import pytest
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import recognised
-from cs_systems.readers import perfetto, read
+from cs_systems.readers import _perfetto, read
 
 DATA = Path(__file__).parents[1] / "data"
 BOOT_NS, REAL_NS = 5_000_000_000, 1_780_000_000_000_000_000  # time of the clock snapshot
@@ -296,7 +296,7 @@ def test_cyclic_parents_of_tracks_do_not_hang_the_reader(tmp_path: Path) -> None
 
 
 def test_too_many_slices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perfetto, "MOST_SLICES", 3)
+    monkeypatch.setattr(_perfetto, "MOST_SLICES", 3)
     (path := tmp_path / "a.pftrace").write_bytes(rocprofv3().bytes())
     with pytest.raises(ConfigError, match="holds over 3 slices, the most that are read; record fewer steps"):
         read(path)

@@ -16,7 +16,7 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
-from cs_systems.readers import proton
+from cs_systems.readers import _proton as proton
 
 Node = dict[str, Any]
 # Proton's library loaded by its path, because importing triton takes seconds: nested scopes with metrics.

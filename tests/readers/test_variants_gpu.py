@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cs_systems.analysis.attribution.profile import profile
-from cs_systems.readers import proton, read
+from cs_systems.readers import _proton as proton
+from cs_systems.readers import read
 
 pytestmark = pytest.mark.gpu
 REPLAYS = 3

@@ -58,13 +58,17 @@ RULES: tuple[tuple[str, str], ...] = (
     ("elementwise", r"rotary|rope|distribution_|rocblas_\w*(axpy|scal)|scalePackedTensor|SubTensorOp|Op\dd?Tensor"),
     ("elementwise", r"^(quantize|multiply)_kernel"),  # of this package
 )  # fmt: skip
-_COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, pattern in RULES)
+
+
+@functools.cache
+def _compiled() -> list[tuple[str, re.Pattern[str]]]:
+    return [(family, re.compile(pattern, re.IGNORECASE)) for family, pattern in RULES]
 
 
 @functools.lru_cache(maxsize=65536)
 def family(name: str) -> str:
     """Return the family of a kernel by its (demangled) name; `other` where no rule matches."""
-    return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
+    return next((family for family, pattern in _compiled() if pattern.search(name)), "other")
 
 
 def is_collective(kernels: Kernels) -> Bools:

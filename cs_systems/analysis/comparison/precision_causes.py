@@ -11,7 +11,7 @@ from cs_systems.analysis.attribution.gaps import LAUNCH, idle_by_cause
 from cs_systems.analysis.attribution.tables import families, steps
 from cs_systems.analysis.comparison.precision import BASELINE, Speedup, interval, speedup
 from cs_systems.config import FIELDS, ConfigError, RunConfig, describe
-from cs_systems.record import RunRecord, median_s
+from cs_systems.record import RunRecord, computation, median_s
 
 PRODUCTS = ("matmul", "attention")  # kernel families that run on tensor cores
 CASTS = "copy"  # a cast is a copy into another dtype
@@ -50,15 +50,6 @@ def _apart(record: RunRecord) -> RunConfig:
 def clean_twins(record: RunRecord, records: Iterable[RunRecord]) -> list[RunRecord]:
     """Return the records of the same cell that were timed without a profiler, one per repeat."""
     return [r for r in records if r.is_timing and not r.is_profiled and computation(r) == computation(record)]
-
-
-def computation(record: RunRecord) -> tuple[RunConfig, str | None]:
-    """Return the computation and its device, which are those of the timed and of the profiled record of one cell.
-
-    `auto` and `cuda` may mean the same device.
-    """
-    device = record.environment.device if record.environment else None
-    return replace(record.run_config.of_any_measurement, device="auto"), device
 
 
 def causes(

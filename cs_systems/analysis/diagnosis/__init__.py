@@ -86,10 +86,9 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
 
     Raises ConfigError for anything that is not a record.
     """
-    from cs_systems.analysis.comparison.precision_causes import computation
     from cs_systems.analysis.diagnosis._evidence import of_records
     from cs_systems.analysis.diagnosis._measured import timed_cells, with_measured
-    from cs_systems.record import as_records
+    from cs_systems.record import as_records, computation
 
     records = as_records(records)
     cells: dict[Any, list[RunRecord]] = {}

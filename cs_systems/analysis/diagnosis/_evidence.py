@@ -21,8 +21,6 @@ from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row, Tables, first_row
 from cs_systems.core.units import counted, human
 from cs_systems.formulas.cost import COST
-from cs_systems.formulas.memory.fit import known_by_formula
-from cs_systems.formulas.memory.model import step_memory
 from cs_systems.formulas.peaks import CEILING, peak_flops
 from cs_systems.readers.forms.trace import steps_of
 from cs_systems.record import Measurement, RunRecord, measured_by
@@ -474,6 +472,9 @@ def _memory_of(record: RunRecord) -> MemoryUse | None:
     peak = reached.get("peak_allocated_bytes")
     if not peak:
         return None
+    from cs_systems.formulas.memory.fit import known_by_formula  # few records have their memory measured
+    from cs_systems.formulas.memory.model import step_memory
+
     known = known_by_formula(record)
     components = _components(record) if known is None else step_memory(*known).components
     categories = {_CATEGORIES.get(name, name): size for name, size in components.items()}

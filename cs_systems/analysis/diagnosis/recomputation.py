@@ -10,7 +10,6 @@ from cs_systems.config import ConfigError, Phase
 from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row
 from cs_systems.formulas.cost import COST, recomputed_flops
-from cs_systems.formulas.memory.fit import algorithm_of, needed_bytes
 
 REMEDY = "leave out --checkpoint, or checkpoint fewer blocks: by prediction, all activations fit the device"
 
@@ -20,6 +19,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     config, step_s = evidence.config, evidence.step_s
     if config is None or step_s is None or config.subject is not Subject.STEP or config.checkpoint == "none":
         return None
+    from cs_systems.formulas.memory.fit import algorithm_of, needed_bytes  # few steps are checkpointed
+
     on_gpu = replace(config, device="cuda")
     try:
         algorithm, needed = algorithm_of(on_gpu), needed_bytes(replace(on_gpu, checkpoint="none"))
