@@ -8,12 +8,12 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from cs_systems.cli._output import terminal_width
+from cs_systems.cli._output import print_table, terminal_width
 from cs_systems.config import describe
 from cs_systems.core.printable import command_line, visible, within
-from cs_systems.core.tables import Row, Table
+from cs_systems.core.tables import Row, Table, table
 from cs_systems.formulas.memory import tables
 from cs_systems.record import RunRecord
 from cs_systems.report.files import standard_output
@@ -49,7 +49,7 @@ def print_memory(record: RunRecord, folder: Path) -> None:
         headings = {} if is_measured else {"predicted_peak_bytes": "predicted peak"}
         print_table(replace(tables.MEMORY_PHASES, caption=title, headings=headings), rows, notes)
     if predicted := tables.MEMORY_COMPONENTS.of(results):
-        print_rows(by_phase(predicted), tables.MEMORY_COMPONENTS.caption)
+        print_table(by_phase, by_phase(predicted))
     if owners := tables.MEMORY_PARTS.of(results):
         named = [{**row, "part": f"= {row['part']}" if row["total"] else row["part"]} for row in owners]
         print_table(tables.MEMORY_PARTS, named)
@@ -161,32 +161,26 @@ def spans(names: Sequence[str]) -> str:
     return ", ".join([*blocks_text, *(name for name in names if not re.fullmatch(r"block \d+", name))])
 
 
-def by_phase(rows: Sequence[tables.MemoryComponentRow]) -> list[Row]:
-    """Return a row for each component, with a column for each phase of the last step, and the sum."""
+class ComponentRow(TypedDict):
+    """Predicted bytes of a component after each phase of the last step; `all` is their sum."""
+
+    component: str
+    bytes: dict[str, int]
+
+
+@table(tables.MEMORY_COMPONENTS.caption)
+def by_phase(rows: Sequence[tables.MemoryComponentRow]) -> list[ComponentRow]:
+    """Return a row for each component, and their sum."""
     last = max(row["step"] for row in rows)
     phases = list(dict.fromkeys(row["phase"] for row in rows if row["step"] in (0, last)))
     sizes = {(row["phase"], row["component"]): row["bytes"] for row in rows if row["step"] in (0, last)}
     names = list(dict.fromkeys(row["component"] for row in rows if row["bytes"]))
-    made: list[dict[str, Any]] = [
-        {"component": name.replace("_", " ")} | {f"{phase}_bytes": sizes.get((phase, name), 0) for phase in phases}
+    made: list[ComponentRow] = [
+        {"component": name.replace("_", " "), "bytes": {phase: sizes.get((phase, name), 0) for phase in phases}}
         for name in names
     ]
-    total = {f"{phase}_bytes": sum(row[f"{phase}_bytes"] for row in made) for phase in phases}
-    return [*made, {"component": "all", **total}]
-
-
-def print_table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str] = (), alike: Sequence[str] = ()) -> None:
-    from cs_systems.report.tables.rows import render_table
-
-    width = terminal_width()
-    print(render_table(table, rows, "terminal", notes, width, width is not None, alike))
-
-
-def print_rows(rows: Sequence[Row], caption: str) -> None:
-    from cs_systems.report.tables.rows import render_rows
-
-    width = terminal_width()
-    print(render_rows(rows, "terminal", caption, width=width, color=width is not None))
+    total = {phase: sum(row["bytes"][phase] for row in made) for phase in phases}
+    return [*made, {"component": "all", "bytes": total}]
 
 
 def say(text: str) -> None:

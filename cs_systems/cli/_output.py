@@ -20,15 +20,13 @@ from cs_systems.cli._options import one_name
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.printable import command_line, encodable, visible
+from cs_systems.core.tables import Row, Table
 from cs_systems.record import RunRecord, records_path
 from cs_systems.report import files
 
 TABLE_FORMATS = ("terminal", "markdown", "latex", "typst", "csv")
 FORMATS = (*TABLE_FORMATS, "html")
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
     Format = TableFormat | Literal["html"]
     MaybeFormat = Format | None
@@ -76,13 +74,13 @@ def terminal_width(output: Path | None = None, stream: IO[str] | None = None) ->
     return own - (0 if encodable("→", stream) == "→" else ROOM_FOR_ASCII)
 
 
-def print_table(table: Table, console: Console) -> None:
-    """Print a table of rich, whose last column it pads with spaces, without these."""
-    from cs_systems.report.tables.formats import without_trailing_spaces
+def print_table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str] = (), alike: Sequence[str] = ()) -> None:
+    """Print the rows of a declared table; `alike` are columns to compare with each other, which share a unit."""
+    from cs_systems.report.tables.rows import render_table
 
-    with console.capture() as printed:
-        console.print(table)
-    print(without_trailing_spaces(printed.get()), end="")
+    width = terminal_width()
+    with files.standard_output():
+        print(render_table(table, rows, "terminal", notes, width, width is not None, alike))
 
 
 def deliver(text: str, format: str, output: Path | None, opens: bool = False) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from textwrap import fill
-from typing import Any
+from typing import Any, TypedDict
 
 from cs_systems.analysis.comparison import precision, precision_causes
 from cs_systems.analysis.comparison.precision import ErrorRow, GainRow, LearningRow
@@ -28,6 +28,13 @@ class ShownGain(GainRow):
     interval: str | None
 
 
+class FailedRow(TypedDict):
+    """Precision in which nothing was measured."""
+
+    precision: str
+    status: str
+
+
 GAINS = Table(
     "gains",
     ShownGain,
@@ -47,6 +54,7 @@ LEARNING = Table(
     "training on the same data",
     "precision steps first_loss last_loss largest_deviation loss_scale skipped",
 )
+FAILED = Table("failed", FailedRow, "precisions without a result")
 Part = tuple[Table[Any], Sequence[Row], Sequence[Row], list[str]]  # rows, the same as they are shown, notes
 MEDIANS = "times: medians over all rounds"
 INTERVAL = "gain: fp32's step time over this precision's; interval: 95% confidence, from"
@@ -68,17 +76,13 @@ SCALED = "loss scale: factor on fp16's loss; skipped: steps whose gradients over
 
 def comparison_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """Return the tables of each cell for which there are records, and the sentences about profiled cells."""
-    from cs_systems.report.tables.rows import render_rows, render_table
+    from cs_systems.report.tables.rows import render_table
 
     texts, color = [], width is not None
     for table, rows, shown, notes in _parts(records):
-        if format == "csv":
-            texts.append(render_rows(rows, "csv"))
-        elif all(row["status"] != "ok" for row in rows):
-            failed = [{name: row[name] for name in ("precision", "status")} for row in rows]
-            texts.append(render_rows(failed, format, table.caption, _reasons(rows), width=width, color=color))
-        else:
-            texts.append(render_table(table, shown, format, notes, width, color))
+        if format != "csv" and all(row["status"] != "ok" for row in rows):
+            table, shown, notes = replace(FAILED, caption=table.caption), rows, _reasons(rows)
+        texts.append(render_table(table, rows if format == "csv" else shown, format, notes, width, color))
     sentences = [precision_causes.sentence(row) for row in precision_causes.explained(records)]
     unexplained = [f"not explained: {why}" for why in _unprofiled(records)]
     return [
@@ -131,21 +135,14 @@ def _gain(row: GainRow) -> ShownGain:
 
 
 def _error(row: ErrorRow) -> Row:
-    """Return the row with its numbers as texts."""
+    """Return the row with the scale of its loss, and its shares as texts, which may be as small as 2e-06%."""
     scale, lost = row["loss_scale"], row["nonfinite_share"]
-    relative = ("logits_error", "loss_error", "gradient_error", "worst_parameter_error")
-    known: Row = row
     return {
         **row,
         "precision": row["precision"] if scale is None else f"{row['precision']}, loss × {scale:,.0f}",
-        **{name: _relative(known[name]) for name in relative},
         "underflow_share": _share(row["underflow_share"]),
         "nonfinite_share": _share(lost) if lost else None,
     }
-
-
-def _relative(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1e}"
 
 
 def _share(value: float | None) -> str | None:
@@ -153,14 +150,9 @@ def _share(value: float | None) -> str | None:
 
 
 def _lesson(row: LearningRow) -> Row:
-    """Return the row with its losses as texts."""
-    first, last, apart = row["first_loss"], row["last_loss"], row["largest_deviation"]
-    return {
-        **row,
-        "first_loss": None if first is None else f"{first:.4f}",
-        "last_loss": None if last is None else f"{last:.4f}",
-        "largest_deviation": None if apart is None else f"{apart:.2g} at step {row['at_step']}",
-    }
+    """Return the row with the step of its largest deviation."""
+    apart = row["largest_deviation"]
+    return {**row, "largest_deviation": None if apart is None else f"{apart:.2g} at step {row['at_step']}"}
 
 
 def _unprofiled(records: Sequence[RunRecord]) -> list[str]:

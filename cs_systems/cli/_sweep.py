@@ -6,15 +6,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import Interrupted, print_table, terminal_width
 from cs_systems.cli._progress import current, duration, outcome, progress_lines
 from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import labelled_command, plain, visible
+from cs_systems.core.tables import Column, Table
 from cs_systems.measure.runtime.sweep import Progress, check, preflight, sweep
 from cs_systems.record import RunRecord, records_path
 from cs_systems.report.reading import sound_records
@@ -25,6 +27,17 @@ if TYPE_CHECKING:
 
 EXIT_NOTHING = 3
 REDRAW_S = 0.5  # time between two drawings of the progress bar, at least
+
+
+class CellRow(TypedDict):
+    """Cell before it runs; `note` says why it cannot run or does not fit."""
+
+    cell: str
+    predicted_peak_bytes: Annotated[int | None, Column(own_unit=True)]
+    note: str
+
+
+CELLS = Table("cells", CellRow, "cells to measure")
 
 
 def run_and_report(
@@ -135,42 +148,31 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
 
 def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> int:
     """Print this job's cells of a sweep, with predicted and available device memory, and why some cannot run."""
-    from rich.table import Table
-
     from cs_systems.core.units import counted, human
 
     options = options or Sweep()
     configs = options.of_share(check(configs, options.repeats, options.timeout_s))
-    table = Table("cell", "predicted peak", "", box=None, pad_edge=False)
+    cells: list[CellRow] = []
     for config, row in zip(configs, preflight(configs, timeout_s=options.timeout_s), strict=True):
         predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
         note = row["reason"] or ""
         if predicted is not None and memory is not None and predicted > memory:
             note = f"does not fit the device's {human(memory, 'bytes')}"
-        table.add_row(plain(describe(config)), "–" if predicted is None else human(predicted, "bytes"), plain(note))
-    print_table(table, _console())
+        cells.append({"cell": describe(config), "predicted_peak_bytes": predicted, "note": note})
     times = f", each {options.repeats} times" if options.repeats > 1 else ""
-    print(counted(len(configs), "cell") + times)
+    print_table(CELLS, cells, [counted(len(configs), "cell") + times])
     return 0
 
 
 def print_warmup(record: RunRecord, _folder: Path) -> None:
     """Print every step of a cell, warm-up included, with the causes of slow steps."""
-    from rich.table import Table
-
     from cs_systems.analysis.comparison.warmup import warmup_curve
-    from cs_systems.core.units import human
 
     if record.measurement is None:
         return
-    title = plain(describe(record.run_config))
-    table = Table("step", "time", "above steady", "cause", title=title, box=None, title_justify="left")
-    for row in warmup_curve(record.measurement):
-        mark = "*" if row["warmup"] else ""
-        excess = human(row["excess_s"], "s") if row["cause"] else ""
-        table.add_row(f"{row['step']}{mark}", human(row["wall_s"], "s"), excess, row["cause"] or "")
-    print_table(table, _console())
-    print("*: warm-up; above steady: time beyond the median of the timed steps\n")
+    curve = warmup_curve(record.measurement)
+    rows = [{**row, "excess_s": row["excess_s"] if row["cause"] else None} for row in curve]
+    print_table(replace(warmup_curve, caption=f"{describe(record.run_config)}: {warmup_curve.caption}"), rows)
 
 
 def _console(stderr: bool = False) -> Console:

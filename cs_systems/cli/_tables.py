@@ -75,14 +75,10 @@ def table_text(
 
     output: the file that the text is for; None for the terminal.
     """
-    from cs_systems.report.tables.rows import render_rows, render_table
+    from cs_systems.report.tables.rows import render_table
 
-    if rows or format == "csv":
-        width = terminal_width(output)
-        return render_table(table, rows, format, notes, width, width is not None)
-    if format == "terminal":
-        return render_rows((), format, table.caption, ["no data", *table.notes, *notes])
-    return render_rows([{"": "no data"}], format, table.caption, [*table.notes, *notes])
+    width = terminal_width(output)
+    return render_table(table, rows, format, notes, width, width is not None)
 
 
 def document_text(

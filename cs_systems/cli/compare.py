@@ -200,10 +200,10 @@ def _compared(args: Compare, a: list[RunRecord], b: list[RunRecord]) -> Comparis
 
 
 def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
-    from cs_systems.report.tables.rows import render_rows, render_table
+    from cs_systems.report.tables.rows import render_table
 
     if args.format == "csv":
-        return render_rows(comparison.rows, "csv")
+        return render_table(TIMINGS, comparison.rows, "csv")
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
     of_one = args.phase[0] if len(args.phase) == 1 else None
     timed = f"{of_one} time" if of_one else "times"

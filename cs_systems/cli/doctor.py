@@ -19,7 +19,8 @@ from textwrap import fill
 from typing import Annotated
 
 from cs_systems.cli._options import flag
-from cs_systems.core.diagnostic import NEEDS_GPU, Diagnostic, diagnostic
+from cs_systems.cli._output import print_table, terminal_width
+from cs_systems.core.diagnostic import DIAGNOSTICS, NEEDS_GPU, Diagnostic, diagnostic
 from cs_systems.core.printable import visible
 from cs_systems.core.version import __version__
 
@@ -36,7 +37,6 @@ ARGS = Doctor
 
 
 def run(args: Doctor) -> int:
-    from cs_systems.cli._output import terminal_width
     from cs_systems.cli._sweep import EXIT_NOTHING
     from cs_systems.measure.profilers import _nsys, ncu
     from cs_systems.report.tables.formats import text_width
@@ -48,24 +48,14 @@ def run(args: Doctor) -> int:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
         _show(rows)
-        print(f"\n{fill(visible(conclusion(rows)), text_width(terminal_width()), break_on_hyphens=False)}")
+        print(f"{fill(visible(conclusion(rows)), text_width(terminal_width()), break_on_hyphens=False)}")
     works = {row["check"] for row in rows if row["state"] == "ok"}
     return 0 if "attention naive" in works else EXIT_NOTHING
 
 
 def _show(rows: list[Diagnostic]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from cs_systems.cli._output import print_table
-
-    colors = {"ok": "green", "missing": "yellow", NEEDS_GPU: "dim", "problem": "bold red"}
-    table = Table("check", "state", "result, → what to do", box=None, pad_edge=False)
-    for row in rows:
-        found = row["found"] + (f"\n→ {row['remedy']}" if row["remedy"] else "")
-        table.add_row(Text(visible(row["check"])), Text(row["state"], colors[row["state"]]), Text(visible(found)))
-    print_table(table, Console(highlight=False))
+    shown = [{**row, "found": " → ".join(filter(None, (row["found"], row["remedy"])))} for row in rows]
+    print_table(DIAGNOSTICS, shown)
 
 
 def conclusion(rows: Sequence[Diagnostic]) -> str:

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from cs_systems.cli._memory_text import COMPILED, print_memory, print_rows, say
+from cs_systems.cli._memory_text import COMPILED, print_memory, say
 from cs_systems.cli._options import (
     MaybePath,
     MaybeText,
@@ -29,9 +29,11 @@ from cs_systems.cli._options import (
     parse_bytes,
     refuse,
 )
+from cs_systems.cli._output import print_table
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.fields import Subject
 from cs_systems.core.printable import visible
+from cs_systems.core.tables import Table
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
@@ -69,6 +71,17 @@ class Memory:
 
 
 ARGS = Memory
+
+
+class ChangeRow(TypedDict):
+    """Memory that a step needs after one change, the CUDA context included."""
+
+    change: str
+    needed_bytes: int
+    fits: bool
+
+
+CHANGES = Table("changes", ChangeRow, "each change alone")
 
 
 def run(args: Memory) -> int:
@@ -188,8 +201,10 @@ def _print_fits(args: Memory, configs: Sequence[RunConfig], device_bytes: int) -
         if not fit.fits:
             first = " ".join(change.what for change in fit.first)
             say(f"  change first: {first or 'no combination is enough; shard the model over several devices'}")
-            rows = [{"change": c.what, "needed_bytes": c.needed_bytes, "fits": c.fits} for c in fit.changes]
-            print_rows(rows, "each change alone")
+            rows: list[ChangeRow] = [
+                {"change": one.what, "needed_bytes": one.needed_bytes, "fits": one.fits} for one in fit.changes
+            ]
+            print_table(CHANGES, rows)
     return 0
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
@@ -54,7 +54,7 @@ from cs_systems.config import FIELDS, PRESETS, ConfigError, Mode, Precision, Run
 from cs_systems.core.fields import Subject
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import plain, visible
-from cs_systems.core.tables import Row
+from cs_systems.core.tables import Row, Table
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option
 from cs_systems.record import RunRecord
@@ -335,33 +335,18 @@ def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
 def numerics_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """Return the tables of sums and normalizations for which there are records, each with its notes."""
     from cs_systems.analysis.comparison import numerics
-    from cs_systems.report.tables.rows import render_rows
+    from cs_systems.report.tables.rows import render_table
 
     sums = numerics.accumulated(records)
-    parts: list[tuple[str, Sequence[Row], list[str]]] = [
-        (
-            "sums of 0.01 added many times",
-            [{k: v for k, v in row.items() if k != "why"} for row in sums],
-            numerics.reasons(sums),
-        ),
-        (
-            "1000 × 0.01 in one dtype, by range of the running sum; ulp: unit in the last place",
-            numerics.ulps(records),
-            [],
-        ),
-        ("median relative error of random sums", numerics.summed(records), []),
-        ("relative error by step in low precision; u: unit roundoff", numerics.normalized(records), []),
-        (
-            "input sizes at which one step in low precision fails: inputs of mean 0 and standard deviation σ",
-            numerics.ranges(records),
-            [sentence for record in records for sentence in numerics.verdicts(record)],
-        ),
+    verdicts = [sentence for record in records for sentence in numerics.verdicts(record)]
+    parts: list[tuple[Table[Any], Sequence[Row], list[str]]] = [
+        (numerics.accumulated, sums, numerics.reasons(sums)),
+        (numerics.ulps, numerics.ulps(records), []),
+        (numerics.summed, numerics.summed(records), []),
+        (numerics.normalized, numerics.normalized(records), []),
+        (numerics.ranges, numerics.ranges(records), verdicts),
     ]
-    return [
-        render_rows(rows, format, caption, notes, width=width, color=width is not None)
-        for caption, rows, notes in parts
-        if rows
-    ]
+    return [render_table(table, rows, format, notes, width, width is not None) for table, rows, notes in parts if rows]
 
 
 def title(record: RunRecord) -> str:

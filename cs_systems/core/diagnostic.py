@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Annotated, TypedDict
+
+from cs_systems.core.tables import Column, Table
 
 NEEDS_GPU = "needs a GPU"  # status: nothing that can be installed makes it work on this machine
 
@@ -13,8 +15,11 @@ class Diagnostic(TypedDict):
     check: str
     # "ok", "missing" (an option is not installed), NEEDS_GPU, or "problem" (something present gets in the way)
     state: str
-    found: str
+    found: Annotated[str, Column("result, → what to do")]
     remedy: str | None  # a command if there is one; None if nothing is wrong
+
+
+DIAGNOSTICS = Table("diagnostics", Diagnostic, "checks of this machine", "check state found")
 
 
 def diagnostic(check: str, found: str, state: str = "ok", remedy: str | None = None) -> Diagnostic:

@@ -16,6 +16,7 @@ that predicts or judges the same numbers: memory in `formulas.memory.tables`, co
 
 A row is a plain dictionary, as JSON stores it. The name of a column holds its unit: `_s` seconds, `_bytes`, `_flops`,
 `_share` a fraction of 1. None is a value that is unknown. A column that is `NotRequired` stands in some rows only.
+A column of mappings, `bytes: dict[str, int]`, stands for a column per key: `forward_bytes`, with the heading `forward`.
 """
 
 from __future__ import annotations
@@ -70,13 +71,15 @@ class Column:
 
     heading: "" for the column's name without its unit. note: its explanation, below a table that shows it. beside: the
     width that the other columns of a terminal take; a longer text is shortened to the rest. own_unit: whether each cell
-    has a unit of its own. drop: 0 where every terminal shows it; of the others, a narrow one drops the lowest first.
+    has a unit of its own. form: how a number is written, as `format()` takes it; "" for three digits in the best unit,
+    or all of a whole number. drop: 0 where every terminal shows it; of the others, a narrow one drops the lowest first.
     """
 
     heading: str = ""
     note: str = ""
     beside: int = 0
     own_unit: bool = False
+    form: str = ""
     drop: int = 0
 
 

@@ -27,12 +27,13 @@ from cs_systems.cli import until_reader_leaves
 from cs_systems.cli._progress import progress_lines
 from cs_systems.cli._sweep import print_cells
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
+from cs_systems.core.tables import Table
 from cs_systems.formulas.cost import FULL_MATRIX, attention_cost, step_cost
 from cs_systems.measure.runtime.sweep import preflight, sweep
 from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records, records_path
 from cs_systems.report.files import write_file
 from cs_systems.report.tables.formats import FORMATS
-from cs_systems.report.tables.rows import render_rows
+from cs_systems.report.tables.rows import render_rows, render_table
 
 # The most informative first, because a budget leaves out the last ones.
 ORDER = (
@@ -163,6 +164,11 @@ def index(found: Sequence[Cell], *names: str) -> dict[Any, Cell]:
 def row_table(rows: Sequence[Row], caption: str, format: str) -> list[str]:
     """Return the rows as one table, or none where there are no rows."""
     return [render_rows(rows, format, caption)] if rows else []
+
+
+def declared_table(table: Table[Any], rows: Sequence[Row], caption: str, format: str) -> list[str]:
+    """Return the rows of a declared table with every column, or none where there are no rows."""
+    return [render_table(replace(table, caption=caption, shown=""), rows, format)] if rows else []
 
 
 def bounded(configs: Sequence[RunConfig]) -> list[RunConfig]:

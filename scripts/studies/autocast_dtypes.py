@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from _cells import Cell, place
 from _numerics import not_measured
-from _study import Study, row_table, run
+from _study import Study, declared_table, row_table, run
 
 from cs_systems.analysis.comparison.dtypes import SHORT, collapsed
 from cs_systems.analysis.comparison.numerics import normalized, ranges, verdicts, where
@@ -89,10 +89,10 @@ def tables(cells: list[Cell], format: str) -> list[str]:
         *not_measured(shown, format),
         *(table for cell in shown for table in row_table(dtypes(cell), f"dtypes of the {name(cell)}", format)),
         *row_table(mistaken(cells), "bf16 autocast without effect, and the reason that is given", format),
-        *row_table(
-            normalized(records), "relative error, one step alone in low precision; u: its unit roundoff", format
+        *declared_table(normalized, normalized(records), "relative error, one step alone in low precision", format),
+        *declared_table(
+            ranges, ranges(records), "where one step alone breaks: inputs of mean 0 and standard deviation σ", format
         ),
-        *row_table(ranges(records), "where one step alone breaks: inputs of mean 0 and standard deviation σ", format),
     ]
 
 
@@ -117,7 +117,7 @@ def answer(cells: list[Cell]) -> str:
     toy = [cell for cell in cells if name(cell) == f"toy, {Precision.BF16.value}"]
     cell = next((cell for cell in toy if cell.record.results.get("dtypes")), None)
     rows = [row for row in normalized([cell.record for cell in cells]) if row["operation"] == "LayerNorm"]
-    every = {row["input"]: row["bf16"] for row in rows if row["in low precision"] == EVERY_STEP}
+    every = {row["case"]: row["error"]["bf16"] for row in rows if row["step"] == EVERY_STEP}
     if cell is None or not every:
         return ""
     seen = {row["what"]: row for row in cell.record.results["dtypes"]}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from _cells import Cell, place
 from _numerics import not_measured
-from _study import Study, row_table, run
+from _study import Study, declared_table, run
 
 from cs_systems.analysis.comparison.numerics import accumulated, first_bad, summed, ulps, unexplained, where
 from cs_systems.config import Precision, RunConfig, grid
@@ -37,9 +37,16 @@ def tables(cells: list[Cell], format: str) -> list[str]:
     records = [cell.record for cell in cells]
     return [
         *not_measured(cells, format),
-        *row_table(accumulated(records), "0.01 added again and again", format),
-        *row_table(ulps(records), "1000 × 0.01 in one dtype, while the sum is between two powers of 2", format),
-        *row_table(summed(records), "sums of uniform numbers in [0, 1): relative error, in the median of 64", format),
+        *declared_table(accumulated, accumulated(records), "0.01 added again and again", format),
+        *declared_table(
+            ulps, ulps(records), "1000 × 0.01 in one dtype, while the sum is between two powers of 2", format
+        ),
+        *declared_table(
+            summed,
+            summed(records),
+            "sums of uniform numbers in [0, 1): relative error, in the median of 64, by number of terms",
+            format,
+        ),
     ]
 
 

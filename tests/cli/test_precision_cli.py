@@ -95,7 +95,7 @@ def rounding(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[RunRec
 
 def test_accumulation_and_normalization_errors_are_printed(rounding: tuple[str, list[RunRecord]]) -> None:
     printed, records = rounding
-    assert re.search(r"^fp16 \+ fp16 +1000 +9\.9531 +-0\.047$", printed, re.MULTILINE)
+    assert re.search(r"^fp16 \+ fp16 +1,000 +9\.9531 +-0\.047$", printed, re.MULTILINE)
     text = " ".join(printed.split())
     same = "fp32 + fp16 and fp32 + (fp16 → fp32), 1,000 times: 0.01 is 0.010002136 in fp16"
     assert text.count(same) == 1
@@ -117,7 +117,7 @@ def test_tables_of_two_precisions_fit_80_columns(
     text = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out)
     paths = ("recorded ", "records: ")  # commands and paths are not broken
     assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith(paths)] == []
-    assert "input sizes at which one step in low precision fails" in text
+    assert "standard deviation σ at which one low-precision step fails" in " ".join(text.split())
 
 
 def test_explanations_of_speed_ups_wrap_at_terminal_width(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -13,8 +14,10 @@ import pytest
 import cs_systems
 from cs_systems.analysis.attribution.timeline import DECLARED
 from cs_systems.core.tables import INDEX, Column, Table, heading, names_in, table
+from cs_systems.report.tables.rows import render_table
 
 LONGEST_NOTE = 15  # words between two semicolons
+PRINTERS = ("tabulate", "rich.table")
 
 
 def declared_in(module: str) -> list[Table[Any]]:
@@ -63,6 +66,15 @@ def plain(seconds: float) -> list[Plain]:
     return [{"time_s": seconds, "share": 1.0}]
 
 
+class Mapped(TypedDict):
+    part: str
+    bytes: dict[str, int]
+    error: Annotated[dict[int, float | None], Column(form=".1e")]
+
+
+MAPPED = Table("sizes", Mapped, "sizes")
+
+
 def test_decorated_function_is_a_table_of_its_rows() -> None:
     assert plain(2.0) == [{"time_s": 2.0, "share": 1.0}]
     assert (plain.name, plain.titles) == ("times", {"time_s": "time", "share": "of wall time"})
@@ -88,10 +100,38 @@ def test_analyze_offers_the_tables_of_a_trace() -> None:
     assert OF_RANKS == names_in("analysis.comparison.ranks") == ("ranks", "collectives", "beside")
 
 
-def test_no_command_has_headings_of_its_own() -> None:
+def test_every_table_that_is_printed_is_declared() -> None:
+    """Rows become text in report/tables alone, by their declaration.
+
+    The table of cells in a notebook has the headings of the fields, which are declared too. Texts are aligned by hand
+    in the overview of the commands and before a path.
+    """
     package = Path(cs_systems.__file__).parent
-    for file in (*package.glob("cli/*.py"), *package.glob("report/**/*.py")):
-        for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
-            if isinstance(call.func, ast.Name) and call.func.id == "render_rows":
-                assert len(call.args) <= 4, file
-                assert "titles" not in {keyword.arg for keyword in call.keywords}, file
+    makers, aligned = {}, set()
+    for file in package.rglob("*.py"):
+        name, nodes = file.relative_to(package).as_posix(), [*ast.walk(ast.parse(file.read_text()))]
+        used = {alias.name for node in nodes if isinstance(node, ast.ImportFrom | ast.Import) for alias in node.names}
+        used |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+        if not name.startswith("report/tables/") and (found := used & {"render_rows", "plain_table", *PRINTERS}):
+            makers[name] = found
+        specs = [node.format_spec for node in nodes if isinstance(node, ast.FormattedValue) and node.format_spec]
+        aligned |= {name for spec in specs if re.match(r"f'[ ]?[<>^]", ast.unparse(spec))}
+    assert makers == {"report/display.py": {"plain_table"}}
+    assert aligned == {"cli/__init__.py", "core/printable.py"}
+
+
+def test_mappings_in_rows_are_columns() -> None:
+    rows: list[Any] = [
+        {"part": "a", "bytes": {"forward": 2048, "backward": 1024}, "error": {16: 0.5}},
+        {"part": "b", "bytes": {"forward": 4096}, "error": {16: 0.25, 65536: None}},
+    ]
+    csv = "part,forward_bytes,backward_bytes,16_error,65536_error\na,2048,1024,0.5,\nb,4096,,0.25,\n"
+    assert render_table(MAPPED, rows, "csv") == csv
+    shown = [*map(str.split, render_table(MAPPED, rows).splitlines())]
+    assert shown[1:3] == [["fwd", "bwd"], ["part", "KiB", "KiB", "16"]]  # a column without a value is left out
+    assert shown[4:6] == [["a", "2.00", "1.00", "5.0e-01"], ["b", "4.00", "–", "2.5e-01"]]
+
+
+def test_table_without_rows_says_so() -> None:
+    assert render_table(MAPPED, [], notes=["why"]) == "sizes\nno data\nwhy\n"
+    assert "| no data |" in render_table(MAPPED, [], "markdown")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, TypedDict
 
 from cs_systems.config import Precision
-from cs_systems.core.tables import Row
+from cs_systems.core.tables import Column, table
 from cs_systems.formulas import rounding
 from cs_systems.record import RunRecord
 
@@ -17,29 +18,74 @@ def _formats(row: rounding.AccumulationRow) -> tuple[rounding.Format, rounding.F
     return rounding.FORMATS[Precision(row["addend"])], rounding.FORMATS[Precision(row["accumulator"])]
 
 
-def accumulated(records: Sequence[RunRecord]) -> list[Row]:
-    """Return rows for one number added many times.
+class SumRow(TypedDict):
+    """Number added many times; `why` is computed by arithmetic alone, without a measurement."""
 
-    `why` is computed by arithmetic alone, without a measurement.
-    """
+    variant: Annotated[str, Column("accumulator + addend")]
+    count: Annotated[int, Column("times", form=",")]
+    sum: Annotated[float, Column(form=",.4f")]
+    error: Annotated[float, Column(form="+.2g")]
+    why: str
+
+
+class UlpRow(TypedDict):
+    """Additions in one dtype while the sum is between two powers of 2."""
+
+    dtype: str
+    range: Annotated[str, Column("sum between")]
+    ulp: Annotated[float, Column(form=".3g", note="ulp: unit in the last place")]
+    addend_in_ulps: float
+    added_in_ulps: float
+    additions: int
+    error: Annotated[float, Column(form="+.2g")]
+
+
+class RandomSumsRow(TypedDict):
+    """Median relative error of random sums by one method, by the number of terms."""
+
+    dtype: str
+    method: Annotated[str, Column("added up")]
+    error: Annotated[dict[int, float], Column(form=".1e")]
+
+
+class LowStepRow(TypedDict):
+    """Error of an operation of which one step is in low precision, in words, by dtype."""
+
+    operation: str
+    case: Annotated[str, Column("input")]
+    step: Annotated[str, Column("in low precision")]
+    error: Annotated[dict[str, str], Column(note="u: unit roundoff")]
+
+
+class FailingStepRow(TypedDict):
+    """Sizes of the input at which one step in low precision fails, in words, by dtype; None where none does."""
+
+    operation: str
+    step: Annotated[str, Column("in low precision")]
+    fails: dict[str, str | None]
+
+
+@table("sums of 0.01 added many times", "variant count sum error")
+def accumulated(records: Sequence[RunRecord]) -> list[SumRow]:
+    """Return rows for one number added many times."""
     rows = [row for record in records for row in rounding.ACCUMULATION.of(record.results)]
     return [
         {
-            "accumulator + addend": row["variant"],
-            "times": row["count"],
-            "sum": f"{row['sum']:.4f}",
-            "error": f"{row['error']:+.2g}",
+            "variant": row["variant"],
+            "count": row["count"],
+            "sum": row["sum"],
+            "error": row["error"],
             "why": rounding.why(VALUE, *_formats(row), row["count"]),
         }
         for row in rows
     ]
 
 
-def reasons(rows: Sequence[Row]) -> list[str]:
+def reasons(rows: Sequence[SumRow]) -> list[str]:
     """Return each `why` of `accumulated` once, preceded by the sums that it explains."""
     groups: dict[str, dict[str, list[str]]] = {}
     for row in rows:
-        groups.setdefault(row["why"], {}).setdefault(row["accumulator + addend"], []).append(f"{row['times']:,}")
+        groups.setdefault(row["why"], {}).setdefault(row["variant"], []).append(f"{row['count']:,}")
     return [
         f"{' and '.join(names)}, {' and '.join(next(iter(names.values())))} times: {why}"
         for why, names in groups.items()
@@ -52,7 +98,8 @@ def unexplained(records: Sequence[RunRecord]) -> list[rounding.AccumulationRow]:
     return [row for row in rows if row["sum"] != rounding.total(VALUE, *_formats(row), row["count"])]
 
 
-def ulps(records: Sequence[RunRecord], count: int = 1000) -> list[Row]:
+@table("1000 × 0.01 in one dtype, by range of the running sum")
+def ulps(records: Sequence[RunRecord], count: int = 1000) -> list[UlpRow]:
     """Return the sums of `count` additions in one dtype, binade by binade.
 
     They begin at 1, where errors become visible.
@@ -62,12 +109,12 @@ def ulps(records: Sequence[RunRecord], count: int = 1000) -> list[Row]:
     return [
         {
             "dtype": row["accumulator"],
-            "sum between": f"{binade.low:g} … {binade.below:g}",
-            "ulp": f"{binade.ulp:.3g}",
-            "addend in ulps": round(binade.addend_in_ulps, 3),
-            "added in ulps": round(binade.added_in_ulps, 3),
+            "range": f"{binade.low:g} … {binade.below:g}",
+            "ulp": binade.ulp,
+            "addend_in_ulps": round(binade.addend_in_ulps, 3),
+            "added_in_ulps": round(binade.added_in_ulps, 3),
             "additions": binade.additions,
-            "error": f"{binade.error:+.2g}",
+            "error": binade.error,
         }
         for row in same
         for binade in rounding.binades(VALUE, *_formats(row), count)
@@ -75,16 +122,18 @@ def ulps(records: Sequence[RunRecord], count: int = 1000) -> list[Row]:
     ]
 
 
-def summed(records: Sequence[RunRecord]) -> list[Row]:
-    """Return the median relative error of random sums by dtype and method, with a column per SHOWN_LENGTHS."""
-    made: dict[tuple[str, str], dict[str, str | None]] = {}
+@table("median relative error of random sums, by number of terms")
+def summed(records: Sequence[RunRecord]) -> list[RandomSumsRow]:
+    """Return the median relative error of random sums by dtype and method, for SHOWN_LENGTHS."""
+    made: dict[tuple[str, str], RandomSumsRow] = {}
     for record in records:
         precision = record.config["precision"]
         for row in rounding.SUMMATION.of(record.results):
-            key = (precision, row["method"])
-            line = made.setdefault(key, {"dtype": precision, "added up": row["method"]})
+            line = made.setdefault(
+                (precision, row["method"]), {"dtype": precision, "method": row["method"], "error": {}}
+            )
             if row["length"] in SHOWN_LENGTHS:
-                line[f"{row['length']:,} terms"] = f"{row['median_relative_error']:.1e}"
+                line["error"][row["length"]] = row["median_relative_error"]
     return [*made.values()]
 
 
@@ -98,14 +147,17 @@ def first_bad(rows: Sequence[rounding.SummationRow], method: str, roundoffs: flo
     return min(bad, default=None)
 
 
-def normalized(records: Sequence[RunRecord]) -> list[Row]:
-    """Return the error of each single step in low precision, in unit roundoffs, with a column per dtype."""
-    made: dict[tuple[str, ...], dict[str, str]] = {}
+@table("relative error by step in low precision")
+def normalized(records: Sequence[RunRecord]) -> list[LowStepRow]:
+    """Return the error of each single step in low precision, in unit roundoffs."""
+    made: dict[tuple[str, str, str], LowStepRow] = {}
     for record in records:
         for row in rounding.NORMALIZATION.of(record.results):
-            key = (row["operation"], row["case"], row["step"])
-            line = made.setdefault(key, dict(zip(("operation", "input", "in low precision"), key, strict=True)))
-            line[record.config["precision"]] = in_roundoffs(row)
+            operation, case, step = row["operation"], row["case"], row["step"]
+            line = made.setdefault(
+                (operation, case, step), {"operation": operation, "case": case, "step": step, "error": {}}
+            )
+            line["error"][record.config["precision"]] = in_roundoffs(row)
     return [*made.values()]
 
 
@@ -117,19 +169,16 @@ def in_roundoffs(row: rounding.NormalizationRow) -> str:
     return f"{row['error'] / row['unit_roundoff']:.3g} u{lost}"
 
 
-def ranges(records: Sequence[RunRecord]) -> list[Row]:
-    """Return the steps that break at some size of the input, with that size by dtype.
-
-    A step that never breaks has no row.
-    """
-    made: dict[tuple[str, str], dict[str, str | None]] = {}
-    precisions = [record.config["precision"] for record in records if "normalization_range" in record.results]
+@table("inputs of mean 0 and standard deviation σ at which one low-precision step fails")
+def ranges(records: Sequence[RunRecord]) -> list[FailingStepRow]:
+    """Return the steps that fail at some size of the input; a step that never fails has no row."""
+    made: dict[tuple[str, str], FailingStepRow] = {}
     for record in records:
         for row in rounding.NORMALIZATION_RANGE.of(record.results):
-            key = (row["operation"], row["step"])
-            line = made.setdefault(key, {"operation": key[0], "in low precision": key[1]} | dict.fromkeys(precisions))
-            line[record.config["precision"]] = _breaks(row)
-    return [line for line in made.values() if any(line[p] for p in precisions)]
+            operation, step = row["operation"], row["step"]
+            line = made.setdefault((operation, step), {"operation": operation, "step": step, "fails": {}})
+            line["fails"][record.config["precision"]] = _breaks(row)
+    return [line for line in made.values() if any(line["fails"].values())]
 
 
 def _breaks(row: rounding.NormalizationRangeRow) -> str | None:

@@ -24,11 +24,11 @@ class PrecisionErrorRow(TypedDict):
 
     reference: str | None  # dtype of the reference; None in a row without a measurement
     loss_scale: float | None  # factor of the loss before backward; None without scaling
-    logits_error: Annotated[float | None, Column("logits")]
-    loss_error: Annotated[float | None, Column("loss")]
-    gradient_error: Annotated[float | None, Column("gradients")]
+    logits_error: Annotated[float | None, Column("logits", form=".1e")]
+    loss_error: Annotated[float | None, Column("loss", form=".1e")]
+    gradient_error: Annotated[float | None, Column("gradients", form=".1e")]
     worst_parameter: str | None
-    worst_parameter_error: Annotated[float | None, Column("worst parameter's")]
+    worst_parameter_error: Annotated[float | None, Column("worst parameter's", form=".1e")]
     # Of the gradient's elements that are not 0 in the reference.
     underflow_share: Annotated[float | None, Column("underflow")]
     nonfinite_share: Annotated[float | None, Column("not finite")]  # of the gradient's elements
@@ -86,9 +86,9 @@ class LearningRow(TypedDict):
 
     precision: str
     steps: int | None
-    first_loss: float | None
+    first_loss: Annotated[float | None, Column(form=".4f")]
     # The mean over the last tenth of the steps, because each step has its own batch.
-    last_loss: Annotated[float | None, Column("last 10%")]
+    last_loss: Annotated[float | None, Column("last 10%", form=".4f")]
     largest_deviation: float | None  # from fp32's loss at the same step; None for fp32, and where fp32 is missing
     at_step: int | None
     loss_scale: str | None  # its history, in words

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 from cs_systems.core import statistics
+from cs_systems.core.tables import Column, table
 from cs_systems.record import Measurement, Sample
 
 # A step within this share of the steady median, or within the timed steps' own spread, is steady.
@@ -18,15 +19,18 @@ class WarmupRow(TypedDict):
     """Step with its time and the known events in it; None is a counter that was not read."""
 
     step: int
-    warmup: bool
-    wall_s: float
-    excess_s: float  # above the median of the timed steps
+    warmup: Annotated[bool, Column("warm-up")]
+    wall_s: Annotated[float, Column("time", own_unit=True)]
+    excess_s: Annotated[
+        float, Column("above steady", "above steady: time beyond the median of the timed steps", own_unit=True)
+    ]
     compile_s: float | None
     device_mallocs: int | None
     sm_clock_hz: float | None
     cause: str | None  # the explanations, in a fixed order; None for a steady step
 
 
+@table("every step, warm-up included", "step warmup wall_s excess_s cause")
 def warmup_curve(measurement: Measurement) -> list[WarmupRow]:
     """Return one row per step, warm-up first.
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from cs_systems.core.diagnostic import NEEDS_GPU
 from cs_systems.core.printable import plain, text_cell, visible
 from cs_systems.report.tables.columns import UNKNOWN, Column
 from cs_systems.report.tables.table import Table
@@ -27,7 +28,8 @@ WRAP_WIDTH = 22  # text columns of a terminal may wrap down to this width
 NARROW_WIDTH = 10  # used if the columns do not fit otherwise
 SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
 _AT_END = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
-STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}
+STYLES = {"ok": "", "oom": "yellow", "unavailable": "yellow", "missing": "yellow", NEEDS_GPU: "dim"}  # others: red
+STYLED = ("note", "status", "state")  # columns with the colour of the row's status
 
 
 def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
@@ -141,8 +143,8 @@ def _rich(table: Table, columns: Sequence[Column], widths: Sequence[int]) -> Ric
         justify: JustifyMethod = "right" if c.numeric else "left"
         rich.add_column(heading, justify=justify, width=width, no_wrap=c.numeric)
     for line, status in zip(zip(*(c.cells for c in columns), strict=True), table.statuses, strict=True):
-        style = "" if status == "ok" else STATUS_STYLE.get(status, "red")
-        rich.add_row(*(Text(t, style if c.name == "note" else "") for c, t in zip(columns, line, strict=True)))
+        style = STYLES.get(status, "red")
+        rich.add_row(*(Text(t, style if c.name in STYLED else "") for c, t in zip(columns, line, strict=True)))
     return rich
 
 

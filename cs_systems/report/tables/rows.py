@@ -19,6 +19,7 @@ from cs_systems.report.tables.formats import DEFAULT_WIDTH, FORMATS
 from cs_systems.report.tables.table import Table
 
 MEAN_COUNT = "_per_step"  # end of the names of counts that are means over the steps
+NO_DATA = "no data"
 LONGEST_IN_A_FILE = 200  # characters of a name in Markdown, LaTeX and Typst
 
 
@@ -61,7 +62,12 @@ def render_table(
     alike: columns to compare with each other, which share a unit.
     """
     if format == "csv":
-        return render_rows(rows, "csv")
+        return render_rows(flat(rows), "csv")
+    if not rows:
+        notes = [*declared.notes, *notes]
+        if format == "terminal":
+            return render_rows((), format, declared.caption, [NO_DATA, *notes])
+        return render_rows([{"": NO_DATA}], format, declared.caption, notes)
     short = {
         name: _shorter(name, rows, _room(format, width, declared.columns[name].beside))
         for name in declared.titles
@@ -81,17 +87,49 @@ def table_of(
 
     short: column → value → the shorter text that is shown; a page keeps the whole one.
     """
-    shown = {name: title for name, title in declared.titles.items() if tells_something(name, rows)}
+    known, rows = _columns_of(declared, rows), flat(rows)
+    shown = {name: one for name, one in known.items() if tells_something(name, rows)}
     shared = [row[name] for row in rows for name in alike if name in shown]
     columns = []
-    for name, title in shown.items():
-        column = _column(name, title, rows, shared if name in alike else None)
-        if declared.columns[name].own_unit:
+    for name, one in shown.items():
+        column = _column(name, one.heading, rows, shared if name in alike else None, one.form)
+        if one.own_unit:
             column = _with_own_units(column)
         cells = (short.get(name, {}).get(v, cell) for v, cell in zip(column.values, column.cells, strict=True))
-        columns.append(replace(column, legend=declared.columns[name].note, cells=tuple(cells)))
-    made = Table(declared.caption, tuple(columns), (*declared.notes, *notes), ("ok",) * len(rows))
+        columns.append(replace(column, legend=one.note, cells=tuple(cells)))
+    statuses = tuple(str(row.get("state") or row.get("status") or "ok") for row in rows)
+    made = Table(declared.caption, tuple(columns), (*declared.notes, *notes), statuses)
     return replace(made, optional=declared.optional)
+
+
+def flat(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows with a column per key in place of a column of mappings; a row without the key has None."""
+    keys = {name: _keys(name, rows) for name in rows[0] if isinstance(rows[0][name], Mapping)} if rows else {}
+    return [_flat(row, keys) for row in rows] if keys else rows
+
+
+def _flat(row: Row, keys: Mapping[str, Sequence[Any]]) -> Row:
+    made = dict[str, Any]()
+    for name, value in row.items():
+        made |= {f"{key}_{name}": value.get(key) for key in keys[name]} if name in keys else {name: value}
+    return made
+
+
+def _keys(column: str, rows: Sequence[Row]) -> list[Any]:
+    return [*dict.fromkeys(key for row in rows for key in row[column])]
+
+
+def _columns_of(declared: tables.Table[Any], rows: Sequence[Row]) -> dict[str, tables.Column]:
+    """Return the columns that a person sees of these rows, flat, with their headings."""
+    found = dict[str, tables.Column]()
+    for name, title in declared.titles.items():
+        column = declared.columns[name]
+        if rows and isinstance(rows[0][name], Mapping):
+            for key in _keys(name, rows):
+                found[f"{key}_{name}"] = replace(column, heading=f"{key:,}" if isinstance(key, int) else key)
+        else:
+            found[name] = replace(column, heading=title)
+    return found
 
 
 def tells_something(column: str, rows: Sequence[Row]) -> bool:
@@ -118,9 +156,14 @@ def _written(table: Table, format: str, width: int | None, color: bool) -> str:
     return FORMATS[one_of("format", format, FORMATS)]([replace(table, remedy="use --format csv")], width, color)
 
 
-def _column(name: str, title: str, rows: Sequence[Row], scale: Sequence[object] | None = None) -> Column:
+def _column(
+    name: str, title: str, rows: Sequence[Row], scale: Sequence[object] | None = None, form: str = ""
+) -> Column:
     """Return one column; `scale` holds the values that set the unit, unless they are its own."""
     values = tuple(row[name] for row in rows)
+    if form:
+        cells = tuple(UNKNOWN if v is None else format(v, form) for v in values)
+        return Column(name, title, "", cells, values, numeric=True)
     numbers = [float(v) for v in scale or values if isinstance(v, int | float) and not isinstance(v, bool)]
     suffix = units.base_suffix(name)
     unit = units.best_unit(units.SCALES[suffix], numbers) if suffix and numbers else None

@@ -64,8 +64,8 @@ def test_binades_of_a_sum_begin_at_one_and_end_where_it_is_stuck() -> None:
     """In bf16 0.01 is 41/4096, and a binade's numbers are 1/128, 1/64 and 1/32 apart."""
     made = accumulation(("bf16", "bf16", 1000, 4.0), ("fp32", "bf16", 1000, 10.0), ("bf16", "bf16", 999, 4.0))
     assert [
-        (row["sum between"], row["ulp"], row["addend in ulps"], row["added in ulps"]) for row in numerics.ulps([made])
-    ] == [("1 … 2", "0.00781", 1.281, 1.0), ("2 … 4", "0.0156", 0.641, 1.0), ("4 … 8", "0.0312", 0.32, 0.0)]
+        (row["range"], row["ulp"], row["addend_in_ulps"], row["added_in_ulps"]) for row in numerics.ulps([made])
+    ] == [("1 … 2", 2**-7, 1.281, 1.0), ("2 … 4", 2**-6, 0.641, 1.0), ("4 … 8", 2**-5, 0.32, 0.0)]
     assert [row["additions"] for row in numerics.ulps([made])][1] == 128
     assert len(numerics.ulps([made], 999)) == 3
     assert numerics.ulps([made], 1001) == []
@@ -79,10 +79,7 @@ def test_sums_of_each_sixteenfold_length_are_shown() -> None:
     ]
     made.results["summation"] = rows
     (row,) = numerics.summed([made])
-    assert row == {
-        "dtype": "bf16", "added up": "pairwise", "16 terms": "8.0e+00", "256 terms": "1.3e+02",
-        "4,096 terms": "2.0e+03", "65,536 terms": "3.3e+04",
-    }  # fmt: skip
+    assert row == {"dtype": "bf16", "method": "pairwise", "error": {16: 8, 256: 128, 4096: 2048, 65536: 32768}}
 
 
 # cells

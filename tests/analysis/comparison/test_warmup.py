@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cs_systems.analysis.comparison.warmup import warmup_curve
-from cs_systems.record import Measurement, Sample
+from cs_systems.cli._sweep import print_warmup
+from cs_systems.config import RunConfig
+from cs_systems.record import Measurement, RunRecord, Sample
 
 
 def sample(wall_s: float, warmup: bool = False, **known: Any) -> Sample:
@@ -40,3 +45,14 @@ def test_excess_is_relative_to_steady_median() -> None:
     rows = warmup_curve(Measurement("monotonic", (sample(3.0, True), *STEADY), 0.0))
     assert rows[0]["excess_s"] == 2.0
     assert [row["warmup"] for row in rows] == [True] + [False] * 5
+
+
+def test_printed_steps_show_the_excess_of_slow_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = Measurement("monotonic", (sample(3.0, True, compile_s=1.97), *STEADY), 0.0)
+    print_warmup(RunRecord("", RunConfig().to_dict(), "ok", measurement=measured), Path())
+    caption, *lines = capsys.readouterr().out.splitlines()
+    assert caption.endswith(": every step, warm-up included")
+    assert [line.split() for line in lines[2:4]] == [
+        ["0", "yes", "3.00", "s", "2.00", "s", "compile", "and", "autotune", "1.97", "s"],
+        ["1", "no", "1.00", "s", "–", "–"],
+    ]
