@@ -1,8 +1,10 @@
-"""Hooks of MkDocs: tables of options and files, links out of docs/, and a check that pages need no network.
+"""Hooks of MkDocs: tables of options, files and tables, links out of docs/, and a check that pages need no network.
 
 `<!-- options: time -->` in a page becomes the tables of the options of `cs-systems time`, from its parser, and
 `<!-- files: cs_systems -->` those of the files of a folder, from their first lines; `<!-- formats -->` becomes the
-table of the formats that are read. They are made at each build and stored nowhere, so that they are never out of date.
+table of the formats that are read, and `<!-- tables: MODULE:NAME -->` that of the declared tables which NAME of a
+module holds, with their captions, notes and headings. They are made at each build and stored nowhere, so that they are
+never out of date.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cs_systems.core import formats as known
+from cs_systems.core.tables import Table
 from scripts import files as sources
 
 ROOT = Path(__file__).resolve().parents[1]
 _OPTIONS = re.compile(r"<!-- options: (\w+) -->")
 _FILES = re.compile(r"<!-- files: (\w+) -->")
+_TABLES = re.compile(r"<!-- tables: ([\w.]+):(\w+) -->")
 _FORMATS = "<!-- formats -->"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -64,6 +68,16 @@ def formats() -> str:
     return "\n".join(["| file | how to record one | what it lacks | command |", "| --- | --- | --- | --- |", *rows])
 
 
+def tables(module: str, name: str) -> str:
+    """Return the table of the declared tables that a module holds by their names."""
+    declared: dict[str, Table[Any]] = getattr(importlib.import_module(module), name)
+    rows = []
+    for key, one in declared.items():
+        notes = [one.caption, *one.notes, *(column.note for column in one.columns.values() if column.note)]
+        rows.append(f"| `{key}` | {_cell('; '.join(notes))} | {_cell(', '.join(one.titles.values()))} |")
+    return "\n".join(["| table | shows | columns |", "| --- | --- | --- |", *rows])
+
+
 def _spelled(action: argparse.Action) -> str:
     names = ", ".join(action.option_strings)
     metavar = action.metavar if isinstance(action.metavar, str) else ""
@@ -93,6 +107,7 @@ def _path(target: str, page: str) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     source = page.file.src_uri
     markdown = _OPTIONS.sub(lambda found: options(found[1]), markdown)
+    markdown = _TABLES.sub(lambda found: tables(found[1], found[2]), markdown)
     markdown = _FILES.sub(lambda found: sources.markdown(found[1]), markdown).replace(_FORMATS, formats())
 
     def linked(found: re.Match[str]) -> str:

@@ -159,7 +159,7 @@ def by_name(*tables: Filled[Any, ...]) -> dict[str, Filled[Any, ...]]:
 def heading(column: str) -> str:
     """Return a column's name without its unit: `time_s` → "time", `tokens_per_s` → "tokens/s"."""
     suffix = units.base_suffix(column) or ""
-    return (column.removesuffix(suffix) or column).replace("_", " ") + ("/s" if suffix == "_per_s" else "")
+    return (column.removesuffix(suffix) or column).strip("_").replace("_", " ") + ("/s" if suffix == "_per_s" else "")
 
 
 def first_row(tables: Tables, name: str) -> Row:

@@ -87,7 +87,13 @@ def test_decorated_function_is_a_table_of_its_rows() -> None:
 
 @pytest.mark.parametrize(
     ("column", "title"),
-    [("time_s", "time"), ("tokens_per_s", "tokens/s"), ("peak_allocated_bytes", "peak allocated"), ("share", "share")],
+    [
+        ("time_s", "time"),
+        ("tokens_per_s", "tokens/s"),
+        ("peak_allocated_bytes", "peak allocated"),
+        ("share", "share"),
+        ("busy_share", "busy"),
+    ],
 )
 def test_heading_is_the_name_without_its_unit(column: str, title: str) -> None:
     assert heading(column) == title

@@ -1,5 +1,6 @@
-"""Hooks of MkDocs on a page: options from the parsers, and links that end in the repository."""
+"""Hooks of MkDocs on a page: options from the parsers, declared tables, and links that end in the repository."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -7,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from cs_systems.cli import COMMANDS, main
+from cs_systems.core import plugins
+from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import docs_hooks as hooks
+
+TABLES = [
+    ("analyze.md", "cs_systems.analysis.attribution.timeline", "DECLARED"),
+    ("analyze.md", "cs_systems.analysis.comparison.ranks", "TABLES"),
+    ("snapshot.md", "cs_systems.analysis.memory.tables", "TABLES"),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -64,3 +73,31 @@ def test_formats_are_a_table_in_their_page() -> None:
     table = hooks.formats()
     assert "| a report of nsys or its SQLite export: `.sqlite`, `.nsys-rep`, `.qdrep` | `nsys profile" in table
     assert hooks._FORMATS in (hooks.ROOT / "docs" / "commands" / "analyze.md").read_text()
+
+
+@pytest.mark.parametrize(("page", "module", "name"), TABLES)
+def test_declared_tables_are_a_table_in_their_page(page: str, module: str, name: str) -> None:
+    assert f"<!-- tables: {module}:{name} -->" in (hooks.ROOT / "docs" / "commands" / page).read_text()
+    declared = getattr(importlib.import_module(module), name)
+    listed = [
+        re.fullmatch(r"\| `(\w+)` \| (.+) \| (.+) \|", row) for row in hooks.tables(module, name).splitlines()[2:]
+    ]
+    for (key, table), row in zip(declared.items(), listed, strict=True):
+        assert row
+        assert row[1] == key
+        assert row[2].startswith(table.caption)
+        assert row[3].split(", ") == [*table.titles.values()]
+
+
+def codes_in(section: str) -> list[str]:
+    """Return the codes in the first column of the table of a section of concepts.md."""
+    text = (hooks.ROOT / "docs" / "concepts.md").read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return [code for cell in re.findall(r"^\| (`.*?) \|", text, re.M) for code in re.findall(r"`([\w-]+)`", cell)]
+
+
+def test_every_caveat_has_one_line_in_concepts() -> None:
+    assert sorted(codes_in("Caveats")) == sorted({*REMEDIES, *LOOP_REMEDIES})
+
+
+def test_every_rule_of_diagnosis_is_in_concepts() -> None:
+    assert sorted(codes_in("Diagnoses")) == [name.replace("_", "-") for name in plugins.names("diagnosis")]
