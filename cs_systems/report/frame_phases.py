@@ -11,7 +11,7 @@ from cs_systems.core.statistics import interval, quantile, summary
 from cs_systems.core.tables import first_row
 from cs_systems.formulas.cost import COST
 from cs_systems.formulas.rank_layout import data_ranks
-from cs_systems.record import Measurement, Row, RunRecord
+from cs_systems.record import Measurement, Row, RunRecord, measured_by
 from cs_systems.report import collectives
 from cs_systems.report.series import INTEGER, REAL, TEXT
 
@@ -57,6 +57,9 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
     measurement = record.measurement
     if measurement is None or not measurement.timed or not record.is_timing:
         yield {}
+        return
+    if measured_by(record.config.get("profiler", "none")) != "time":  # such a profiler changes what the step does
+        yield {"phase": STEP}
         return
     costs = {row["phase"]: row for row in COST.of(record.results)}
     for phase in (*(p for p in measurement.phase_names() if p != STEP), STEP):

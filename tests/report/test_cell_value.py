@@ -24,6 +24,7 @@ from cs_systems.config import Precision, RunConfig
 from cs_systems.core import statistics
 from cs_systems.record import RunRecord, append_record, median_s, read_records
 from cs_systems.report.figures import plot
+from cs_systems.report.frame import frame
 from cs_systems.report.pages import records as page
 from cs_systems.report.tables.records import render, tables
 from tests.report.conftest import Build, train_config
@@ -170,3 +171,19 @@ def test_committed_records_are_read_and_compared() -> None:
     assert len(by_cell) == 24
     for (fp32_s, _), (bf16_s, gain) in by_cell.values():
         assert gain == pytest.approx(fp32_s / bf16_s, rel=1e-9)
+
+
+def test_step_under_ncu_has_no_time() -> None:
+    """ncu replays each kernel alone, with cold caches: the step of its record is not that of the program."""
+    (record,) = read_records(PROFILES / "counters_flash_triton")[0]
+    assert record.config["profiler"] == "ncu"
+    assert record.measurement is not None
+    shown = render([record])
+    assert "under ncu, not timed" in shown
+    assert "to see the counters: cs-systems analyze FILE.ncu-rep" in shown
+    assert "tokens/s" not in shown
+    data = frame([record])
+    assert data["phase"].tolist() == ["step"]
+    assert data[["median_s", "tokens_per_s", "mfu"]].isna().all(axis=None)
+    assert data["peak_allocated_bytes"].notna().all()
+    assert outcome(record) == "done"

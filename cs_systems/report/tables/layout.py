@@ -63,14 +63,14 @@ _CONDITIONS = tuple(
 ENDING = (*_CONDITIONS, *_names("device_name torch code_version seed repeat"))
 ESSENTIAL = _names("forward.median_s backward.median_s")  # phases that a narrow terminal keeps
 
-UNTIMED = ("memory", "values")  # where a profiler measures these, the step's time has no meaning
 MEMORY_COLUMNS = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
 # Caveats that also concern records that are not timings.
 MEMORY_CAVEATS = frozenset({"nan-loss", "no-tables", "shared-gpu"})
 
 
 def is_timed(workload: str, profiler: str) -> bool:
-    return Subject.of(workload).is_timed and measured_by(profiler) not in UNTIMED
+    """Return whether a step's time means something: not under a profiler that measures memory, values or counters."""
+    return Subject.of(workload).is_timed and measured_by(profiler) == "time"
 
 
 # A column that only repeats the other one is left out.

@@ -150,8 +150,11 @@ def _without_timing_caveats(record: RunRecord) -> RunRecord:
 
 def _elsewhere(whole: pd.DataFrame) -> list[str]:
     """Return a note on the command that shows the results, if they are not in these rows."""
-    if _is_timed(whole) or measured_by(_profiler(whole)) == "memory":
+    measured = measured_by(_profiler(whole))
+    if _is_timed(whole) or measured == "memory":
         return []
+    if measured == "counters":
+        return ["to see the counters: cs-systems analyze FILE.ncu-rep"]
     return ["to see the results: cs-systems precision --show DIR"]
 
 
