@@ -476,8 +476,9 @@ def _check_subject(config: RunConfig) -> None:
         if value == each.default:
             continue
         if subject not in each.subjects:
-            named = next(iter(_changed(name, value)), name)
-            raise ConfigError(f"{applies(named, each.subjects, config.workload)}; leave out {named}", named)
+            path = next(iter(_changed(name, value)), name)
+            word = name if path == f"{name}.name" else path  # Python sets the whole model, and --size its name
+            raise ConfigError(f"{applies(word, each.subjects, config.workload)}; leave out {word}", **{word: path})
         if owner in ("compile", "profiler") and getattr(config, owner) == FIELDS[owner].default:
             words = f"{name} {each.text(value)} has no effect while {owner} is {FIELDS[owner].default}"
             raise ConfigError(f"{words}; set {owner}, or leave out {name}", owner, name)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cs_systems.config import FIELDS, LEAVES, ConfigError, RunConfig
+from cs_systems.config import FIELDS, LEAVES, ConfigError, RunConfig, preset
 from cs_systems.core.fields import Subject
 
 PACKAGE = Path(__file__).parents[1] / "cs_systems"
@@ -152,3 +152,12 @@ def _other(name: str) -> object:
     if each.kind in (int, float):
         return each.kind(8)
     return True if each.kind is bool else each.kind() if each.default is None else each.kind(d_model=48)
+
+
+def test_model_of_another_workload_is_refused_by_the_word_that_was_given() -> None:
+    with pytest.raises(ConfigError) as refused:
+        RunConfig(workload="toy", model=preset("large"))
+    assert str(refused.value).startswith("model applies only to train_step, ")
+    assert str(refused.value).endswith(" and the workload is toy; leave out model")
+    assert refused.value.with_options().startswith("--size applies only to train_step, ")
+    assert refused.value.with_options().endswith(" and the workload is toy; leave out --size")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from cs_systems.core.tables import Table
-from cs_systems.core.units import counted
+from cs_systems.core.units import counted, fixed
 
 
 class GraphBreakRow(TypedDict):
@@ -137,7 +137,7 @@ def skipped_steps(skipped: int, steps: int, first_scale: float, scale: float | N
 
 
 def _scale(number: float) -> str:
-    return f"{number:,.0f}" if 1 <= number < 1e6 else f"{number:.2g}".replace("e+", "e")
+    return fixed(number, 0) if number >= 1 else f"{number:.2g}"
 
 
 def full_attention(why: str) -> Caveat:

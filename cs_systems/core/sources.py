@@ -91,7 +91,7 @@ def opened(paths: Sequence[Path], suffixes: tuple[str, ...]) -> Iterator[list[So
                 own = rf"(read it with cs-systems \w+) \S*{re.escape(root_text)}/.*"  # remedy: another command
                 text = re.sub(own, lambda found, path=path: f"{found[1]} {shlex.quote(str(path))}", text)  # type: ignore[misc]
                 text = text.replace(f"{root_text}/", f"{path}:").replace(root_text, str(path))
-            raise ConfigError(text, *error.fields) from None
+            raise ConfigError(text, **error.fields) from None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -20,17 +20,18 @@ class ConfigError(ValueError):
     """Malformed input; the message names the remedy. The command line exits with status 2.
 
     fields: the configuration's fields that the message names; the command line writes its options in their place.
+    paths: the same for a field that the message calls by another word, `model="model.name"`.
     """
 
-    def __init__(self, message: str, *fields: str) -> None:
+    def __init__(self, message: str, *fields: str, **paths: str) -> None:
         super().__init__(message)
-        self.fields = fields
+        self.fields = {field: field for field in fields} | paths
 
     def with_options(self) -> str:
         """Return the message with options instead of fields: `--batch-size is 0` for `batch_size is 0`."""
         names = "|".join(map(re.escape, self.fields))
         whole = rf"(?<![\w./:'-])({names})(?![\w./:'-])"  # does not match `parts` in --parts, parts.py:make or 'parts'
-        return re.sub(whole, lambda found: option(found[0]), str(self)) if names else str(self)
+        return re.sub(whole, lambda found: option(self.fields[found[0]]), str(self)) if names else str(self)
 
 
 OPTIONS: dict[str, str] = {}  # option of the command line by field, where their names differ; declarations fill it

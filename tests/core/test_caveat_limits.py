@@ -40,8 +40,9 @@ def test_loop_that_an_error_ended_is_told_to_correct_it() -> None:
 
 def test_numbers_of_caveats_have_their_units() -> None:
     assert recomputed(0.25).message.startswith("25% of backward repeats forward")
-    assert "scale 65,536 at first, 1e06 at last" in skipped_steps(1, 9, 65536.0, 1e6).message
+    assert "scale 65,536 at first, 1,000,000 at last" in skipped_steps(1, 9, 65536.0, 1e6).message
     assert "scale 1 at first, 0.5 at last" in skipped_steps(1, 9, 1.0, 0.5).message
+    assert "scale 1 at first, 1.70e+38 at last" in skipped_steps(1, 9, 1.0, 1.7e38).message
     assert "(scale 999,999 at first)" in skipped_steps(1, 9, 999999.0, None).message
 
 
