@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cs_systems.cli._tables import Part, document_text, table_text
+from cs_systems.cli._tables import Section, document_text, table_text
 from cs_systems.core.tables import Row, Table
 from cs_systems.readers.ncu import COUNTERS, CounterRow
 
@@ -65,5 +65,5 @@ def counters_text(heading: str, rows: Sequence[Row], format: str = "terminal", o
     measured = {name for row in rows for name, value in row.items() if value is not None} - {"kernel", "ranges"}
     lacking = [table.caption for table in TABLES if measured.isdisjoint(table.titles)]
     notes = [f"no metric of {', '.join(lacking)} was recorded; record with ncu --set full"] if lacking else []
-    parts: list[Part] = [(table, readable, []) for table in TABLES if table.caption not in lacking]
-    return document_text(format, [heading, ALONE, *notes], parts, output)
+    sections: list[Section] = [(table, readable, []) for table in TABLES if table.caption not in lacking]
+    return document_text(format, [heading, ALONE, *notes], sections, output)

@@ -11,7 +11,7 @@ from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import joined
 from cs_systems.cli._tables import (
     MOST_REASONS,
-    Part,
+    Section,
     check_top,
     chosen_tables,
     document_text,
@@ -95,13 +95,13 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         )
     # Only one trace is in memory at a time.
     job = merged([summary(read_profiles(args, [one.source], one.process)[0], one.rank) for one in ranks])
-    parts: list[Part] = []
+    sections: list[Section] = []
     for name in tables:
         rows = TABLES[name](job)
         if not rows and not args.table:
             continue
         shown, more = first_rows(TABLES[name], rows, args.top, args.format)
-        parts.append((TABLES[name], shown, [f"{counted(more, 'more row')}; --top shows more"] if more else []))
+        sections.append((TABLES[name], shown, [f"{counted(more, 'more row')}; --top shows more"] if more else []))
     first = job.ranks[0]
     given_paths = dict.fromkeys(str(one.source.given) for one in ranks)
     where = next(iter(given_paths)) if len(given_paths) == 1 else f"{first.source} …"
@@ -113,7 +113,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         *job.notes,
     ]
     title = f"{len(job.ranks)} ranks of {where}"
-    return joined(document_text(args.format, heading, parts, args.output), args.format, title)
+    return joined(document_text(args.format, heading, sections, args.output), args.format, title)
 
 
 def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
@@ -168,15 +168,15 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
             notes.append(f"read one with: {command_line('cs-systems', command, example)}")
     if args.format != "csv" and len(roots) == 1:
         rows = [{**row, "file": _inside(row["file"], roots)} for row in rows]
-    parts: list[Part] = [(FILES, rows, notes)]
+    sections: list[Section] = [(FILES, rows, notes)]
     if args.format != "csv":
-        parts.insert(0, (HOLDS, rows, []))
+        sections.insert(0, (HOLDS, rows, []))
     where = ", ".join(map(str, sorted(roots)[:3])) + (" …" if len(roots) > 3 else "")
     heading = [
         f"{where} · {counted(len(rows), 'file')}",
         "not known to be ranks of one job, so each is listed and none is analyzed",
     ]
-    return joined(document_text(args.format, heading, parts, args.output), args.format, f"Files of {where}")
+    return joined(document_text(args.format, heading, sections, args.output), args.format, f"Files of {where}")
 
 
 def _inside(label: str, roots: set[Path]) -> str:

@@ -55,7 +55,7 @@ LEARNING = Table(
     "precision steps first_loss last_loss largest_deviation loss_scale skipped",
 )
 FAILED = Table("failed", FailedRow, "precisions without a result")
-Part = tuple[Table[Any], Sequence[Row], Sequence[Row], list[str]]  # rows, the same as they are shown, notes
+Section = tuple[Table[Any], Sequence[Row], Sequence[Row], list[str]]  # rows, the same as they are shown, notes
 MEDIANS = "times: medians over all rounds"
 INTERVAL = "gain: fp32's step time over this precision's; interval: 95% confidence, from"
 OWN_PEAK = "MFU: relative to the peak of each precision"
@@ -79,7 +79,7 @@ def comparison_texts(records: Sequence[RunRecord], format: str, width: int | Non
     from cs_systems.report.tables.rows import render_table
 
     texts, color = [], width is not None
-    for table, rows, shown, notes in _parts(records):
+    for table, rows, shown, notes in _sections(records):
         if format != "csv" and all(row["status"] != "ok" for row in rows):
             table, shown, notes = replace(FAILED, caption=table.caption), rows, _reasons(rows)
         texts.append(render_table(table, rows if format == "csv" else shown, format, notes, width, color))
@@ -91,8 +91,8 @@ def comparison_texts(records: Sequence[RunRecord], format: str, width: int | Non
     ]
 
 
-def _parts(records: Sequence[RunRecord]) -> list[Part]:
-    parts: list[Part] = []
+def _sections(records: Sequence[RunRecord]) -> list[Section]:
+    sections: list[Section] = []
     for cell, found in precision.by_cell(records, precision.TIMED).items():
         rows = precision.gains(found)
         noise = " or ".join(dict.fromkeys(row["noise"] for row in rows if row["noise"]))
@@ -104,20 +104,20 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
         notes += [MIXED_PEAK] if any(row["mfu"] for row in fp8) and not own else []
         notes += [*_reasons(rows), *map(str, counted_caveats(chain.from_iterable(found.values())))]
         table: Table[Any] = replace(GAINS, caption=f"{precision.name_of(cell)}: {GAINS.caption}")
-        parts.append((table, rows, [*map(_gain, rows)], notes))
+        sections.append((table, rows, [*map(_gain, rows)], notes))
     for cell, found in precision.by_cell(records, precision.ERRORS).items():
         of_errors = precision.errors(found)
         references = ", ".join(dict.fromkeys(row["reference"] for row in of_errors if row["reference"])) or UNKNOWN
         caption = f"{precision.name_of(cell)}: relative error against {references} of the same parameters and batch"
         headings = {"logits_error": "outputs"} if cell.subject is Subject.OWN else {}
         table = replace(ERRORS, caption=caption, headings=headings)
-        parts.append((table, of_errors, [*map(_error, of_errors)], [UNDERFLOW, *_reasons(of_errors)]))
+        sections.append((table, of_errors, [*map(_error, of_errors)], [UNDERFLOW, *_reasons(of_errors)]))
     for cell, found in precision.by_cell(records, precision.CURVES).items():
         curves = precision.learning(found)
         notes = [SCALED] if any(row["loss_scale"] for row in curves) else []
         table = replace(LEARNING, caption=f"{precision.name_of(cell)}: {LEARNING.caption}")
-        parts.append((table, curves, [*map(_lesson, curves)], notes + _reasons(curves)))
-    return parts
+        sections.append((table, curves, [*map(_lesson, curves)], notes + _reasons(curves)))
+    return sections
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:

@@ -17,7 +17,7 @@ from cs_systems.core.tables import Row, Table
 if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Answer
 
-Part = tuple[Table[Any], Sequence[Row], Sequence[str]]  # with its rows and the notes below it
+Section = tuple[Table[Any], Sequence[Row], Sequence[str]]  # with its rows and the notes below it
 SHARES = "of baseline: change relative to the row's own time; of all time: to all kernel time"
 MOST_REASONS = 5  # unreadable files whose reason is shown
 
@@ -84,7 +84,7 @@ def table_text(
 def document_text(
     format: str,
     heading: Sequence[str],
-    parts: Sequence[Part],
+    sections: Sequence[Section],
     output: Path | None,
     answer: Answer | None = None,
     doubt: str | None = None,
@@ -111,9 +111,9 @@ def document_text(
         first, *rest = map(plain, heading)
         # In a pipe the first line is whole, so that a program finds the file in it.
         lines = [first if terminal_width(output) is None else fill(first), *map(fill, rest)]
-        return [begin + "\n".join(lines) + "\n", *(table_text(*part, format, output) for part in parts)]
-    (table, rows, notes), *others = parts
+        return [begin + "\n".join(lines) + "\n", *(table_text(*section, format, output) for section in sections)]
+    (table, rows, notes), *others = sections
     return [
         begin + table_text(replace(table, notes=(*heading, *table.notes)), rows, notes, format, output),
-        *(table_text(*part, format, output) for part in others),
+        *(table_text(*section, format, output) for section in others),
     ]

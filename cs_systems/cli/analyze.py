@@ -18,7 +18,7 @@ from cs_systems.cli._analyze import OF_RANKS, OF_TRACE, Analyze, read_profiles, 
 from cs_systems.cli._files import inventory_text, no_file, ranks_in, ranks_text, refuse_unused
 from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import check_outputs, compared, deliver, joined, page_asked
-from cs_systems.cli._tables import SHARES, Part, check_top, chosen_tables, document_text, first_rows
+from cs_systems.cli._tables import SHARES, Section, check_top, chosen_tables, document_text, first_rows
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import TIMELINE, offered, refuse_other, suffixes
 from cs_systems.core.range_names import SPLITS
@@ -160,7 +160,7 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
     from cs_systems.analysis.attribution.tables import NO_COSTS, TABLES, has_something, notes
     from cs_systems.analysis.attribution.timeline import DECLARED
 
-    parts: list[Part] = []
+    sections: list[Section] = []
     made: dict[str, Sequence[Row]] = {name: DECLARED[name](profile, NO_COSTS) for name in tables}
     if not args.table:
         may_be_empty = TABLES if profile.trace.kernels else {}
@@ -190,9 +190,9 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
             remarks.append(f"{rest:.1%} of the time is in {counted(more, 'more kernel')}; --top shows more")
         elif more:
             remarks.append(f"{more} more {'ranges' if name == 'range_tree' else name}; --top shows more")
-        parts.append((DECLARED[name], shown, remarks))
+        sections.append((DECLARED[name], shown, remarks))
     found = None if args.table else _answer(profile)
-    return document_text(args.format, _heading(source, profile), parts, args.output, found, profile.incomplete)
+    return document_text(args.format, _heading(source, profile), sections, args.output, found, profile.incomplete)
 
 
 def _filled_tables(profile: Profile) -> str:
@@ -239,5 +239,5 @@ def _comparison(
     notes[tables[0]].append(SHARES)
     notes[tables[-1]] += doubts(a, b)
     splits = {name: SPLITS[name] for name in tables}
-    parts: list[Part] = [(DIFFERENCES[by], difference(a, b, by), notes[name]) for name, by in splits.items()]
-    return document_text(args.format, heading, parts, args.output)
+    sections: list[Section] = [(DIFFERENCES[by], difference(a, b, by), notes[name]) for name, by in splits.items()]
+    return document_text(args.format, heading, sections, args.output)

@@ -176,18 +176,18 @@ def _pictures(found: Comparison) -> list[tuple[str, str]]:
 
 def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
     from cs_systems.analysis.comparison.profiles import DIFFERENCES, difference_of_records
-    from cs_systems.cli._tables import SHARES, Part, document_text
+    from cs_systems.cli._tables import SHARES, Section, document_text
 
     found = [(by, difference_of_records(a, b, by)) for by in SPLITS.values()]
-    parts: list[Part] = []
+    sections: list[Section] = []
     for by, rows in found:
         if more := len(rows[TOP:-1]):
             notes = [f"{more} more with smaller differences; the records have all"]
-            parts.append((DIFFERENCES[by], [*rows[:TOP], rows[-1]], notes))
+            sections.append((DIFFERENCES[by], [*rows[:TOP], rows[-1]], notes))
         elif rows:
-            parts.append((DIFFERENCES[by], rows, []))
+            sections.append((DIFFERENCES[by], rows, []))
     sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in zip(SIDES, (a, b), strict=True))
-    return "\n".join(document_text(args.format, [cell, sides, PROFILED, SHARES], parts, args.output))
+    return "\n".join(document_text(args.format, [cell, sides, PROFILED, SHARES], sections, args.output))
 
 
 def _compared(args: Compare, a: list[RunRecord], b: list[RunRecord]) -> Comparison:

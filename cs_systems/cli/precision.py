@@ -339,14 +339,16 @@ def numerics_texts(records: Sequence[RunRecord], format: str, width: int | None)
 
     sums = numerics.accumulated(records)
     verdicts = [sentence for record in records for sentence in numerics.verdicts(record)]
-    parts: list[tuple[Table[Any], Sequence[Row], list[str]]] = [
+    sections: list[tuple[Table[Any], Sequence[Row], list[str]]] = [
         (numerics.accumulated, sums, numerics.reasons(sums)),
         (numerics.ulps, numerics.ulps(records), []),
         (numerics.summed, numerics.summed(records), []),
         (numerics.normalized, numerics.normalized(records), []),
         (numerics.ranges, numerics.ranges(records), verdicts),
     ]
-    return [render_table(table, rows, format, notes, width, width is not None) for table, rows, notes in parts if rows]
+    return [
+        render_table(table, rows, format, notes, width, width is not None) for table, rows, notes in sections if rows
+    ]
 
 
 def title(record: RunRecord) -> str:

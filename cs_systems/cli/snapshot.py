@@ -19,7 +19,7 @@ from cs_systems.analysis.memory.tables import AT_HIGHEST, AT_PEAK, TABLES, table
 from cs_systems.cli._files import no_file, refuse_unused
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths, given, optional, refuse
 from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
-from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text, first_reasons, none_readable
+from cs_systems.cli._tables import Section, check_top, chosen_tables, document_text, first_reasons, none_readable
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.core.formats import command_for, refuse_other, suffixes
 from cs_systems.core.sources import Source, opened
@@ -150,9 +150,9 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     if not rows:
         raise ConfigError(none_readable(reasons))
     heading = [f"{', '.join(map(str, args.files[:3]))}{' …' if args.files[3:] else ''} · {len(sources)} snapshots"]
-    parts: list[Part] = [(FILES, rows, first_reasons(reasons))]
+    sections: list[Section] = [(FILES, rows, first_reasons(reasons))]
     title = f"Memory of {len(sources)} snapshots"
-    return joined(document_text(args.format, heading, parts, args.output), args.format, title)
+    return joined(document_text(args.format, heading, sections, args.output), args.format, title)
 
 
 def _read_all(source: Source) -> list[Attribution]:
@@ -167,7 +167,7 @@ def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribut
     """Return a table of all devices, then each device's tables: the composition alone, unless --table names others."""
     from cs_systems.analysis.memory.tables import devices
 
-    overview: Part = (devices, devices(found), [])
+    overview: Section = (devices, devices(found), [])
     heading = [f"{source.label} · {len(found)} devices", *_recorded(source, found[0])]
     text = document_text(args.format, heading, [overview], args.output)
     chosen = tables if args.table else ["composition", "out_of_memory"]
@@ -181,13 +181,13 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recor
     names = tensor_names(found, args.size)
     answer = None if args.table else _answer(found, names)
     declared = tables_at(shown_moment(found))
-    parts: list[Part] = []
+    sections: list[Section] = []
     for name in tables:
         rows, remarks = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
         if not rows and name in IF_ANY and not args.table:
             continue
-        parts.append((declared[name], rows, remarks))
-    return document_text(args.format, heading(found, names, recorded), parts, args.output, answer, doubt(found))
+        sections.append((declared[name], rows, remarks))
+    return document_text(args.format, heading(found, names, recorded), sections, args.output, answer, doubt(found))
 
 
 def _answer(found: Attribution, names: TensorNames) -> Answer:
@@ -236,7 +236,7 @@ def _comparison(
     a, b = found
     heading = difference_heading(a, b, *map(_recorded, sources, found))
     by = {"category": lambda _, a: a.category, "layer": lambda _, a: a.layer or "no layer", "site": where}
-    parts: list[Part] = []
+    sections: list[Section] = []
     for name in tables:
         rows = differences(a, b, by[name])
         remarks = []
@@ -245,5 +245,7 @@ def _comparison(
             remarks.append(f"{counted(len(rows) - top, 'more row')}; --top shows more")
         when = AT_PEAK if a.replay.has_peak and b.replay.has_peak else AT_HIGHEST
         caption = f"memory {when} by {name}, candidate compared with baseline"
-        parts.append((replace(differences, caption=caption, headings={"what": DIFFERENT[name]}), rows[:top], remarks))
-    return document_text(args.format, heading, parts, args.output)
+        sections.append(
+            (replace(differences, caption=caption, headings={"what": DIFFERENT[name]}), rows[:top], remarks)
+        )
+    return document_text(args.format, heading, sections, args.output)
