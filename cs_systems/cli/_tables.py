@@ -101,7 +101,7 @@ def document_text(
 
     begin = ""
     if format in diagnoses.IN:
-        begin = diagnoses.text(answer or NO_ANSWER, format, terminal_width(output), doubt)
+        begin = diagnoses.text(NO_ANSWER if answer is None else answer, format, terminal_width(output), doubt)
         heading = [sentence for sentence in heading if sentence != doubt]
     elif format == "csv" and doubt:
         print(plain(doubt), file=sys.stderr)
