@@ -37,7 +37,7 @@ def test_snapshot_prints_every_table_in_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     assert snapshot(snapshot_path) == 0
     sentence, _, rest = capsys.readouterr().out.partition("\n\n")
-    assert sentence.startswith("1. activations take 44% of the memory at the peak: checkpoint each block")
+    assert sentence.startswith("1. activations take 40% of the memory at the peak: checkpoint each block")
     lines = rest.splitlines()
     wide = [line for line in [*sentence.splitlines(), *lines[1:]] if len(line) > 80]
     assert wide == []
@@ -62,7 +62,10 @@ def test_snapshot_without_events_names_no_peak(
     (path := tmp_path / "end.pickle").write_bytes(pickle.dumps(ended))
     assert snapshot(path) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "peak" in line]
-    assert said == ["missing: no events: the peak and the timeline are unknown, only the memory at"]
+    assert said == [
+        "cannot be told: the peak, because the snapshot has no events; call",
+        "missing: no events: the peak and the timeline are unknown, only the memory at",
+    ]
     assert snapshot(path, "--format", "html", "--output", tmp_path / "page.html") == 0
     text = Page((tmp_path / "page.html").read_text()).text
     assert "allocated at the end106 MiB" in text

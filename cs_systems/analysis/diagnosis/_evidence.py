@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import mean
@@ -15,12 +15,13 @@ from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.attribution.tables import KernelRow, kernels, ranges, steps
 from cs_systems.analysis.attribution.tables import phases as phase_rows
 from cs_systems.analysis.timing_caveats import launch_bound_phases
-from cs_systems.config import CONFIGURED, Mode, Phase, RunConfig
+from cs_systems.config import CONFIGURED, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
 from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row, Tables, first_row
 from cs_systems.core.units import counted, human
 from cs_systems.formulas.cost import COST
+from cs_systems.formulas.memory.forecast import Forecast
 from cs_systems.formulas.peaks import CEILING, peak_flops
 from cs_systems.readers.forms.trace import steps_of
 from cs_systems.record import Measurement, RunRecord, measured_by
@@ -28,13 +29,21 @@ from cs_systems.record import Measurement, RunRecord, measured_by
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.analysis.attribution.usual_steps import Usual
-    from cs_systems.analysis.memory.categories import Attribution
+    from cs_systems.analysis.memory.categories import Attributed, Attribution
+    from cs_systems.analysis.memory.graphs import UnusedGraphs
+    from cs_systems.analysis.memory.leaks import Leak
+    from cs_systems.analysis.memory.out_of_memory import Failure
     from cs_systems.analysis.memory.tensor_names import TensorNames
 
 LOADER = "enumerate(DataLoader)"  # beginning of the name of torch's range around the wait for a batch
 EACH_BLOCK = "every:1"  # plan of checkpoints
-LOGITS, SCORES = "logits", "attention scores"
+LOGITS, SCORES, FOREACH = "logits", "attention scores", "foreach temporaries"
 ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"
+EARLIER_GRADIENTS, IN_BLOCKS = "earlier gradients", "activations in blocks"
+NO_HISTORY = (
+    "the peak, because the snapshot has no events; call torch.cuda.memory._record_memory_history() before the steps, "
+    "and _dump_snapshot(FILE) after them"
+)
 # Components of the formulas and of fake tensors → their category.
 _CATEGORIES = {"logits_and_loss": LOGITS, "attention_scores": SCORES, "optimizer_state": OPTIMIZER_STATE}
 # Tables of a profile that rules read.
@@ -98,21 +107,36 @@ class MemoryUse:
         reserved_bytes: reserved by the allocator at that time; None if unknown.
         phase: the phase of the peak.
         categories: bytes at the peak, by category; `logits` may be part of others.
-        blocks: bytes of the activations at the peak, by layer.
         rows: the rows that these numbers come from.
-        checkpointed_bytes: the peak with each block checkpointed, by formula; None without a valid formula.
+        unusable_bytes: reserved at the peak between blocks in use; None if unknown.
+        is_expandable: the allocator's segments are expandable.
+        without: the peak of a snapshot's events without the allocations of a category.
+        forecast: the peak by formula with other fields of the cell; None without a formula.
+        leak: what each step leaves allocated; in no category.
+        graphs: those that no backward uses; in no category.
     """
 
     peak_bytes: int
     reserved_bytes: int | None
     phase: str | None
     categories: Mapping[str, int]
-    blocks: Mapping[str, int] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
-    checkpointed_bytes: int | None = None
+    unusable_bytes: int | None = None
+    is_expandable: bool = False
+    without: Callable[..., int] | None = None
+    forecast: Forecast | None = None
+    leak: Leak | None = None
+    graphs: UnusedGraphs | None = None
 
     def of(self, *categories: str) -> int:
         return sum(self.categories.get(category, 0) for category in categories)
+
+    def at_best(self, category: str, phases: Collection[str] | None = None) -> int:
+        """Return a bound on the peak without a category: by the snapshot's events, else what else is alive then.
+
+        phases: those in which the category is gone; None: always.
+        """
+        return self.peak_bytes - self.of(category) if self.without is None else self.without(category, phases)
 
 
 @dataclass(frozen=True)
@@ -130,6 +154,7 @@ class Evidence:
         usual: the usual steps of a trace, and those set apart from them.
         only_device_s: time of the kernels, where the step is looked at as if nothing else took time.
         attention_softmax: kernels between two matrix products that compute a softmax, without a known place.
+        failure: the last request of a snapshot that failed.
         subject: the steps that the tables are about, such as "steps 3–14 of 15"; "" for all.
         judged: what the rules judge, in words; "" if they have nothing to judge.
         not_judged: why they have nothing to judge, and the remedy.
@@ -146,6 +171,7 @@ class Evidence:
     usual: Usual | None = None
     only_device_s: float | None = None
     attention_softmax: tuple[Row, ...] = ()
+    failure: Failure | None = None
     subject: str = ""
     judged: str = "the step"
     not_judged: str = ""
@@ -153,11 +179,11 @@ class Evidence:
 
     @property
     def is_empty(self) -> bool:
-        """Flag for evidence without a timed step, a trace with kernels, or a peak of memory."""
+        """Flag for evidence without a timed step, a trace with kernels, a peak of memory, or a request that failed."""
         if self.usual is not None:
             return False
         has_times = self.measurement is not None or "steps" in self.tables or "overlap" in self.tables
-        return self.memory is None and not (has_times and self.step_s)
+        return self.memory is None and self.failure is None and not (has_times and self.step_s)
 
     @property
     def is_loop(self) -> bool:
@@ -442,25 +468,41 @@ def _attention_softmax(profile: Profile) -> tuple[Row, ...]:
 
 
 def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
-    """Return the evidence of a memory snapshot: its peak by category, and the bytes reserved by the allocator."""
+    """Return the evidence of a memory snapshot: what was allocated at its peak, and the request that failed."""
     from cs_systems.analysis.memory.allocations import BEFORE
-    from cs_systems.analysis.memory.tables import composition, layers
+    from cs_systems.analysis.memory.counterfactual import peak_without
+    from cs_systems.analysis.memory.graphs import unused_graphs
+    from cs_systems.analysis.memory.groups import groups
+    from cs_systems.analysis.memory.leaks import leak
+    from cs_systems.analysis.memory.out_of_memory import between_blocks, last_failure
+    from cs_systems.analysis.memory.tables import composition
 
-    rows, replay = composition(found, names), found.replay
-    by_category: dict[str, int] = {}
-    for row in rows:
-        by_category[row["category"]] = by_category.get(row["category"], 0) + row["bytes"]
-        if row["phase"] == Phase.LOSS:
-            by_category[LOGITS] = by_category.get(LOGITS, 0) + row["bytes"]
-    blocks = {row["layer"]: row["bytes"] for row in layers(found, names)}
-    by_category[LOGITS] = by_category.get(LOGITS, 0) + blocks.get("lm_head", 0)
+    replay, failure = found.replay, last_failure(found)
+    if not len(replay.snapshot.events):
+        return Evidence(judged="", unknowns=(NO_HISTORY,))
     peak = replay.peak_event
     if not replay.has_peak or not replay.peak_bytes:
-        return Evidence()
-    phase = found.places[peak].phase if peak > BEFORE else None
-    kept = tuple(cast(Row, row) for row in rows)
-    memory = MemoryUse(replay.peak_bytes, replay.reserved_at(peak), phase, by_category, blocks, kept)
-    return Evidence(memory=memory, judged="the peak")
+        return Evidence(failure=failure, judged="")
+    leaked, graphs = leak(found), unused_graphs(found)
+    apart = [one for group in (leaked, graphs) if group for one in group.allocations]
+    of = groups(found, apart)
+    memory = MemoryUse(
+        replay.peak_bytes,
+        replay.reserved_at(peak),
+        found.places[peak].phase if peak > BEFORE else None,
+        {name: sum(one.allocation.bytes for one in group if _is_alive(one, peak)) for name, group in of.items()},
+        tuple(cast(Row, row) for row in composition(found, names)),
+        between_blocks(found, peak),
+        replay.snapshot.settings.expandable_segments,
+        lambda category, phases=None: peak_without(found, of.get(category, ()), phases),
+        leak=leaked,
+        graphs=graphs,
+    )
+    return Evidence(memory=memory, failure=failure, judged="the peak")
+
+
+def _is_alive(one: Attributed, event: int) -> bool:
+    return one.allocation.start <= event < one.allocation.end
 
 
 def _memory_of(record: RunRecord) -> MemoryUse | None:
@@ -478,15 +520,14 @@ def _memory_of(record: RunRecord) -> MemoryUse | None:
     known = known_by_formula(record)
     components = _components(record) if known is None else step_memory(*known).components
     categories = {_CATEGORIES.get(name, name): size for name, size in components.items()}
-    checkpointed = None
-    if known is not None and known[0].mode is not Mode.FORWARD:
-        config, algorithm = known
-        checkpointed = step_memory(replace(config, checkpoint=EACH_BLOCK), algorithm).peak_bytes
+    if reached["phase"] == Phase.OPTIMIZER and record.run_config.optimizer == "adamw_foreach":
+        categories[FOREACH] = categories.get("workspace", 0)
     # Where reserved memory changed during the phase, only its highest is known, which may be at another time.
     around = {row.get("reserved_bytes") for row in phases[max(number - 1, 0) : number + 1]}
     reserved = reached.get("peak_reserved_bytes") if around == {reached.get("peak_reserved_bytes")} else None
     rows: tuple[Row, ...] = (reached, cast(Row, categories))
-    return MemoryUse(peak, reserved, reached["phase"], categories, rows=rows, checkpointed_bytes=checkpointed)
+    made = MemoryUse(peak, reserved, reached["phase"], categories, rows)
+    return made if known is None else replace(made, forecast=Forecast(known[0], peak))
 
 
 def _components(record: RunRecord) -> Mapping[str, int]:

@@ -11,15 +11,21 @@ REMEDY = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes 
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find memory that is reserved at the peak and not allocated; at best nothing else is reserved."""
+    """Find memory that is reserved at the peak and not allocated; at best nothing else is reserved.
+
+    Where the segments are known, those without any block in use do not count: the allocator returns them when it needs
+    to.
+    """
     memory = evidence.memory
     if memory is None or memory.reserved_bytes is None:
         return None
-    free = memory.reserved_bytes - memory.peak_bytes
+    free = memory.unusable_bytes
+    if free is None:
+        free = memory.reserved_bytes - memory.peak_bytes
     if free < SMALL_BYTES or free < NOTABLE * memory.reserved_bytes:
         return None
     cause = f"{free / memory.reserved_bytes:.0%} of the reserved memory is in no allocation even at the peak"
-    return Diagnosis(cause, REMEDY, memory.reserved_bytes, memory.peak_bytes, "bytes", memory.rows)
+    return Diagnosis(cause, REMEDY, memory.reserved_bytes, memory.reserved_bytes - free, "bytes", memory.rows)
 
 
 RULE = Rule(find)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import ACTIVATIONS, EACH_BLOCK, SCORES, Evidence
+from cs_systems.analysis.diagnosis._evidence import ACTIVATIONS, EACH_BLOCK, IN_BLOCKS, SCORES, Evidence
+from cs_systems.analysis.diagnosis._forecast import expected
 
 DOMINANT = 0.4  # share of the peak; below it another category is as large
 REMEDY = f"checkpoint each block (torch.utils.checkpoint; --checkpoint {EACH_BLOCK}), which backward computes again"
@@ -12,8 +13,7 @@ REMEDY = f"checkpoint each block (torch.utils.checkpoint; --checkpoint {EACH_BLO
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find activations that fill much of the peak.
 
-    At best, the peak is the formula's for the same step with each block checkpointed. Without a valid formula, all
-    blocks except the largest, which backward recomputes, keep nothing.
+    By formula, the peak after the remedy is known; without one, checkpoints leave no less than the rest.
     """
     memory = evidence.memory
     if memory is None or evidence.setting("checkpoint") not in (None, "none"):
@@ -21,9 +21,10 @@ def find(evidence: Evidence) -> Diagnosis | None:
     kept = memory.of(ACTIVATIONS, SCORES)
     if kept < DOMINANT * memory.peak_bytes:
         return None
-    at_best = memory.checkpointed_bytes or memory.peak_bytes - kept + max(memory.blocks.values(), default=0)
+    at_best = memory.at_best(IN_BLOCKS if memory.without else ACTIVATIONS) - memory.of(SCORES)
     cause = f"activations take {kept / memory.peak_bytes:.0%} of the memory at the peak"
-    return Diagnosis(cause, REMEDY, memory.peak_bytes, min(at_best, memory.peak_bytes), "bytes", memory.rows)
+    then = expected(memory, checkpoint=EACH_BLOCK)
+    return Diagnosis(cause, REMEDY, memory.peak_bytes, at_best, "bytes", memory.rows, expected=then)
 
 
 RULE = Rule(find)

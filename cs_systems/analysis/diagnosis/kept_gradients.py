@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import GRADIENTS, Evidence
+from cs_systems.analysis.diagnosis._evidence import EARLIER_GRADIENTS, GRADIENTS, Evidence
 from cs_systems.config import Phase
 
 REMEDY = "call optimizer.zero_grad(set_to_none=True) before forward, unless gradients accumulate over steps"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find gradients at a peak in forward or the loss, before this step's backward has made any."""
+    """Find gradients at the peak that are older than its forward pass.
+
+    Without a snapshot, those at a peak in forward or the loss, before this step's backward has made any.
+    """
     memory = evidence.memory
-    if memory is None or memory.phase not in (Phase.FORWARD, Phase.LOSS) or not (size := memory.of(GRADIENTS)):
+    if memory is None:
         return None
-    cause = f"gradients of the last step take {size / memory.peak_bytes:.0%} of the memory at the peak, in forward"
-    return Diagnosis(cause, REMEDY, memory.peak_bytes, memory.peak_bytes - size, "bytes", memory.rows)
+    before_backward = memory.phase in (Phase.FORWARD, Phase.LOSS) and memory.without is None
+    category = GRADIENTS if before_backward else EARLIER_GRADIENTS
+    if not (size := memory.of(category)):
+        return None
+    cause = f"gradients of the last step take {size / memory.peak_bytes:.0%} of the memory at the peak"
+    where = f", in {memory.phase}"
+    at_best = memory.at_best(category, (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD))
+    return Diagnosis(f"{cause}{where}", REMEDY, memory.peak_bytes, at_best, "bytes", memory.rows)
 
 
 RULE = Rule(find)

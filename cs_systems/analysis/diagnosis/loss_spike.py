@@ -15,7 +15,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if memory is None or (size := memory.of(LOGITS)) < NOTABLE * memory.peak_bytes:
         return None
     cause = f"logits and loss take {size / memory.peak_bytes:.0%} of the memory at the peak"
-    return Diagnosis(cause, REMEDY, memory.peak_bytes, memory.peak_bytes - size, "bytes", memory.rows)
+    return Diagnosis(cause, REMEDY, memory.peak_bytes, memory.at_best(LOGITS), "bytes", memory.rows)
 
 
 RULE = Rule(find)

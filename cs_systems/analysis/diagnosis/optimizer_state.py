@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import OPTIMIZER_STATE, Evidence
+from cs_systems.analysis.diagnosis._forecast import expected
 
 DOMINANT = 0.3  # share of the peak; AdamW's moments are half of what parameters, gradients and they take together
-REMEDY = (
-    "shard it over ranks (ZeroRedundancyOptimizer, FSDP; --strategy zero1, fsdp), or keep it in bf16 "
-    "(--optimizer adamw_bf16_state)"
-)
+BF16 = "adamw_bf16_state"
+KEEP = f"keep it in bf16 (--optimizer {BF16})"
+REMEDY = f"shard it over ranks (ZeroRedundancyOptimizer, FSDP; --strategy zero1, fsdp), or {KEEP}"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -18,7 +18,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if memory is None or (size := memory.of(OPTIMIZER_STATE)) < DOMINANT * memory.peak_bytes:
         return None
     cause = f"optimizer state takes {size / memory.peak_bytes:.0%} of the memory at the peak"
-    return Diagnosis(cause, REMEDY, memory.peak_bytes, memory.peak_bytes - size, "bytes", memory.rows)
+    at_best, then = memory.at_best(OPTIMIZER_STATE), expected(memory, optimizer=BF16)
+    remedy = REMEDY if then is None else KEEP  # the forecast is that of bf16
+    return Diagnosis(cause, remedy, memory.peak_bytes, at_best, "bytes", memory.rows, expected=then)
 
 
 RULE = Rule(find)

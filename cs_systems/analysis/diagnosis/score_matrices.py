@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import SCORES, Evidence
+from cs_systems.analysis.diagnosis._forecast import expected
 
 REMEDY = "use an attention that keeps none (scaled_dot_product_attention; --attention sdpa_flash or flash_triton)"
 
@@ -14,7 +15,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if memory is None or not (kept := memory.of(SCORES)):
         return None
     cause = f"attention's score matrices take {kept / memory.peak_bytes:.0%} of the memory at the peak"
-    return Diagnosis(cause, REMEDY, memory.peak_bytes, memory.peak_bytes - kept, "bytes", memory.rows)
+    at_best, then = memory.at_best(SCORES), expected(memory, attention="flash_triton")
+    return Diagnosis(cause, REMEDY, memory.peak_bytes, at_best, "bytes", memory.rows, expected=then)
 
 
 RULE = Rule(find)

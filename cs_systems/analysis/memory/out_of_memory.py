@@ -7,7 +7,9 @@ but not completed is not free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Annotated, TypedDict
@@ -19,15 +21,21 @@ from cs_systems.analysis.memory.allocations import (
     SEGMENT_FREE,
     OutOfMemory,
 )
-from cs_systems.analysis.memory.categories import Attribution
+from cs_systems.analysis.memory.categories import ACTIVATIONS, TEMPORARIES, Attribution
 from cs_systems.analysis.memory.tensor_names import TensorNames
+from cs_systems.config import Phase
 from cs_systems.core.tables import Column, table
 from cs_systems.core.units import human
 from cs_systems.readers.snapshot import Snapshot
 
 Interval = tuple[int, int]  # addresses: from, up to
 MOST_EXAMINED = 10  # requests whose free pieces are found: the last, since each takes a pass over all events
-EXPAND = "record with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+EXPAND = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+OTHER_POOL = "a free piece is large enough, but belongs to another stream or pool"
+LIMIT = "the device had enough free memory: a limit of the process (set_per_process_memory_fraction) was reached"
+NOT_KNOWN = f"unknown: the snapshot lacks what was free, or the request is not among the last {MOST_EXAMINED}"
+FRAGMENTED = "fragmentation: enough memory was free, but in pieces"
+TOO_LITTLE = "too little memory"
 
 
 class OutOfMemoryRow(TypedDict):
@@ -55,47 +63,107 @@ class OutOfMemoryRow(TypedDict):
 )
 def out_of_memory(found: Attribution, names: TensorNames) -> list[OutOfMemoryRow]:
     """Return one row for each request that failed, in order."""
+    examined = {*found.replay.out_of_memory[-MOST_EXAMINED:]}
+    return [_row(found, oom, oom in examined)[0] for oom in found.replay.out_of_memory]
+
+
+def _row(found: Attribution, oom: OutOfMemory, is_examined: bool) -> tuple[OutOfMemoryRow, Sequence[Interval] | None]:
+    """Return the row of a request, and the free pieces then; None if they are unknown or not examined."""
     snapshot = found.replay.snapshot
-    events = snapshot.events
-    rows: list[OutOfMemoryRow] = []
-    examined = {oom.event for oom in found.replay.out_of_memory[-MOST_EXAMINED:]} if snapshot.segments else set()
-    for oom in found.replay.out_of_memory:
-        segments = _segments_at(snapshot, oom.event) if oom.event in examined else None
-        pieces = None if segments is None else _free_pieces(found, segments, oom.event)
-        rows.append(
-            {
-                "event": oom.event,
-                "time_s": (events.time_us[oom.event] - events.time_us[0]) / 1e6 if events.time_us else None,
-                "phase": found.places[oom.event].phase,
-                "requested_bytes": oom.requested_bytes,
-                "device_free_bytes": oom.device_free_bytes,
-                "reserved_bytes": None if segments is None else _length(segments),
-                "allocated_bytes": oom.allocated_bytes,
-                "cached_bytes": None if pieces is None else _length(pieces),
-                "largest_free_bytes": None
-                if pieces is None
-                else max((end - start for start, end in pieces), default=0),
-                "free_pieces": None if pieces is None else len(pieces),
-                "cause": _cause(oom, pieces, snapshot.settings.expandable_segments),
-                "where": found.sites[oom.stack],
-            }
-        )
-    return rows
+    times_us = snapshot.events.time_us
+    segments = _segments_at(snapshot, oom.event) if is_examined and snapshot.segments else None
+    pieces = None if segments is None else _free_pieces(found, segments, oom.event)
+    row: OutOfMemoryRow = {
+        "event": oom.event,
+        "time_s": (times_us[oom.event] - times_us[0]) / 1e6 if times_us else None,
+        "phase": found.places[oom.event].phase,
+        "requested_bytes": oom.requested_bytes,
+        "device_free_bytes": oom.device_free_bytes,
+        "reserved_bytes": None if segments is None else _length(segments),
+        "allocated_bytes": oom.allocated_bytes,
+        "cached_bytes": None if pieces is None else _length(pieces),
+        "largest_free_bytes": None if pieces is None else max((end - start for start, end in pieces), default=0),
+        "free_pieces": None if pieces is None else len(pieces),
+        "cause": _cause(oom, pieces, snapshot.settings.expandable_segments),
+        "where": found.sites[oom.stack],
+    }
+    return row, pieces
 
 
 def _cause(oom: OutOfMemory, pieces: Sequence[Interval] | None, expandable: bool) -> str:
+    kind, lacks = why(oom, pieces)
+    if kind == FRAGMENTED:
+        return f"{kind}{'' if expandable else f'; record with {EXPAND}'}"
+    return f"{kind}: {human(lacks, 'bytes')} more than was free" if kind == TOO_LITTLE else kind
+
+
+def why(oom: OutOfMemory, pieces: Sequence[Interval] | None) -> tuple[str, int]:
+    """Return (the kind of cause, the bytes that lacked) of a request that failed."""
     asked, free = oom.requested_bytes, oom.device_free_bytes
     cached = None if pieces is None else _length(pieces)
     if pieces and max(end - start for start, end in pieces) >= asked:
-        return "a free piece is large enough, but belongs to another stream or pool"
+        return OTHER_POOL, 0
     if free is not None and free >= asked:
-        return "the device had enough free memory: a limit of the process (set_per_process_memory_fraction) was reached"
+        return LIMIT, 0
     if free is None or cached is None:
-        return f"unknown: the snapshot lacks what was free, or the request is not among the last {MOST_EXAMINED}"
-    if cached + free >= asked:
-        remedy = "" if expandable else f"; {EXPAND}"
-        return f"fragmentation: enough memory was free, but in pieces{remedy}"
-    return f"too little memory: {human(asked - cached - free, 'bytes')} more than was free"
+        return NOT_KNOWN, 0
+    return (FRAGMENTED, 0) if cached + free >= asked else (TOO_LITTLE, asked - cached - free)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Last request of a snapshot that failed.
+
+    Attributes:
+        row: the request, with what was free.
+        count: the number of requests that failed.
+        cause: the kind of cause, and `lacks_bytes` what was missing.
+        held: the bytes that were allocated then, by category and line of code.
+    """
+
+    row: OutOfMemoryRow
+    count: int
+    cause: str
+    lacks_bytes: int
+    held: Mapping[tuple[str, str], int]
+    is_expandable: bool
+
+
+def last_failure(found: Attribution) -> Failure | None:
+    """Return the last request that failed, with what was allocated then; None if none failed."""
+    if not found.replay.out_of_memory:
+        return None
+    oom = found.replay.out_of_memory[-1]
+    row, pieces = _row(found, oom, is_examined=True)
+    cause, lacks = why(oom, pieces)
+    held = Counter[tuple[str, str]]()
+    for one in found.alive_at(oom.event):
+        # The failure ends the pass, so that what it kept for backward is freed before any.
+        unwound = one.category == TEMPORARIES and one.phase in (Phase.FORWARD, Phase.LOSS)
+        site = found.sites[one.allocation.stack] or one.phase or ""
+        held[ACTIVATIONS if unwound else one.category, site] += one.allocation.bytes
+    settings = found.replay.snapshot.settings
+    return Failure(row, len(found.replay.out_of_memory), cause, lacks, held, settings.expandable_segments)
+
+
+def between_blocks(found: Attribution, event: int) -> int | None:
+    """Return the bytes that nothing uses after an event in segments that something uses; None if unknown.
+
+    The allocator returns whole segments that are free before a request fails, and expandable segments in part too.
+    """
+    snapshot = found.replay.snapshot
+    if found.replay.reserved_at(event) is None:
+        return None
+    if snapshot.settings.expandable_segments:
+        return 0
+    events, segments = snapshot.events, {s.address: s.bytes for s in snapshot.segments}
+    for later in range(len(events) - 1, event, -1):
+        if events.action[later] == SEGMENT_ALLOC:
+            segments.pop(events.address[later], None)
+        elif events.action[later] == SEGMENT_FREE:
+            segments[events.address[later]] = events.bytes[later]
+    whole = sorted((address, address + size) for address, size in segments.items())
+    return _length(set(_free_pieces(found, whole, event)) - set(whole))
 
 
 def _segments_at(snapshot: Snapshot, event: int) -> list[Interval]:

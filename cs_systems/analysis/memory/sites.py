@@ -42,6 +42,14 @@ def _site(frames: Stack, own: Stack, callers: dict[Frame, set[Frame]]) -> str | 
     return text if here is inner else f"{text} > {called}"
 
 
+def outside_forward(stack: Stack) -> str | None:
+    """Return the line outside torch that calls the outermost function named forward, as `train.py:31 main`."""
+    frames = python_frames(stack)
+    last = max((n for n, frame in enumerate(frames) if frame.function == "forward"), default=-1)
+    caller = next((f for f in frames[last + 1 :] if not _of_torch(f.file)), None)
+    return f"{short_file(caller.file)}:{caller.line} {caller.function}" if caller else None
+
+
 def python_frames(stack: Stack) -> Stack:
     """Return the Python frames of a stack, or its C++ frames if it has none."""
     return tuple(filter(_is_python, stack)) or stack

@@ -78,7 +78,7 @@ def test_reserved_memory_is_that_at_the_peak(write_snapshot: Write, capsys: pyte
     found = attributed(path)
     assert found.replay.reserved_at(found.replay.peak_event) == 5 * GIB
     assert found.replay.highest_reserved_bytes == 20 * GIB
-    assert apply_rules(of_snapshot(found, tensor_names(found))) == []
+    assert apply_rules(of_snapshot(found, tensor_names(found))).diagnoses == ()
     assert file_row(found, "x")["reserved_bytes"] == 5 * GIB
     row = devices([found])[0]
     assert (row["peak_reserved_bytes"], row["highest_reserved_bytes"]) == (5 * GIB, 20 * GIB)
@@ -89,7 +89,7 @@ def test_reserved_memory_is_that_at_the_peak(write_snapshot: Write, capsys: pyte
 
 def test_fragmentation_is_measured_at_the_peak(write_snapshot: Write) -> None:
     found = attributed(write_snapshot(fragmented()))
-    (diagnosis,) = apply_rules(of_snapshot(found, tensor_names(found))) or ()
+    (diagnosis,) = apply_rules(of_snapshot(found, tensor_names(found))).diagnoses
     assert diagnosis.cause == "40% of the reserved memory is in no allocation even at the peak"
     assert (diagnosis.now, diagnosis.at_best) == (10 * GIB, 6 * GIB)
 
@@ -101,7 +101,7 @@ def test_segment_events_that_contradict_the_segments_leave_reserved_memory_unkno
     assert found.replay.highest_reserved_bytes is None
     assert file_row(found, "x")["reserved_bytes"] is None
     assert devices([found])[0]["highest_reserved_bytes"] is None
-    assert apply_rules(of_snapshot(found, tensor_names(found))) == []
+    assert apply_rules(of_snapshot(found, tensor_names(found))).diagnoses == ()
 
 
 def test_snapshot_without_segments_has_no_reserved_memory(write_snapshot: Write) -> None:

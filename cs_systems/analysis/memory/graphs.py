@@ -1,0 +1,86 @@
+"""Graphs of autograd that no backward uses: a forward pass with gradients, whose output is only looked at.
+
+Without gradients a pass frees each tensor when the next operator has read it. With gradients it keeps them for
+backward; if none comes, all are freed at once, when the program releases the output of the pass. Such a burst of frees,
+outside of every module and of backward, is the trace of a graph that nothing needed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from cs_systems.analysis.memory.allocations import ALLOC, OOM
+from cs_systems.analysis.memory.categories import Attributed, Attribution
+from cs_systems.analysis.memory.counterfactual import peak_without
+from cs_systems.analysis.memory.sites import short_file
+from cs_systems.config import Phase
+
+LEAST = 5  # allocations that are freed at once
+LEAST_SITES = 3  # lines of code that made them
+
+
+@dataclass(frozen=True)
+class UnusedGraphs:
+    """Graphs that no backward uses, at the peak of a snapshot.
+
+    Attributes:
+        at_peak: their number at the peak; 2: the last iteration's graph is alive beside the present one.
+        peak_bytes: their bytes at the peak.
+        site: the line of code that releases the first of them.
+        allocations: those of all such graphs.
+        peak_without_bytes: the peak without these allocations.
+    """
+
+    at_peak: int
+    peak_bytes: int
+    site: str | None
+    allocations: tuple[Attributed, ...]
+    peak_without_bytes: int
+
+
+def unused_graphs(found: Attribution) -> UnusedGraphs | None:
+    """Return the graphs that no backward uses; None if none is alive at the peak."""
+    peak = found.replay.peak_event
+    graphs = [*_released(found).values()]
+    alive = [[one for one in graph if one.allocation.start <= peak < one.allocation.end] for graph in graphs]
+    alive = [graph for graph in alive if graph]
+    if not alive:
+        return None
+    events = found.replay.snapshot.events
+    gone = tuple(one for graph in graphs for one in graph)
+    size = sum(one.allocation.bytes for graph in alive for one in graph)
+    site = found.sites[events.stack[alive[0][0].allocation.end]]
+    return UnusedGraphs(len(alive), size, site, gone, peak_without(found, gone))
+
+
+def _released(found: Attribution) -> Mapping[int, Sequence[Attributed]]:
+    """Return the allocations of each graph that was released without a backward, by a number in order of time."""
+    snapshot = found.replay.snapshot
+    events, count = snapshot.events, len(found.places)
+    outside = [bool(stack) and not any(_is_module(frame.file) for frame in stack) for stack in snapshot.stacks]
+    # Frees with no allocation between them are one burst; those after a failed request are of the stack's unwinding.
+    burst = [*accumulate(action in (ALLOC, OOM) for action in events.action)]
+    failed = {burst[event] for event, action in enumerate(events.action) if action == OOM}
+    graphs: dict[int, list[Attributed]] = defaultdict(list)
+    for one in found.allocations:
+        end = one.allocation.end
+        if (
+            end < count
+            and one.phase in (Phase.FORWARD, Phase.LOSS)
+            and found.places[end].phase != Phase.BACKWARD
+            and outside[events.stack[end]]
+            and burst[end] not in failed
+        ):
+            graphs[burst[end]].append(one)
+    return {
+        number: graph
+        for number, graph in sorted(graphs.items())
+        if len(graph) >= LEAST and len({one.allocation.stack for one in graph}) >= LEAST_SITES
+    }
+
+
+def _is_module(file: str) -> bool:
+    return short_file(file) == "module.py" and "torch" in file

@@ -1,0 +1,99 @@
+"""Groups of a snapshot's allocations that one remedy concerns, such as the activations of all blocks.
+
+What a leak or an unused graph keeps belongs to its own cause and to no other group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from cs_systems.analysis.memory.allocations import BEFORE
+from cs_systems.analysis.memory.categories import (
+    ACTIVATIONS,
+    GRADIENTS,
+    OPTIMIZER_STATE,
+    TEMPORARIES,
+    Attributed,
+    Attribution,
+)
+from cs_systems.config import Phase
+
+LOGITS, FOREACH, EARLIER_GRADIENTS = "logits", "foreach temporaries", "earlier gradients"
+IN_BLOCKS = "activations in blocks"
+PASS = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+_OF_FOREACH = ("_multi_tensor", "_foreach")  # beginnings of torch.optim's functions that update all parameters at once
+
+
+def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequence[Attributed]]:
+    """Return the allocations of each group, at any time; those of `apart` are in none."""
+    others = {id(one) for one in apart}
+    own = [one for one in found.allocations if id(one) not in others]
+    logits = [*_logits(found, own)]
+    of_logits = {*map(id, logits)}
+    is_trained = any(place.phase == Phase.BACKWARD for place in found.places)  # else nothing is kept for backward
+    kept = [one for one in own if is_trained and one.category == ACTIVATIONS and id(one) not in of_logits]
+    in_blocks = [one for one in kept if (one.layer or "").startswith("block")]
+    return {
+        ACTIVATIONS: kept,
+        IN_BLOCKS: in_blocks or kept,
+        LOGITS: logits,
+        GRADIENTS: [one for one in own if one.category == GRADIENTS],
+        EARLIER_GRADIENTS: [*_earlier_gradients(found, own)],
+        OPTIMIZER_STATE: [one for one in own if one.category == OPTIMIZER_STATE],
+        FOREACH: [*_of_foreach(found, own)],
+    }
+
+
+def _logits(found: Attribution, own: Sequence[Attributed]) -> Iterator[Attributed]:
+    """Yield the tensors of the loss and lm_head, and those of a pass that are as large as the loss's largest."""
+    largest = max((one.allocation.requested_bytes for one in own if one.phase == Phase.LOSS), default=0)
+    for one in own:
+        as_large = one.allocation.requested_bytes == largest and one.category in (ACTIVATIONS, TEMPORARIES)
+        in_block = (one.layer or "").startswith("block")
+        if one.phase == Phase.LOSS or one.layer == "lm_head" or (as_large and one.phase in PASS and not in_block):
+            yield one
+
+
+def _earlier_gradients(found: Attribution, own: Sequence[Attributed]) -> Iterator[Attributed]:
+    """Yield the gradients at the peak that were there when the forward pass before the peak began.
+
+    None where the optimizer still needs them: a pass without a backward may run between backward and the update.
+    """
+    begins = _begin_of_pass(found)
+    if begins is None or not _has_backward(found):
+        return
+    for one in own:
+        if one.category == GRADIENTS and one.allocation.start < begins and one.allocation.end > found.replay.peak_event:
+            yield one
+
+
+def _begin_of_pass(found: Attribution) -> int | None:
+    """Return the first event of the forward pass that the peak is in, or whose backward it is in."""
+    begins = None
+    for event in range(found.replay.peak_event, BEFORE, -1):
+        phase = found.places[event].phase
+        if phase == Phase.FORWARD:
+            begins = event
+        elif phase not in (None, Phase.LOSS) and (phase != Phase.BACKWARD or begins is not None):
+            break
+    return begins
+
+
+def _has_backward(found: Attribution) -> bool:
+    """Return whether the pass that the peak is in has a backward: no other forward follows an update before it."""
+    updated = False
+    for place in found.places[max(found.replay.peak_event, 0) :]:
+        if place.phase == Phase.BACKWARD:
+            return True
+        if place.phase == Phase.FORWARD and updated:
+            return False
+        updated |= place.phase == Phase.OPTIMIZER
+    return False
+
+
+def _of_foreach(found: Attribution, own: Sequence[Attributed]) -> Iterator[Attributed]:
+    stacks = found.replay.snapshot.stacks
+    known = [any(frame.function.startswith(_OF_FOREACH) for frame in stack) for stack in stacks]
+    for one in own:
+        if one.category == TEMPORARIES and one.phase == Phase.OPTIMIZER and known[one.allocation.stack]:
+            yield one

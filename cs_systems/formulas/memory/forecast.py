@@ -1,0 +1,42 @@
+"""Forecast of a measured cell's peak of memory with other fields, by formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.formulas.memory.fit import algorithm_of
+from cs_systems.formulas.memory.model import step_memory
+
+VALID = 0.1  # a formula that is further off from the measured peak of the cell itself forecasts nothing
+
+
+class Peak(NamedTuple):
+    """Expected peak in bytes, and its range: up to the peak that the formula's error on the measured cell gives."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Forecast for a cell on its device, given its measured peak."""
+
+    config: RunConfig
+    peak_bytes: int
+
+    def peak(self, **changes: Any) -> Peak | None:
+        """Return the peak with these fields changed, or None where no formula is valid."""
+        if self.config.strategy != RunConfig.strategy:
+            return None
+        error = self.peak_bytes / step_memory(self.config, algorithm_of(self.config)).peak_bytes
+        if abs(error - 1) > VALID:
+            return None
+        try:
+            then = replace(self.config, **changes)
+            value = step_memory(then, algorithm_of(then)).peak_bytes
+        except ConfigError:
+            return None
+        return Peak(value, min(value, value * error), max(value, value * error))
