@@ -27,6 +27,7 @@ from cs_systems.readers.forms.trace import steps_of
 from cs_systems.record import Measurement, RunRecord, measured_by
 
 if TYPE_CHECKING:
+    from cs_systems.analysis.attribution.distribution import Distribution
     from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.analysis.attribution.usual_steps import Usual
     from cs_systems.analysis.memory.categories import Attributed, Attribution
@@ -89,7 +90,7 @@ _MAY_BE_UNKNOWN = {
     "steps": ("busy_share",),
     "gaps": ("longest_s",),
     "phases": ("ceiling_share",),
-    "overlap": ("share", "step_s"),
+    "overlap": ("share", "step_s", "transfer_s"),
     "cost": ("hardware_flops", "bytes"),
     "ranks": ("wait_s",),
     "ceiling": ("peak_bytes_per_s",),
@@ -155,6 +156,7 @@ class Evidence:
         only_device_s: time of the kernels, where the step is looked at as if nothing else took time.
         attention_softmax: kernels between two matrix products that compute a softmax, without a known place.
         failure: the last request of a snapshot that failed.
+        distribution: the division of a trace's program among ranks; None for one rank alone.
         subject: the steps that the tables are about, such as "steps 3–14 of 15"; "" for all.
         judged: what the rules judge, in words; "" if they have nothing to judge.
         not_judged: why they have nothing to judge, and the remedy.
@@ -172,6 +174,7 @@ class Evidence:
     only_device_s: float | None = None
     attention_softmax: tuple[Row, ...] = ()
     failure: Failure | None = None
+    distribution: Distribution | None = None
     subject: str = ""
     judged: str = "the step"
     not_judged: str = ""
@@ -419,6 +422,7 @@ def of_trace(tables: Tables, device_name: str | None) -> Evidence:
 
 def of_profile(profile: Profile) -> Evidence:
     """Return the evidence of a foreign trace: the tables of its usual steps, and what it cannot tell."""
+    from cs_systems.analysis.attribution.distribution import distribution
     from cs_systems.analysis.attribution.tables import NO_COSTS
     from cs_systems.analysis.attribution.tables import TABLES as MADE
     from cs_systems.analysis.attribution.usual_steps import usual_steps, whole_graph_share
@@ -441,6 +445,7 @@ def of_profile(profile: Profile) -> Evidence:
     return replace(
         of_trace(tables, profile.trace.devices.get(profile.devices[0])),
         usual=usual,
+        distribution=distribution(usual.profile),
         attention_softmax=_attention_softmax(usual.profile),
         subject=usual.name,
         judged=usual.name or "the step",

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cs_systems.analysis.attribution.collectives import Collective, _during
 from cs_systems.analysis.attribution.overlap import union
 from cs_systems.analysis.comparison import numerics, precision, precision_causes, strategies
 from cs_systems.analysis.comparison.loop_time import loop_time, sentence, whole_loop_time
 from cs_systems.analysis.comparison.profiles import difference_of_records
 from cs_systems.analysis.comparison.ranks import (
-    Collective,
     Match,
     Merged,
     Rank,
-    _during,
     check,
     collective_rows,
     merged,

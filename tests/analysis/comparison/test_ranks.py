@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cs_systems.analysis.attribution.collectives import _during
 from cs_systems.analysis.attribution.overlap import union
 from cs_systems.analysis.attribution.profile import profile
-from cs_systems.analysis.comparison.ranks import Merged, _during, collective_rows, merged, rank_rows, straggler, summary
+from cs_systems.analysis.comparison.ranks import Merged, collective_rows, merged, rank_rows, straggler, summary
 from cs_systems.config import ConfigError
 from cs_systems.readers import ranks_of, read
 from cs_systems.readers.forms.jobs import Message, kind, ranks_by_name
