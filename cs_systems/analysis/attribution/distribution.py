@@ -89,10 +89,8 @@ def distribution(profile: Profile) -> Distribution | None:
     marked = any(meaning(name).phase == Phase.BACKWARD for name in names)
     inferred = any(place.phase == Phase.BACKWARD for place in profile.places.values)
     has_backward = marked or inferred or any(name.startswith(_BACKWARD) for name in names)
-    forwards, updates = (
-        [one.start_s for one in trace.ranges.named(lambda name, sign=sign: name.startswith(sign))]
-        for sign in (_FORWARD_OF_DDP, _UPDATE)
-    )
+    forwards = [one.start_s for one in trace.ranges.named(lambda name: name.startswith(_FORWARD_OF_DDP))]
+    updates = [one.start_s for one in trace.ranges.named(lambda name: name.startswith(_UPDATE))]
     searches, search_s = 0, 0.0
     if operators is not None:
         which = operators.signature.codes_where(lambda one: one.name == SEARCH)

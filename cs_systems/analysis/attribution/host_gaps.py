@@ -83,7 +83,7 @@ def _of_profiler(trace: Trace, silent: Floats, starts: Floats, ends: Floats) -> 
     until = np.minimum(own[:, 1], silent[at, 1])
     within = until > own[:, 0]
     lost = _covered(until[within], starts, ends) - _covered(own[within, 0], starts, ends)
-    return np.bincount(at[within], lost, len(silent))
+    return np.asarray(np.bincount(at[within], lost, len(silent)), np.float64)
 
 
 def _covered(time_s: Floats, starts: Floats, ends: Floats) -> Floats:

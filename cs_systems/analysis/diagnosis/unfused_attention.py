@@ -25,7 +25,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     rows: list[Row] = [row for row in attention.of(evidence.tables) if row["part"] in OVER_SCORES]
     lost = [row for row in rows if row["family"] not in PRODUCTS]
     if not rows:
-        lost = evidence.attention_softmax
+        lost = [*evidence.attention_softmax]
     lost_s = sum(row["time_s"] for row in lost)
     if not lost_s:
         return None
