@@ -21,6 +21,7 @@ import numpy as np
 
 from cs_systems.analysis.attribution.profile import RECORDING, Profile, restricted
 from cs_systems.config import Phase
+from cs_systems.core.printable import shortened
 from cs_systems.core.range_names import general, is_operator, meaning
 from cs_systems.core.step_kinds import step_kinds
 from cs_systems.core.units import human
@@ -33,6 +34,7 @@ SLOWER = 1.5  # times the usual step: a first step that takes longer was not war
 COVERS = 0.9  # share of the kernels' time that the range of the repeated work holds
 ALIKE = 0.9  # share of kernels that are the same one period later
 FEWEST = 3  # occurrences that show a period
+LONGEST = 60  # characters of a name in a sentence
 LONG_CALL_S = 5e-3  # a launch takes some µs; one that lasts longer loads or compiles code first
 LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual work are not named
 START_UP_S = 5e-3  # a shorter time before the first launch is none
@@ -221,7 +223,7 @@ def _by_range(trace: Trace) -> tuple[list[Step], str]:
             continue
         key = (len(steps) >= FEWEST, -sum(step.end_s - step.start_s for step in steps))
         if best is None or key > best[0]:
-            best = key, steps, f"ranges {name!r}" if len(steps) > 1 else f"range {name!r}"
+            best = key, steps, f"range{'s' * (len(steps) > 1)} {shortened(name, LONGEST)!r}"
     return (best[1], best[2]) if best else ([], "")
 
 
@@ -314,7 +316,7 @@ def ranges_before(trace: Trace, until_s: float, least_s: float) -> dict[str, flo
     last_s = -math.inf
     for each in trace.ranges.named(lambda name: not is_operator(name) and not _is_module(trace, name)):
         if each.start_s >= last_s and each.end_s <= until_s and each.end_s - each.start_s >= least_s:
-            found[f"range {general(each.name)!r}"] += each.end_s - each.start_s
+            found[f"range {shortened(general(each.name), LONGEST)!r}"] += each.end_s - each.start_s
             last_s = each.end_s
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 

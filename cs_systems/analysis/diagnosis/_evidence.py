@@ -52,7 +52,7 @@ HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels de
 # Profiler → by which factors, least and most, it slows down a host that launches: of twelve model families on one H100
 # under Kineto, and of ten sizes on one H200 under nsys.
 SLOWER_UNDER = {"kineto": (1.5, 3.6), "nsys": (1.2, 1.6)}
-HARDLY_BUSY = 0.03  # share of a pass that does not repeat; with fewer kernels it is set-up, or something else
+FEWEST_KERNELS = 20  # of a pass that does not repeat; with fewer it is set-up, or a test
 MOSTLY = 0.5  # share of the kernels' time
 TABLES = ("steps", "gaps", "host_gaps", "waits", "phases", "families", "kernels", "attention", "overlap", "ranges")
 # The columns that rules read of each table. A record may come from any program: other rows are left out.
@@ -434,8 +434,8 @@ def of_profile(profile: Profile) -> Evidence:
     usual = usual_steps(profile)
     if usual.is_cold:
         return Evidence(usual=usual, judged="", not_judged="")
-    kernels_s, unknowns = usual.profile.time_s / len(usual.profile.steps), list[str]()
-    if usual.is_once and kernels_s < HARDLY_BUSY * usual.step_s:
+    unknowns = list[str]()
+    if usual.is_once and sum(each.calls for each in usual.profile.by_step.values()) < FEWEST_KERNELS:
         return Evidence(usual=usual, judged="", unknowns=(_too_little(usual),))
     if (share := whole_graph_share(usual.profile)) > MOSTLY:
         from cs_systems.readers._nsys import NODES
@@ -454,7 +454,7 @@ def of_profile(profile: Profile) -> Evidence:
 
 
 def _too_little(usual: Usual) -> str:
-    """Return why a recording of one pass with almost no kernel tells nothing of a step."""
+    """Return why a recording of one pass with hardly a kernel tells nothing of a step."""
     count = sum(each.calls for each in usual.profile.by_step.values())
     time_s, of_s = human(usual.profile.time_s, "s"), human(usual.step_s, "s")
     return (

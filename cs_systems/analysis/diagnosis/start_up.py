@@ -18,7 +18,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     usual = evidence.usual
     if usual is None or not usual.start_up_s or not usual.total_s:
         return None
-    first = next((apart for apart in usual.apart if apart.kind == START_UP), None)
+    first = next((apart for apart in usual.apart if apart.kind == START_UP and usual.is_named), None)
     why = f" ({', '.join(usual.start_up[:MOST_NAMED])})" if usual.start_up else ""
     share = f"{usual.start_up_s / usual.total_s:.0%} of the recording is start-up"
     if usual.is_cold:
