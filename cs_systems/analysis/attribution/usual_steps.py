@@ -21,7 +21,7 @@ import numpy as np
 
 from cs_systems.analysis.attribution.profile import RECORDING, Profile, restricted
 from cs_systems.config import Phase
-from cs_systems.core.printable import shortened
+from cs_systems.core.printable import within
 from cs_systems.core.range_names import general, is_operator, meaning
 from cs_systems.core.step_kinds import step_kinds
 from cs_systems.core.units import human
@@ -223,7 +223,7 @@ def _by_range(trace: Trace) -> tuple[list[Step], str]:
             continue
         key = (len(steps) >= FEWEST, -sum(step.end_s - step.start_s for step in steps))
         if best is None or key > best[0]:
-            best = key, steps, f"range{'s' * (len(steps) > 1)} {shortened(name, LONGEST)!r}"
+            best = key, steps, f"range{'s' * (len(steps) > 1)} {within(name, LONGEST)!r}"
     return (best[1], best[2]) if best else ([], "")
 
 
@@ -316,7 +316,7 @@ def ranges_before(trace: Trace, until_s: float, least_s: float) -> dict[str, flo
     last_s = -math.inf
     for each in trace.ranges.named(lambda name: not is_operator(name) and not _is_module(trace, name)):
         if each.start_s >= last_s and each.end_s <= until_s and each.end_s - each.start_s >= least_s:
-            found[f"range {shortened(general(each.name), LONGEST)!r}"] += each.end_s - each.start_s
+            found[f"range {within(general(each.name), LONGEST)!r}"] += each.end_s - each.start_s
             last_s = each.end_s
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 

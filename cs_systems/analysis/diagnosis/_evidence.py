@@ -435,12 +435,12 @@ def of_profile(profile: Profile) -> Evidence:
     if usual.is_cold:
         return Evidence(usual=usual, judged="", not_judged="")
     unknowns = list[str]()
-    if usual.is_once and sum(each.calls for each in usual.profile.by_step.values()) < FEWEST_KERNELS:
-        return Evidence(usual=usual, judged="", unknowns=(_too_little(usual),))
     if (share := whole_graph_share(usual.profile)) > MOSTLY:
         from cs_systems.readers._nsys import NODES
 
         unknowns.append(f"{share:.0%} of the kernels' time is in CUDA graphs recorded as a whole; record with {NODES}")
+    if not unknowns and usual.is_once and sum(each.calls for each in usual.profile.by_step.values()) < FEWEST_KERNELS:
+        return Evidence(usual=usual, judged="", unknowns=(_too_little(usual),))
     tables: Tables = {name: MADE[name](usual.profile, NO_COSTS) for name in TABLES}
     return replace(
         of_trace(tables, profile.trace.devices.get(profile.devices[0])),
@@ -458,7 +458,7 @@ def _too_little(usual: Usual) -> str:
     count = sum(each.calls for each in usual.profile.by_step.values())
     time_s, of_s = human(usual.profile.time_s, "s"), human(usual.step_s, "s")
     return (
-        f"what limits a step: {counted(count, 'kernel')} take {time_s} of {of_s}, and nothing repeats; mark the step "
+        f"what limits a step: {counted(count, 'kernel')} in {of_s} ({time_s} of kernels), and nothing repeats; mark it "
         "(ProfilerStep, or a range named step), and record several after a warm-up"
     )
 
