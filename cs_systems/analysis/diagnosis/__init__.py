@@ -70,7 +70,7 @@ def apply_rules(evidence: Evidence) -> Answer:
                 )
             case Unknown(text):
                 unknowns.append(text)
-    return Answer(ranked(found), tuple(unknowns), evidence.judged)
+    return Answer(ranked(found), tuple(unknowns), evidence.judged, evidence.not_judged)
 
 
 def without_options(remedy: str) -> str:
