@@ -36,6 +36,8 @@ class Arguments(Struct, gc=False):
     device: Any = UNSET
     stream: Any = UNSET
     bytes: Any = UNSET
+    awaited: Any = field(name="wait_on_stream", default=UNSET)
+    record: Any = field(name="wait_on_cuda_event_record_corr_id", default=UNSET)
     node: Any = field(name="graph node id", default=UNSET)
     registers: Any = field(name="registers per thread", default=UNSET)
     shared: Any = field(name="shared memory", default=UNSET)

@@ -6,13 +6,14 @@ memory. Kineto writes complete ("X") events with times in µs.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import re
 import zlib
 from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -28,15 +29,27 @@ from cs_systems.core.formats import Unpacked
 from cs_systems.core.units import counted
 from cs_systems.core.validation import shown
 from cs_systems.readers._called_modules import PREFIX, called_modules
+from cs_systems.readers._calls import Launches, NumberRows
 from cs_systems.readers._chrome_trace import NOTHING, Arguments, Batch, Event, Text, events, header, plain
-from cs_systems.readers._lost_kernels import explains, launches_kernel, lost_launches
-from cs_systems.readers._operators import OperatorReader
+from cs_systems.readers._copy_names import copy_name
+from cs_systems.readers._lost_kernels import launches_kernel, lost_launches
+from cs_systems.readers._operators import OperatorReader, wrapped
 from cs_systems.readers._processes import chosen_process, listed, ranges_elsewhere
-from cs_systems.readers._stalls import stalls
+from cs_systems.readers._stalls import Kind, kind
 from cs_systems.readers.forms import jobs
-from cs_systems.readers.forms.columns import UNKNOWN, Floats, Range, Ranges
+from cs_systems.readers.forms.columns import UNKNOWN, Categorical, Floats, Ints, Range, Ranges
 from cs_systems.readers.forms.modules import HEADER, Modules, unpacked
-from cs_systems.readers.forms.trace import Call, Copy, Function, KernelRow, Kernels, Launch, Trace, without_collector
+from cs_systems.readers.forms.trace import (
+    INVALID,
+    Calls,
+    Copies,
+    Function,
+    Kernels,
+    Trace,
+    Waits,
+    outermost_calls,
+    without_collector,
+)
 
 LONGEST_S = 1e9  # from the first event; a time beyond this is damaged
 LATEST_US = 1e17  # in the profiler's clock: 3,000 years
@@ -61,6 +74,8 @@ _UNREAD = {
     "_ExperimentalConfig",
 }
 
+COPY_KINDS = ("memcpy", "memset")
+CORRELATION = 6  # index of the column with the correlation, of kernels and of copies
 _NO_ARGUMENTS = Arguments()
 Keep = Callable[[Event, float, float], None]
 
@@ -121,18 +136,23 @@ def _devices(before: dict[str, Any]) -> dict[int, str]:
 class _Process:
     """Host events of one process."""
 
-    launches: dict[int, Launch] = field(default_factory=dict)  # by correlation
-    reused: dict[int, list[Launch]] = field(default_factory=dict)  # further calls with a correlation, after the first
-    graphs: set[int] = field(default_factory=set)  # correlations of launches of whole CUDA graphs
-    launching: set[int] = field(default_factory=set)  # correlations of launches of one kernel
-    captures: list[Call] = field(default_factory=list)  # calls that record CUDA graphs
-    shapes: dict[int, Function] = field(default_factory=dict)  # correlation → sizes, where the call has them
+    # Calls: number of the name, start and end in s, thread, correlation.
+    calls: NumberRows = field(default_factory=lambda: NumberRows("qddqq"))
+    call_names: dict[str, int] = field(default_factory=dict)
+    shapes: dict[int, int] = field(
+        default_factory=dict
+    )  # correlation → function with the sizes, where the call has them
     ranges: list[Range] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
     operators: OperatorReader = field(default_factory=OperatorReader)
     modules: list[Range] = field(default_factory=list)  # calls of modules, from Python's stacks
     # Calls of collectives by thread: (start, end, message of the range)
     collectives: dict[int, list[tuple[float, float, jobs.Message]]] = field(default_factory=lambda: defaultdict(list))
+
+    @functools.cached_property
+    def launches(self) -> Launches:
+        """Calls by their correlation, after the last event."""
+        name, *columns, correlation = self.calls.columns()
+        return Launches(Calls(Categorical([*self.call_names], name), *columns), correlation)
 
 
 class _Reader:
@@ -142,15 +162,20 @@ class _Reader:
         self.path = path
         self.origin_us: float | None = None
         self.processes: dict[int, _Process] = defaultdict(_Process)
-        self.kernels: list[KernelRow] = []
+        # Kernels: number of the function, start and end in s, device, stream, 1 in a CUDA graph, correlation.
+        self.kernels = NumberRows("qddqqqq")
         self.messages: dict[tuple[float, int, int], jobs.Message] = {}  # by (start, device, stream) of the kernel
-        self.copies: list[tuple[Copy, int]] = []  # with the correlation id
-        self.functions: dict[tuple[Any, ...], Function] = {}  # by name, and sizes as the file writes them
+        # Copies: number of the kind, start and end in s, device, stream, bytes, correlation, number of the name.
+        self.copies = NumberRows("qddqqqqq")
+        self.copy_names: dict[str, int] = {}
+        # Waits: correlation, start in s, stream, device, correlation of the event's record, stream that waits.
+        self.waits = NumberRows("qdqqqq")
+        self.functions: list[Function] = []
+        self.written: dict[tuple[Any, ...], int] = {}  # name, and sizes as the file writes them → index in `functions`
         # Equal names and threads share one object: a third of the memory of millions of events.
         self.names: dict[str, str] = {}
         self.threads: dict[int, int] = {}
         self.overheads: list[tuple[float, float]] = []
-        self.launched = False
         self.endless: list[str] = []
         self.damaged: Counter[str] = Counter()  # by category
         self.first_damaged: dict[str, str] = {}  # by category
@@ -161,6 +186,7 @@ class _Reader:
             "gpu_memcpy": self._copy,
             "gpu_memset": self._copy,
             **dict.fromkeys(_CALLS, self._call),
+            "cuda_sync": self._wait,
             **dict.fromkeys(_UNREAD, lambda event, start, end: self.unread.update([event.cat])),
             "cpu_op": self._cpu_op,
             "user_annotation": self._range,
@@ -182,6 +208,8 @@ class _Reader:
             category = event.cat
             if category != skipped and type(category) is str and (keep := self.keep.get(category)):
                 self._take(event, keep, batch, number)
+        for rows in (self.kernels, self.copies, self.waits, *(one.calls for one in self.processes.values())):
+            rows.settle()
 
     def _take_operators(self, events: list[Event]) -> bool:
         """Keep the operators and return True if all are valid and of one process; else keep none and return False."""
@@ -221,8 +249,7 @@ class _Reader:
     def refuse_too_many(self, file: Unpacked) -> None:
         """Raise ConfigError if the events to keep exceed, or clearly will exceed, the limit."""
         owned = (
-            len(p.launches) + len(p.ranges) + len(p.modules) + len(p.calls) + p.operators.weight + 4
-            for p in self.processes.values()
+            len(p.calls) + len(p.ranges) + len(p.modules) + p.operators.weight + 4 for p in self.processes.values()
         )
         kept = sum(owned) + len(self.kernels) + len(self.copies) + len(self.overheads) + len(self.endless)
         expected = kept / file.share if file.count > FORECAST_FROM else kept
@@ -241,16 +268,17 @@ class _Reader:
         where = int(device), int(event.tid if args.stream is UNSET else args.stream)
         if args.collective is not NOTHING and (message := jobs.message(args.plain())):
             self.messages[start, *where] = message
-        self.kernels.append((function, start, end, *where, bool(args.node), _correlation(args)))
+        self.kernels.add((function, start, end, *where, bool(args.node), _correlation(args)))
 
-    def _function(self, name: str, sizes: Arguments) -> Function:
-        """Return a kernel's name with the sizes of its launch, which CUDA's profiler writes at the kernel."""
+    def _function(self, name: str, sizes: Arguments) -> int:
+        """Return the index of a kernel's name with its launch's sizes, which CUDA's profiler writes at the kernel."""
         numbers = _whole(sizes.registers), _whole(sizes.shared)
         key = name, b"|".join((sizes.grid, sizes.block)), *numbers
-        if (known := self.functions.get(key)) is None:
+        if (known := self.written.get(key)) is None:
             sides = plain(sizes.grid), plain(sizes.block)
             grid, block = (tuple(map(int, side)) if side else None for side in sides)
-            known = self.functions[key] = Function(name, grid, block, *numbers)  # type: ignore[arg-type]
+            self.functions.append(Function(name, grid, block, *numbers))  # type: ignore[arg-type]
+            known = self.written[key] = len(self.functions) - 1
         return known
 
     def _name(self, event: Event) -> str:
@@ -263,30 +291,37 @@ class _Reader:
 
     def _copy(self, event: Event, start: float, end: float) -> None:
         args = _arguments(event)
-        kind = event.cat.lower().removeprefix("gpu_")
-        copy = Copy(kind, start, end, int(args.device), int(args.stream), _whole(args.bytes))
-        self.copies.append((copy, _correlation(args)))
+        name = "" if event.name is UNSET else str(event.name)
+        size = _whole(args.bytes)
+        self.copies.add(
+            (
+                COPY_KINDS.index(event.cat.lower().removeprefix("gpu_")),
+                start,
+                end,
+                int(args.device),
+                int(args.stream),
+                UNKNOWN if size is None else size,
+                _correlation(args),
+                self.copy_names.setdefault(name, len(self.copy_names)),
+            )
+        )
 
     def _call(self, event: Event, start: float, end: float) -> None:
-        name, thread, process = self._name(event), self._thread(event), self._process_of(event)
-        self.launched = self.launched or "Launch" in name
+        name, process = _text(event.name), self._process_of(event)
         args = _NO_ARGUMENTS if event.args is UNSET else _arguments(event)
-        if correlation := args.correlation:
-            # Keep the outer call, which comes first. Triton and cuBLAS launch through the driver alone.
-            call, number = (start, end, thread), int(correlation)
-            first = process.launches.setdefault(number, call)
-            if first is not call and (start >= first[1] or end <= first[0]):
-                process.reused.setdefault(number, []).append(call)
-            if launches_kernel(name):
-                process.launching.add(number)
-            if "GraphLaunch" in name:
-                process.graphs.add(number)
-            elif args.grid is not NOTHING:
-                process.shapes[number] = self._function("", args)
-        if stalls(name):
-            process.calls.append(Call(name, start, end, thread))
-        elif explains(name):
-            process.captures.append(Call(name, start, end, thread))
+        number = (args.correlation and _correlation(args)) or UNKNOWN
+        if args.grid is not NOTHING and kind(name) != Kind.GRAPH_LAUNCH:
+            process.shapes[number] = self._function("", args)
+        names = process.call_names
+        process.calls.add((names.setdefault(name, len(names)), start, end, int(event.tid), number))
+
+    def _wait(self, event: Event, start: float, end: float) -> None:
+        """Keep what the profiler found out about a wait: `enable_cuda_sync_events` of _ExperimentalConfig."""
+        args, name = _arguments(event), _text(event.name)
+        stream = _stream(args.stream)
+        awaited = _stream(args.awaited) if "Event" in name else stream
+        waiting = stream if "Wait" in name else UNKNOWN
+        self.waits.add((_correlation(args), start, awaited, int(args.device), _number(args.record), waiting))
 
     def _range(self, event: Event, start: float, end: float) -> None:
         name, thread, process = self._name(event), self._thread(event), self._process_of(event)
@@ -320,6 +355,7 @@ class _Reader:
         pid = self._process(wanted)
         process = self.processes[pid]
         limitations, numbered = self.limitations, process.operators.numbered()
+        launches = process.launches
         if not process.ranges and self.kernels:
             others = {n: len(one.ranges) for n, one in self.processes.items() if one.ranges and not one.launches}
             limitations += [ranges_elsewhere(others, pid)] if others else []
@@ -344,30 +380,29 @@ class _Reader:
             )
         if not self.kernels and self.launched:
             limitations.append(f"it {NOT_RECORDED}")
-        kernels, copies = self.kernels, self.copies
+        kernels, copies = self.kernels.columns(), self.copies.columns()
+        ran = np.concatenate([kernels[CORRELATION], copies[CORRELATION]])
         if sum(bool(one.launches) for one in self.processes.values()) > 1:
-            kernels = [row for row in kernels if row[-1] in process.launches]
-            copies = [row for row in copies if row[-1] in process.launches]
-            if left_out := len(self.kernels) - len(kernels):
+            kernels, copies = (
+                [column[launches.has(rows[CORRELATION])] for column in rows] for rows in (kernels, copies)
+            )
+            if left_out := len(self.kernels) - len(kernels[0]):
                 limitations.append(f"{left_out} kernels are left out: another or an unknown process launched them")
-        empty = 0  # launches of CUDA graphs
-        if process.graphs or process.shapes:
-            kernels = [_completed(row, process) for row in kernels]
-            if empty := len(process.graphs - {row[-1] for row in kernels}):
-                limitations.append(
-                    f"{empty} of {len(process.graphs)} launches of CUDA graphs have no recorded kernel; record with a "
-                    "newer PyTorch, whose profiler records the kernels of graphs"
-                )
-        if process.reused:
-            kernels = _of_latest_calls(kernels, process)
-        columns = Kernels.of(kernels, process.launches)
-        return Trace(
+        graphs = launches.named(lambda name: kind(name) == Kind.GRAPH_LAUNCH)
+        # Launches of CUDA graphs without a kernel.
+        if empty := int((graphs & ~launches.among(kernels[CORRELATION])).sum()):
+            limitations.append(
+                f"{empty} of {graphs.sum()} launches of CUDA graphs have no recorded kernel; record with a "
+                "newer PyTorch, whose profiler records the kernels of graphs"
+            )
+        columns = self._kernels_of(kernels, process, launches.numbers[graphs])
+        trace = Trace(
             source=str(self.path),
             profiler="kineto",
             devices=devices,
             kernels=columns,
-            copies=[copy for copy, _ in copies],
-            calls=process.calls,
+            copies=self._copies_of(copies, launches),
+            calls=launches.calls,
             ranges=Ranges.of(ranges),
             overheads=self.overheads,
             ops=numbered,
@@ -377,17 +412,51 @@ class _Reader:
             knows_operators=True,
             messages=_messages_around(columns, process) | self._messages_of(columns),
             lacks_kernels=empty > 0,
-            lost_launches=self._lost_launches(process, columns),
+            lost_launches=_lost_launches(launches, columns, ran),
+            waits=self._waits_of(launches),
+        )
+        return outermost_calls(trace)
+
+    @property
+    def launched(self) -> bool:
+        """Return whether a call launched something."""
+        return any("Launch" in name for process in self.processes.values() for name in process.call_names)
+
+    def _kernels_of(self, columns: list[Any], process: _Process, graphs: Ints) -> Kernels:
+        """Return the kernels, with fields from their launch: their sizes on ROCm, and in old files the graph."""
+        function, start_s, end_s, device, stream, in_graph, correlation = columns
+        functions = self.functions
+        if process.shapes:
+            numbers = {one: number for number, one in enumerate(functions)}
+            function = function.copy()
+            for at in np.flatnonzero(np.array([one.grid is None for one in functions])[function]).tolist():
+                if (sizes := process.shapes.get(int(correlation[at]))) is not None:
+                    whole = functions[sizes]._replace(name=functions[function[at]].name)
+                    function[at] = numbers.setdefault(whole, len(numbers))
+            functions = [*numbers]
+        return Kernels.launched(
+            Categorical(functions, function),
+            start_s,
+            end_s,
+            device,
+            stream,
+            (in_graph != 0) | np.isin(correlation, graphs),
+            process.launches.of(correlation, start_s),
+            process.launches.calls,
         )
 
-    def _lost_launches(self, process: _Process, kernels: Kernels) -> Floats:
-        ran = {row[-1] for row in (*self.kernels, *self.copies)}
-        if process.launching <= ran:
-            return np.empty(0)
-        start, end, thread = zip(*(process.launches[number] for number in process.launching), strict=True)
-        has_run = np.array([number in ran for number in process.launching])
-        others = [*process.calls, *process.captures]
-        return lost_launches(kernels, np.array(start), np.array(end), np.array(thread), has_run, others)
+    def _copies_of(self, columns: list[Any], launches: Launches) -> Copies:
+        kinds, start_s, end_s, device, stream, size, correlation, name = columns
+        names = Categorical([copy_name(one) for one in self.copy_names], name)
+        call = launches.of(correlation, start_s)
+        copies = Copies(Categorical(COPY_KINDS, kinds), start_s, end_s, device, stream, size, call, names)
+        return copies.take(np.argsort(start_s, kind="stable"))
+
+    def _waits_of(self, launches: Launches) -> Waits:
+        correlation, start_s, stream, device, record, waiting = self.waits.columns()
+        call = launches.of(correlation, start_s)
+        waits = Waits(call, stream, device, launches.of(record, start_s), waiting)
+        return waits.take(call != UNKNOWN)
 
     def _messages_of(self, kernels: Kernels) -> dict[int, jobs.Message]:
         """Return the messages by the index of their kernel."""
@@ -437,26 +506,25 @@ class _Reader:
         Raises:
             ConfigError: The wanted process does not qualify, or the process of a kernel is unknown.
         """
-        found = Counter({pid: len(self.kernels) for pid, process in self.processes.items() if process.launches})
+        kernels = self.kernels.columns()[CORRELATION]
+        found = Counter({pid: len(kernels) for pid, process in self.processes.items() if process.launches})
         what = "kernel"
-        if not self.kernels or not found:
+        if not len(kernels) or not found:
             what, counts = "range", {pid: len(process.ranges) for pid, process in self.processes.items()}
             if not any(counts.values()):
                 what, counts = "operator", {pid: len(process.operators) for pid, process in self.processes.items()}
             found = Counter({pid: count for pid, count in counts.items() if count})
         elif len(found) > 1:
-            owner: dict[int, int] = {}
-            alike = set[int]()
-            for pid in found:
-                launches = self.processes[pid].launches
-                alike |= owner.keys() & launches.keys()
-                owner.update(dict.fromkeys(launches, pid))
-            if any(kernel[-1] in alike for kernel in self.kernels):
+            numbers, owners = np.unique(
+                np.concatenate([self.processes[pid].launches.numbers for pid in found]), return_counts=True
+            )
+            if np.isin(kernels, numbers[owners > 1]).any():
                 raise ConfigError(
                     f"{self.path} holds the processes {listed(map(str, sorted(found)))} with the same correlation ids, "
                     "so the process of a kernel is unknown; analyze a separate trace of each process"
                 )
-            found = Counter(owner[kernel[-1]] for kernel in self.kernels if kernel[-1] in owner)
+            counts = {pid: int(self.processes[pid].launches.has(kernels).sum()) for pid in found}
+            found = Counter({pid: count for pid, count in counts.items() if count})
         pid, note = chosen_process(self.path, found, what, wanted)
         self.limitations += [note] if note else []
         return pid
@@ -496,7 +564,19 @@ def _text(name: Any) -> str:
 
 
 def _correlation(args: Arguments) -> int:
-    return UNKNOWN if args.correlation is UNSET else int(args.correlation)
+    return _number(args.correlation)
+
+
+def _number(value: Any) -> int:
+    """Return an identifying number wrapped to a signed 64-bit integer; UNKNOWN if there is none."""
+    number = UNKNOWN if value is UNSET else int(value)
+    return number if -(1 << 63) <= number < 1 << 63 else wrapped(number)
+
+
+def _stream(value: Any) -> int:
+    """Return a stream's number; UNKNOWN for the number by which CUPTI means none."""
+    number = _number(value)
+    return UNKNOWN if number in (INVALID, UNKNOWN) else number
 
 
 def _clock(time_us: Any) -> float:
@@ -506,33 +586,10 @@ def _clock(time_us: Any) -> float:
     return float(time_us)
 
 
-def _completed(row: KernelRow, process: _Process) -> KernelRow:
-    """Return a kernel with fields from its launch: its sizes on ROCm, and in old files whether a graph ran it."""
-    function, *times_and_place, in_graph, correlation = row
-    if function.grid is None and correlation in process.shapes:
-        function = process.shapes[correlation]._replace(name=function.name)
-    return (function, *times_and_place, in_graph or correlation in process.graphs, correlation)  # type: ignore[return-value]
-
-
-def _of_latest_calls(rows: Iterable[KernelRow], process: _Process) -> list[KernelRow]:
-    """Return the kernels with unique correlation ids where several calls share one, because ROCm reuses ids.
-
-    A kernel was launched by the latest call before it; of nested calls, by the outermost.
-    """
-    calls: dict[int, list[Launch]] = {}
-    for correlation, others in process.reused.items():
-        outermost = calls[correlation] = []
-        for call in sorted([process.launches[correlation], *others], key=lambda call: (call[0], -call[1])):
-            if not outermost or call[1] > outermost[-1][1]:
-                outermost.append(call)
-    apart = []
-    for number, row in enumerate(rows):
-        if of := calls.get(row[-1]):
-            key = -2 - number
-            process.launches[key] = of[max(0, bisect_right(of, row[1], key=itemgetter(0)) - 1)]
-            row = (*row[:-1], key)
-        apart.append(row)
-    return apart
+def _lost_launches(launches: Launches, kernels: Kernels, ran: Ints) -> Floats:
+    """Return the starts of the lost launches; `ran` are the correlations of all kernels and copies."""
+    launching = launches.named(launches_kernel)
+    return lost_launches(kernels, launches.calls, launches.first[launching], launches.among(ran)[launching])
 
 
 def _whole(value: Any) -> int | None:

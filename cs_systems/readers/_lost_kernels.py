@@ -6,7 +6,6 @@ the recording ended.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ from operator import itemgetter
 
 import numpy as np
 
+from cs_systems.readers._stalls import Kind, kind
 from cs_systems.readers.forms.columns import Bools, Floats, Ints
-from cs_systems.readers.forms.trace import Call, Kernels
+from cs_systems.readers.forms.trace import Call, Calls, Kernels
 
-_LAUNCH = re.compile(r"(cuda|cu|hip)\w*Launch\w*Kernel|cudaLaunch(_v\d+)?$")
 _CAPTURE = re.compile(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate")
 _WAIT = re.compile(r"(Device|Stream|Ctx|Context)Synchronize")
 US = 1e-6
@@ -27,39 +26,29 @@ MANY = 2  # number of launches without a kernel that one kernel without a launch
 IMPLAUSIBLE = 0.5  # share of the kernels; few programs have so many of less than 1 µs (7% in a step of ResNet-50)
 
 
-@functools.lru_cache(maxsize=4096)
 def launches_kernel(name: str) -> bool:
     """Return whether a call of this name launches one kernel, as opposed to a CUDA graph or a host function."""
-    return _LAUNCH.match(name) is not None
+    return kind(name) == Kind.LAUNCH
 
 
-@functools.lru_cache(maxsize=4096)
-def explains(name: str) -> bool:
-    """Return whether calls of this name help to decide if a launch without a kernel is a fault."""
-    return (_CAPTURE.search(name) or _WAIT.search(name)) is not None
-
-
-def lost_launches(
-    kernels: Kernels, start_s: Floats, end_s: Floats, thread: Ints, ran: Bools, others: Sequence[Call]
-) -> Floats:
+def lost_launches(kernels: Kernels, calls: Calls, launch: Ints, ran: Bools) -> Floats:
     """Return the starts of launches with kernels missing because of a fault, in order.
 
     Return none if many kernels have no launch: then the correlation ids are missing, not the kernels.
 
     Args:
         kernels: All kernels of the trace.
-        start_s: Start of each launch of one kernel.
-        end_s: Its end.
-        thread: Its thread.
+        calls: All calls, also those inside others.
+        launch: Index of each launch of one kernel in `calls`.
         ran: Whether the trace holds what it launched.
-        others: Calls, among them all that `explains` names.
     """
     if ran.all() or not ran.any():
         return np.empty(0)
-    waits = [call.start_s for call in others if _WAIT.search(call.name)]
-    known_until = max([*waits, float(start_s[ran].max(initial=-math.inf))])
+    start_s, end_s, thread = calls.start_s[launch], calls.end_s[launch], calls.thread[launch]
+    waits_s = calls.start_s[calls.name.codes_where(_WAIT.search)]
+    known_until = max(waits_s.max(initial=-math.inf), start_s[ran].max(initial=-math.inf))
     lost = ~ran & (start_s <= known_until)
-    for begin, end in _captures([call for call in others if _CAPTURE.search(call.name)]):
+    for begin, end in _captures([*calls.where(_CAPTURE.search)]):
         lost &= (start_s < begin) | (start_s > end)
     for number in np.unique(thread[lost]).tolist():
         of_thread = np.flatnonzero(thread == number)

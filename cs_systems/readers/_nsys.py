@@ -8,6 +8,7 @@ Source: "SQLite Schema Reference" in the user guide of Nsight Systems.
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,15 +21,45 @@ import numpy as np
 from cs_systems.config import ConfigError
 from cs_systems.core.units import counted
 from cs_systems.readers import _sqlite as sqlite
-from cs_systems.readers._lost_kernels import explains, launches_kernel, lost_launches
+from cs_systems.readers._calls import Launches
+from cs_systems.readers._lost_kernels import launches_kernel, lost_launches
 from cs_systems.readers._processes import chosen_process, ranges_elsewhere
-from cs_systems.readers._stalls import stalls
-from cs_systems.readers.forms.columns import NO_RANGES, UNKNOWN, Categorical, Floats, Ints, Ranges, distinct
+from cs_systems.readers.forms.columns import (
+    NO_RANGES,
+    UNKNOWN,
+    Categorical,
+    Floats,
+    Ints,
+    Ranges,
+    distinct,
+    latest,
+    taken,
+)
 from cs_systems.readers.forms.jobs import Job
-from cs_systems.readers.forms.trace import NO_KERNELS, WHOLE_GRAPH, Allocations, Call, Copy, Function, Kernels, Trace
+from cs_systems.readers.forms.trace import (
+    INVALID,
+    NO_CALLS,
+    NO_COPIES,
+    NO_KERNELS,
+    NO_WAITS,
+    WHOLE_GRAPH,
+    Allocations,
+    Calls,
+    Copies,
+    Function,
+    Kernels,
+    Trace,
+    Waits,
+    outermost_calls,
+)
 
 KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 COPIES = {"memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY", "memset": "CUPTI_ACTIVITY_KIND_MEMSET"}
+WAITS, EVENTS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
+OF_EVENT, OF_STREAM_FOR_EVENT, OF_CONTEXT = 1, 2, 4  # ENUM_CUPTI_SYNC_TYPE; 3 waits for a stream
+# ENUM_CUDA_MEMCPY_OPER → direction; the last three are of unified memory.
+DIRECTIONS = ("", *map("to".join, ("HD", "DH", "HA", "AH", "AA", "AD", "DA", "DD", "HH", "PP", "HD", "DH", "DD")))
+HOST_MEMORY = ("pageable", "pinned")  # the first numbers of ENUM_CUDA_MEM_KIND
 MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"  # recorded with --cuda-memory-usage=true
 FREED, ON_THE_HOST = 1, "0, 1"  # ENUM_CUDA_DEV_MEM_EVENT_OPER; ENUM_CUDA_MEM_KIND: pageable, pinned
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"  # recorded with --cuda-graph-trace=graph, nsys's default
@@ -49,6 +80,7 @@ NODES = "--cuda-graph-trace=node"
 LATEST = np.iinfo(np.int64).max
 PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
+_none = np.empty(0, np.int64)
 READABLE = "nsys 2021 to 2026"  # releases with readable exports
 # The columns of a kernel's Function except shared memory.
 _LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
@@ -98,6 +130,8 @@ class _Reader:
         self.limitations: list[str] = []
         self.columns = sqlite.columns(database)
         self._refuse()
+        self.by_start = _none  # order of the table of calls in time
+        self.ran: list[Ints] = []  # correlations of kernels and copies, also of damaged ones
         self.process = self._process(process)
         self.marking = self._marking_process()
         self.names = self._texts("StringIds", "value")
@@ -220,14 +254,14 @@ class _Reader:
     def trace(self) -> Trace:
         kernels = self._kernels()
         ranges = self._ranges()
-        copies = [copy for kind, table in COPIES.items() for copy in self._copies(kind, table)]
-        return Trace(
+        copies = self._copies()
+        trace = Trace(
             source=str(self.path),
             profiler="nsys",
             devices=self._devices(),
             kernels=kernels,
             copies=copies,
-            calls=self._calls(),
+            calls=self.launches.calls,
             ranges=ranges,
             overheads=self._overheads(),
             ops=None,
@@ -235,7 +269,9 @@ class _Reader:
             allocations=self._allocations(),
             lost_launches=self._lost_launches(kernels),
             job=self._job(),
+            waits=self._waits(),
         )
+        return outermost_calls(trace)
 
     def _job(self) -> Job:
         """Return the host and the time of the recording; nsys records no rank."""
@@ -293,8 +329,10 @@ class _Reader:
         found = [read for table, read in ((KERNELS, self._single), (GRAPHS, self._whole_graphs)) if self._has(table)]
         if not found:
             return NO_KERNELS
+        launches = self.launches  # read first, because reading takes more memory than it leaves in use
         numbers: dict[tuple[int, ...], int] = {}
         columns = _joined((_numbered(chunk, numbers) for read in found for chunk in read()), 7)
+        self.ran.append(columns[4])
         order = np.argsort(columns[0], kind="stable")
         order = order[(columns[1] >= columns[0])[order]]
         if damaged := len(columns[0]) - len(order):
@@ -303,9 +341,23 @@ class _Reader:
             columns[i] = column[order]
         start, end, device, stream, correlation, graph, codes = columns
         functions = [self._function(*row) for row in numbers]
-        thread, launched, returned = self._launches(correlation)
+        if not launches:
+            self.limitations.append(
+                "no CUDA call was recorded, so no kernel has a phase; record with nsys profile --trace=cuda,nvtx"
+            )
+        calls, start_s = launches.calls, _s(start)
+        call = launches.of(correlation, start_s)
         return Kernels(
-            Categorical(functions, codes), _s(start), _s(end), device, stream, thread, launched, returned, graph > 0
+            Categorical(functions, codes),
+            start_s,
+            _s(end),
+            device,
+            stream,
+            taken(calls.thread, call, UNKNOWN),
+            taken(calls.start_s, call, np.nan),
+            taken(calls.end_s, call, np.nan),
+            graph > 0,
+            call,
         )
 
     def _single(self) -> Iterator[list[Ints]]:
@@ -327,39 +379,22 @@ class _Reader:
         sizes = [np.full(len(graph), UNKNOWN)] * (len(_LAUNCH) - 1 + len(_SHARED) - 1)
         yield [*columns, np.ones(len(graph), np.int64), _graph_name(graph), *sizes]
 
-    def _launches(self, correlation: Ints) -> tuple[Ints, Floats, Floats]:
-        """Return (thread, start in s, end in s) of the call with each kernel's correlationId."""
-        found = self._calls_of(correlation)
-        if found is None:
-            self.limitations.append(
-                "no CUDA call was recorded, so no kernel has a phase; record with nsys profile --trace=cuda,nvtx"
-            )
-            nowhere = np.full(len(correlation), np.nan)
-            return np.full(len(correlation), UNKNOWN), nowhere, nowhere
-        return found
-
-    def _calls_of(self, correlation: Ints) -> tuple[Ints, Floats, Floats] | None:
-        """Return (thread, start in s, end in s) of the call with each correlationId; None if no call was recorded."""
+    @functools.cached_property
+    def launches(self) -> Launches:
+        """All calls in order of their start, and what each launched by its correlationId."""
         if not self._has(RUNTIME):
-            return None
-        wanted, which = np.unique(correlation, return_inverse=True)
-        begins = np.full(len(wanted), LATEST)
-        thread, end = np.full(len(wanted), UNKNOWN), np.full(len(wanted), UNKNOWN)
-        any_call = False
-        fields = ("correlationId", "globalTid", "start", "end")
-        for call, of_thread, starts, ends in self._chunks(RUNTIME, *fields, where="correlationId >= 0"):
-            any_call = True
-            at = np.searchsorted(wanted, call)
-            at[at == len(wanted)] = 0
-            # A call and one inside it can share a correlationId; take the outer one, which begins first.
-            mine = np.flatnonzero((wanted[at] == call) & (starts < begins[at])) if len(wanted) else at[:0]
-            mine = mine[np.argsort(-starts[mine], kind="stable")]  # for repeated indices, the last assignment wins
-            begins[at[mine]], thread[at[mine]], end[at[mine]] = starts[mine], of_thread[mine], ends[mine]
-        if not any_call:
-            return None
-        found = begins < LATEST
-        launched, returned = np.where(found, _s(begins), np.nan), np.where(found, _s(end), np.nan)
-        return thread[which], launched[which], returned[which]
+            return Launches(NO_CALLS, _none)
+        columns = self._read(RUNTIME, "nameId", "start", "end", "globalTid", "correlationId")
+        self.by_start = np.lexsort((-columns[2], columns[1]))  # a call before those inside it
+        for i, column in enumerate(columns):  # one at a time, so that only one column is in memory twice
+            columns[i] = column[self.by_start]
+        name, start, end, thread, correlation = columns
+        used = np.unique(name)
+        names = [self.names.get(number, f"call {number}") for number in used.tolist()]
+        # A call without an end is known to have begun only.
+        times = _s(start), _s(np.maximum(start, end))
+        calls = Calls(Categorical(names, used.searchsorted(name)), *times, thread)
+        return Launches(calls, np.maximum(correlation, UNKNOWN))
 
     def _function(self, name: int, *shape: int) -> Function:
         *sizes, registers, shared = (None if value == UNKNOWN else value for value in shape)
@@ -367,39 +402,72 @@ class _Reader:
         grid, block = ((*known[:3],), (*known[3:],)) if len(known) == 6 else (None, None)
         return Function(self.names.get(name, f"kernel {name}"), grid, block, registers, shared)  # type: ignore[arg-type]
 
-    def _copies(self, kind: str, table: str) -> Iterator[Copy]:
-        if self._has(table):
-            fields = (self._column(table, name) for name in ("deviceId", "streamId", "bytes"))
-            start, end, *rest = self._read(table, "start", "end", *fields)
-            if damaged := int((end < start).sum()):
-                self.limitations.append(f"{damaged} {kind}s that have no end, or end before they start, are left out")
-            whole = end >= start
-            rest = [column[whole] for column in rest]
-            for begin, stop, device, stream, size in _rows(_s(start[whole]), _s(end[whole]), *rest):
-                yield Copy(kind, begin, stop, max(device, 0), max(stream, 0), None if size == UNKNOWN else size)
+    def _copies(self) -> Copies:
+        found = [self._copies_of(kind, table) for kind, table in COPIES.items() if self._has(table)]
+        if not found:
+            return NO_COPIES
+        columns = [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        kind, start, end, device, stream, size, correlation, *about = (
+            column[np.argsort(columns[1], kind="stable")] for column in columns
+        )
+        first, codes = distinct(*about)
+        names = Categorical([_copy_name(*row) for row in _rows(*(column[first] for column in about))], codes)
+        start_s = _s(start)
+        call = self.launches.of(correlation, start_s)
+        places = np.maximum(device, 0), np.maximum(stream, 0)
+        return Copies(Categorical([*COPIES], kind), start_s, _s(end), *places, size, call, names.in_order_of_use())
 
-    def _calls(self) -> list[Call]:
-        if not self._has(RUNTIME):
-            return []
-        return self._calls_named([number for number, name in self.names.items() if stalls(name)])
+    def _copies_of(self, kind: str, table: str) -> list[Ints]:
+        """Return the columns of one table's copies, with the number of their kind as the first."""
+        fields = ("deviceId", "streamId", "bytes", "correlationId", "copyKind", "srcKind", "dstKind")
+        start, end, *rest = self._read(table, "start", "end", *(self._column(table, name) for name in fields))
+        self.ran.append(rest[3])
+        whole = end >= start
+        if damaged := int((~whole).sum()):
+            self.limitations.append(f"{damaged} {kind}s that have no end, or end before they start, are left out")
+        kinds = np.full(len(start), [*COPIES].index(kind))
+        return [column[whole] for column in (kinds, start, end, *rest)]
 
-    def _calls_named(self, names: Sequence[int]) -> list[Call]:
-        fields = ("nameId", "start", "end", "globalTid")
-        name, start, end, thread = self._read(RUNTIME, *fields, where=f"nameId IN ({', '.join(map(str, names))})")
-        return [Call(self.names[number], *row) for number, *row in _rows(name, _s(start), _s(end), thread)]
+    def _waits(self) -> Waits:
+        """Return what calls waited for, from the table of synchronisations."""
+        if not {"start", "correlationId", "syncType"} <= {*self.columns.get(WAITS, ())} or not self._has(WAITS):
+            return NO_WAITS
+        # An event is recorded many times; `eventSyncId`, since 2025, identifies one record.
+        has = {*self.columns[WAITS]} & {*self.columns.get(EVENTS, ())}
+        event = "eventSyncId" if "eventSyncId" in has else self._column(WAITS, "eventId")
+        fields = ("correlationId", "syncType", self._column(WAITS, "deviceId"), self._column(WAITS, "streamId"), event)
+        start, correlation, kind, device, stream, event_of = self._read(WAITS, "start", *fields)
+        start_s = _s(start)
+        of_event = (kind == OF_EVENT) | (kind == OF_STREAM_FOR_EVENT)
+        stream[(stream == INVALID) | (kind == OF_EVENT) | (kind == OF_CONTEXT)] = UNKNOWN
+        awaited, recorded = np.where(of_event, UNKNOWN, stream), np.full(len(start), UNKNOWN)
+        if {event, "correlationId"} <= has and self._has(EVENTS):
+            key, record, place = self._read(EVENTS, event, "correlationId", self._column(EVENTS, "streamId"))
+            # The record itself has no time: its call has.
+            called = self.launches.of(record, np.full(len(record), np.inf))
+            begun_s = taken(self.launches.calls.start_s, called, np.nan)
+            known = np.flatnonzero((key != UNKNOWN) & (key != INVALID) & (called != UNKNOWN))
+            known = known[np.lexsort((begun_s[known], key[known]))]
+            which = latest(event_of, start_s, key[known], begun_s[known])
+            which[taken(begun_s[known], which, np.inf) > start_s] = UNKNOWN  # recorded before the recording began
+            recorded = np.where(of_event, taken(called[known], which, UNKNOWN), UNKNOWN)
+            awaited = np.where(of_event, taken(place[known], which, UNKNOWN), awaited)
+        waiting = np.where(kind == OF_STREAM_FOR_EVENT, stream, UNKNOWN)
+        call = self.launches.of(correlation, start_s)
+        return Waits(call, awaited, device, recorded, waiting).take(call != UNKNOWN)
 
     def _lost_launches(self, kernels: Kernels) -> Floats:
-        launches, others = ([n for n, name in self.names.items() if of(name)] for of in (launches_kernel, explains))
-        if not launches or not self._has(RUNTIME):
+        launches = self.launches
+        named = launches.calls.name.codes_where(launches_kernel)
+        launch = np.flatnonzero(named & (launches.correlation != UNKNOWN))
+        ran = launches.among(np.concatenate([_none, *self.ran]))
+        has_run = ran[np.searchsorted(launches.numbers, launches.correlation[launch])]
+        if has_run.all():
             return np.empty(0)
         # A call that failed launched nothing.
-        done = f"ifnull({self._column(RUNTIME, 'returnValue')}, 0) = 0"
-        where = f"nameId IN ({', '.join(map(str, launches))}) AND {done}"
-        correlation, start, end, thread = self._read(RUNTIME, "correlationId", "start", "end", "globalTid", where=where)
-        of_device = [table for table in (KERNELS, *COPIES.values()) if self._has(table)]
-        ran = [self._read(table, self._column(table, "correlationId"))[0] for table in of_device]
-        has_run = np.isin(correlation, np.concatenate([np.empty(0, np.int64), *ran]))
-        return lost_launches(kernels, _s(start), _s(end), thread, has_run, self._calls_named(others))
+        (result,) = self._read(RUNTIME, self._column(RUNTIME, "returnValue"))
+        done = np.isin(result[self.by_start][launch], (0, UNKNOWN))
+        return lost_launches(kernels, launches.calls, launch[done], has_run[done])
 
     def _allocations(self) -> Allocations | None:
         if MEMORY not in self.columns:
@@ -408,8 +476,7 @@ class _Reader:
         columns = self._read(MEMORY, *fields, where=f"memKind NOT IN ({ON_THE_HOST})")
         order = np.argsort(columns[0], kind="stable")
         start, size, operation, address, correlation = (column[order] for column in columns)
-        calls = self._calls_of(correlation) if len(start) else None  # read only if needed: calls are many
-        thread = np.full(len(start), UNKNOWN) if calls is None else calls[0]
+        thread = taken(self.launches.calls.thread, self.launches.of(correlation, _s(start)), UNKNOWN)
         known: dict[int, int] = {}
         change = []
         for number, bytes, place in _rows(operation, size, address):
@@ -476,6 +543,13 @@ def _numbered(columns: Sequence[Ints], numbers: dict[tuple[int, ...], int]) -> l
 def _graph_name(graph: Any) -> Any:
     """Return a negative number for the name of a graph, because ids of texts in the export are not negative."""
     return -2 - graph
+
+
+def _copy_name(direction: int, *memory: int) -> str:
+    """Return a copy's name from its direction and the kinds of memory at both sides."""
+    host = [name for number, name in enumerate(HOST_MEMORY) if number in memory]
+    sides = DIRECTIONS[direction] if 0 <= direction < len(DIRECTIONS) else ""
+    return " ".join(filter(None, (sides, *host[:1])))
 
 
 def _numbers(text: bytes, count: int, table: str) -> Ints:

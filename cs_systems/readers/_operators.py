@@ -45,7 +45,7 @@ class OperatorReader:
         numbered = []
         if args.sequence is not UNSET:
             forward = 0 if args.forward is UNSET else int(args.forward)
-            numbered = [(len(self), _wrapped(int(args.sequence)), _wrapped(forward))]
+            numbered = [(len(self), wrapped(int(args.sequence)), wrapped(forward))]
         columns = _columns(numbered)
         own = array("d", [start_s]), array("d", [end_s]), array("q", [thread])
         self._extend([self._code_of(name, args)], *own, columns)
@@ -133,7 +133,7 @@ class OperatorReader:
         )
 
 
-def _wrapped(number: int) -> int:
+def wrapped(number: int) -> int:
     """Return an identifying number wrapped to a signed 64-bit integer."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 

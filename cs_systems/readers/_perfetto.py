@@ -51,7 +51,7 @@ CATEGORIES = {
     **dict.fromkeys(("hsa_api", "rccl_api", "rocdecode_api", "rocjpeg_api", "memory_allocation", "scratch_memory")),
 }
 _KINETO = re.compile(
-    r"kernel|gpu_\w+|cpu_\w+|(cuda|hip|xpu|privateuse1)_(runtime|driver)|user_annotation|python_function|overhead|Trace"
+    r"kernel|gpu_\w+|cpu_\w+|(cuda|hip|xpu|privateuse1)_(runtime|driver)|cuda_sync|user_annotation|python_function|overhead|Trace"
 )
 Fields = dict[int, list[Any]]  # number → values: int, or bytes
 

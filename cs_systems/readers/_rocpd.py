@@ -28,7 +28,7 @@ REQUIRED = {
         "pid", "agent_id", "kernel_id", "queue_id", "stream_id", "start", "end", "grid_size_x", "grid_size_y",
         "grid_size_z", "workgroup_size_x", "workgroup_size_y", "workgroup_size_z", "group_segment_size", "event_id",
     ),
-    "memory_copy": ("pid", "start", "end", "src_agent_id", "dst_agent_id", "stream_id", "size"),
+    "memory_copy": ("pid", "start", "end", "src_agent_id", "dst_agent_id", "stream_id", "size", "event_id"),
     "region": ("pid", "tid", "start", "end", "name_id", "event_id"),
     "event": ("id", "category_id", "stack_id", "parent_stack_id", "extdata"),
     "string": ("id", "string"),
@@ -131,8 +131,8 @@ def _recording(database: sql.Connection, end: str, number: int) -> Recording:
         made.add_kernel(kernel, (begin, finish), agent, queue if stream is None else stream, correlation, *sizes)
 
     def add_copy(row: Any) -> None:
-        begin, finish, source, target, stream, size = row
-        made.add_copy((begin, finish), (source, target), stream or 0, size)
+        begin, finish, source, target, stream, size, correlation = row
+        made.add_copy((begin, finish), (source, target), stream or 0, size, correlation)
 
     def add_region(row: Any) -> None:
         begin, finish, thread, name, kind, about, correlation, ancestor = row
@@ -158,8 +158,13 @@ def _recording(database: sql.Connection, end: str, number: int) -> Recording:
             "FROM {kernel_dispatch} k LEFT JOIN {event} e ON e.id = k.event_id WHERE k.pid = ?"
         ),
     )
-    copies = "SELECT start, end, src_agent_id, dst_agent_id, stream_id, size FROM {memory_copy} WHERE pid = ?"
-    made.take(add_copy, rows(copies))
+    made.take(
+        add_copy,
+        rows(
+            "SELECT start, end, src_agent_id, dst_agent_id, stream_id, size, stack_id FROM {memory_copy} c "
+            "LEFT JOIN {event} e ON e.id = c.event_id WHERE c.pid = ?"
+        ),
+    )
     made.take(
         add_region,
         rows(

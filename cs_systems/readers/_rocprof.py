@@ -24,12 +24,23 @@ from cs_systems.config import ConfigError
 from cs_systems.core.formats import Unpacked
 from cs_systems.core.units import counted
 from cs_systems.core.validation import is_whole
-from cs_systems.readers._lost_kernels import explains, launches_kernel, lost_launches
+from cs_systems.readers._lost_kernels import launches_kernel, lost_launches
 from cs_systems.readers._processes import chosen_process
-from cs_systems.readers._stalls import stalls
-from cs_systems.readers.forms.columns import Floats, Range, Ranges
+from cs_systems.readers._stalls import Kind, kind
+from cs_systems.readers.forms.columns import UNKNOWN, Floats, Range, Ranges
 from cs_systems.readers.forms.jobs import Job
-from cs_systems.readers.forms.trace import Call, Copy, Function, KernelRow, Kernels, Launch, Trace, without_collector
+from cs_systems.readers.forms.trace import (
+    Call,
+    Calls,
+    Copies,
+    Copy,
+    Function,
+    KernelRow,
+    Kernels,
+    Trace,
+    outermost_calls,
+    without_collector,
+)
 
 KEY = "rocprofiler-sdk-tool"
 LARGEST_BYTES = 1 << 29  # limit of the JSON's size; in memory it takes about six times as much
@@ -73,10 +84,10 @@ class Recording:
     devices: dict[int, tuple[int, str]] = field(default_factory=dict)  # agent of a GPU → its number and name
     symbols: dict[int, str] = field(default_factory=dict)  # kernel's id → name
     counters: int = 0  # number of kernels with recorded counters
-    kernels: list[KernelRow] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
+    kernels: list[KernelRow] = field(default_factory=list)  # with correlations in place of indices of calls
+    copies: list[tuple[Copy, int]] = field(default_factory=list)  # with the correlation of the call
     ranges: list[Range] = field(default_factory=list)
-    calls: dict[int, tuple[str, Launch, int]] = field(default_factory=dict)  # correlation → name, call, ancestor
+    calls: dict[int, tuple[Call, int]] = field(default_factory=dict)  # correlation → call, ancestor
     left_out: int = 0
     unread: int = 0  # regions of other kinds than calls and markers
     _functions: dict[tuple[Any, ...], Function] = field(default_factory=dict)
@@ -106,15 +117,17 @@ class Recording:
         where = number, _whole(stream)
         self.kernels.append((function, *_seconds(time_ns), *where, False, _whole(correlation)))
 
-    def add_copy(self, time_ns: Times, agents: tuple[Any, Any], stream: Any, size: Any) -> None:
+    def add_copy(self, time_ns: Times, agents: tuple[Any, Any], stream: Any, size: Any, correlation: Any) -> None:
         """Add a copy to the GPU that it comes from, else to the GPU that it goes to; a copy between hosts has none."""
         if gpus := [self.devices[agent][0] for agent in agents if agent in self.devices]:
             known = size if is_whole(size) else None
-            self.copies.append(Copy("memcpy", *_seconds(time_ns), gpus[0], _whole(stream), known))
+            direction = "to".join("D" if agent in self.devices else "H" for agent in agents)
+            copy = Copy("memcpy", *_seconds(time_ns), gpus[0], _whole(stream), known, None, direction)
+            self.copies.append((copy, correlation if is_whole(correlation) else UNKNOWN))
 
     def add_call(self, name: str, time_ns: Times, thread: Any, correlation: Any, ancestor: Any) -> None:
-        call = *_seconds(time_ns), _whole(thread)
-        self.calls[_whole(correlation)] = name, call, ancestor if is_whole(ancestor) else 0
+        call = Call(name, *_seconds(time_ns), _whole(thread))
+        self.calls[_whole(correlation)] = call, ancestor if is_whole(ancestor) else 0
 
     def add_range(self, name: str, time_ns: Times, thread: Any) -> None:
         self.ranges.append(Range(name, *_seconds(time_ns), _whole(thread)))
@@ -134,44 +147,47 @@ class Recording:
             limitations.append(left_out)
         if self.unread:
             limitations.append(f"left out: {counted(self.unread, 'region')} that are neither calls nor roctx ranges")
-        launches = {number: self._outermost(number) for number in self.calls}
-        graphs = {number for number, (name, _) in launches.items() if "GraphLaunch" in name}
-        kernels = [(*row[:5], row[-1] in graphs, row[-1]) for row in self.kernels] if graphs else self.kernels
-        columns = Kernels.of(kernels, {number: call for number, (_, call) in launches.items()})
-        waits = [Call(name, *call) for name, call, _ in self.calls.values() if stalls(name)]
-        return Trace(
+        calls, at = Calls.of(call for call, _ in self.calls.values()), self._launches()
+        kernels = []
+        for *row, _, number in self.kernels:
+            launch = at.get(number, UNKNOWN)
+            in_graph = launch != UNKNOWN and kind(calls.name[launch]) == Kind.GRAPH_LAUNCH
+            kernels.append((*row, in_graph, launch))
+        columns = Kernels.of(kernels, calls)  # type: ignore[arg-type]
+        trace = Trace(
             source=str(path),
             profiler="rocprofv3",
             devices=dict(self.devices.values()),
             kernels=columns,
-            copies=sorted(self.copies, key=lambda copy: copy.start_s),
-            calls=sorted(waits, key=lambda call: call.start_s),
+            copies=Copies.of(copy._replace(call=at.get(number)) for copy, number in self.copies),
+            calls=calls,
             ranges=Ranges.of(self.ranges),
             overheads=[],
             ops=None,
             limitations=tuple(limitations),
-            lost_launches=self._lost_launches(columns),
+            lost_launches=self._lost_launches(columns, calls),
             job=Job(host=self.host),
         )
+        return outermost_calls(trace)
 
-    def _lost_launches(self, kernels: Kernels) -> Floats:
+    def _lost_launches(self, kernels: Kernels, calls: Calls) -> Floats:
         ran = {row[-1] for row in self.kernels}
-        calls = {number: call for number, (name, call, _) in self.calls.items() if launches_kernel(name)}
-        if calls.keys() <= ran:
-            return np.empty(0)
-        start, end, thread = zip(*calls.values(), strict=True)
-        has_run = np.array([number in ran for number in calls])
-        others = [Call(name, *call) for name, call, _ in self.calls.values() if explains(name)]
-        return lost_launches(kernels, np.array(start), np.array(end), np.array(thread), has_run, others)
+        launch = np.flatnonzero(calls.name.codes_where(launches_kernel))
+        numbers = [*self.calls]
+        has_run = np.array([numbers[at] in ran for at in launch.tolist()], bool)
+        return lost_launches(kernels, calls, launch, has_run)
 
-    def _outermost(self, number: int) -> tuple[str, Launch]:
-        """Return (name, call) of the outermost recorded call around a call; a library's call encloses HIP's."""
-        name, call, ancestor = self.calls[number]
-        seen = {number}
-        while ancestor in self.calls and ancestor not in seen:
-            seen.add(ancestor)
-            name, call, ancestor = self.calls[ancestor]
-        return name, call
+    def _launches(self) -> dict[int, int]:
+        """Return for each call the index of the outermost recorded call around it; a library's call encloses HIP's."""
+        at = {number: index for index, number in enumerate(self.calls)}
+        found = {}
+        for number in self.calls:
+            outer, seen = number, {number}
+            while (ancestor := self.calls[outer][1]) in self.calls and ancestor not in seen:
+                seen.add(ancestor)
+                outer = ancestor
+            found[number] = at[outer]
+        return found
 
 
 def _seconds(time_ns: Times) -> tuple[float, float]:
@@ -265,7 +281,8 @@ class _Json:
     def _copy(self, row: Any) -> None:
         agents = row["src_agent_id"]["handle"], row["dst_agent_id"]["handle"]
         stream = _dict(row.get("stream_id")).get("handle", 0)
-        self.made.add_copy(_times(row), agents, stream, row.get("bytes"))
+        correlation = _dict(row.get("correlation_id")).get("internal")
+        self.made.add_copy(_times(row), agents, stream, row.get("bytes"), correlation)
 
     def _call(self, row: Any) -> None:
         number = row["correlation_id"]

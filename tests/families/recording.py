@@ -39,7 +39,7 @@ def with_kernels(path: Path) -> Trace:
     zeros = np.zeros(len(ops), np.int64)
     kernels = Kernels(
         Categorical.of(Function(e["name"], None, None, None, None) for e in ops),
-        start, end, zeros, zeros, np.array([e["tid"] for e in ops], np.int64), start, end, zeros.astype(bool),
+        start, end, zeros, zeros, np.array([e["tid"] for e in ops], np.int64), start, end, zeros > 0, zeros - 1,
     )  # fmt: skip
     return replace(trace, kernels=kernels)
 

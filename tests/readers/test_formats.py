@@ -27,14 +27,14 @@ from cs_systems.core.formats import Format, begins
 
 def read(path, process=None):
     from cs_systems.readers.forms.columns import NO_RANGES
-    from cs_systems.readers.forms.trace import Function, Kernels, Trace
+    from cs_systems.readers.forms.trace import NO_CALLS, NO_COPIES, Function, Kernels, Trace
 
     times = [float(word) for word in path.read_text().split()[1:]]
     rows = [
         (Function("tick", None, None, None, None), begin, end, 0, 0, False, -1)
         for begin, end in zip(times, times[1:])
     ]
-    return Trace("ticks", "ticker", {0: "clock"}, Kernels.of(rows, {}), [], [], NO_RANGES, [], None, ())
+    return Trace("ticks", "ticker", {0: "clock"}, Kernels.of(rows), NO_COPIES, NO_CALLS, NO_RANGES, [], None, ())
 
 
 FORMAT = Format(

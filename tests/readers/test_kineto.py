@@ -77,7 +77,7 @@ def columns(trace: Trace) -> list[Any]:
     assert trace.operators is not None
     tree = (trace.operators.start_s, trace.operators.end_s, trace.operators.thread, trace.operators.parent)
     rows = list(trace.kernels), list(trace.ranges), list(trace.ops or ()), list(trace.operators.signature)
-    return [*rows, trace.copies, trace.calls, *(column.tolist() for column in tree)]
+    return [*rows, list(trace.copies), list(trace.calls), *(column.tolist() for column in tree)]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from cs_systems.config import RunConfig
 from cs_systems.measure.profilers._tables import tables
 from cs_systems.readers import read
 from cs_systems.readers._lost_kernels import launches_kernel, lost_launches, zero_kernels
-from cs_systems.readers.forms.trace import NO_KERNELS, Call
+from cs_systems.readers.forms.trace import NO_KERNELS, Call, Calls
 from cs_systems.record import RunRecord
 from tests.readers.test_rocprof import STEPS as ROCM
 from tests.readers.test_rocprof import as_database, as_json
@@ -297,10 +297,14 @@ def test_call_inside_another_is_one_launch_with_it() -> None:
     """The kernel has the correlation id of one of the two."""
     start, end = np.array([1.0, 1.1, 3.0, 3.1, 5.0, 5.1]), np.array([2.0, 1.9, 4.0, 3.9, 6.0, 5.9])
     ran = np.array([True, False, False, True, False, False])
-    wait = [Call(WAIT, 9.0, 9.5, 1)]
-    assert lost_launches(NO_KERNELS, start, end, np.ones(6, np.int64), ran, wait).tolist() == [5.0]
-    on_two_threads = np.array([1, 2, 1, 2, 1, 2])
-    assert lost_launches(NO_KERNELS, start, end, on_two_threads, ran, wait).tolist() == [1.1, 3.0, 5.0, 5.1]
+
+    def lost(*thread: int) -> list[float]:
+        launches = [Call("cudaLaunchKernel", *of) for of in zip(start, end, thread, strict=True)]
+        found = lost_launches(NO_KERNELS, Calls.of([*launches, Call(WAIT, 9.0, 9.5, 1)]), np.arange(6), ran)
+        return list(found.tolist())
+
+    assert lost(1, 1, 1, 1, 1, 1) == [5.0]
+    assert lost(1, 2, 1, 2, 1, 2) == [1.1, 3.0, 5.0, 5.1]
 
 
 @pytest.mark.parametrize("share", [1, 2])

@@ -28,6 +28,7 @@ from cs_systems.config import ConfigError
 from cs_systems.readers import _rocpd as rocpd
 from cs_systems.readers import _rocprof as rocprof
 from cs_systems.readers import read
+from cs_systems.readers._stalls import stalls
 from cs_systems.readers.forms.jobs import Job
 from cs_systems.readers.forms.trace import Trace
 
@@ -60,7 +61,7 @@ STEPS: Recording = {
     ],
     "ranges": [("step", 1_000, 6_200, 100, 1), ("forward", 1_010, 2_000, 100, 2), ("backward", 3_000, 6_150, 100, 3)],
     "marks": [("epoch", 2_500, 100, 4)],
-    "copies": [(700, 900, 0, 4, 4_096, 1)],  # begin, end, source, target, bytes, stream
+    "copies": [(700, 900, 0, 4, 4_096, 1, 99)],  # begin, end, source, target, bytes, stream, correlation
 }
 
 
@@ -129,13 +130,13 @@ def as_json(path: Path, recordings: list[Recording]) -> Path:
                 ],
                 "memory_copy": [
                     {
-                        **api("MEMORY_COPY_HOST_TO_DEVICE", begin, end, 100, 99),
+                        **api("MEMORY_COPY_HOST_TO_DEVICE", begin, end, 100, number),
                         "src_agent_id": {"handle": 900 + source},
                         "dst_agent_id": {"handle": 900 + target},
                         "bytes": size,
                         "stream_id": {"handle": stream},
                     }
-                    for begin, end, source, target, size, stream in of["copies"]
+                    for begin, end, source, target, size, stream, number in of["copies"]
                 ],
             },
         }
@@ -208,8 +209,8 @@ def _write_tables(database: sqlite3.Connection, of: Recording, end: str) -> None
     for name, time, thread, number in of["marks"]:
         about = event("MARKER_CORE_RANGE_API", number, message=name)
         insert("region", process, thread, time, time, text("roctxMarkA"), about)
-    for begin, finish, source, target, size, stream in of["copies"]:
-        insert("memory_copy", process, begin, finish, source, target, size, stream, event("MEMORY_COPY", 99))
+    for begin, finish, source, target, size, stream, number in of["copies"]:
+        insert("memory_copy", process, begin, finish, source, target, size, stream, event("MEMORY_COPY", number))
 
 
 FORMS = pytest.mark.parametrize("write", [as_json, as_database])
@@ -247,7 +248,7 @@ def test_kernels_copies_calls_and_ranges_are_read(tmp_path: Path, write: Write) 
     assert first.launch_start_s == pytest.approx(1_050e-9)
     assert first.launch_end_s == pytest.approx(1_100e-9)
     assert [(c.kind, c.device, c.stream, c.bytes) for c in trace.copies] == [("memcpy", 3, 1, 4_096)]
-    assert [(c.name, c.thread) for c in trace.calls] == [("hipDeviceSynchronize", 100)]
+    assert [(c.name, c.thread) for c in trace.calls.where(stalls)] == [("hipDeviceSynchronize", 100)]
     assert [(r.name, round(r.start_s * 1e9), r.thread) for r in trace.ranges] == [
         (name, begin, thread) for name, begin, _, thread, _ in STEPS["ranges"]
     ]

@@ -97,8 +97,8 @@ def _computing(profile: Profile, names_work: bool) -> dict[str, Intervals]:
         edges |= {phase: work.phase.codes_where(phase.__eq__) for phase in {*work.phase.values} - {UNATTRIBUTED}}
         return {label: union(work.start_s[own], work.end_s[own]) for label, own in edges.items()}
     computes = ~is_collective(kernels)
-    starts = np.append(kernels.start_s[computes], [copy.start_s for copy in trace.copies])
-    ends = np.append(kernels.end_s[computes], [copy.end_s for copy in trace.copies])
+    starts = np.append(kernels.start_s[computes], trace.copies.start_s)
+    ends = np.append(kernels.end_s[computes], trace.copies.end_s)
     found = {"": union(starts, ends)}
     if not names_work:
         return found

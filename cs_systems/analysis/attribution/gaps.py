@@ -151,9 +151,9 @@ def idle_by_cause(tables: Tables, clean_s: float | None = None) -> dict[str, flo
 
 def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
     """Return the time that each cause lasted in each gap; the host's calls count only where it was late."""
-    copies = [Span(COPY, copy.start_s, copy.end_s) for copy in trace.copies if copy.device == device]
+    copies = [Span(COPY, copy.start_s, copy.end_s) for copy in trace.copies.take(trace.copies.device == device)]
     host = [Span(PROFILER, start, end) for start, end in trace.overheads]
-    host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in trace.calls]
+    host += [Span(str(stalls(call.name)), call.start_s, call.end_s) for call in trace.calls.where(stalls)]
     if len(gaps.step):
         within = float(gaps.start_s.min()), float(gaps.end_s.max())
         host += [Span(HOST, start, end) for start, end in silences(trace, *within)]
@@ -172,7 +172,7 @@ def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
 
 
 def silences(trace: Trace, from_s: float, to_s: float) -> list[tuple[float, float]]:
-    """Return the stretches between two times, of over 1 ms each, in which no thread made a CUDA call.
+    """Return the stretches between two times, of over 1 ms each, in which no thread launched or waited.
 
     Empty if the trace has no launch, because then nothing is known of the host's calls.
     """
@@ -180,8 +180,9 @@ def silences(trace: Trace, from_s: float, to_s: float) -> list[tuple[float, floa
     known = ~np.isnan(kernels.launch_start_s)
     if not known.any():
         return []
-    start = np.concatenate([kernels.launch_start_s[known], [call.start_s for call in trace.calls]])
-    end = np.concatenate([kernels.launch_end_s[known], [call.end_s for call in trace.calls]])
+    calls = trace.calls.where(stalls)
+    start = np.concatenate([kernels.launch_start_s[known], calls.start_s])
+    end = np.concatenate([kernels.launch_end_s[known], calls.end_s])
     order = np.argsort(start, kind="stable")
     until = np.clip(np.concatenate([[from_s], np.maximum.accumulate(end[order])]), from_s, to_s)
     after = np.clip(np.append(start[order], to_s), from_s, to_s)

@@ -133,9 +133,8 @@ def launching_thread(trace: Trace) -> int:
 
 def wait_rows(trace: Trace, steps: Sequence[Step]) -> list[WaitRow]:
     """Return a row for each call that waits for the device and the place that calls it, the longest wait first."""
-    calls = [call for call in trace.calls if stalls(call.name) == SYNCHRONISATION]
-    starts: Floats = np.array([call.start_s for call in calls])
-    inside = steps_of(starts, steps)[1] if calls else np.empty(0, bool)
+    calls = trace.calls.where(lambda name: stalls(name) == SYNCHRONISATION)
+    inside = steps_of(calls.start_s, steps)[1]
     lasted, count = defaultdict[tuple[str, str], float](float), Counter[tuple[str, str]]()
     for call, counts in zip(calls, inside.tolist(), strict=True):
         if counts:

@@ -194,10 +194,10 @@ def of_kernels(trace: Trace, chosen: Sequence[Step], device: int | None = None) 
     kernels = trace.kernels
     own = np.ones(len(kernels), bool) if device is None else kernels.device == device
     collective = is_collective(kernels)
-    copies = [copy for copy in trace.copies if device in (None, copy.device)]
-    copied = np.array([(copy.start_s, copy.start_s, copy.end_s) for copy in copies]).reshape(-1, 3)
+    copies = trace.copies if device is None else trace.copies.take(trace.copies.device == device)
     collectives, computing = _Work.of_kernels(kernels, own & collective), _Work.of_kernels(kernels, own & ~collective)
-    computing = _Work(*(np.append(*columns) for columns in zip(computing, copied.T, strict=True)))
+    copied = copies.start_s, copies.start_s, copies.end_s
+    computing = _Work(*(np.append(*columns) for columns in zip(computing, copied, strict=True)))
     names = [function.name for function in kernels.function.take(own & collective)]
     return _cut(chosen, names, collectives, computing)
 

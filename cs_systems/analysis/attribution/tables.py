@@ -533,7 +533,7 @@ def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
     if name == "steps":
         found += _reconciled(rows)
     if name == "families" and (copies := profile.trace.copies):
-        time_s = sum(copy.end_s - copy.start_s for copy in copies)
+        time_s = float((copies.end_s - copies.start_s).sum())
         found.append(f"not included: {len(copies)} memcpy and memset in the trace, {time_s * 1e3:.3g} ms in total")
     return found
 

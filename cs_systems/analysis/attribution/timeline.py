@@ -20,6 +20,7 @@ from cs_systems.analysis.attribution.tables import NO_COSTS, TABLES, Costs, exte
 from cs_systems.core.printable import LONGEST_NAME, shortened
 from cs_systems.core.range_names import UNATTRIBUTED, meaning
 from cs_systems.core.tables import Row, Table, Tables, by_name
+from cs_systems.readers._stalls import stalls
 from cs_systems.readers.forms.columns import Range, Ranges
 from cs_systems.readers.forms.trace import Call, Copy, Function, Kernel, Step, Trace, steps_of
 
@@ -336,21 +337,23 @@ def within(profile: Profile, start_s: float, end_s: float) -> Within:
     """Return the events between two times of the host.
 
     Kernels belong to the time in which they were launched; ranges, operators and calls to that in which they begin.
-    Copies, whose launch is not known, belong to it if they begin before its last kernel ends.
+    Only calls that can leave the device without work count: launches are drawn with their kernels. Copies belong to the
+    time if they begin before its last kernel ends.
     """
     trace, whole = profile.trace, [Step("whole", start_s, end_s)]
     _, launched = steps_of(trace.kernels.launched_s, whole)
     kernels = list(zip(trace.kernels.rows(launched), profile.places.take(launched), strict=True))
     last_s = max([end_s, *(kernel.end_s for kernel, _ in kernels)])
+    copies, calls = trace.copies, trace.calls.where(stalls)
 
     def begun(ranges: Ranges) -> list[Range]:
         return ranges.take(steps_of(ranges.start_s, whole)[1]).named(lambda name: True)
 
     return Within(
         kernels,
-        sorted((c for c in trace.copies if start_s <= c.start_s <= last_s), key=lambda c: c.start_s),
+        list(copies.take((start_s <= copies.start_s) & (copies.start_s <= last_s))),
         begun(trace.ranges),
-        sorted((c for c in trace.calls if start_s <= c.start_s <= end_s), key=lambda c: c.start_s),
+        list(calls.take((start_s <= calls.start_s) & (calls.start_s <= end_s))),
         begun(trace.operators.ranges()) if trace.operators is not None else [],
     )
 

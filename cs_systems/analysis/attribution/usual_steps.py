@@ -298,8 +298,8 @@ def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
 def long_calls(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
     """Return the time of calls that last long and begin between two times, by name, the longest first."""
     found: dict[str, float] = defaultdict(float)
-    for call in trace.calls:
-        if from_s <= call.start_s < to_s and call.end_s - call.start_s > LONG_CALL_S and not _waits(call.name):
+    for call in trace.calls.where(lambda name: stalls(name) and not _waits(name)):
+        if from_s <= call.start_s < to_s and call.end_s - call.start_s > LONG_CALL_S:
             found[call.name] += min(call.end_s, to_s) - call.start_s
     kernels = trace.kernels
     launch_s: Floats = kernels.launch_end_s - kernels.launch_start_s

@@ -11,10 +11,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cs_systems.core.statistics import ROUNDING_S
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 T = TypeVar("T")
+N = TypeVar("N", np.float64, np.int64)
 UNKNOWN = -1
 _none, _never = np.empty(0, np.int64), np.empty(0)
 
@@ -47,6 +50,16 @@ class Categorical(Sequence[T]):
         """Return for each entry whether `wanted` accepts its value; it is called once for each distinct value."""
         return np.array([bool(wanted(value)) for value in self.values], bool)[self.codes]
 
+    def in_order_of_use(self) -> Categorical[T]:
+        """Return the same entries with each value once, in order of its first entry, and no value without one."""
+        numbers: dict[T, int] = {}
+        codes = np.array([numbers.setdefault(value, len(numbers)) for value in self.values], np.int64)[self.codes]
+        used, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        number, values = np.empty(len(used), np.int64), list(numbers)
+        number[order] = np.arange(len(used))
+        return Categorical([values[code] for code in used[order].tolist()], number[codes])
+
 
 def distinct(*columns: Ints) -> tuple[Ints, Ints]:
     """Return (first, codes) of the distinct rows of a table given by its columns.
@@ -62,6 +75,59 @@ def distinct(*columns: Ints) -> tuple[Ints, Ints]:
     if not all((column[first][codes] == column).all() for column in columns):
         _, first, codes = np.unique(table, axis=1, return_index=True, return_inverse=True)
     return first, codes.reshape(-1)
+
+
+def taken(column: NDArray[N], which: Ints, missing: float) -> NDArray[N]:
+    """Return the entries of a column at the given indices, `missing` where an index is UNKNOWN."""
+    if not len(column):
+        return np.full(len(which), missing, column.dtype)
+    return np.where(which == UNKNOWN, np.array(missing, column.dtype), column[which])
+
+
+def latest(key: Ints, time_s: Floats, of_key: Ints, of_time_s: Floats) -> Ints:
+    """Return for each key and time the index of the latest entry of the key at that time.
+
+    If all entries of the key are later, return the first; UNKNOWN if the key has none.
+
+    Args:
+        key: Wanted keys.
+        time_s: Wanted times.
+        of_key: Key of each entry, sorted.
+        of_time_s: Time of each entry, sorted within a key.
+    """
+    first, end = of_key.searchsorted(key, "left"), of_key.searchsorted(key, "right")
+    found = np.where(first < end, first, UNKNOWN)
+    several = np.flatnonzero(end - first > 1)
+    if len(several):
+        times = np.unique(of_time_s)
+        # Key and time as one number that sorts in the same way.
+        entries = of_key.searchsorted(of_key, "left") * len(times) + times.searchsorted(of_time_s)
+        wanted = first[several] * len(times) + times.searchsorted(time_s[several], "right") - 1
+        found[several] = np.maximum(entries.searchsorted(wanted, "right") - 1, first[several])
+    return found
+
+
+def outermost(group: Ints, start_s: Floats, end_s: Floats) -> Ints:
+    """Return for each interval the index of the outermost interval of its group around it, its own if there is none."""
+    count = len(group)
+    order = np.lexsort((start_s, group))
+    if not ((np.diff(group[order]) == 0) & (start_s[order[1:]] < end_s[order[:-1]] - ROUNDING_S)).any():
+        return np.arange(count)
+    # Of intervals that begin together the longer one is outer; one of no length precedes them and is in none.
+    order = np.lexsort((-end_s, end_s > start_s, start_s, group))
+    group, start_s, end_s = group[order], start_s[order], end_s[order]
+    number = np.cumsum(np.diff(group, prepend=group[:1]) != 0)
+    by_end = np.argsort(end_s, kind="stable")
+    rank = np.empty(count, np.int64)
+    rank[by_end] = np.arange(count)
+    # One running maximum for all groups: of the latest end so far, with the group's number ahead of it.
+    reached = np.maximum.accumulate(number * count + rank)
+    inside = np.zeros(count, bool)
+    before = end_s[by_end[reached[:-1] % max(count, 1)]]
+    inside[1:] = (number[1:] == number[:-1]) & (start_s[1:] < before - ROUNDING_S) & (end_s[1:] <= before + ROUNDING_S)
+    around = np.empty(count, np.int64)
+    around[order] = order[np.maximum.accumulate(np.where(inside, 0, np.arange(count)))]
+    return around
 
 
 class Range(NamedTuple):

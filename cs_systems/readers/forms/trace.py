@@ -3,15 +3,18 @@
 Times are seconds from an origin that the reader chooses, on one clock for host and device. A thread is a number that is
 unique in the trace. Large tables are stored as columns: arrays with one entry per row. An unrecorded value is None in a
 row made from the columns, and UNKNOWN or NaN in a column.
+
+The calls of the CUDA, HIP or XPU interface are in `Trace.calls`; `call` of a kernel, copy or wait is the index of its
+call there. A reader collects all calls with `call` as an index into these, and `outermost_calls` leaves the outermost.
 """
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -25,6 +28,8 @@ from cs_systems.readers.forms.columns import (
     Ints,
     Ranges,
     distinct,
+    outermost,
+    taken,
 )
 from cs_systems.readers.forms.jobs import Job, Message
 from cs_systems.readers.forms.modules import Modules
@@ -77,14 +82,62 @@ class Kernel(NamedTuple):
     in_graph: bool
 
 
-Launch = tuple[float, float, int]  # start and end in s, thread
-# Function, start and end in s, device, stream, whether a CUDA graph ran it, correlation id of its launch.
+class Call(NamedTuple):
+    """Call of the CUDA, HIP or XPU interface by the host; `readers._stalls.kind` gives its kind by the name."""
+
+    name: str
+    start_s: float
+    end_s: float
+    thread: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """All calls in order of their start: the fields of `Call` as columns.
+
+    Calls of one thread do not enclose each other: a driver's call inside a call of the runtime is left out.
+    """
+
+    name: Categorical[str]
+    start_s: Floats
+    end_s: Floats
+    thread: Ints
+
+    @classmethod
+    def of(cls, rows: Iterable[Call]) -> Calls:
+        """Return the calls of any iterable, in its order."""
+        name, start, end, thread = zip(*rows, strict=True) if (rows := [*rows]) else ((),) * 4
+        times = np.array(start, np.float64), np.array(end, np.float64)
+        return cls(Categorical.of(name), *times, np.array(thread, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def __iter__(self) -> Iterator[Call]:
+        return map(Call, self.name, self.start_s.tolist(), self.end_s.tolist(), self.thread.tolist())
+
+    def take(self, which: Ints | Bools) -> Calls:
+        return Calls(self.name.take(which), self.start_s[which], self.end_s[which], self.thread[which])
+
+    def where(self, wanted: Callable[[str], object]) -> Calls:
+        """Return the calls with a name that `wanted` accepts."""
+        return self.take(self.name.codes_where(wanted))
+
+
+_none, _never = np.empty(0, np.int64), np.empty(0)
+NO_CALLS = Calls(Categorical([], _none), _never, _never, _none)
+
+# Function, start and end in s, device, stream, whether a CUDA graph ran it, index of the call that launched it.
 KernelRow = tuple[Function, float, float, int, int, bool, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """All kernel executions in order of their start: the fields of `Kernel` as columns."""
+    """All kernel executions in order of their start: the fields of `Kernel` as columns.
+
+    `thread` and the times of the launch are those of the call to which the profiler attributes the kernel. It may lie
+    inside `call`, the index in `Trace.calls`. All are UNKNOWN or NaN where the launch was not recorded.
+    """
 
     function: Categorical[Function]
     start_s: Floats
@@ -95,25 +148,51 @@ class Kernels:
     launch_start_s: Floats
     launch_end_s: Floats
     in_graph: Bools
+    call: Ints
 
     @classmethod
-    def of(cls, rows: Iterable[KernelRow], launches: Mapping[int, Launch]) -> Kernels:
-        """Return the kernels in order of their start, each with the launch that has its correlation id."""
-        if not (ordered := sorted(rows, key=itemgetter(1))):
-            return NO_KERNELS
-        unknown = (math.nan, math.nan, UNKNOWN)
-        function, start, end, device, stream, in_graph, correlation = zip(*ordered, strict=True)
-        launched, returned, thread = zip(*(launches.get(n, unknown) for n in correlation), strict=True)
+    def of(cls, rows: Iterable[KernelRow], calls: Calls = NO_CALLS) -> Kernels:
+        """Return the kernels in order of their start; the last entry of a row is an index into `calls`."""
+        function, start, end, device, stream, in_graph, call = (
+            zip(*rows, strict=True) if (rows := [*rows]) else ((),) * 7
+        )
+        return cls.launched(
+            Categorical.of(function),
+            np.array(start, np.float64),
+            np.array(end, np.float64),
+            np.array(device, np.int64),
+            np.array(stream, np.int64),
+            np.array(in_graph, bool),
+            np.array(call, np.int64),
+            calls,
+        )
+
+    @classmethod
+    def launched(
+        cls,
+        function: Categorical[Function],
+        start_s: Floats,
+        end_s: Floats,
+        device: Ints,
+        stream: Ints,
+        in_graph: Bools,
+        call: Ints,
+        calls: Calls,
+    ) -> Kernels:
+        """Return the same from columns in any order."""
+        order = np.argsort(start_s, kind="stable")
+        call = call[order]
         return cls(
-            function=Categorical.of(function),
-            start_s=np.array(start),
-            end_s=np.array(end),
-            device=np.array(device, np.int64),
-            stream=np.array(stream, np.int64),
-            thread=np.array(thread, np.int64),
-            launch_start_s=np.array(launched),
-            launch_end_s=np.array(returned),
-            in_graph=np.array(in_graph),
+            function=function.take(order).in_order_of_use(),
+            start_s=start_s[order],
+            end_s=end_s[order],
+            device=device[order],
+            stream=stream[order],
+            thread=taken(calls.thread, call, UNKNOWN),
+            launch_start_s=taken(calls.start_s, call, math.nan),
+            launch_end_s=taken(calls.end_s, call, math.nan),
+            in_graph=in_graph[order],
+            call=call,
         )
 
     @property
@@ -160,8 +239,7 @@ class Kernels:
             )
 
 
-_none, _never = np.empty(0, np.int64), np.empty(0)
-NO_KERNELS = Kernels(Categorical([], _none), _never, _never, _none, _none, _none, _never, _never, np.empty(0, bool))
+NO_KERNELS = Kernels.of(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,17 +264,86 @@ class Copy(NamedTuple):
     start_s: float
     end_s: float
     device: int
-    stream: int
+    stream: int | None
     bytes: int | None
+    call: int | None = None  # index of the call that asked for it
+    name: str = ""  # direction and kind of the host's memory: "HtoD pageable", "DtoD"; "" if not recorded
 
 
-class Call(NamedTuple):
-    """CUDA call of the host that can leave the device without work; launches are stored with their kernels instead."""
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """All copies in order of their start: the fields of `Copy` as columns."""
 
-    name: str
-    start_s: float
-    end_s: float
-    thread: int
+    kind: Categorical[str]
+    start_s: Floats
+    end_s: Floats
+    device: Ints
+    stream: Ints
+    bytes: Ints
+    call: Ints
+    name: Categorical[str]
+
+    @classmethod
+    def of(cls, rows: Iterable[Copy]) -> Copies:
+        """Return the copies of any iterable, in order of their start."""
+        ordered = sorted(rows, key=itemgetter(1))
+        kind, start, end, *numbers, name = zip(*ordered, strict=True) if ordered else ((),) * len(Copy._fields)
+        times = np.array(start, np.float64), np.array(end, np.float64)
+        device, stream, size, call = (
+            np.array([UNKNOWN if value is None else value for value in column], np.int64) for column in numbers
+        )
+        return cls(Categorical.of(kind), *times, device, stream, size, call, Categorical.of(name))
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def __iter__(self) -> Iterator[Copy]:
+        times = self.start_s.tolist(), self.end_s.tolist(), self.device.tolist()
+        known = (
+            [None if value == UNKNOWN else value for value in column.tolist()]
+            for column in (self.stream, self.bytes, self.call)
+        )
+        return map(Copy, self.kind, *times, *known, self.name)
+
+    def take(self, which: Ints | Bools) -> Copies:
+        return Copies(
+            self.kind.take(which),
+            self.start_s[which],
+            self.end_s[which],
+            self.device[which],
+            self.stream[which],
+            self.bytes[which],
+            self.call[which],
+            self.name.take(which),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Waits of which the file itself names the cause, in any order.
+
+    A call may wait without a row here: most files name no cause. `stream` is the stream waited for, on `device`;
+    UNKNOWN for all streams of the device, and for an event if the file does not say on which stream it was recorded.
+    `event_call` is the index of the call that recorded the event; UNKNOWN if it was not recorded, or the wait is for no
+    event. `waiting_stream` is the stream that waits (cudaStreamWaitEvent); UNKNOWN if the host waits inside the call.
+    """
+
+    call: Ints
+    stream: Ints
+    device: Ints
+    event_call: Ints
+    waiting_stream: Ints
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+    def take(self, which: Ints | Bools) -> Waits:
+        columns = self.call, self.stream, self.device, self.event_call, self.waiting_stream
+        return Waits(*(column[which] for column in columns))
+
+
+INVALID = (1 << 32) - 1  # CUPTI's number of a stream or event where there is none
+NO_COPIES, NO_WAITS = Copies.of(()), Waits(*[_none] * 5)
 
 
 class Step(NamedTuple):
@@ -281,8 +428,8 @@ class Trace:
     profiler: str  # "nsys", "kineto", "rocprofv3" …
     devices: dict[int, str]  # number → name
     kernels: Kernels
-    copies: list[Copy]
-    calls: list[Call]
+    copies: Copies
+    calls: Calls
     ranges: Ranges
     overheads: list[tuple[float, float]]  # when the profiler itself delayed the host: (start, end) in s
     ops: Ops | None
@@ -295,3 +442,31 @@ class Trace:
     knows_operators: bool = False
     lacks_kernels: bool = False
     lost_launches: Floats = field(default_factory=lambda: np.empty(0))
+    waits: Waits = NO_WAITS
+
+
+def outermost_calls(trace: Trace) -> Trace:
+    """Return the trace with the outermost calls of each thread, in order of their start.
+
+    What belongs to a call inside another belongs to the outer one.
+    """
+    around = outermost(trace.calls.thread, trace.calls.start_s, trace.calls.end_s)
+    kept = np.flatnonzero(around == np.arange(len(around)))
+    kept = kept[np.argsort(trace.calls.start_s[kept], kind="stable")]
+    if np.array_equal(kept, np.arange(len(around))):
+        return trace
+    number = np.empty(len(around), np.int64)
+    number[kept] = np.arange(len(kept))
+    number = number[around]
+    waits = replace(
+        trace.waits,
+        call=taken(number, trace.waits.call, UNKNOWN),
+        event_call=taken(number, trace.waits.event_call, UNKNOWN),
+    )
+    return replace(
+        trace,
+        calls=trace.calls.take(kept),
+        kernels=replace(trace.kernels, call=taken(number, trace.kernels.call, UNKNOWN)),
+        copies=replace(trace.copies, call=taken(number, trace.copies.call, UNKNOWN)),
+        waits=waits,
+    )

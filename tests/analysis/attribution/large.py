@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cs_systems.readers.forms.columns import Categorical, Range, Ranges
-from cs_systems.readers.forms.trace import NO_KERNELS, Call, Copy, Function, Kernels, Op, Ops, Trace
+from cs_systems.readers.forms.columns import UNKNOWN, Categorical, Range, Ranges
+from cs_systems.readers.forms.trace import NO_KERNELS, Call, Calls, Copies, Copy, Function, Kernels, Op, Ops, Trace
 from tests.analysis.attribution.work import counted
 
 MAIN, AUTOGRAD = 1, 2
@@ -24,7 +24,7 @@ def trace(steps: int, blocks: int, kernels: bool = True, communicates: bool = Tr
     """
     third = "ncclDevKernel_AllReduce" if communicates else "triton_poi_fused_add"
     ranges: list[Range] = []
-    ran: list[tuple[Function, float, float, int, int, int, float, float, bool]] = []
+    ran: list[tuple[Function, float, float, int, int, int, float, float, bool, int]] = []
     copies, calls, overheads, ops = [], [], [], []
     sequence = count(1)
     for step in range(steps):
@@ -52,15 +52,15 @@ def trace(steps: int, blocks: int, kernels: bool = True, communicates: bool = Tr
                     launch = at + later + 0.01 * each
                     function = Function(name, (1, 1, 1), (32, 1, 1), 32, 0)
                     runs = launch + 0.1 * each, launch + 0.4 * each
-                    ran.append((function, *runs, device, stream, thread, launch, launch + 0.01 * each, False))
+                    ran.append((function, *runs, device, stream, thread, launch, launch + 0.01 * each, False, UNKNOWN))
     ran.sort(key=lambda one: one[1])
     return Trace(
         source="made",
         profiler="kineto",
         devices={0: "H200", 1: "H200"},
         kernels=_columns(Kernels, ran) if kernels else NO_KERNELS,
-        copies=copies if kernels else [],
-        calls=calls,
+        copies=Copies.of(copies if kernels else []),
+        calls=Calls.of(sorted(calls, key=lambda call: call.start_s)),
         ranges=_columns(Ranges, ranges),
         overheads=overheads,
         ops=_columns(Ops, ops) if kernels else None,

@@ -297,7 +297,7 @@ def test_copies_from_the_start_to_the_end_of_the_last_kernel_are_within(
 ) -> None:
     copy = event("gpu_memcpy", "Memcpy HtoD", begins, begins + 2, device=0, stream=7, bytes=64)
     made = profile(read(write_trace([marked("all", 0, 300), *kernel("gemm", 240, 250, launched=150), copy])))
-    start_s = min(made.trace.copies[0].start_s, made.trace.kernels.launch_start_s[0]) + later_us * 1e-6
+    start_s = min(made.trace.copies.start_s[0], made.trace.kernels.launch_start_s[0]) + later_us * 1e-6
     found = timeline.within(made, start_s, start_s + 100e-6)
     assert len(found.copies) == counts
 

@@ -344,7 +344,7 @@ def test_categories_of_old_versions_are_read(write_trace: WriteTrace) -> None:
     assert list(old_trace.kernels) == list(new_trace.kernels)
     assert list(old_trace.ranges) == list(new_trace.ranges)
     assert list(old_trace.ops or ()) == list(new_trace.ops or ()) != []
-    assert old_trace.copies == new_trace.copies
+    assert list(old_trace.copies) == list(new_trace.copies)
 
 
 def test_steps_as_operators_are_ranges(write_trace: WriteTrace) -> None:

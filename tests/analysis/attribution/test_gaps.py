@@ -23,12 +23,12 @@ from cs_systems.analysis.attribution.gaps import (
 )
 from cs_systems.readers._stalls import stalls
 from cs_systems.readers.forms.columns import Categorical, Ranges
-from cs_systems.readers.forms.trace import NO_KERNELS, Call, Copy, Function, Kernels, Step, Trace
+from cs_systems.readers.forms.trace import NO_KERNELS, Call, Calls, Copies, Copy, Function, Kernels, Step, Trace
 
 END = 40
 Spans = list[tuple[int, int]]
 Runs = list[tuple[int, int, float]]
-Calls = list[tuple[str, int, int]]
+Called = list[tuple[str, int, int]]
 SPAN = st.tuples(st.integers(0, END), st.integers(0, END)).map(lambda s: (min(s), max(s)))
 SPANS = st.lists(SPAN, max_size=6)
 NAMES = ("cudaFree", "cudaDeviceSynchronize")
@@ -39,17 +39,17 @@ def kernels(runs: Runs) -> Kernels:
     start, end, returned = np.array(sorted(runs), float).reshape(-1, 3).T
     zeros = np.zeros(len(runs), np.int64)
     function = Categorical([Function("gemm", None, None, None, None)], zeros)
-    return Kernels(function, start, end, zeros, zeros, zeros, returned - 1, returned, zeros > 0)
+    return Kernels(function, start, end, zeros, zeros, zeros, returned - 1, returned, zeros > 0, zeros - 1)
 
 
-def trace(runs: Runs, copies: Spans, calls: Calls, own: Spans) -> Trace:
+def trace(runs: Runs, copies: Spans, calls: Called, own: Spans) -> Trace:
     return Trace(
         source="made",
         profiler="nsys",
         devices={},
         kernels=kernels(runs),
-        copies=[Copy("memcpy", start, end, 0, 0, None) for start, end in copies],
-        calls=[Call(*call, 1) for call in calls],
+        copies=Copies.of(Copy("memcpy", start, end, 0, 0, None) for start, end in copies),
+        calls=Calls.of(Call(*call, 1) for call in calls),
         ranges=Ranges(Categorical([], np.zeros(0, np.int64)), np.zeros(0), np.zeros(0), np.zeros(0, np.int64)),
         overheads=[(float(start), float(end)) for start, end in own],
         ops=None,
@@ -89,7 +89,7 @@ def count(made: Trace, steps: list[Step]) -> Counter[str]:
     st.lists(st.integers(0, END), min_size=2, max_size=6, unique=True).map(sorted),
 )
 def test_idle_time_is_divided_among_causes(
-    runs: Runs, copies: Spans, calls: Calls, own: Spans, edges: list[int]
+    runs: Runs, copies: Spans, calls: Called, own: Spans, edges: list[int]
 ) -> None:
     made = trace(runs, copies, calls, own)
     steps = [Step("step", *span) for span in zip(edges[::2], edges[1::2], strict=False)]
