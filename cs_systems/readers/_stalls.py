@@ -48,10 +48,15 @@ STALLS = {
 }
 
 
+def unversioned(name: str) -> str:
+    """Return a call's name without the version of the interface: `cudaFree_v3020` → `cudaFree`."""
+    return _VERSION.sub("", name)
+
+
 @functools.lru_cache(maxsize=4096)
 def kind(name: str) -> Kind:
     """Return the kind of a call."""
-    plain = _VERSION.sub("", name)
+    plain = unversioned(name)
     return next((one for one, pattern in _KINDS.items() if re.search(pattern, plain)), Kind.OTHER)
 
 

@@ -172,7 +172,7 @@ def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
 
 
 def silences(trace: Trace, from_s: float, to_s: float) -> list[tuple[float, float]]:
-    """Return the stretches between two times, of over 1 ms each, in which no thread launched or waited.
+    """Return the stretches between two times, of over 1 ms each, in which no launching thread made a CUDA call.
 
     Empty if the trace has no launch, because then nothing is known of the host's calls.
     """
@@ -180,7 +180,7 @@ def silences(trace: Trace, from_s: float, to_s: float) -> list[tuple[float, floa
     known = ~np.isnan(kernels.launch_start_s)
     if not known.any():
         return []
-    calls = trace.calls.where(stalls)
+    calls = trace.calls.take(np.isin(trace.calls.thread, np.unique(kernels.thread[known])))
     start = np.concatenate([kernels.launch_start_s[known], calls.start_s])
     end = np.concatenate([kernels.launch_end_s[known], calls.end_s])
     order = np.argsort(start, kind="stable")
@@ -188,6 +188,19 @@ def silences(trace: Trace, from_s: float, to_s: float) -> list[tuple[float, floa
     after = np.clip(np.append(start[order], to_s), from_s, to_s)
     long = np.flatnonzero(after - until > SILENT_S)
     return list(zip(until[long].tolist(), after[long].tolist(), strict=True))
+
+
+def idle_during(kernels: Kernels, start_s: Floats, end_s: Floats) -> Floats:
+    """Return for each interval its time in which no device ran a kernel; kernels are in order of their start."""
+    until = np.maximum.accumulate(np.concatenate([[-np.inf], kernels.end_s]))[:-1]
+    busy = np.concatenate([[0.0], np.cumsum(np.clip(kernels.end_s - np.maximum(kernels.start_s, until), 0.0, None))])
+    latest = np.concatenate([[-np.inf], np.maximum.accumulate(kernels.end_s)])
+
+    def busy_until(time_s: Floats) -> Floats:
+        begun = np.searchsorted(kernels.start_s, time_s, "right")
+        return np.asarray(busy[begun] - np.clip(latest[begun] - time_s, 0.0, None))
+
+    return np.asarray(end_s - start_s - (busy_until(end_s) - busy_until(start_s)))
 
 
 def _split(start: Floats, end: Floats, spans: Sequence[Span], rest: str) -> dict[str, Floats]:

@@ -5,7 +5,6 @@ Both name the innermost that the recording tells: a Python function, a range of 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Annotated, TypedDict
 
@@ -17,7 +16,7 @@ from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.tables import Column
 from cs_systems.readers._stalls import SYNCHRONISATION, stalls
 from cs_systems.readers.forms.columns import UNKNOWN, Floats, Ints, distinct
-from cs_systems.readers.forms.trace import Step, Trace, steps_of
+from cs_systems.readers.forms.trace import Calls, Step, Trace, steps_of
 
 NO_CALL = "no CUDA call, and nothing recorded"
 PROBES = 9  # times within a stretch at which is asked what the host did
@@ -134,34 +133,46 @@ def launching_thread(trace: Trace) -> int:
 def wait_rows(trace: Trace, steps: Sequence[Step]) -> list[WaitRow]:
     """Return a row for each call that waits for the device and the place that calls it, the longest wait first."""
     calls = trace.calls.where(lambda name: stalls(name) == SYNCHRONISATION)
-    inside = steps_of(calls.start_s, steps)[1]
-    lasted, count = defaultdict[tuple[str, str], float](float), Counter[tuple[str, str]]()
-    for call, counts in zip(calls, inside.tolist(), strict=True):
-        if counts:
-            key = call.name, _caller(trace, call.thread, call.start_s)
-            lasted[key] += call.end_s - call.start_s
-            count[key] += 1
-    return [
+    calls = calls.take(steps_of(calls.start_s, steps)[1])
+    if not len(calls):
+        return []
+    callers, codes = _callers(trace, calls)
+    first, both = distinct(calls.name.codes, codes)
+    lasted, count = np.bincount(both, calls.end_s - calls.start_s), np.bincount(both)
+    rows: list[WaitRow] = [
         {
-            "call": name,
-            "within": within,
-            "calls_per_step": count[name, within] / len(steps),
-            "time_s": time_s / len(steps),
+            "call": calls.name.values[calls.name.codes[at]],
+            "within": callers[codes[at]],
+            "calls_per_step": int(count[row]) / len(steps),
+            "time_s": float(lasted[row]) / len(steps),
         }
-        for (name, within), time_s in sorted(lasted.items(), key=lambda item: -item[1])
+        for row, at in enumerate(first.tolist())
     ]
+    return sorted(rows, key=lambda row: -row["time_s"])
 
 
-def _caller(trace: Trace, thread: int, time_s: float) -> str:
-    """Return the outermost operator around a call, and the user's range around that: `aten::item in clip_grads`."""
-    found = []
+def _callers(trace: Trace, calls: Calls) -> tuple[list[str], Ints]:
+    """Return (names, codes): the outermost operator around each call and the user's range around it.
+
+    Example: `aten::item in clip_grads`.
+    """
+    numbers: dict[str, int] = {}
+    operator = np.full(len(calls), UNKNOWN)
     if trace.operators is not None:
-        number = int(trace.operators.at(np.array([thread]), np.array([time_s]))[0])
-        outermost = UNKNOWN
-        while number != UNKNOWN:
-            outermost, number = number, int(trace.operators.parent[number])
-        if outermost != UNKNOWN:
-            found.append(trace.operators.signature[outermost].name)
-    line = trace.ranges.timelines.get(thread)
-    own = _own(trace, line.at(time_s)) if line is not None else []
-    return " in ".join([*found, *own[-1:]])
+        operator = trace.operators.at(calls.thread, calls.start_s)
+        while (inner := (operator != UNKNOWN) & (trace.operators.parent[operator] != UNKNOWN)).any():
+            operator[inner] = trace.operators.parent[operator[inner]]
+        operator = np.where(operator == UNKNOWN, UNKNOWN, trace.operators.signature.codes[operator])
+    codes = np.zeros(len(calls), np.int64)
+    for thread in np.unique(calls.thread).tolist():
+        mine = np.flatnonzero(calls.thread == thread)
+        line = trace.ranges.timelines.get(thread)
+        opened = line.index(calls.start_s[mine]) if line else np.zeros(len(mine), np.int64)
+        for at, stack in {*zip(operator[mine].tolist(), opened.tolist(), strict=True)}:
+            own = _own(trace, line.stacks[stack]) if line else []
+            signature = (
+                trace.operators.signature.values[at].name if trace.operators is not None and at != UNKNOWN else ""
+            )
+            name = " in ".join(filter(None, [signature, *own[-1:]]))
+            codes[mine[(operator[mine] == at) & (opened == stack)]] = numbers.setdefault(name, len(numbers))
+    return list(numbers), codes

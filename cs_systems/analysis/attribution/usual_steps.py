@@ -19,14 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cs_systems.analysis.attribution.gaps import idle_during
 from cs_systems.analysis.attribution.profile import RECORDING, Profile, restricted
 from cs_systems.config import Phase
 from cs_systems.core.printable import within
 from cs_systems.core.range_names import general, is_operator, meaning
 from cs_systems.core.step_kinds import step_kinds
 from cs_systems.core.units import human
-from cs_systems.readers._stalls import SYNCHRONISATION, stalls
-from cs_systems.readers.forms.columns import Floats, Range
+from cs_systems.readers._stalls import SYNCHRONISATION, Kind, kind, stalls, unversioned
+from cs_systems.readers.forms.columns import Range
 from cs_systems.readers.forms.trace import WHOLE_GRAPH, Step, Trace, steps_of
 
 START_UP, PERIODIC, SLOW = "start-up", "periodic", "slow"
@@ -34,6 +35,7 @@ SLOWER = 1.5  # times the usual step: a first step that takes longer was not war
 COVERS = 0.9  # share of the kernels' time that the range of the repeated work holds
 ALIKE = 0.9  # share of kernels that are the same one period later
 FEWEST = 3  # occurrences that show a period
+FIRST_LAUNCHES = "first kernel launches"
 LONGEST = 60  # characters of a name in a sentence
 LONG_CALL_S = 5e-3  # a launch takes some µs; one that lasts longer loads or compiles code first
 LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual work are not named
@@ -166,10 +168,12 @@ def _of_steps(profile: Profile, name: str = "") -> Usual:
     apart = []
     if cold:
         apart.append(Apart(START_UP, tuple(numbers[:cold]), math.fsum(lasted[:cold]) / cold, usual_s))
-    for kind in kinds[1:]:
-        if kind.median_s > usual_s:
-            which = tuple(numbers[cold + position] for position in kind.positions)
-            apart.append(Apart(PERIODIC if kind.every else SLOW, which, kind.total_s / len(which), usual_s, kind.every))
+    for other in kinds[1:]:
+        if other.median_s > usual_s:
+            which = tuple(numbers[cold + position] for position in other.positions)
+            apart.append(
+                Apart(PERIODIC if other.every else SLOW, which, other.total_s / len(which), usual_s, other.every)
+            )
     chosen = [profile.steps[number] for number in usual]
     if len(chosen) == count:
         return Usual(profile, max(total_s, walls_s) / count, name, total_s=total_s)
@@ -285,6 +289,7 @@ def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
     if end_s <= start_s:
         return window, False
     long = inside & (kernels.launch_end_s - kernels.launch_start_s > LONG_CALL_S)
+    long[long] = idle_during(kernels, kernels.launch_start_s[long], kernels.launch_end_s[long]) > LONG_CALL_S
     if not long.any():
         return Step(window.name, start_s, end_s), False
     loaded_s = float(kernels.launch_end_s[long].max())
@@ -296,17 +301,17 @@ def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
 
 
 def long_calls(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
-    """Return the time of calls that last long and begin between two times, by name, the longest first."""
+    """Return the time of calls that keep an idle device waiting for long, between two times, the longest first.
+
+    A wait for the device is none of them, nor a launch that waits for room in the queue: while these last, kernels run.
+    """
+    calls = trace.calls.take((trace.calls.start_s >= from_s) & (trace.calls.start_s < to_s))
+    calls = calls.take(calls.end_s - calls.start_s > LONG_CALL_S).where(lambda name: stalls(name) != SYNCHRONISATION)
+    idle_s = idle_during(trace.kernels, calls.start_s, np.minimum(calls.end_s, to_s))
     found: dict[str, float] = defaultdict(float)
-    for call in trace.calls.where(lambda name: stalls(name) and not _waits(name)):
-        if from_s <= call.start_s < to_s and call.end_s - call.start_s > LONG_CALL_S:
-            found[call.name] += min(call.end_s, to_s) - call.start_s
-    kernels = trace.kernels
-    launch_s: Floats = kernels.launch_end_s - kernels.launch_start_s
-    first = (kernels.launch_start_s >= from_s) & (kernels.launch_start_s < to_s) & (launch_s > LONG_CALL_S)
-    starts = np.unique(kernels.launch_start_s[first], return_index=True)[1]
-    if len(starts):
-        found["first kernel launches"] += float(launch_s[first][starts].sum())
+    for name, time_s in zip(calls.name, idle_s.tolist(), strict=True):
+        if time_s > LONG_CALL_S:
+            found[FIRST_LAUNCHES if kind(name) in (Kind.LAUNCH, Kind.GRAPH_LAUNCH) else unversioned(name)] += time_s
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
@@ -327,10 +332,6 @@ def whole_graph_share(profile: Profile) -> float:
         total.time_s for (function, _), total in profile.groups.items() if function.name.startswith(WHOLE_GRAPH)
     )
     return whole_s / profile.time_s if profile.time_s else 0.0
-
-
-def _waits(name: str) -> bool:
-    return stalls(name) == SYNCHRONISATION
 
 
 def _in_words(causes: dict[str, float]) -> tuple[str, ...]:

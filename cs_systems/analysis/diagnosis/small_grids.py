@@ -23,7 +23,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     computing = [row for row in evidence.kernels() if row["family"] != "collective"]
     rows = [row for row in computing if _blocks(row.get("grid")) <= FEW_BLOCKS and row.get("mean_s", 0) > LONG_S]
     time_s = min(step_s, sum(row["time_s"] for row in rows))
-    if time_s < DOMINANT * step_s:
+    if not rows or time_s < DOMINANT * step_s:
         return None
     worst = max(rows, key=lambda row: row["time_s"])
     blocks = int(_blocks(worst["grid"]))
