@@ -10,6 +10,7 @@ repetition of its kernels; else it is one stretch, which begins when the start-u
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ SLOWER = 1.5  # times the usual step: a first step that takes longer was not war
 COVERS = 0.9  # share of the kernels' time that the range of the repeated work holds
 ALIKE = 0.9  # share of kernels that are the same one period later
 FEWEST = 3  # occurrences that show a period
+LOADS = re.compile(r"ModuleLoad|LibraryLoad")  # calls that load kernels
 FIRST_LAUNCHES = "first kernel launches"
 LONGEST = 60  # characters of a name in a sentence
 LONG_CALL_S = 5e-3  # a launch takes some µs; one that lasts longer loads or compiles code first
@@ -156,7 +158,19 @@ def _of_steps(profile: Profile, name: str = "") -> Usual:
     total_s = math.fsum(lasted)
     walls_s = math.fsum(step.end_s - step.start_s for step in profile.steps)
     if count < 2 or not all(0 < one < math.inf for one in lasted):
-        return Usual(profile, max(total_s, walls_s) / count, name, total_s=total_s, is_once=count < 2)
+        (first, *_), last = profile.steps, profile.steps[-1]
+        causes = long_calls(profile.trace, first.start_s, last.end_s) if count < 2 else {}
+        lost_s, step_s = math.fsum(causes.values()), max(total_s, walls_s) / count
+        return Usual(
+            profile,
+            step_s,
+            name,
+            total_s=total_s,
+            start_up=_in_words(causes),
+            start_up_s=lost_s,
+            is_cold=lost_s > COLD * step_s,
+            is_once=count < 2,
+        )
     usual_s = median(lasted[count // 2 :])
     cold = 0
     while cold < count // 2 and lasted[cold] > SLOWER * usual_s:
@@ -301,16 +315,18 @@ def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
 
 
 def long_calls(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
-    """Return the time of calls that keep an idle device waiting for long, between two times, the longest first.
+    """Return the time of calls that load code, or keep an idle device waiting for long, the longest first.
 
     A wait for the device is none of them, nor a launch that waits for room in the queue: while these last, kernels run.
     """
     calls = trace.calls.take((trace.calls.start_s >= from_s) & (trace.calls.start_s < to_s))
-    calls = calls.take(calls.end_s - calls.start_s > LONG_CALL_S).where(lambda name: stalls(name) != SYNCHRONISATION)
+    loads = calls.name.codes_where(LOADS.search)
+    long = calls.end_s - calls.start_s > LONG_CALL_S
+    calls = calls.take(long | loads).where(lambda name: stalls(name) != SYNCHRONISATION)
     idle_s = idle_during(trace.kernels, calls.start_s, np.minimum(calls.end_s, to_s))
     found: dict[str, float] = defaultdict(float)
     for name, time_s in zip(calls.name, idle_s.tolist(), strict=True):
-        if time_s > LONG_CALL_S:
+        if time_s > LONG_CALL_S or LOADS.search(name):
             found[FIRST_LAUNCHES if kind(name) in (Kind.LAUNCH, Kind.GRAPH_LAUNCH) else unversioned(name)] += time_s
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 

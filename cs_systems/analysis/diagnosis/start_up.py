@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.usual_steps import START_UP
-from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
@@ -16,7 +16,7 @@ MOST_NAMED = 2
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the first steps that take longer than the usual ones, or the stretch before a recording is warm."""
     usual = evidence.usual
-    if usual is None or not usual.start_up_s or not usual.total_s:
+    if usual is None or not usual.total_s or usual.start_up_s < WORTH * usual.total_s:
         return None
     first = next((apart for apart in usual.apart if apart.kind == START_UP and usual.is_named), None)
     why = f" ({', '.join(usual.start_up[:MOST_NAMED])})" if usual.start_up else ""

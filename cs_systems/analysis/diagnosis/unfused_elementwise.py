@@ -5,6 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
+from cs_systems.core.statistics import ROUNDING_S
 
 FAMILIES = ("elementwise", "copy", "norm")  # bound by memory, and fused into their neighbours
 OPTIONS = {"compile": ("default", "reduce-overhead", "max-autotune")}
@@ -21,9 +22,11 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if not lost_s:
         return None
     calls = sum(row["calls_per_step"] for row in rows)
-    cause = f"{calls:,.0f} elementwise kernels, casts and norms take {lost_s / step_s:.0%} of the step"
+    kernels = "kernel" if round(calls) == 1 else "kernels"
+    cause = f"{calls:,.0f} elementwise {kernels}, casts and norms take {lost_s / step_s:.0%} of the step"
     # A compiler also takes the host's time between the kernels away.
-    at_best = (step_s if evidence.busy_s is None else evidence.busy_s) - lost_s
+    at_best = max(0.0, (step_s if evidence.busy_s is None else evidence.busy_s) - lost_s)
+    at_best = at_best if at_best > ROUNDING_S else 0.0
     return Diagnosis(cause, REMEDY, step_s, at_best, evidence=tuple(rows), takes=lost_s, options=OPTIONS)
 
 
