@@ -401,10 +401,5 @@ def describe() -> str | None:
 
 
 BACKEND = AttentionBackend(
-    attention,
-    unavailable=unavailable,
-    algorithm=algorithm,
-    one_operator="compiled",
-    has_window=True,
-    describe=describe,
+    attention, unavailable, algorithm=algorithm, one_operator="compiled", has_window=True, describe=describe
 )

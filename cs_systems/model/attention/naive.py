@@ -59,10 +59,5 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
 
 
 BACKEND = AttentionBackend(
-    attention,
-    cannot_run,
-    algorithm=_algorithm,
-    rounds_scores=True,
-    full_matrix=True,
-    has_window=True,
+    attention, cannot_run, algorithm=_algorithm, rounds_scores=True, full_matrix=True, has_window=True
 )

@@ -18,10 +18,6 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
 
 
 BACKEND = sdpa_backend(
-    SDPBackend.EFFICIENT_ATTENTION,
-    _algorithm,
-    ("float32", "float16", "bfloat16"),
-    keeps={"output_by_position": True},
-    torch_kernel="efficient",
-    one_operator="always",
-)
+    SDPBackend.EFFICIENT_ATTENTION, _algorithm, ("float32", "float16", "bfloat16"),
+    keeps={"output_by_position": True}, torch_kernel="efficient", one_operator="always",
+)  # fmt: skip

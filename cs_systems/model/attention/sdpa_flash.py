@@ -31,11 +31,6 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
 
 
 BACKEND = sdpa_backend(
-    SDPBackend.FLASH_ATTENTION,
-    _algorithm,
-    ("float64", "float32", "float16", "bfloat16"),
-    HALF,
-    keeps={"dq_accumulator_bytes": 4},
-    torch_kernel="flash",
-    one_operator="always",
-)
+    SDPBackend.FLASH_ATTENTION, _algorithm, ("float64", "float32", "float16", "bfloat16"), HALF,
+    keeps={"dq_accumulator_bytes": 4}, torch_kernel="flash", one_operator="always",
+)  # fmt: skip

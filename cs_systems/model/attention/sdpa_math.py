@@ -20,10 +20,6 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
 
 
 BACKEND = sdpa_backend(
-    SDPBackend.MATH,
-    _algorithm,
-    ("float64", "float32", "float16", "bfloat16"),
-    full_matrix=True,
-    keeps={"autocast_score_matrices": None},
-    torch_kernel="math",
-)
+    SDPBackend.MATH, _algorithm, ("float64", "float32", "float16", "bfloat16"),
+    full_matrix=True, keeps={"autocast_score_matrices": None}, torch_kernel="math",
+)  # fmt: skip
