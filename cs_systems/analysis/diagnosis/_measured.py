@@ -19,7 +19,7 @@ def timed_cells(records: Iterable[RunRecord]) -> TimedCells:
     """Return the records that were timed without a profiler, by cell."""
     cells: dict[RunConfig, list[RunRecord]] = {}
     for record in records:
-        if record.status == "ok" and record.is_timing and record.config.get("profiler", "none") == "none":
+        if record.status == "ok" and record.is_timing and not record.is_profiled:
             cells.setdefault(record.run_config.of_any_measurement, []).append(record)
     return cells
 
