@@ -85,7 +85,9 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
 
 def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
     """Return the tables of a job: its ranks and its collectives."""
-    from cs_systems.analysis.comparison.ranks import TABLES, merged, straggler, summary
+    from cs_systems.analysis.comparison.ranks import TABLES, in_words, leading, merged, straggler, summary
+    from cs_systems.analysis.diagnosis import apply_rules
+    from cs_systems.analysis.diagnosis._evidence import of_job
 
     tables = chosen_tables(args.table, TABLES, False, args.format, args.top)
     check_top(args.top, tables, TABLES)
@@ -109,11 +111,17 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         f"{where} · {first.profiler} · {len(job.ranks)} ranks of one job · {counted(first.steps, 'step')}",
         *origin(ranks[0].source, first.job),
         "measured under a profiler: use these times for shares and causes, not as timings",
-        *filter(None, [straggler(job)]),
+        *in_words(job),
         *job.notes,
     ]
+    answer = None
+    if not args.table:
+        late = straggler(job)
+        number = late.rank if late else leading(job).rank
+        one = next(one for one in ranks if one.rank == number)  # its own causes are those of the step
+        answer = apply_rules(of_job(job, number, read_profiles(args, [one.source], one.process)[0]))
     title = f"{len(job.ranks)} ranks of {where}"
-    return joined(document_text(args.format, heading, sections, args.output), args.format, title)
+    return joined(document_text(args.format, heading, sections, args.output, answer), args.format, title)
 
 
 def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:

@@ -57,9 +57,13 @@ def test_ranks_in_an_archive_are_merged(tmp_path: Path, capsys: pytest.CaptureFi
         for path in paths:
             file.write(path, f"traces/{path.name}")
     out = shown(["analyze", archive], capsys)
-    assert out.splitlines()[0] == f"{archive} · kineto · 3 ranks of one job · 3 steps"
-    assert max(map(len, out.splitlines()[1:])) <= 80
-    assert out.splitlines()[1:] == shown(["analyze", *paths], capsys).splitlines()[1:]
+    answer, _, rest = out.partition("\n\n")
+    assert "is transfer between ranks" in answer
+    lines = rest.splitlines()
+    assert lines[0] == f"{archive} · kineto · 3 ranks of one job · 3 steps"
+    assert max(map(len, [*answer.splitlines(), *lines[1:]])) <= 80
+    again, _, same = shown(["analyze", *paths], capsys).partition("\n\n")
+    assert (again, same.splitlines()[1:]) == (answer, lines[1:])
     rows = list(csv.DictReader(io.StringIO(shown(["analyze", archive, "--table", "ranks", "--format", "csv"], capsys))))
     assert [row["file"] for row in rows] == [f"{archive}:traces/{path.name}" for path in paths]
 

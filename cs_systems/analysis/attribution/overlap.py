@@ -18,7 +18,7 @@ Clocks differ between ranks, durations do not (`waiting`).
 
 A CPU trace has no kernels. There gloo's ranges are the communication, and the marked phases of the step, except those
 that communicate, are the computation, although a rank may also wait for a collective within a phase. Where no backward
-is marked, the innermost operators are the computation.
+is marked, the operators of ATen and the innermost of others are the computation.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def host_work(trace: Trace) -> HostWork:
         marks = ranges.take(ranges.name.codes_where(lambda name: meaning(name).phase not in _NO_COMPUTATION))
         phases = [str(meaning(name).phase) for name in marks.name.values]
         return HostWork(Categorical(phases, marks.name.codes), marks.start_s, marks.end_s)
-    which = np.flatnonzero(ops.innermost & ~ops.signature.codes_where(lambda one: one.name.startswith(_SENDS)))
+    # An operator of ATen works also outside of those inside it; one of autograd may wait for a collective.
+    computes = ops.innermost | ops.signature.codes_where(lambda one: one.name.startswith("aten::"))
+    which = np.flatnonzero(computes & ~ops.signature.codes_where(lambda one: one.name.startswith(_SENDS)))
     nowhere = Categorical([UNATTRIBUTED], np.zeros(len(which), np.int64))
     return HostWork(nowhere, ops.start_s[which], ops.end_s[which])
 
@@ -114,6 +116,9 @@ class Intervals(NamedTuple):
     @property
     def length_s(self) -> float:
         return float((self.end_s - self.start_s).sum())
+
+
+NOTHING = Intervals(np.empty(0), np.empty(0))
 
 
 def union(start_s: Floats, end_s: Floats) -> Intervals:

@@ -12,17 +12,20 @@ No collective ends on a rank before all ranks have arrived; a match that contrad
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
-from typing import Annotated, TypedDict
+from typing import Annotated, NamedTuple, TypedDict
 
-from cs_systems.analysis.attribution.collectives import Collective, collectives
-from cs_systems.analysis.attribution.overlap import of_kernels, streams
+import numpy as np
+
+from cs_systems.analysis.attribution.collectives import Collective, collectives, computing
+from cs_systems.analysis.attribution.overlap import NOTHING, Intervals, intersection, of_kernels, streams, union
 from cs_systems.analysis.attribution.profile import Profile
+from cs_systems.analysis.attribution.usual_steps import usual_steps
+from cs_systems.analysis.comparison.rank_work import Works, longer, works
 from cs_systems.config import ConfigError
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
 from cs_systems.core.tables import Column, by_name, table
@@ -33,7 +36,8 @@ from cs_systems.readers.forms.trace import Trace
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # end on all ranks at once
 TOLERANCE_S = 100e-6  # by which aligned clocks may still differ
 APART_S = 60.0  # between recordings; ranks of one job are recorded together
-FEW = 0.01  # share of a step; a smaller delay is not worth a name
+UNEVEN = 1.2  # times the mean tokens of all ranks; routers keep experts about that even
+MOST_TOLD = 4  # ranks; those of a larger job are in the table alone
 MOST_BESIDE = 2  # kinds of computation named beside a collective
 
 
@@ -90,6 +94,10 @@ class Rank:
     idle_s: float
     collectives: tuple[Collective, ...]
     incomplete: str | None = None  # which kernels are missing by a fault
+    computing: Intervals = NOTHING  # by the rank's own clock
+    host_s: float = 0.0  # of the host's own work
+    works: Works = field(default_factory=dict)
+    usual: str = ""  # the steps, if some are left out
 
 
 @dataclass(frozen=True)
@@ -127,14 +135,85 @@ class Merged:
     matches: tuple[Match, ...]
     notes: tuple[str, ...]
 
+    @property
+    def step_s(self) -> float:
+        """Duration of a step, that of the slowest rank."""
+        return max(one.step_s for one in self.ranks)
+
+    def times_of(self, one: Rank) -> RankTimes | None:
+        """Return how a rank waits and transfers; None where nothing was matched."""
+        mine = [match for match in self.matches if one.rank in match.calls]
+        if not mine:
+            return None
+        start = np.array([match.calls[one.rank].start_s for match in mine])
+        waits = union(start, start + np.array([match.waiting_s(one.rank) for match in mine]))
+        ends = np.array([match.calls[one.rank].end_s for match in mine])
+        calls = union(start, ends)
+        waiting_s = intersection(waits, calls).length_s
+        hidden_s, hidden_waiting_s = (intersection(each, one.computing).length_s for each in (calls, waits))
+        exposed_s = max(0.0, calls.length_s - hidden_s)
+        exposed_waiting_s = min(exposed_s, max(0.0, waits.length_s - hidden_waiting_s))
+        return RankTimes(
+            waiting_s / one.steps,
+            max(0.0, calls.length_s - waiting_s) / one.steps,
+            exposed_waiting_s / one.steps,
+            (exposed_s - exposed_waiting_s) / one.steps,
+        )
+
+
+class RankTimes(NamedTuple):
+    """Times per step of one rank in collectives; those of several at once count once.
+
+    Waiting is for the last rank to arrive; exposed: without computation beside it.
+    """
+
+    waiting_s: float
+    transfer_s: float
+    exposed_waiting_s: float
+    exposed_transfer_s: float
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Rank for which the others wait.
+
+    Attributes:
+        rank: its number.
+        delay_s: time per step from the arrival of the last rank but one to its own, where it is the last.
+        more_s: by how much that is more than the delay by any other rank: ranks may be late in turns.
+        last: the number of collectives, of `of`, in which it arrives last.
+        least_s: what the step takes at least without the delay: no other rank is faster by itself.
+        cause: what it does longer than the others; "" if nothing explains half of the lost time.
+        remedy: the change to make; "" without a cause.
+    """
+
+    rank: int
+    delay_s: float
+    more_s: float
+    last: int
+    of: int
+    least_s: float
+    cause: str
+    remedy: str
+
+    @property
+    def in_words(self) -> str:
+        return f"last to arrive in {self.last} of {self.of} collectives"
+
 
 def summary(profile: Profile, rank: int) -> Rank:
-    """Return the summary of one rank's trace."""
+    """Return the summary of one rank's trace, of its usual steps."""
+    usual = usual_steps(profile) if len(profile.trace.kernels) else None
+    profile = usual.profile if usual else profile
     trace, count = profile.trace, len(profile.steps)
-    found = of_kernels(trace, profile.steps) if len(trace.kernels) else streams(trace)
     total = Counter[str]()
-    for one in found:
+    for one in of_kernels(trace, profile.steps) if len(trace.kernels) else streams(trace):
         total.update(one.row())
+    step_s, compute_s = usual.step_s if usual else total["step_s"] / count, total["compute_s"] / count
+    calls, computed = tuple(collectives(profile)), computing(profile)
+    running = union(np.array([call.start_s for call in calls]), np.array([call.end_s for call in calls]))
+    exposed_s = max(0.0, running.length_s - intersection(running, computed).length_s) / count
+    done, host_s = works(profile)
     return Rank(
         rank,
         trace.source,
@@ -142,13 +221,17 @@ def summary(profile: Profile, rank: int) -> Rank:
         trace.job or Job(),
         _length_s(trace),
         count,
-        step_s=total["step_s"] / count,
-        compute_s=total["compute_s"] / count,
-        communication_s=total["communication_s"] / count,
-        exposed_s=total["exposed_s"] / count,
-        idle_s=total["idle_s"] / count,
-        collectives=tuple(collectives(profile)),
+        step_s=step_s,
+        compute_s=compute_s,
+        communication_s=running.length_s / count,
+        exposed_s=exposed_s,
+        idle_s=max(0.0, step_s - compute_s - exposed_s),
+        collectives=calls,
         incomplete=profile.incomplete,
+        computing=computed,
+        host_s=host_s,
+        works=done,
+        usual=usual.name if usual else "",
     )
 
 
@@ -263,7 +346,9 @@ def _notes(
     if world and world > len(ranks):
         given = ", ".join(str(one.rank) for one in ranks[:8]) + (" …" if len(ranks) > 8 else "")
         notes.append(f"{len(ranks)} of {world} ranks are given ({given}): a rank may wait for one that is not")
-    if len({one.steps for one in ranks}) > 1:
+    usual = [one for one in ranks if one.usual]
+    notes += [f"rank {one.rank}: {one.usual} alone, without start-up and slow steps" for one in usual[:MOST_TOLD]]
+    if not usual and len({one.steps for one in ranks}) > 1:
         notes.append(f"the ranks recorded different numbers of steps: {', '.join(str(one.steps) for one in ranks)}")
     if pairwise := sum(call.name in PAIRWISE for one in ranks for call in one.collectives):
         notes.append(f"{pairwise} sends and receives are not matched: their kernels do not name the other rank")
@@ -285,7 +370,7 @@ def _notes(
     if None not in began_s.values() and len({one.job.host for one in ranks}) > 1:
         ahead = [offset_s[rank] + (began or 0.0) for rank, began in began_s.items()]
         notes.append(f"the hosts' clocks differ by up to {human(max(ahead) - min(ahead), 's')}; this is corrected")
-    if lost:
+    if lost and not usual:
         notes.append(f"{lost} calls of collectives have no counterpart on another rank and are left out")
     if impossible:
         notes.append(f"left out: {counted(impossible, 'match', 'matches')} in which a rank ends before another begins")
@@ -306,6 +391,7 @@ def rank_rows(job: Merged) -> list[JobRankRow]:
     rows: list[JobRankRow] = []
     for one in job.ranks:
         mine = [match for match in job.matches if one.rank in match.calls]
+        times = job.times_of(one)
         rows.append(
             {
                 "rank": one.rank,
@@ -316,8 +402,8 @@ def rank_rows(job: Merged) -> list[JobRankRow]:
                 "communication_s": one.communication_s,
                 "exposed_s": one.exposed_s,
                 "idle_s": one.idle_s,
-                "waiting_s": sum(match.waiting_s(one.rank) for match in mine) / one.steps if mine else None,
-                "transfer_s": sum(match.transfer_s for match in mine) / one.steps if mine else None,
+                "waiting_s": times.waiting_s if times else None,
+                "transfer_s": times.transfer_s if times else None,
                 "late_s": sum(match.late_s(one.rank) for match in mine) / len(mine) if mine else None,
                 "last_share": sum(not match.waiting_s(one.rank) for match in mine) / len(mine) if mine else None,
                 "host": one.job.host,
@@ -372,33 +458,69 @@ def collective_rows(job: Merged) -> list[CollectiveRow]:
     return sorted(rows, key=lambda row: -row["time_s"] * row["calls_per_step"])
 
 
-def straggler(job: Merged) -> str | None:
-    """Return the sentence that names the rank for which the others wait, with the likely cause; None if unknown.
+def straggler(job: Merged) -> Straggler | None:
+    """Return the rank that alone delays the others the most; None if unknown.
 
-    A rank's delay is the time from the arrival of the last rank but one to its own, where it is the last.
+    Without it the step lasts as long as the slowest other rank takes by itself, by its host or by its GPU.
     """
     if not job.matches:
         return None
-    delay_s, last = defaultdict[int, float](float), Counter[int]()
+    spans, last = defaultdict[int, list[tuple[float, float]]](list), Counter[int]()
     for match in job.matches:
         *_, (before_s, _), (arrived_s, rank) = sorted((start_s, rank) for rank, start_s in match.start_s.items())
-        delay_s[rank] += arrived_s - before_s
+        spans[rank].append((before_s, arrived_s))
         last[rank] += 1
-    rank = max(delay_s, key=lambda rank: delay_s[rank])
+    delays_s = {one.rank: 0.0 for one in job.ranks}
+    delays_s |= {rank: union(*np.array(found).T).length_s for rank, found in spans.items()}
+    rank = max(delays_s, key=lambda rank: delays_s[rank])
     own = next(one for one in job.ranks if one.rank == rank)
-    per_step_s = delay_s[rank] / own.steps
-    if per_step_s < FEW * own.step_s:
-        return f"no straggler: no rank alone delays the others by more than {per_step_s / own.step_s:.2%} of a step"
-    text = (
-        f"straggler: rank {rank}, the last to arrive in {last[rank]} of {len(job.matches)} collectives; it alone "
-        f"delays each step by {human(per_step_s, 's')}"
-    )
     others = [one for one in job.ranks if one is not own]
-    for name, what in (("compute_s", "computes"), ("idle_s", "is idle")):
-        longer_s = getattr(own, name) - median(getattr(one, name) for one in others)
-        if longer_s > per_step_s / 2 and math.isfinite(longer_s):
-            return f"{text}, and {what} {human(longer_s, 's')} longer than the median of the others"
-    return text
+    delay_s = min(delays_s[rank] / own.steps, job.step_s)
+    least_s = min(job.step_s, max(job.step_s - delay_s, *(_alone_s(job, one) for one in others)))
+    cause, remedy = longer(own.works, [one.works for one in others], job.step_s - least_s) or ("", "")
+    more_s = (delays_s[rank] - sorted(delays_s.values())[-2]) / own.steps
+    return Straggler(rank, delay_s, more_s, last[rank], len(job.matches), least_s, cause, remedy)
+
+
+def _alone_s(job: Merged, one: Rank) -> float:
+    """Return the time that a rank's step takes without waiting for others: its host's, or its GPU's if longer."""
+    times = job.times_of(one)
+    return max(one.host_s, one.compute_s + (times.exposed_transfer_s if times else 0.0))
+
+
+def tokens(job: Merged) -> Mapping[int, int]:
+    """Return the elements that each rank receives in uneven all-to-alls, which bring tokens to experts.
+
+    The all-to-all that sends them back is even, where the ranks have batches of equal size.
+    """
+    received = Counter[int]()
+    for match in job.matches:
+        sizes = {rank: call.received for rank, call in match.calls.items()}
+        if match.any.name == "all_to_all" and None not in sizes.values() and len({*sizes.values()}) > 1:
+            received.update({rank: size or 0 for rank, size in sizes.items()})
+    return received
+
+
+def imbalance(job: Merged, rank: int) -> float:
+    """Return how many times the mean of all ranks a rank receives in uneven all-to-alls; 0 without any."""
+    received = tokens(job)
+    return received.get(rank, 0) * len(received) / sum(received.values()) if received else 0.0
+
+
+def leading(job: Merged) -> Rank:
+    """Return the rank whose own work decides the step's duration: the one that waits the least for the others."""
+    return min(job.ranks, key=lambda one: times.exposed_waiting_s if (times := job.times_of(one)) else 0.0)
+
+
+def in_words(job: Merged) -> list[str]:
+    """Return a sentence for each rank that tells waiting from transfer, for jobs of few ranks."""
+    told = [(one, times) for one in job.ranks[:MOST_TOLD] if (times := job.times_of(one))]
+    return [
+        f"rank {one.rank}: {human(times.exposed_waiting_s + times.exposed_transfer_s, 's')} of each step are "
+        f"communication without computation beside it: {human(times.exposed_waiting_s, 's')} waiting for other ranks, "
+        f"{human(times.exposed_transfer_s, 's')} transfer"
+        for one, times in (told if len(job.ranks) <= MOST_TOLD else [])
+    ]
 
 
 beside = replace(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cs_systems.analysis.attribution.distribution import Distribution
     from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.analysis.attribution.usual_steps import Usual
+    from cs_systems.analysis.comparison.ranks import Merged
     from cs_systems.analysis.memory.categories import Attributed, Attribution
     from cs_systems.analysis.memory.graphs import UnusedGraphs
     from cs_systems.analysis.memory.leaks import Leak
@@ -156,6 +157,7 @@ class Evidence:
         only_device_s: time of the kernels, where the step is looked at as if nothing else took time.
         attention_softmax: kernels between two matrix products that compute a softmax, without a known place.
         failure: the last request of a snapshot that failed.
+        job: all ranks of the program, whose other numbers are those of the rank that the others wait for.
         distribution: the division of a trace's program among ranks; None for one rank alone.
         subject: the steps that the tables are about, such as "steps 3–14 of 15"; "" for all.
         judged: what the rules judge, in words; "" if they have nothing to judge.
@@ -174,6 +176,7 @@ class Evidence:
     only_device_s: float | None = None
     attention_softmax: tuple[Row, ...] = ()
     failure: Failure | None = None
+    job: Merged | None = None
     distribution: Distribution | None = None
     subject: str = ""
     judged: str = "the step"
@@ -185,7 +188,7 @@ class Evidence:
         """Flag for evidence without a timed step, a trace with kernels, a peak of memory, or a request that failed."""
         if self.usual is not None:
             return False
-        has_times = self.measurement is not None or "steps" in self.tables or "overlap" in self.tables
+        has_times = self.measurement is not None or {"steps", "overlap"} & {*self.tables} or self.job is not None
         return self.memory is None and self.failure is None and not (has_times and self.step_s)
 
     @property
@@ -212,6 +215,8 @@ class Evidence:
             return self.only_device_s
         if self.clean_s is not None:
             return self.clean_s or None
+        if self.job is not None:
+            return self.job.step_s or None
         if self.usual is not None:
             return self.usual.step_s or None
         recorded, streams = steps.of(self.tables), RANK_OVERLAP.of(self.tables)
@@ -461,6 +466,17 @@ def _too_little(usual: Usual) -> str:
         f"what limits a step: {counted(count, 'kernel')} in {of_s} ({time_s} of kernels), and nothing repeats; mark it "
         "(ProfilerStep, or a range named step), and record several after a warm-up"
     )
+
+
+def of_job(job: Merged, rank: int, profile: Profile) -> Evidence:
+    """Return the evidence of a job's traces: all ranks, and in detail the one that the others wait for."""
+    from cs_systems.analysis.attribution.distribution import distribution
+
+    own = of_profile(profile)
+    if own.is_empty:
+        own = Evidence(distribution=distribution(profile), unknowns=own.unknowns)
+    subject = f"rank {rank}{f', {own.subject}' if own.subject else ''}"
+    return replace(own, job=job, subject=subject, judged="the step")
 
 
 def _attention_softmax(profile: Profile) -> tuple[Row, ...]:

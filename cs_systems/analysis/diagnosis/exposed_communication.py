@@ -7,9 +7,11 @@ transfer; remedies of the transfer do not shorten it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-from cs_systems.analysis.attribution.distribution import DDP, FSDP
+from cs_systems.analysis.attribution.distribution import DDP, FSDP, Distribution
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
+from cs_systems.analysis.comparison.ranks import Merged, leading, rank_rows
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
@@ -17,12 +19,15 @@ from cs_systems.core import plugins
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 from cs_systems.formulas.rank_layout import options_of, overlaps, splits_of
+from cs_systems.readers.forms.jobs import PAIRWISE
 
 OVERLAP = "overlap it with backward (DistributedDataParallel, FSDP; --strategy ddp_bucketed, or fsdp)"
 BUCKETS = "send the gradients in buckets (--strategy ddp_bucketed)"
 SIZES = "try other bucket sizes (--bucket-size-mb)"
 ASK = "analyze the traces of all ranks together: one rank's trace does not tell waiting from transfer"
 COMMAND = "cs-systems analyze RANK0 RANK1 … --ranks"
+ALONE = "communication without computation beside it"
+WAITED = ", waiting for other ranks included"
 BATCH = "use a larger batch for each rank"
 # What wraps the program → changes that it does not have yet, of a foreign trace.
 OF_WRAPPER = {
@@ -41,6 +46,10 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s = evidence.step_s
     if step_s is None or evidence.setting("world_size") == 1:
         return None
+    if evidence.job is not None:
+        return _of_job(evidence, evidence.job)
+    if evidence.config is None and evidence.distribution is not None:
+        return _of_one_rank(evidence.distribution, step_s)
     rows: list[Row] = list(RANK_OVERLAP.of(evidence.tables))
     waits = any(row.get("transfer_s") is None for row in rows)
     if rows:
@@ -52,16 +61,34 @@ def find(evidence: Evidence) -> Diagnosis | None:
         of = "step"
     if not share:
         return None
-    waited = ", waiting for other ranks included" if waits else ", waiting for other ranks left out" if rows else ""
-    cause = f"{share:.0%} of the {of} is communication without computation beside it{waited}"
-    asks = waits and evidence.config is None
+    waited = WAITED if waits else ", waiting for other ranks left out" if rows else ""
+    cause = f"{share:.0%} of the {of} is {ALONE}{waited}"
+    return Diagnosis(cause, _remedy(evidence), step_s, step_s * (1 - share), evidence=(worst,))
+
+
+def _of_one_rank(found: Distribution, step_s: float) -> Diagnosis:
+    """Find the exposed time of the only rank known, which may be waiting; sends and receives are a pipeline's."""
+    exposed_s = found.exposed_s(call for call in found.calls if call.name not in PAIRWISE)
+    times = f"{human(exposed_s, 's')} of {human(step_s, 's')}"
+    cause = f"{exposed_s / step_s:.0%} of the traced step ({times}) is {ALONE}{WAITED}"
+    return Diagnosis(cause, ASK, step_s, step_s - exposed_s, try_it=COMMAND)
+
+
+def _of_job(evidence: Evidence, job: Merged) -> Diagnosis | None:
+    """Find the transfer of the rank that waits the least, without sends and receives between two ranks."""
+    one = leading(job)
+    times, found = job.times_of(one), evidence.distribution
+    if times is None or not job.step_s:
+        return None
+    left_s = max(0.0, times.exposed_transfer_s - (found.exposed_s(found.in_pairs) if found else 0.0))
+    share = left_s / job.step_s
+    cause = (
+        f"{share:.0%} of the traced step ({human(left_s, 's')} of {human(job.step_s, 's')}) is transfer between ranks "
+        "without computation beside it"
+    )
+    rows = tuple(cast(Row, row) for row in rank_rows(job))
     return Diagnosis(
-        cause,
-        ASK if asks else _remedy(evidence),
-        step_s,
-        step_s * (1 - share),
-        evidence=(worst,),
-        try_it=COMMAND if asks else "",
+        cause, _remedy(evidence), job.step_s, job.step_s - left_s, evidence=rows, subject=f"rank {one.rank}"
     )
 
 

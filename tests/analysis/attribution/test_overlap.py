@@ -212,7 +212,7 @@ def test_operators_compute_where_no_backward_is_marked(tmp_path: Path) -> None:
     assert {name: round(row[name] * 1e6, 6) for name in ("hidden_s", "exposed_s", "compute_s")} == {
         "hidden_s": 10,
         "exposed_s": 30,
-        "compute_s": 30,
+        "compute_s": 39,  # linear works also before and after addmm
     }
 
 

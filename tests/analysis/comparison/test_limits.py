@@ -16,8 +16,8 @@ from cs_systems.analysis.comparison.loop_time import loop_time, sentence, whole_
 from cs_systems.analysis.comparison.profiles import difference_of_records
 from cs_systems.analysis.comparison.ranks import (
     Match,
-    Merged,
     Rank,
+    Straggler,
     check,
     collective_rows,
     merged,
@@ -327,18 +327,35 @@ def test_rank_cannot_end_100_us_before_another_begins(late_s: float, kept: int) 
     assert len(job.matches) == kept
 
 
-def test_straggler_delays_the_others_by_a_hundredth_of_a_step() -> None:
-    def job(late_s: float, **known: Any) -> Merged:
-        return merged([rank(0, call(0.2, 0.5)), rank(1, call(0.1, 0.5)), rank(2, call(0.2 + late_s, 0.5), **known)])
+def test_straggler_gains_no_more_than_the_others_take_by_themselves() -> None:
+    def found(**known: Any) -> Straggler:
+        ranks = [rank(0, call(0.2, 0.5), **known), rank(1, call(0.1, 0.5)), rank(2, call(0.4, 0.5))]
+        straggler_of_job = straggler(merged(ranks))
+        assert straggler_of_job is not None
+        return straggler_of_job
 
-    assert straggler(job(0.0099)) == "no straggler: no rank alone delays the others by more than 0.99% of a step"
-    named = "straggler: rank 2, the last to arrive in 1 of 1 collectives; it alone delays each step by 20.0 ms"
-    assert straggler(job(0.02)) == named
-    assert straggler(job(0.02, compute_s=0.5099)) == named, "less than half of the delay explains nothing"
-    longer = straggler(job(0.02, compute_s=0.512))
-    assert longer is not None
-    assert longer.startswith(f"{named}, and computes 12")
-    assert "is idle 12" in (straggler(job(0.02, idle_s=0.412)) or "")
+    late = found()
+    assert (late.rank, late.in_words) == (2, "last to arrive in 1 of 1 collectives")
+    assert (late.delay_s, late.least_s) == pytest.approx((0.2, 0.8))
+    assert found(host_s=0.9).least_s == pytest.approx(0.9)
+    assert found(compute_s=0.95).least_s == 1.0  # with the transfer of 0.1 s
+    assert found(host_s=2.0).least_s == 1.0
+
+
+def test_collectives_at_once_delay_a_step_once() -> None:
+    both = [call(0.1, 0.5), call(0.1, 0.6)]
+    late = straggler(merged([rank(0, *both), rank(1, call(0.4, 0.5), call(0.4, 0.6))]))
+    assert late is not None
+    assert late.delay_s == pytest.approx(0.3)
+    one, _ = rank_rows(merged([rank(0, *both), rank(1, call(0.4, 0.5), call(0.4, 0.6))]))
+    assert (one["waiting_s"], one["transfer_s"]) == pytest.approx((0.3, 0.2))
+
+
+def test_ranks_that_are_late_in_turns_are_no_stragglers() -> None:
+    calls = [(call(0.1, 0.3), call(0.5, 0.9)), (call(0.2, 0.3), call(0.4, 0.9))]
+    late = straggler(merged([rank(0, *calls[0]), rank(1, *calls[1])]))
+    assert late is not None
+    assert late.more_s == pytest.approx(0.0)
 
 
 def test_rows_of_ranks_and_collectives_are_means() -> None:

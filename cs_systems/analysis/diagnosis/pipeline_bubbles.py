@@ -1,0 +1,24 @@
+"""Rule for pipeline bubbles: a stage waits in sends and receives, with no microbatch to compute meanwhile."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+
+REMEDY = (
+    "split the batch into more microbatches, use an interleaved or zero-bubble schedule, or give all stages the same "
+    "work"
+)
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the exposed time of sends and receives between two ranks: waiting for the other stage, and transfer."""
+    found, step_s = evidence.distribution, evidence.step_s
+    if found is None or step_s is None or not found.in_pairs:
+        return None
+    exposed_s = found.exposed_s(found.in_pairs)
+    cause = f"{exposed_s / step_s:.0%} of the step this stage of a pipeline waits in sends and receives"
+    return Diagnosis(cause, REMEDY, step_s, step_s - exposed_s, subject=evidence.subject)
+
+
+RULE = Rule(find)

@@ -1,0 +1,377 @@
+"""Is a step after a remedy as long as was expected before it was tried? Pairs of before and after on one GPU.
+
+    python3 scripts/benchmarks/expected_times.py --json pairs.json
+
+For each model, in a small and in a large size, in fp32 with AdamW: the step is timed without a profiler, with the time
+that the host takes to submit it and that the device takes with its launch queue filled ahead. Three steps are recorded
+with torch.profiler. From these the expected duration after each remedy is written down; then the remedy is followed and
+measured. A remedy of the host (graph, no `.item()`, no input, no work of its own, copies ahead) is replayed. For one of
+the kernels (compile, bf16, TF32, fused optimizer) only the bound of the diagnosis is known, and is held against the
+measurement.
+
+Output: a table of all pairs, with expected and measured time and their ratio; the summary; the same as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from cs_systems.analysis.replay import (
+    Change,
+    Clean,
+    CopiesOverlapped,
+    HostScaled,
+    InputRemoved,
+    LaunchesFree,
+    Refusal,
+    SyncRemoved,
+    replayed,
+)
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from cs_systems.analysis.attribution.profile import profile as profile_of
+from cs_systems.analysis.diagnosis import Diagnosis, apply_rules
+from cs_systems.analysis.diagnosis._evidence import of_profile
+from cs_systems.readers import read
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from scripts.benchmarks import model_families as families
+
+Row = dict[str, Any]
+SIZES = {"small": (512, 6, 8, 128, 2), "large": (1024, 8, 16, 512, 8)}
+MODELS = ("llama", "gpt2", "bert", "t5", "vit", "clip", "whisper", "resnet", "unet", "gan", "lstm")
+ROUNDS, STEPS, RECORDED = 3, 8, 4
+INPUT_S, OWN_S, ITEMS, COPIED_BYTES = 8e-3, 5e-3, 40, 1 << 26
+SLEEP_CYCLES = 400_000_000  # about 0.25 s of an H100
+
+
+class Step:
+    """Training step whose faults are switched on by name: "item", "input", "own", "copy"."""
+
+    def __init__(self, case: Any, faults: Sequence[str] = (), fused: bool = False, autocast: bool = False) -> None:
+        self.case, self.faults, self.autocast = case, faults, autocast
+        self.model = case.model.cuda().train()
+        self.run: Callable[..., Any] = self.model
+        self.inputs = {name: value.cuda() if torch.is_tensor(value) else value for name, value in case.inputs.items()}
+        self.targets = self.inputs.pop("targets", None)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, lr=1e-6, capturable=True, fused=fused)
+        self.batch = torch.empty(COPIED_BYTES // 4) if "copy" in faults else None
+        self.ahead: torch.Tensor | None = None
+
+    def __call__(self) -> None:
+        with record_function("step"):
+            if "input" in self.faults:
+                with record_function("input"):
+                    _work(INPUT_S)
+            if self.batch is not None:
+                with record_function("copy"):
+                    self.batch.cuda()
+            self.optimizer.zero_grad(set_to_none=True)
+            with record_function("forward"), torch.autocast("cuda", torch.bfloat16, enabled=self.autocast):
+                output = self.run(**self.inputs)
+                loss = (
+                    self.case.loss_of(output)
+                    if self.targets is None
+                    else torch.nn.functional.cross_entropy(output.float(), self.targets)
+                )
+            if "own" in self.faults:
+                with record_function("augment"):
+                    _work(OWN_S)
+            with record_function("backward"):
+                loss.backward()
+            if "item" in self.faults or "norms" in self.faults:
+                with record_function("norms"):
+                    grads = [p.grad for p in self.model.parameters() if p.grad is not None][:ITEMS]
+                    for grad in grads:
+                        norm = grad.norm()
+                        if "item" in self.faults:
+                            norm.item()
+            with record_function("optimizer"):
+                self.optimizer.step()
+
+
+def _work(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def timed(step: Callable[[], None]) -> Row:
+    """Return the duration of a step without a profiler, from rounds of steps that follow each other."""
+    rounds = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            step()
+        torch.cuda.synchronize()
+        rounds.append((time.perf_counter() - began) / STEPS)
+    return {"step_s": median(rounds), "low_s": min(rounds), "high_s": max(rounds)}
+
+
+def submitted_s(step: Callable[[], None]) -> float:
+    """Return the time that the host takes to submit a step to an idle device."""
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - began)
+    torch.cuda.synchronize()
+    return median(times)
+
+
+def device_s(step: Callable[[], None], launches: int) -> float | None:
+    """Return the time of a step on the device whose launches are queued ahead; None if they do not fit the queue."""
+    if launches > 900:
+        return None
+    times = []
+    for _ in range(3):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        torch.cuda._sleep(SLEEP_CYCLES)
+        begin.record()
+        step()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e-3)
+    return median(times)
+
+
+def recorded(step: Callable[[], None]) -> Any:
+    """Return the profile of steps recorded with torch.profiler."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
+        for _ in range(RECORDED):
+            step()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(path))
+        return profile_of(read(path))
+
+
+def expected(seen: Any, change: Change, clean: Clean) -> Row:
+    """Return what the replay expects after a change, with and without the clean step, or why it does not."""
+    replay = replayed(seen)
+    answer, foreign = replay.what_if(change, clean=clean), replay.what_if(change)
+    row: Row = {"replay_error": replay.error, "unexplained": replay.unexplained}
+    if isinstance(answer, Refusal):
+        return row | {"refused": answer.reason}
+    row |= {"expected_s": answer.value, "expected_low_s": answer.low, "expected_high_s": answer.high}
+    if not isinstance(foreign, Refusal):
+        row |= {"foreign_s": foreign.value, "foreign_low_s": foreign.low, "foreign_high_s": foreign.high}
+    return row
+
+
+def graphed(step: Step) -> Callable[[], None]:
+    """Return the step captured in a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    step.optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def made(name: str, size: str) -> Any:
+    families.SIZES["here"] = SIZES[size]
+    families.VOCABULARY["here"] = 8192
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        return families.FAMILIES[name][0]("here", SIZES[size][-1])
+
+
+def warmed(step: Callable[[], None], count: int = 4) -> None:
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize()
+
+
+@contextmanager
+def cleared() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        gc.collect()
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+
+
+def base(step: Step) -> tuple[Row, Any, Clean]:
+    """Return the clean times of a step, its recorded steps, and both as the replay takes them."""
+    warmed(step)
+    row = timed(step)
+    host = submitted_s(step)
+    seen = recorded(step)
+    kernels = sum(each.calls for each in seen.by_step.values()) / len(seen.steps)
+    device = device_s(step, int(kernels)) if not {"item", "copy"} & {*step.faults} else None
+    clean = Clean(
+        row["step_s"], {} if "item" in step.faults else {"step": host}, {} if device is None else {"step": device}
+    )
+    return row | {"host_s": host, "device_s": device, "kernels": kernels}, seen, clean
+
+
+HOST_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Change]] = {
+    "no .item()": (("item",), ("norms",), SyncRemoved()),
+    "no input": (("input",), (), InputRemoved()),
+    "no own work": (("own",), (), HostScaled(0.0, "augment")),
+    "copies ahead": (("copy",), (), CopiesOverlapped()),
+}
+
+
+def of_host(name: str, size: str) -> Iterator[Row]:
+    """Yield a row for each remedy of the host."""
+    with cleared():
+        step = Step(made(name, size))
+        before, seen, clean = base(step)
+        row = before | expected(seen, LaunchesFree(), clean)
+        yield {"remedy": "CUDA graph", **row, **_after(lambda: graphed(step))}
+        bounds = apply_rules(of_profile(seen)).diagnoses
+        after = {"nothing": timed(step)["step_s"]}
+        yield from of_kernels(name, size, before, bounds)
+        del after, step
+    for remedy, (faulty, mended, change) in HOST_FAULTS.items():
+        with cleared():
+            step = Step(made(name, size), faulty)
+            before, seen, clean = base(step)
+            row = before | expected(seen, change, clean)
+            step.faults = mended
+            if remedy == "copies ahead":
+                step.batch = None
+            yield {"remedy": remedy, **row, **_after(lambda: step)}
+
+
+def of_kernels(name: str, size: str, before: Row, bounds: Sequence[Diagnosis]) -> Iterator[Row]:
+    """Yield a row for each remedy of the kernels, with the bound of its diagnosis."""
+    known = {one.code: one.at_best for one in bounds}
+    with cleared():
+        step = Step(made(name, size), fused=True)
+        warmed(step)
+        yield {"remedy": "fused optimizer", **before, "bound_s": known.get("unfused-optimizer"), **_after(lambda: step)}
+    with cleared():
+        step = Step(made(name, size), autocast=True)
+        warmed(step)
+        yield {"remedy": "bf16", **before, "bound_s": known.get("unused-tensor-cores"), **_after(lambda: step)}
+    with cleared():
+        step = Step(made(name, size))
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        try:
+            warmed(step)
+            yield {"remedy": "TF32", **before, "bound_s": known.get("unused-tensor-cores"), **_after(lambda: step)}
+        finally:
+            torch.backends.cuda.matmul.fp32_precision = "ieee"
+    if size == "small" and name in ("llama", "gpt2", "bert", "vit"):
+        with cleared():
+            step = Step(made(name, size))
+            step.run = torch.compile(step.model)
+            least = min(
+                (known[code] for code in ("launch-bound", "unfused-elementwise") if known.get(code)), default=None
+            )
+            yield {"remedy": "compile", **before, "bound_s": least, **_after(lambda: step)}
+
+
+def _after(make: Callable[[], Callable[[], None]]) -> Row:
+    """Return the measured time after the remedy, or why there is none."""
+    try:
+        step = make()
+        warmed(step, 3)
+        return {f"after_{name}": value for name, value in timed(step).items()}
+    except Exception as error:
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]:.100}"}
+
+
+def markdown(rows: list[Row]) -> str:
+    heads = (
+        "model",
+        "size",
+        "remedy",
+        "before",
+        "expected",
+        "range",
+        "measured",
+        "expected ÷ measured",
+        "bound",
+        "note",
+    )
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for row in rows:
+        value, after, bound = row.get("expected_s"), row.get("after_step_s"), row.get("bound_s")
+        cells = (
+            row["model"], row["size"], row.get("remedy", ""), _ms(row.get("step_s")), _ms(value),
+            f"{_ms(row['expected_low_s'])} … {_ms(row['expected_high_s'])}" if value else "", _ms(after),
+            f"{value / after:.3f}" if value and after else "", _ms(bound), row.get("refused") or row.get("failed") or "",
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def summary(rows: list[Row]) -> str:
+    told = [
+        row["expected_s"] / row["after_step_s"] for row in rows if row.get("expected_s") and row.get("after_step_s")
+    ]
+    off = sorted(abs(ratio - 1) for ratio in told)
+    held = [row for row in rows if row.get("bound_s") and row.get("after_step_s")]
+    broken = [row for row in held if row["after_step_s"] < 0.97 * row["bound_s"]]
+    pairs = [row for row in rows if row.get("after_step_s")]
+    near = sum(each <= 0.1 for each in off)
+    return (
+        f"{len(pairs)} pairs; {len(told)} with an expected time: {near} within 10% of the measured one, the median off "
+        f"by {median(off) if off else 0:.1%}; {len(held)} bounds, of which {len(broken)} are broken by over 3%"
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.2f} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*families.FAMILIES])
+    parser.add_argument("--sizes", nargs="*", default=["small"], choices=[*SIZES])
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no further model after this time")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path)
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    rows, began = list[Row](), time.perf_counter()
+    for size in given.sizes:
+        for name in given.models:
+            if time.perf_counter() - began > given.seconds:
+                print(f"{name} {size} is left out: the time is over", file=sys.stderr)
+                continue
+            try:
+                for row in of_host(name, size):
+                    rows.append({"model": name, "size": size, **row})
+                    print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+            except Exception as error:
+                traceback.print_exc()
+                rows.append({"model": name, "size": size, "failed": f"{type(error).__name__}: {error!s:.100}"})
+            if given.json:  # after each model: what was measured is there if the next one ends the process
+                given.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1))
+    text = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, fp32, AdamW\n\n{summary(rows)}\n\n{markdown(rows)}\n"
+    print(text)
+    if given.table:
+        given.table.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Rules about several ranks: on traces of real programs with NCCL and gloo, and on made numbers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cs_systems.analysis.attribution.collectives import Collective
+from cs_systems.analysis.attribution.distribution import DDP, Distribution, distribution
+from cs_systems.analysis.attribution.overlap import NOTHING, Intervals
+from cs_systems.analysis.attribution.profile import Profile, profile
+from cs_systems.analysis.comparison.rank_work import INPUT, KERNELS, OPERATORS, PYTHON, Work, longer
+from cs_systems.analysis.comparison.ranks import Merged, merged, straggler, summary
+from cs_systems.analysis.diagnosis import Answer, Diagnosis, apply_rules
+from cs_systems.analysis.diagnosis._evidence import Evidence, of_job, of_profile
+from cs_systems.cli import main
+from cs_systems.config import RunConfig
+from cs_systems.readers import read
+from tests.analysis.comparison.test_limits import call, rank
+
+# Rules whose faults are planted, and left out, in this file.
+TRIED = ("gradient-accumulation", "imbalanced-experts", "pipeline-bubbles", "small-buckets", "unused-parameters")
+TRACES = Path(__file__).parents[2] / "data" / "ranks_h200"
+
+
+def traced(name: str, number: int = 0) -> Profile:
+    return profile(read(TRACES / f"{name}_rank{number}.json.gz"))
+
+
+def of_ranks(profiles: list[Profile]) -> tuple[Merged, Answer]:
+    """Return the job of these ranks and its answer, in detail about the straggler."""
+    job = merged([summary(one, number) for number, one in enumerate(profiles)])
+    late = straggler(job)
+    number = late.rank if late else 0
+    return job, apply_rules(of_job(job, number, profiles[number]))
+
+
+def answered(name: str) -> Answer:
+    return of_ranks([traced(name, number) for number in (0, 1)])[1]
+
+
+def by_code(answer: Answer) -> dict[str, Diagnosis]:
+    return {one.code: one for one in answer.diagnoses}
+
+
+# job → (code, words of the sentence)
+REAL = {
+    "late_data": (
+        "straggler",
+        "rank 1 delays the others by 56.8 ms of each step, because it waits 31.4 ms longer for its batch (last to "
+        "arrive in 15 of 15 collectives): look for what makes its data slow: its files, its workers, its share of the "
+        "data; not below 53 ms, now 94 ms",
+    ),
+    "late_host": ("data-input", "77% of the step waits for the next batch (rank 1): raise the data loader's"),
+    "experts": (
+        "imbalanced-experts",
+        "rank 1 receives 1.5 times the mean of all ranks in all-to-all, and delays the others by 21.7 ms of each step",
+    ),
+    "pipeline": (
+        "pipeline-bubbles",
+        "34% of the step this stage of a pipeline waits in sends and receives (rank 0, steps 1–3 of 4): split the "
+        "batch into more microbatches",
+    ),
+    "tensor_parallel": (
+        "exposed-communication",
+        "8% of the traced step (1.95 ms of 23.8 ms) is transfer between ranks without computation beside it (rank 1): "
+        "keep the ranks that divide a layer in one host, send bf16, or use a larger batch for each rank",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_cause_of_a_real_job_is_named(name: str) -> None:
+    code, words = REAL[name]
+    assert words in by_code(answered(name))[code].sentence
+
+
+def test_experts_are_not_named_twice() -> None:
+    assert "straggler" not in by_code(answered("experts"))
+
+
+def test_rank_behind_others_that_are_as_slow_gains_little() -> None:
+    """All ranks wait for their batches as long as a step: without rank 1's delay they would still."""
+    late = by_code(answered("late_host"))["straggler"]
+    assert late.at_best is not None
+    assert (late.now - late.at_best) / late.now == pytest.approx(0.17, abs=0.01)
+    assert "because" not in late.cause
+    assert late.takes == late.now - late.at_best
+
+
+def test_one_rank_asks_for_the_others_and_is_not_told_to_use_what_it_uses() -> None:
+    found = by_code(apply_rules(of_profile(traced("late_host"))))["exposed-communication"]
+    assert found.sentence == (
+        "66% of the traced step (58.7 ms of 89.6 ms) is communication without computation beside it, waiting for other "
+        "ranks included (steps 1–3 of 4): analyze the traces of all ranks together: one rank's trace does not tell "
+        "waiting from transfer; not below 31 ms, now 90 ms; try it: cs-systems analyze RANK0 RANK1 … --ranks"
+    )
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel", "experts"])
+def test_inference_is_not_told_about_backward(name: str) -> None:
+    for number in (0, 1):
+        for one in apply_rules(of_profile(traced(name, number))).diagnoses:
+            assert not re.search("backward|DistributedDataParallel", one.sentence)
+    assert not any("backward" in one.sentence for one in answered(name).diagnoses)
+
+
+def test_waits_of_a_pipeline_are_not_also_exposed_communication() -> None:
+    codes = by_code(apply_rules(of_profile(traced("pipeline"))))
+    assert "pipeline-bubbles" in codes
+    assert "exposed-communication" not in codes
+
+
+def test_all_reduces_of_each_pass_are_needed_in_the_last_alone() -> None:
+    found = by_code(apply_rules(of_profile(traced("accumulation"))))["gradient-accumulation"]
+    assert found.cause == ("gradients are averaged in each of 4 passes per update: 60 of 80 all-reduces are not needed")
+    assert "DistributedDataParallel.no_sync()" in found.remedy
+    assert found.at_best == pytest.approx(0.257, abs=0.001)
+
+
+def test_command_begins_with_the_answer_and_says_how_each_rank_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", *(str(TRACES / f"experts_rank{number}.json.gz") for number in (0, 1))]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1. rank 1 receives 1.5 times the mean of all ranks in all-to-all")
+    words = " ".join(out.split())
+    assert (
+        "rank 0: 23.0 ms of each step are communication without computation beside it: 21.7 ms waiting for other "
+        "ranks, 1.34 ms transfer"
+    ) in words
+
+
+def test_ranks_without_matched_collectives_leave_who_waits_unknown() -> None:
+    job = merged([rank(0, call(0.1, 0.2, name="send")), rank(1, call(0.1, 0.2, name="recv"))])
+    answer = apply_rules(Evidence(job=job))
+    assert answer.unknowns == (
+        "who waits for whom, because no collective of these traces could be matched across the ranks",
+    )
+
+
+def works(**kinds: Work) -> dict[tuple[str, str], Work]:
+    return {(kind, "matmul" if kind == KERNELS else ""): work for kind, work in kinds.items()}
+
+
+# what rank 0 does beside the others' work, in s → words of the cause
+CAUSES: dict[str, tuple[dict[str, Work], str]] = {
+    "input": (works(input=Work(0.05)), "it waits 30.0 ms longer for its batch"),
+    "python": (works(python=Work(0.05)), "its host is 30.0 ms longer in Python between operators"),
+    "operators": (works(operators=Work(0.05, 10)), "its operators take 30.0 ms longer"),
+    "more operators": (works(operators=Work(0.05, 11)), "it runs more operators, 30.0 ms longer"),
+    "slow clock": (works(kernels=Work(0.05, 10, 100)), "the same kernels take 30.0 ms longer (most in matmul)"),
+    "more tokens": (
+        works(kernels=Work(0.05, 10, 250)),
+        "its kernels have 2.5 times as many blocks (most in matmul) and take 30.0 ms longer",
+    ),
+    "more kernels": (works(kernels=Work(0.05, 30, 300)), "it runs 3 times as many kernels (most in matmul)"),
+}
+USUAL = {INPUT: Work(0.02), PYTHON: Work(0.02), OPERATORS: Work(0.02, 10), KERNELS: Work(0.02, 10, 100)}
+
+
+@pytest.mark.parametrize("case", CAUSES)
+def test_cause_is_what_the_last_rank_does_longer(case: str) -> None:
+    own, words = CAUSES[case]
+    others = [works(**{kind: USUAL[kind] for kind, _ in own}) for _ in range(3)]
+    found = longer(own, others, 0.03)
+    assert found is not None
+    assert found[0].startswith(words)
+    assert longer(own, others, 0.061) is None, "less than half of the lost time explains nothing"
+    assert longer(own, [own, own], 0.03) is None
+
+
+def test_host_of_a_user_range_is_named() -> None:
+    found = longer({(PYTHON, "augment"): Work(0.03)}, [{}, {}], 0.03)
+    assert found is not None
+    assert found[0] == "its host is 30.0 ms longer in 'augment'"
+    assert longer({(KERNELS, "softmax"): Work(0.03, 5.0)}, [{}], 0.03) == (
+        "it runs kernels of softmax that the others do not, 30.0 ms longer",
+        "give each rank the same work",
+    )
+
+
+def sends(*sizes: int | None, wrapper: str = DDP, **known: Any) -> Evidence:
+    """Return the evidence of a trace whose step of 100 ms has all-reduces of 2 ms, one after the other."""
+    calls = tuple(
+        Collective(0, "all_reduce", "", 2, n, size, 0.01 * n, 0.01 * n + 2e-3, 0.0, {}) for n, size in enumerate(sizes)
+    )
+    found = Distribution(2, wrapper, True, 1, calls, NOTHING, **{"passes": 1, "updates": 1, **known})
+    steps = [{"step": 0, "device": 0, "wall_s": 0.1, "busy_share": 0.98}]
+    return Evidence({"steps": steps}, distribution=found)  # type: ignore[dict-item, list-item, typeddict-item]
+
+
+def codes(evidence: Evidence) -> set[str]:
+    return {one.code for one in apply_rules(evidence).diagnoses}
+
+
+def test_many_small_all_reduces_are_small_buckets() -> None:
+    (found,) = (one for one in apply_rules(sends(*[64 << 10] * 6)).diagnoses if one.code == "small-buckets")
+    assert found.cause == "each backward sends 6 all-reduces of 64.0 KiB (median), too small to use the bandwidth"
+    assert (found.now, found.at_best) == pytest.approx((0.1, 0.088))
+    for others in ([64 << 10] * 3, [1 << 20] * 6, [None] * 6, [64 << 10] * 5 + [25 << 20] * 6):
+        assert "small-buckets" not in codes(sends(*others))
+    assert "small-buckets" not in codes(sends(*[64 << 10] * 6, wrapper=""))
+
+
+def test_search_for_unused_parameters_costs_itself_and_the_smallest_all_reduce() -> None:
+    evidence = sends(25 << 20, 72, searches=1, search_s=0.006)
+    (found,) = (one for one in apply_rules(evidence).diagnoses if one.code == "unused-parameters")
+    assert found.cause == (
+        "DistributedDataParallel searches for unused parameters in each pass (6.00 ms per step) and averages the "
+        "result (2.00 ms)"
+    )
+    assert found.at_best == pytest.approx(0.092)
+    assert "unused-parameters" not in codes(sends(25 << 20, 72))
+    assert "unused-parameters" not in codes(sends(25 << 20, 72, searches=1, search_s=0.001)), "not worth a sentence"
+
+
+def test_exposed_time_of_calls_at_once_counts_once_and_without_computation() -> None:
+    evidence = sends(1 << 20, 1 << 20)
+    assert evidence.distribution is not None
+    twice = replace(evidence.distribution, calls=evidence.distribution.calls[:1] * 2)
+    assert twice.exposed_s(twice.calls) == pytest.approx(2e-3)
+    computes = replace(twice, computing=Intervals(np.array([-1.0]), np.array([0.4e-3])))
+    assert computes.exposed_s(computes.calls) == pytest.approx(1.6e-3)
+
+
+@pytest.mark.parametrize("code", TRIED)
+def test_step_of_one_rank_has_no_fault_of_several(code: str) -> None:
+    assert code not in codes(Evidence(config=RunConfig()))
+    assert code not in codes(sends(25 << 20, 25 << 20))
+    even = [call(0.1, 0.2, name="all_to_all", received=8) for _ in range(2)]
+    job = merged([rank(number, one) for number, one in enumerate(even)])
+    assert code not in codes(Evidence(job=job))
+
+
+PROGRAM = """
+import contextlib, sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
+folder, fault = sys.argv[1:]
+dist.init_process_group("gloo"); rank = dist.get_rank(); torch.set_num_threads(1)
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+model = DistributedDataParallel(model, find_unused_parameters=True)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+schedule = schedule(wait=1, warmup=1, active=3)
+write = lambda made: made.export_chrome_trace(f"{folder}/{fault}_rank{rank}.json")
+with profile(activities=[ProfilerActivity.CPU], schedule=schedule, on_trace_ready=write) as made:
+    for step in range(5):
+        for micro in range(3):
+            if rank and micro == 0:
+                time.sleep(0.05)
+            quiet = fault == "no_sync" and micro < 2
+            with model.no_sync() if quiet else contextlib.nullcontext():
+                model(torch.randn(8, 64)).sum().backward()
+        optimizer.step(); optimizer.zero_grad(); made.step()
+dist.destroy_process_group()
+"""
+
+
+def test_program_with_gloo_shows_its_late_rank_its_passes_and_its_search(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for fault in ("no_sync", "all"):
+        words = [*torchrun, "train.py", str(tmp_path), fault]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
+        assert done.returncode == 0, done.stderr
+    found = [[profile(read(tmp_path / f"{fault}_rank{n}.json")) for n in (0, 1)] for fault in ("no_sync", "all")]
+    quiet, loud = (distribution(one) for one, _ in found)
+    assert quiet is not None
+    assert loud is not None
+    assert (quiet.wrapper, quiet.has_backward, quiet.passes, quiet.updates) == (DDP, True, 9, 3)
+    assert (len(quiet.early), quiet.searches) == (0, 3)
+    assert (loud.passes, loud.updates, loud.searches) == (9, 3, 9)
+    assert len(loud.early) == 2 * len(loud.calls) / 3 > 0
+    _, answer = of_ranks(found[0])
+    late = by_code(answer)["straggler"]
+    assert re.match(r"rank 1 delays the others by .* of each step, because its host is .* longer in Python", late.cause)
