@@ -175,7 +175,7 @@ def test_trace_with_missing_kernels_in_every_step_has_no_idle_time(write: Write)
     assert [row["busy_share"] for row in steps(found)] == [None] * COUNT
     assert {row["cause"] for row in gaps(found)} == {"kernels not recorded"}
     of_rules: Any = {name: TABLES[name](found, NO_COSTS) for name in ("steps", "gaps", "phases", "families", "kernels")}
-    assert not [one for one in apply_rules(of_trace(of_rules, None)) or () if "launch" in one.cause]
+    assert not [one for one in apply_rules(of_trace(of_rules, None)).diagnoses if "launch" in one.cause]
 
 
 def test_trace_without_steps_reports_missing_kernels(write: Write) -> None:

@@ -158,7 +158,8 @@ def test_one_pass_with_hardly_a_kernel_is_not_judged(tmp_path: Path) -> None:
     found = answer(program, tmp_path)
     assert found.causes == []
     assert (
-        "cannot be told: what limits a step: 6 kernels in 10.0 s (18.0 µs of kernels), and nothing repeats" in found.others[0]
+        "cannot be told: what limits a step: 6 kernels in 10.0 s (18.0 µs of kernels), and nothing repeats"
+        in found.others[0]
     )
 
 
