@@ -2,9 +2,9 @@
 
 `<!-- options: time -->` in a page becomes the tables of the options of `cs-systems time`, from its parser, and
 `<!-- files: cs_systems -->` those of the files of a folder, from their first lines; `<!-- formats -->` becomes the
-table of the formats that are read, and `<!-- tables: MODULE:NAME -->` that of the declared tables which NAME of a
-module holds, with their captions, notes and headings. They are made at each build and stored nowhere, so that they are
-never out of date.
+table of the formats that are read, `<!-- rules -->` that of the rules of diagnosis, from their docstrings, and
+`<!-- tables: MODULE:NAME -->` that of the declared tables which NAME of a module holds, with their captions, notes and
+headings. They are made at each build and stored nowhere, so that they are never out of date.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cs_systems.core import formats as known
+from cs_systems.core import plugins
 from cs_systems.core.tables import Table
 from scripts import files as sources
 
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _OPTIONS = re.compile(r"<!-- options: (\w+) -->")
 _FILES = re.compile(r"<!-- files: (\w+) -->")
 _TABLES = re.compile(r"<!-- tables: ([\w.]+):(\w+) -->")
-_FORMATS = "<!-- formats -->"
+_FORMATS, _RULES = "<!-- formats -->", "<!-- rules -->"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _FROM_NETWORK = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
@@ -66,6 +67,16 @@ def formats() -> str:
         if one.read
     ]
     return "\n".join(["| file | how to record one | what it lacks | command |", "| --- | --- | --- | --- |", *rows])
+
+
+def rules() -> str:
+    """Return the table of the rules of diagnosis: each one's code, cause, and how it is found."""
+    rows = []
+    for name in plugins.names("diagnosis"):
+        cause = str(importlib.import_module(f"cs_systems.analysis.diagnosis.{name}").__doc__).partition("\n")[0]
+        found = str(plugins.get("diagnosis", name).find.__doc__).partition("\n")[0]
+        rows.append(f"| `{name.replace('_', '-')}` | {_cell(cause.removeprefix('Rule for '))} | {_cell(found)} |")
+    return "\n".join(["| code | cause | rule |", "| --- | --- | --- |", *rows])
 
 
 def tables(module: str, name: str) -> str:
@@ -109,6 +120,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     markdown = _OPTIONS.sub(lambda found: options(found[1]), markdown)
     markdown = _TABLES.sub(lambda found: tables(found[1], found[2]), markdown)
     markdown = _FILES.sub(lambda found: sources.markdown(found[1]), markdown).replace(_FORMATS, formats())
+    markdown = markdown.replace(_RULES, rules()) if _RULES in markdown else markdown
 
     def linked(found: re.Match[str]) -> str:
         return _picture(found, source, config, files) if found[1] else link(found, source)

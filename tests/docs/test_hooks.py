@@ -99,5 +99,7 @@ def test_every_caveat_has_one_line_in_concepts() -> None:
     assert sorted(codes_in("Caveats")) == sorted({*REMEDIES, *LOOP_REMEDIES})
 
 
-def test_every_rule_of_diagnosis_is_in_concepts() -> None:
-    assert sorted(codes_in("Diagnoses")) == [name.replace("_", "-") for name in plugins.names("diagnosis")]
+def test_every_rule_of_diagnosis_is_in_its_table() -> None:
+    rows = [re.fullmatch(r"\| `([\w-]+)` \| .+ \| Find .+ \|", row) for row in hooks.rules().splitlines()[2:]]
+    assert [row and row[1].replace("-", "_") for row in rows] == [*plugins.names("diagnosis")]
+    assert hooks._RULES in (hooks.ROOT / "docs" / "concepts.md").read_text()
