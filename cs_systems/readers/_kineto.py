@@ -51,6 +51,7 @@ from cs_systems.readers.forms.trace import (
     without_collector,
 )
 
+LONG_FUNCTION_S = 0.5e-3  # shorter calls of Python functions, of which there are millions, are not kept
 LONGEST_S = 1e9  # from the first event; a time beyond this is damaged
 LATEST_US = 1e17  # in the profiler's clock: 3,000 years
 MOST_KEPT = 10_000_000  # limit of events kept for the tables: about 3.5 GB of memory with the tables
@@ -145,6 +146,7 @@ class _Process:
     ranges: list[Range] = field(default_factory=list)
     operators: OperatorReader = field(default_factory=OperatorReader)
     modules: list[Range] = field(default_factory=list)  # calls of modules, from Python's stacks
+    functions: list[Range] = field(default_factory=list)  # long calls of Python functions, likewise
     # Calls of collectives by thread: (start, end, message of the range)
     collectives: dict[int, list[tuple[float, float, jobs.Message]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -249,7 +251,8 @@ class _Reader:
     def refuse_too_many(self, file: Unpacked) -> None:
         """Raise ConfigError if the events to keep exceed, or clearly will exceed, the limit."""
         owned = (
-            len(p.calls) + len(p.ranges) + len(p.modules) + p.operators.weight + 4 for p in self.processes.values()
+            len(p.calls) + len(p.ranges) + len(p.modules) + len(p.functions) + p.operators.weight + 4
+            for p in self.processes.values()
         )
         kept = sum(owned) + len(self.kernels) + len(self.copies) + len(self.overheads) + len(self.endless)
         expected = kept / file.share if file.count > FORECAST_FROM else kept
@@ -332,6 +335,8 @@ class _Reader:
     def _module(self, event: Event, start: float, end: float) -> None:
         if (name := _text(event.name)).startswith(PREFIX):
             self._process_of(event).modules.append(Range(name, start, end, int(event.tid)))
+        elif end - start >= LONG_FUNCTION_S and not name.startswith("<"):
+            self._process_of(event).functions.append(Range(self._name(event), start, end, self._thread(event)))
 
     def _cpu_op(self, event: Event, start: float, end: float) -> None:
         # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
@@ -364,6 +369,7 @@ class _Reader:
                 numbered = numbered or marks.operators.numbered()
                 process = replace(process, ranges=marks.ranges, operators=process.operators or marks.operators)
                 process.modules = process.modules or marks.modules
+                process.functions = process.functions or marks.functions
         ranges = process.ranges
         if modules is None and (called := called_modules(process.modules)):
             ranges, modules = [*ranges, *called[0]], called[1]
@@ -414,6 +420,7 @@ class _Reader:
             lacks_kernels=empty > 0,
             lost_launches=_lost_launches(launches, columns, ran),
             waits=self._waits_of(launches),
+            functions=Ranges.of(process.functions),
         )
         return outermost_calls(trace)
 

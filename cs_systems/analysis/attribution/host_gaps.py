@@ -5,7 +5,9 @@ Both name the innermost that the recording tells: a Python function, a range of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import Annotated, TypedDict
 
 import numpy as np
@@ -19,6 +21,11 @@ from cs_systems.readers.forms.columns import UNKNOWN, Floats, Ints, distinct
 from cs_systems.readers.forms.trace import Calls, Step, Trace, steps_of
 
 NO_CALL = "no CUDA call, and nothing recorded"
+# Name of a Python function as torch.profiler writes it: `train.py(88): evaluate`.
+_FUNCTION = re.compile(r"(?P<file>.*\.py)\((?P<line>\d+)\): (?P<name>.*)")
+_INSTALLED = re.compile(
+    r"(site|dist)-packages|/lib/python3|^(torch|lightning|transformers|accelerate)/|^(contextlib|threading|runpy)\.py"
+)
 PROBES = 9  # times within a stretch at which is asked what the host did
 
 
@@ -106,12 +113,22 @@ def _work(trace: Trace, time_s: Floats) -> tuple[list[str], Ints]:
             found[inner] = trace.operators.parent[found[inner]]
         for code in np.unique(found[found != UNKNOWN]).tolist():
             codes[found == code] = numbers.setdefault(trace.operators.signature[code].name, len(numbers))
-    if line := trace.ranges.timelines.get(thread):
-        opened = line.index(time_s)
-        for stack in np.unique(opened).tolist():
-            if own := _own(trace, line.stacks[stack]):
-                codes[opened == stack] = numbers.setdefault(own[-1], len(numbers))
+    for ranges, named in ((trace.ranges, _own), (trace.functions, _written)):
+        if line := ranges.timelines.get(thread):
+            opened = line.index(time_s)
+            for stack in np.unique(opened).tolist():
+                if own := named(trace, line.stacks[stack]):
+                    codes[opened == stack] = numbers.setdefault(own[-1], len(numbers))
     return list(numbers), codes
+
+
+def _written(trace: Trace, names: Iterable[str]) -> list[str]:
+    """Return the Python functions of the user, as `evaluate() at train.py:88`, without those of installed packages."""
+    found = (_FUNCTION.fullmatch(name) for name in names)
+    own = [one for one in found if one and not _INSTALLED.search(one["file"])]
+    return [
+        f"{one['name']}() at {PurePath(one['file']).name}:{one['line']}" for one in own if one["name"] != "<module>"
+    ]
 
 
 def _own(trace: Trace, names: Iterable[str]) -> list[str]:
@@ -166,13 +183,15 @@ def _callers(trace: Trace, calls: Calls) -> tuple[list[str], Ints]:
     codes = np.zeros(len(calls), np.int64)
     for thread in np.unique(calls.thread).tolist():
         mine = np.flatnonzero(calls.thread == thread)
-        line = trace.ranges.timelines.get(thread)
-        opened = line.index(calls.start_s[mine]) if line else np.zeros(len(mine), np.int64)
-        for at, stack in {*zip(operator[mine].tolist(), opened.tolist(), strict=True)}:
-            own = _own(trace, line.stacks[stack]) if line else []
+        lines = [ranges.timelines.get(thread) for ranges in (trace.ranges, trace.functions)]
+        opened, called = (line.index(calls.start_s[mine]) if line else np.zeros(len(mine), np.int64) for line in lines)
+        for at, stack, frames in {*zip(operator[mine].tolist(), opened.tolist(), called.tolist(), strict=True)}:
+            own = _own(trace, lines[0].stacks[stack]) if lines[0] else []
+            own = (_written(trace, lines[1].stacks[frames]) if lines[1] else []) or own
             signature = (
                 trace.operators.signature.values[at].name if trace.operators is not None and at != UNKNOWN else ""
             )
             name = " in ".join(filter(None, [signature, *own[-1:]]))
-            codes[mine[(operator[mine] == at) & (opened == stack)]] = numbers.setdefault(name, len(numbers))
+            same = (operator[mine] == at) & (opened == stack) & (called == frames)
+            codes[mine[same]] = numbers.setdefault(name, len(numbers))
     return list(numbers), codes

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cs_systems.readers.forms.columns import (
+    NO_RANGES,
     UNKNOWN,
     Bools,
     Categorical,
@@ -421,7 +422,8 @@ class Trace:
     `knows_operators`: the profiler can record operators, also if it recorded none.
     `messages` maps the index of a collective's kernel to the profiler's description of the call. `lacks_kernels`: the
     device ran kernels that the file does not hold, so its idle time is unknown. `lost_launches` are the starts of
-    launches without a kernel because of a fault of the profiler (see `_lost_kernels`).
+    launches without a kernel because of a fault of the profiler (see `_lost_kernels`). `functions` are the calls of
+    Python functions that last half a millisecond or more, where stacks were recorded.
     """
 
     source: str
@@ -443,6 +445,7 @@ class Trace:
     lacks_kernels: bool = False
     lost_launches: Floats = field(default_factory=lambda: np.empty(0))
     waits: Waits = NO_WAITS
+    functions: Ranges = NO_RANGES
 
 
 def outermost_calls(trace: Trace) -> Trace:

@@ -138,6 +138,22 @@ def test_host_without_cuda_calls_is_named_by_its_range(tmp_path: Path) -> None:
     assert "(100% in augment)" in found.causes[0]
 
 
+def test_host_time_is_named_by_the_users_python_function_where_stacks_are_recorded(tmp_path: Path) -> None:
+    program = Program()
+
+    def body(number: int) -> None:
+        busy(program, 10)
+        program.wait("cudaStreamSynchronize")
+        start = program.now
+        program.now += 20e3
+        program.during("/home/me/train.py(88): augment", start, "python_function")
+        program.during("/usr/lib/python3.11/random.py(7): shuffle", start + 1.0, "python_function")
+
+    found = answer(steps(program, 5, body), tmp_path)
+    assert codes(found) == ["host-time"]
+    assert "(100% in augment() at train.py:88)" in found.causes[0]
+
+
 def test_waits_that_the_profiler_explains_are_no_cause(tmp_path: Path) -> None:
     """The GPU waits 20% of the recorded step; without the profiler the host would be faster than the GPU."""
     program = Program()
