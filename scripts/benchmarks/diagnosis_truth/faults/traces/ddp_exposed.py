@@ -1,0 +1,32 @@
+"""Two ranks over a slow network: the all-reduce of the gradients lasts longer than the backward that could hide it."""
+
+from _kineto import write_ranks
+from _machine import Machine, collective
+from _model import Transformer
+
+CASE = {
+    "truth": "After backward both ranks wait for the all-reduce of the gradients, half of the step, on a slow network.",
+    "cause": "exposed-communication",
+    "also": [],
+    "never": ["straggler", "launch-bound", "data-loading", "small-buckets", "host-sync"],
+    "healthy": False,
+}
+
+ranks = [Machine(61, rank=rank, world=2) for rank in range(2)]
+models = [Transformer(m, layers=6, d=1536, tokens=4096) for m in ranks]
+for _ in range(4):
+    starts = [m.now for m in ranks]
+    for m, model in zip(ranks, models, strict=True):
+        model.forward()
+        model.loss()
+        model.backward()
+    ready = [m.free[7] for m in ranks]
+    for part in range(5):
+        collective(ranks, "all_reduce", 1.0e8, 5200.0, after=[r - (4 - part) * 1900 for r in ready], wait=part == 4)
+    for m, model, start in zip(ranks, models, starts, strict=True):
+        model.optimizer()
+        m.synchronize()
+        m.add("range", f"ProfilerStep#{m.steps}", start, m.now)
+        m.steps += 1
+        m.now += 2
+write_ranks(ranks)

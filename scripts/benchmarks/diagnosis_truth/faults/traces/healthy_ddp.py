@@ -1,0 +1,34 @@
+"""Two ranks of DDP on NVLink: the buckets are reduced while backward goes on, and the last one is short."""
+
+from _kineto import write_ranks
+from _machine import Machine, collective
+from _model import Transformer
+
+CASE = {
+    "truth": "The all-reduces overlap backward, and the ranks are equally fast; 1% of the step is exposed.",
+    "cause": None,
+    "also": [],
+    "never": ["exposed-communication", "straggler", "launch-bound", "small-buckets", "find-unused-parameters"],
+    "healthy": True,
+}
+
+ranks = [Machine(89, rank=rank, world=2) for rank in range(2)]
+models = [Transformer(m, layers=8, d=2048, tokens=8192) for m in ranks]
+for _ in range(3):
+    starts = [m.now for m in ranks]
+    for m, model in zip(ranks, models, strict=True):
+        model.forward()
+        model.loss()
+        model.backward()
+    ready = [m.free[7] for m in ranks]
+    for part in range(6):
+        collective(
+            ranks, "all_reduce", 1.3e8, 480.0, after=[r - (5 - part) * 3000 - 250 for r in ready], wait=part == 5
+        )
+    for m, model, start in zip(ranks, models, starts, strict=True):
+        model.optimizer()
+        m.item()
+        m.add("range", f"ProfilerStep#{m.steps}", start, m.now)
+        m.steps += 1
+        m.now += 2
+write_ranks(ranks)

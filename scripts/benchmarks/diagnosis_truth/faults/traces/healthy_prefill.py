@@ -1,0 +1,20 @@
+"""Inference on long prompts: forward alone, products and flash attention, no backward."""
+
+from _kineto import write
+from _machine import Machine
+from _model import Transformer
+
+CASE = {
+    "truth": "Batches of prompts keep the GPU busy with products and flash attention; nothing to mend.",
+    "cause": None,
+    "also": [],
+    "never": ["launch-bound", "host-sync", "evaluation", "unfused-optimizer"],
+    "healthy": True,
+}
+
+m = Machine(82)
+model = Transformer(m, layers=16, d=2048, tokens=16384, sequence=4096, names=False)
+for _ in range(6):
+    model.forward()
+m.synchronize()
+write(m, "prefill.json.gz", python=False)
