@@ -1,0 +1,268 @@
+"""Replay of recorded steps: what they would take after a change, by the dependencies of their recorded work.
+
+`replayed(profile)` builds the graph of the steps (`graph.py`) and replays it (`run.py`). If it does not give the
+recorded steps again, or too much of their time is unexplained, no change is predicted: `Replay.why_not` says why. Else
+`Replay.what_if(LaunchesFree())` returns the expected duration of a step with a range, or a refusal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from cs_systems.analysis.replay.changes import (
+    Change,
+    CopiesOverlapped,
+    FamilyScaled,
+    HostScaled,
+    InputRemoved,
+    LaunchesFree,
+    Refusal,
+    Subject,
+    SyncRemoved,
+)
+from cs_systems.analysis.replay.graph import Costs, Graph, graph, with_constants
+from cs_systems.analysis.replay.recorded import recorded
+from cs_systems.analysis.replay.run import Times, repeated, replay, step_times, total, twice_costs
+from cs_systems.core.units import counted
+from cs_systems.readers.forms.columns import UNKNOWN, Floats
+from cs_systems.readers.forms.trace import Step, Trace
+
+if TYPE_CHECKING:
+    from cs_systems.analysis.attribution.profile import Profile
+
+__all__ = [
+    "Change", "CopiesOverlapped", "Expected", "FamilyScaled", "HostScaled", "InputRemoved", "LaunchesFree", "Refusal",
+    "Replay", "SyncRemoved", "replayed",
+]  # fmt: skip
+
+MOST_UNEXPLAINED = 0.02  # of the span of the steps
+MOST_ERROR = 0.05  # of a step
+MOST_LOST = 0.02  # of the activities, without a recorded launch
+MOST_ACTIVITIES = 100_000  # replayed: of more, the first steps; at least one
+FEWEST = 5  # activities of a step
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Duration of a step that is expected after a change, with a range, in s.
+
+    now: as recorded. notes: what the numbers rest on.
+    """
+
+    value: float
+    low: float
+    high: float
+    now: float
+    notes: tuple[str, ...] = ()
+    how: Literal["replayed"] = "replayed"
+
+    @property
+    def share(self) -> float:
+        """Share of the step that the change saves."""
+        return 1 - self.value / self.now
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive steps with their graph."""
+
+    steps: tuple[Step, ...]
+    graph: Graph
+
+    @cached_property
+    def recorded_s(self) -> Floats:
+        """Time of each step on host and GPU, as recorded."""
+        return step_times(self.graph, Times.recorded(self.graph.recorded))
+
+    @cached_property
+    def times(self) -> Times:
+        return replay(self.graph)
+
+    @cached_property
+    def replayed_s(self) -> Floats:
+        """The same as replayed."""
+        return step_times(self.graph, self.times)
+
+    def repeated_s(self, graph: Graph, costs: Costs) -> Floats:
+        """Return the same of the steps when they follow on themselves, as in a loop."""
+        twice = repeated(graph)
+        return step_times(twice, replay(twice, twice_costs(graph, costs)))[len(self.steps) :]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Steps that were replayed.
+
+    why_not: why no change can be predicted, in one sentence; None if changes can be.
+    """
+
+    trace: Trace
+    parts: tuple[Part, ...]
+    why_not: str | None
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(step for part in self.parts for step in part.steps)
+
+    @cached_property
+    def recorded_s(self) -> Floats:
+        """Duration of each step as recorded."""
+        return np.concatenate([part.recorded_s.max(axis=1) for part in self.parts]) if self.parts else np.empty(0)
+
+    @property
+    def step_s(self) -> float:
+        """Duration of a step as recorded, the mean."""
+        return self._mean([part.recorded_s for part in self.parts])
+
+    @cached_property
+    def replayed_step_s(self) -> float:
+        """Duration of a step as replayed, the mean."""
+        return self._mean([part.replayed_s for part in self.parts])
+
+    def _mean(self, parts: Sequence[Floats]) -> float:
+        return sum(map(total, parts)) / len(self.steps) if parts else math.nan
+
+    @property
+    def error(self) -> float:
+        """Difference of the replayed from the recorded duration, as a share; NaN without a replay."""
+        return abs(self.replayed_step_s / self.step_s - 1) if self.parts else math.nan
+
+    @property
+    def unexplained(self) -> float:
+        """Share of the steps' time in delays that no edge explains."""
+        delays_s = sum(part.graph.unexplained_s for part in self.parts)
+        return delays_s / (self.step_s * len(self.steps)) if self.parts else math.nan
+
+    @cached_property
+    def spread(self) -> float:
+        """Spread between the recorded steps, from the first to the third quartile, as a share of the median."""
+        low, middle, high = np.quantile(self.recorded_s, [0.25, 0.5, 0.75]).tolist()
+        return float((high - low) / middle)
+
+    def what_if(self, *changes: Change) -> Expected | Refusal:
+        """Return the expected duration of a step after all of these changes together, or why it cannot be told."""
+        if self.why_not:
+            return Refusal(self.why_not)
+        ratios, before_s, after_s = list[float](), 0.0, 0.0
+        for part in self.parts:
+            answer = self._changed(part, part.graph, changes)
+            if isinstance(answer, Refusal):
+                return answer
+            before, after = answer
+            ratios += (after.max(axis=1) / before.max(axis=1)).tolist()
+            before_s, after_s = before_s + total(before), after_s + total(after)
+        ratio, now = after_s / before_s, self.step_s
+        value, off = now * ratio, now * (self.unexplained + self.error) + self._by_constants(changes, ratio) * now
+        low, high = np.quantile(ratios, [0.1, 0.9]).tolist()
+        expected = Expected(
+            value, max(0.0, now * min(low, ratio) - off), now * max(high, ratio) + off, now, self._notes()
+        )
+        if abs(expected.share) < self.spread:
+            return Refusal(
+                f"it changes the step by {abs(expected.share):.1%}, less than the {self.spread:.1%} by which the "
+                f"{len(self.recorded_s)} steps differ; measure it"
+            )
+        return expected
+
+    def _changed(self, part: Part, graph: Graph, changes: Sequence[Change]) -> tuple[Floats, Floats] | Refusal:
+        """Return the durations of a part's steps in a loop, (before, after) the changes."""
+        subject = Subject(self.trace, graph, graph.costs, part.steps[0].start_s)
+        for change in changes:
+            answer = change.apply(subject)
+            if isinstance(answer, Refusal):
+                return answer
+            subject = answer
+        return part.repeated_s(graph, graph.costs), part.repeated_s(subject.graph, subject.costs)
+
+    def _by_constants(self, changes: Sequence[Change], ratio: float) -> float:
+        """Return by how much the ratio of after to before moves with the constants at their quartiles."""
+        part, found = self.parts[0], [0.0]
+        first = self._changed(part, part.graph, changes)
+        for n in (1, 2):
+            other = with_constants(part.graph, part.graph.launch[n], part.graph.gap[n], part.graph.back[n])
+            answer = self._changed(part, other, changes)
+            if not isinstance(answer, Refusal) and not isinstance(first, Refusal):
+                found.append(abs(total(answer[1]) / total(answer[0]) - total(first[1]) / total(first[0])))
+        return max(found)
+
+    def _notes(self) -> tuple[str, ...]:
+        guessed = sum(part.graph.waits.guessed for part in self.parts)
+        return (f"{counted(guessed, 'wait')} between streams guessed by the times",) if guessed else ()
+
+
+def replayed(of: Profile | Trace, steps: Sequence[Step] | None = None) -> Replay:
+    """Return the replay of steps of a trace, of a profile by default all of them.
+
+    Of more than MOST_ACTIVITIES kernels and copies, the first steps are replayed, and at least one.
+    """
+    trace = of if isinstance(of, Trace) else of.trace
+    if steps is None:
+        if isinstance(of, Trace):
+            raise TypeError("a trace has no steps: give them")
+        steps = of.steps
+    if reason := _why_no_graph(trace, steps):
+        return Replay(trace, (), reason)
+    parts = tuple(Part(run, graph(trace, recorded(trace, run))) for run in _runs(_few(trace, steps)))
+    replay = Replay(trace, parts, None)
+    return replace(replay, why_not=_why_not(replay))
+
+
+def _why_no_graph(trace: Trace, steps: Sequence[Step]) -> str | None:
+    if not len(trace.kernels):
+        return "the trace holds no kernel, so nothing can be replayed"
+    if not len(trace.calls) or bool((trace.kernels.call == UNKNOWN).all()):
+        return "the trace holds no launch of a kernel, so what the GPU waited for is unknown"
+    if trace.lacks_kernels:
+        return "the GPU ran kernels that the trace does not hold, so its idle time is unknown"
+    return None
+
+
+def _why_not(replay: Replay) -> str | None:
+    """Return why a replay is not fit for predictions."""
+    trace, graphs = replay.trace, [part.graph for part in replay.parts]
+    missing = sum(((trace.lost_launches >= s.start_s) & (trace.lost_launches < s.end_s)).sum() for s in replay.steps)
+    if missing:
+        return f"{counted(int(missing), 'launched kernel')} of the steps are missing in the trace"
+    count = sum(int(one.launched.sum()) for one in graphs)
+    if count < FEWEST * len(replay.steps):
+        return f"the steps have only {counted(count, 'kernel or copy', 'kernels and copies')}"
+    lost = sum(int(one.recorded.lost.sum()) for one in graphs) / count
+    if lost > MOST_LOST:
+        return f"{lost:.0%} of the kernels have no recorded launch"
+    if replay.unexplained > MOST_UNEXPLAINED:
+        return (
+            f"{replay.unexplained:.1%} of the step passes in delays that the trace does not explain; at most "
+            f"{MOST_UNEXPLAINED:.0%} allow a prediction"
+        )
+    if replay.error > MOST_ERROR:
+        return (
+            f"the replay of the unchanged step is off by {replay.error:.1%}; at most {MOST_ERROR:.0%} allow a "
+            "prediction"
+        )
+    return None
+
+
+def _few(trace: Trace, steps: Sequence[Step]) -> list[Step]:
+    """Return the first steps, with at most MOST_ACTIVITIES kernels together, but at least one."""
+    launched = np.sort(trace.kernels.launch_start_s[~np.isnan(trace.kernels.launch_start_s)])
+    edges = np.searchsorted(launched, [[step.start_s, step.end_s] for step in steps])
+    total = np.cumsum(edges[:, 1] - edges[:, 0])
+    return list(steps[: max(1, int((total <= MOST_ACTIVITIES).sum()))])
+
+
+def _runs(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
+    """Return the steps in runs of those that follow each other by less than a step."""
+    usual_s = float(np.median([step.end_s - step.start_s for step in steps]))
+    runs: list[list[Step]] = []
+    for step in steps:
+        if runs and step.start_s - runs[-1][-1].end_s < usual_s:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return [tuple(run) for run in runs]
