@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ROOM = "analysis.attribution"
 OF_TRACE = names_in(f"{_ROOM}.tables", f"{_ROOM}.range_tree", f"{_ROOM}.operator_table", f"{_ROOM}.module_tables")
+WHAT_IFS = "launches=free, host=FACTOR, host:RANGE=FACTOR, input=0, sync=0, copies=overlapped, family:NAME=FACTOR"
 OF_RANKS = names_in("analysis.comparison.ranks")
 
 
@@ -57,6 +58,14 @@ class Analyze:
         MaybePath, optional("FILE", "TOML file with names of ranges and their meaning, besides the known ones")
     ] = None
     process: Annotated[MaybeInt, optional("PID", "process to analyze, if the file has several")] = None
+    what_if: Annotated[
+        Names,
+        arg(
+            metavar="CHANGE [CHANGE ...]",
+            help=f"changes of the program whose step is predicted: {WHAT_IFS}",
+            help_behavior_hint="",
+        ),
+    ] = ()
     top: Annotated[
         MaybeInt, optional("N", "number of kernels, steps, ranges or layers to show", "10, of layers 100; in CSV all")
     ] = None

@@ -100,6 +100,10 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     from cs_systems.analysis.attribution.timeline import DECLARED
 
     compares = len(sources) == 2
+    if args.what_if:
+        if compares:
+            raise ConfigError("--what-if replays one trace; give one file")
+        return _what_ifs(args, sources[0])
     known = SPLITS if compares else OF_TRACE
     if of_ranks := [name for name in args.table if name in OF_RANKS and name not in known]:
         raise ConfigError(
@@ -117,15 +121,34 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     if args.format == "html" and not compares:
         from cs_systems.analysis.attribution.range_tree import range_tree
         from cs_systems.analysis.attribution.timeline import results, view
+        from cs_systems.analysis.replay import replayed
         from cs_systems.report.pages.profile import render
 
         shown = {**results(profiles[0]), "range_tree": range_tree(profiles[0])}
         title = f"{sources[0].path.name}, by {profiles[0].trace.profiler}"
-        return render(view(profiles[0]), shown, title, _answer(profiles[0]), recorded(sources[0], profiles[0]))
+        origin = recorded(sources[0], profiles[0])
+        return render(view(profiles[0]), shown, title, _answer(profiles[0]), origin, replayed(profiles[0]))
     if compares:
         title = compared(sources[0].path, sources[1].path)
         return joined(_comparison(args, tables, sources, profiles), args.format, title)
     return "\n".join(_analysis(args, tables, sources[0], profiles[0]))
+
+
+def _what_ifs(args: Analyze, source: Source) -> str:
+    """Return the durations of a step that are expected after the changes of --what-if."""
+    from cs_systems.analysis.replay import replayed
+    from cs_systems.analysis.replay.what_ifs import change, notes, what_if
+
+    changes = {text: change(text) for text in args.what_if}
+    unfit = [name for name in ("table", "top") if getattr(args, name)]
+    refuse(unfit, "--what-if shows its own table")
+    if args.format == "html":
+        raise ConfigError("--what-if has no page; leave out --format html and --open")
+    (profile,) = read_profiles(args, [source])
+    replay = replayed(profile)
+    answers = {text: replay.what_if(one) for text, one in changes.items()}
+    parts: list[Part] = [(what_if, what_if(replay, answers), notes(replay, answers))]
+    return "\n".join(document_text(args.format, _heading(source, profile), parts, args.output))
 
 
 def _counters(args: Analyze, source: Source, read: Callable[[Path], Any]) -> str:

@@ -45,6 +45,7 @@ INDEX = {
     "cs_systems.analysis.attribution.timeline": "overhead coverage notes",
     "cs_systems.analysis.attribution.overlap": "streams",
     "cs_systems.analysis.attribution.memory_ranges": "memory_ranges memory_ranges_of",
+    "cs_systems.analysis.replay.what_ifs": "what_if",
     "cs_systems.analysis.comparison.ranks": "ranks collectives beside",
     "cs_systems.analysis.comparison.dtypes": "dtypes",
     "cs_systems.analysis.comparison.precision": "precision_error training_curve",

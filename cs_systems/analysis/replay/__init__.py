@@ -8,14 +8,16 @@ recorded steps again, or too much of their time is unexplained, no change is pre
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from cs_systems.analysis.replay.changes import (
+    LONG_S,
     Change,
     CopiesOverlapped,
     FamilyScaled,
@@ -26,10 +28,11 @@ from cs_systems.analysis.replay.changes import (
     Subject,
     SyncRemoved,
 )
-from cs_systems.analysis.replay.graph import Costs, Graph, graph, with_constants
+from cs_systems.analysis.replay.clean import INFLATIONS, Clean, by_clean, by_usual
+from cs_systems.analysis.replay.graph import USUAL, Costs, Graph, graph, with_quartiles
 from cs_systems.analysis.replay.recorded import recorded
 from cs_systems.analysis.replay.run import Times, repeated, replay, step_times, total, twice_costs
-from cs_systems.core.units import counted
+from cs_systems.core.units import counted, human
 from cs_systems.readers.forms.columns import UNKNOWN, Floats
 from cs_systems.readers.forms.trace import Step, Trace
 
@@ -37,14 +40,17 @@ if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
 
 __all__ = [
-    "Change", "CopiesOverlapped", "Expected", "FamilyScaled", "HostScaled", "InputRemoved", "LaunchesFree", "Refusal",
-    "Replay", "SyncRemoved", "replayed",
+    "Change", "Clean", "CopiesOverlapped", "Expected", "FamilyScaled", "HostScaled", "InputRemoved", "LaunchesFree",
+    "Refusal", "Replay", "SyncRemoved", "replayed",
 ]  # fmt: skip
 
 MOST_UNEXPLAINED = 0.02  # of the span of the steps
 MOST_ERROR = 0.05  # of a step
 MOST_LOST = 0.02  # of the activities, without a recorded launch
 MOST_ACTIVITIES = 100_000  # replayed: of more, the first steps; at least one
+MOST_COLD = 0.05  # of the steps, in the first launches of kernels
+COLD_S = 1e-3  # longer than any launch of a kernel that is loaded
+LEAST_CHANGE = 0.01  # of a step
 FEWEST = 5  # activities of a step
 
 
@@ -68,6 +74,18 @@ class Expected:
         return 1 - self.value / self.now
 
 
+class Ratios(NamedTuple):
+    """Duration of the steps after a change to that before it, the range over the steps, and a step's before it."""
+
+    ratio: float
+    low: float
+    high: float
+    before_s: float
+
+
+World = Callable[[Subject], Costs]
+
+
 @dataclass(frozen=True)
 class Part:
     """Consecutive steps with their graph."""
@@ -89,9 +107,13 @@ class Part:
         """The same as replayed."""
         return step_times(self.graph, self.times)
 
+    @cached_property
+    def twice(self) -> Graph:
+        return repeated(self.graph)
+
     def repeated_s(self, graph: Graph, costs: Costs) -> Floats:
         """Return the same of the steps when they follow on themselves, as in a loop."""
-        twice = repeated(graph)
+        twice = self.twice if graph is self.graph else repeated(graph)
         return step_times(twice, replay(twice, twice_costs(graph, costs)))[len(self.steps) :]
 
 
@@ -145,24 +167,33 @@ class Replay:
         low, middle, high = np.quantile(self.recorded_s, [0.25, 0.5, 0.75]).tolist()
         return float((high - low) / middle)
 
-    def what_if(self, *changes: Change) -> Expected | Refusal:
-        """Return the expected duration of a step after all of these changes together, or why it cannot be told."""
+    def what_if(self, *changes: Change, clean: Clean | None = None) -> Expected | Refusal:
+        """Return the expected duration of a step after all of these changes together, or why it cannot be told.
+
+        clean: a step of the same program without a profiler. Without one, the usual slowdown of the host by the
+            profiler is taken out, and the range reaches to the answer with the host's time as recorded.
+        """
         if self.why_not:
             return Refusal(self.why_not)
-        ratios, before_s, after_s = list[float](), 0.0, 0.0
-        for part in self.parts:
-            answer = self._changed(part, part.graph, changes)
+        worlds, notes = self._worlds(clean)
+        answers = [self._ratios(changes, world) for world in worlds]
+        if loosely := [change.loosely for change in changes if isinstance(change, LaunchesFree)]:
+            others = [change for change in changes if not isinstance(change, LaunchesFree)]
+            answers.insert(0, self._ratios([*others, *loosely], worlds[-1]))
+        for answer in answers:
             if isinstance(answer, Refusal):
                 return answer
-            before, after = answer
-            ratios += (after.max(axis=1) / before.max(axis=1)).tolist()
-            before_s, after_s = before_s + total(before), after_s + total(after)
-        ratio, now = after_s / before_s, self.step_s
-        value, off = now * ratio, now * (self.unexplained + self.error) + self._by_constants(changes, ratio) * now
-        low, high = np.quantile(ratios, [0.1, 0.9]).tolist()
-        expected = Expected(
-            value, max(0.0, now * min(low, ratio) - off), now * max(high, ratio) + off, now, self._notes()
-        )
+        found = [answer for answer in answers if not isinstance(answer, Refusal)]
+        ratio, now = found[-1].ratio, clean.step_s if clean else self.step_s
+        off = self.unexplained + self.error + self._by_constants(changes, worlds[-1])
+        if clean:
+            off += abs(found[-1].before_s / clean.step_s - 1)
+        low = min(min(answer.ratio, answer.low) for answer in found) - off
+        high = max(max(answer.ratio, answer.high) for answer in found) + off
+        if loosely and found[0].ratio < ratio - LEAST_CHANGE:
+            without = human(now * found[0].ratio, "s")
+            notes = (*notes, f"the host's stretches over {human(LONG_S, 's')} stay; without them {without}")
+        expected = Expected(now * ratio, now * max(low, 0.0), now * high, now, (*notes, *self._notes()))
         if abs(expected.share) < self.spread:
             return Refusal(
                 f"it changes the step by {abs(expected.share):.1%}, less than the {self.spread:.1%} by which the "
@@ -170,26 +201,54 @@ class Replay:
             )
         return expected
 
-    def _changed(self, part: Part, graph: Graph, changes: Sequence[Change]) -> tuple[Floats, Floats] | Refusal:
+    def _worlds(self, clean: Clean | None) -> tuple[list[World], tuple[str, ...]]:
+        """Return the costs to start from, the best last, and notes about them."""
+        if clean:
+            return [lambda subject: by_clean(subject, clean)], ()
+        if inflation := INFLATIONS.get(self.trace.profiler):
+            note = (
+                f"the usual slowdown by {self.trace.profiler}, about {inflation.per_launch_s * 1e6:.0f} µs per kernel, "
+                "is taken out; the range includes the host as recorded"
+            )
+            return [lambda subject: subject.costs, lambda subject: by_usual(subject, inflation)], (note,)
+        return [lambda subject: subject.costs], ()
+
+    def _ratios(self, changes: Sequence[Change], world: World) -> Ratios | Refusal:
+        """Return how the changes scale the steps of all parts."""
+        before, after = list[Floats](), list[Floats]()
+        for part in self.parts:
+            answer = self._changed(part, part.graph.costs, changes, world)
+            if isinstance(answer, Refusal):
+                return answer
+            before.append(answer[0])
+            after.append(answer[1])
+        before_s, after_s = sum(map(total, before)), sum(map(total, after))
+        of_steps = np.concatenate(after).max(axis=1) / np.concatenate(before).max(axis=1)
+        low, high = np.quantile(of_steps, [0.1, 0.9]).tolist()
+        return Ratios(after_s / before_s, low, high, before_s / len(self.steps))
+
+    def _changed(
+        self, part: Part, costs: Costs, changes: Sequence[Change], world: World
+    ) -> tuple[Floats, Floats] | Refusal:
         """Return the durations of a part's steps in a loop, (before, after) the changes."""
-        subject = Subject(self.trace, graph, graph.costs, part.steps[0].start_s)
+        graph = part.graph
+        first = Subject(self.trace, graph, costs, part.steps[0].start_s)
+        first = subject = first._replace(costs=world(first))
         for change in changes:
             answer = change.apply(subject)
             if isinstance(answer, Refusal):
                 return answer
             subject = answer
-        return part.repeated_s(graph, graph.costs), part.repeated_s(subject.graph, subject.costs)
+        return part.repeated_s(graph, first.costs), part.repeated_s(subject.graph, subject.costs)
 
-    def _by_constants(self, changes: Sequence[Change], ratio: float) -> float:
+    def _by_constants(self, changes: Sequence[Change], world: World) -> float:
         """Return by how much the ratio of after to before moves with the constants at their quartiles."""
-        part, found = self.parts[0], [0.0]
-        first = self._changed(part, part.graph, changes)
-        for n in (1, 2):
-            other = with_constants(part.graph, part.graph.launch[n], part.graph.gap[n], part.graph.back[n])
-            answer = self._changed(part, other, changes)
-            if not isinstance(answer, Refusal) and not isinstance(first, Refusal):
-                found.append(abs(total(answer[1]) / total(answer[0]) - total(first[1]) / total(first[0])))
-        return max(found)
+        part, ratios = self.parts[0], list[float]()
+        for costs in (part.graph.costs, *with_quartiles(part.graph)):
+            answer = self._changed(part, costs, changes, world)
+            if not isinstance(answer, Refusal):
+                ratios.append(total(answer[1]) / total(answer[0]))
+        return max((abs(other - ratios[0]) for other in ratios[1:]), default=0.0)
 
     def _notes(self) -> tuple[str, ...]:
         guessed = sum(part.graph.waits.guessed for part in self.parts)
@@ -208,8 +267,12 @@ def replayed(of: Profile | Trace, steps: Sequence[Step] | None = None) -> Replay
         steps = of.steps
     if reason := _why_no_graph(trace, steps):
         return Replay(trace, (), reason)
-    parts = tuple(Part(run, graph(trace, recorded(trace, run))) for run in _runs(_few(trace, steps)))
-    replay = Replay(trace, parts, None)
+    constants, parts = USUAL, dict[int, Part]()
+    runs = _runs(_few(trace, steps))
+    for number in sorted(range(len(runs)), key=lambda n: -len(runs[n])):  # the longest has the most cases
+        made = graph(trace, recorded(trace, runs[number]), constants)
+        parts[number], constants = Part(runs[number], made), made.constants
+    replay = Replay(trace, tuple(parts[number] for number in range(len(runs))), None)
     return replace(replay, why_not=_why_not(replay))
 
 
@@ -235,6 +298,11 @@ def _why_not(replay: Replay) -> str | None:
     lost = sum(int(one.recorded.lost.sum()) for one in graphs) / count
     if lost > MOST_LOST:
         return f"{lost:.0%} of the kernels have no recorded launch"
+    if (cold_s := sum(map(_cold_s, graphs))) > MOST_COLD * replay.step_s * len(replay.steps):
+        return (
+            f"{human(cold_s, 's')} of the steps pass in the first launches of kernels, which load their code; choose "
+            "steps after a warm-up"
+        )
     if replay.unexplained > MOST_UNEXPLAINED:
         return (
             f"{replay.unexplained:.1%} of the step passes in delays that the trace does not explain; at most "
@@ -246,6 +314,14 @@ def _why_not(replay: Replay) -> str | None:
             "prediction"
         )
     return None
+
+
+def _cold_s(graph: Graph) -> float:
+    """Return the host's time for loading kernels: in calls for it, or in launches of new kernels."""
+    r, launches = graph.recorded, np.zeros(len(graph.recorded.start_s), bool)
+    launches[r.call[graph.launched & ~r.lost & ~r.node & (r.trace_kernel != UNKNOWN)]] = True
+    loads = r.name.codes_where(re.compile("ModuleLoad|LibraryLoad").search)
+    return float(graph.costs.work[loads | (launches & (graph.costs.work > COLD_S))].sum())
 
 
 def _few(trace: Trace, steps: Sequence[Step]) -> list[Step]:

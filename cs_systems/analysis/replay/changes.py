@@ -17,6 +17,8 @@ from cs_systems.readers._stalls import Kind
 from cs_systems.readers.forms.columns import UNKNOWN, Bools, Floats, Ranges
 from cs_systems.readers.forms.trace import Trace
 
+LONG_S = 5e-3  # of host time between two calls
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -44,15 +46,27 @@ class Change(Protocol):
 
 @dataclass(frozen=True)
 class LaunchesFree:
-    """The step launched as one CUDA graph: no host cost and no host waits; loading the batch remains."""
+    """The step launched as one CUDA graph: no host cost and no host waits; loading the batch remains.
+
+    Attributes:
+        keeps_long: whether a stretch of the host of over LONG_S stays, as it does more than launch.
+    """
+
+    keeps_long: bool = True
+
+    @property
+    def loosely(self) -> LaunchesFree:
+        return replace(self, keeps_long=False)
 
     def apply(self, to: Subject) -> Subject | Refusal:
         r, costs = to.graph.recorded, to.costs
         inside, marks = np.zeros(len(r.start_s), bool), r.name.codes == 0
         for begins, ends in r.marks.tolist():
             inside[begins + 1 : ends + 1] = True
-        segment, work = _host_in(to, to.trace.ranges.take(to.trace.ranges.name.codes_where(_is_input)))
+        segment, work = host_in(to, to.trace.ranges.take(to.trace.ranges.name.codes_where(_is_input)))
         # What lies between the steps stays; a mark has no work of its own.
+        if self.keeps_long:
+            segment = np.where(costs.segment > LONG_S, costs.segment, segment)
         segment = np.where(inside, np.minimum(segment, costs.segment), costs.segment)
         launched = inside[np.maximum(r.call, 0)] & to.graph.launched
         return to._replace(
@@ -76,13 +90,13 @@ class HostScaled:
 
     def apply(self, to: Subject) -> Subject | Refusal:
         if self.name is None:
-            return to._replace(costs=_less(to.costs, self.factor, to.costs.segment, to.costs.work))
+            return to._replace(costs=less(to.costs, self.factor, to.costs.segment, to.costs.work))
         ranges = to.trace.ranges
         chosen = ranges.take(ranges.name.codes_where(named(self.name)))
-        segment, work = _host_in(to, chosen)
+        segment, work = host_in(to, chosen)
         if not (segment.any() or work.any()):
             return Refusal(f"no host time of the steps is in a range named {self.name!r}; {_choices(to)}")
-        return to._replace(costs=_less(to.costs, self.factor, segment, work))
+        return to._replace(costs=less(to.costs, self.factor, segment, work))
 
 
 @dataclass(frozen=True)
@@ -90,10 +104,10 @@ class InputRemoved:
     """No time for loading the batch: the ranges of the phase input take no host time."""
 
     def apply(self, to: Subject) -> Subject | Refusal:
-        segment, work = _host_in(to, to.trace.ranges.take(to.trace.ranges.name.codes_where(_is_input)))
+        segment, work = host_in(to, to.trace.ranges.take(to.trace.ranges.name.codes_where(_is_input)))
         if not (segment.any() or work.any()):
             return Refusal("no range of the steps marks the loading of data; mark it with the range input")
-        return to._replace(costs=_less(to.costs, 0.0, segment, work))
+        return to._replace(costs=less(to.costs, 0.0, segment, work))
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,7 @@ class SyncRemoved:
         removed[r.call[to.graph.waits.inside]] = True
         if self.name is not None:
             ranges = to.trace.ranges
-            removed &= _within(to, ranges.take(ranges.name.codes_where(named(self.name))))
+            removed &= within(to, ranges.take(ranges.name.codes_where(named(self.name))))
         waited = np.zeros(len(r.start_s), bool)
         waited[list(to.graph.waits.awaited)] = True
         if not (removed & waited).any():
@@ -167,7 +181,7 @@ class CopiesOverlapped:
         }
         awaited = {i: kept for i, found in graph.waits.awaited.items() if (kept := [m for m in found if not moved[m]])}
         waits = graph.waits._replace(awaited=awaited, depends=depends, inside=graph.waits.inside & ~moved)
-        lead = np.where(moved, graph.launch.value, to.costs.lead)
+        lead = np.where(moved, graph.constants.launch.value, to.costs.lead)
         return to._replace(
             graph=replace(graph, recorded=r, before=befores(r), waits=waits), costs=replace(to.costs, lead=lead)
         )
@@ -188,12 +202,12 @@ def _is_input(name: str) -> bool:
     return meaning(name).phase == Phase.INPUT
 
 
-def _less(costs: Costs, factor: float, segment: Floats, work: Floats) -> Costs:
+def less(costs: Costs, factor: float, segment: Floats, work: Floats) -> Costs:
     """Return the costs with some of the host time times a factor."""
     return replace(costs, segment=costs.segment - (1 - factor) * segment, work=costs.work - (1 - factor) * work)
 
 
-def _host_in(to: Subject, ranges: Ranges) -> tuple[Floats, Floats]:
+def host_in(to: Subject, ranges: Ranges) -> tuple[Floats, Floats]:
     """Return how much of each call's segment and of its own work is inside of ranges.
 
     The ranges of a call's own thread count, and those of the main thread, which waits meanwhile.
@@ -228,7 +242,7 @@ def _covered(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
     return edges, np.stack([np.append(0.0, lengths)[:-1], lengths], axis=1).ravel() if len(lengths) else np.empty(0)
 
 
-def _within(to: Subject, ranges: Ranges) -> Bools:
+def within(to: Subject, ranges: Ranges) -> Bools:
     """Return for each call whether it starts inside of a range of its thread or of the main thread."""
     r = to.graph.recorded
     found = np.zeros(len(r.start_s), bool)

@@ -15,12 +15,13 @@ was not recorded, and those in flight when the first step begins. What no edge e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from cs_systems.analysis.replay.recorded import Recorded, previous
-from cs_systems.analysis.replay.waits import SYNCS, US, WaitEdges, of_kind, waits_of
+from cs_systems.analysis.replay.waits import LATE_S, SYNCS, US, WaitEdges, of_kind, waits_of
 from cs_systems.readers.forms.columns import UNKNOWN, Bools, Floats, Ints
 from cs_systems.readers.forms.trace import Trace
 
@@ -32,7 +33,7 @@ CALL_TOLERANCE_S = 50 * US  # of a call's end
 NEAR_S = 20 * US  # longest gap between two activities of a stream that were both queued
 LEAST_BURST = 3  # calls of a thread in a row, if it takes turns with the main thread
 OVERLAPS = 0.05  # share of a thread's calls that overlap those of the main thread: it does not take turns with it
-USUAL_LAUNCH_S, USUAL_GAP_S, USUAL_RETURN_S, USUAL_WAIT_S = 0.0, 1 * US, 5 * US, 3 * US  # of a trace with few cases
+USUAL_WAIT_S = 3 * US  # of a call that waits, if none of its name does not
 LONG = 3.0  # times the usual duration of a launch: it was blocked
 NEVER = -np.inf
 
@@ -43,6 +44,17 @@ class Constant(NamedTuple):
     value: float
     low: float
     high: float
+
+
+class Constants(NamedTuple):
+    """Delays of a trace: launch to start, between the activities of a stream, return from a wait."""
+
+    launch: Constant
+    gap: Constant
+    back: Constant
+
+
+USUAL = Constants(*(Constant(delay, delay, delay) for delay in (0.0, 1 * US, 5 * US)))  # of a trace with few cases
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class Graph:
         slot: the activity that must have ended before a call finds room in the launch queue.
         fixed: start of each activity that is a boundary condition; NaN of others.
         costs: as recorded.
-        launch, gap, back: the constants.
+        constants: the delays of the trace.
         unexplained_s: delays that no edge explains, in sum.
     """
 
@@ -103,10 +115,14 @@ class Graph:
     slot: Ints
     fixed: Floats
     costs: Costs
-    launch: Constant
-    gap: Constant
-    back: Constant
+    constants: Constants
     unexplained_s: float
+
+    @cached_property
+    def in_order(self) -> Bools:
+        """Mask of the activities before which the one of their stream is the latest of it that a call launched."""
+        order = np.argsort(self.recorded.stream, kind="stable")
+        return np.asarray(self.before == previous(order, self.recorded.stream))
 
     @property
     def launched(self) -> Bools:
@@ -114,8 +130,8 @@ class Graph:
         return np.asarray(self.recorded.call != UNKNOWN)
 
 
-def graph(trace: Trace, recorded: Recorded) -> Graph:
-    """Return the graph of recorded steps."""
+def graph(trace: Trace, recorded: Recorded, usual: Constants = USUAL) -> Graph:
+    """Return the graph of recorded steps; `usual` are the constants where there are too few cases."""
     r, calls, count = recorded, len(recorded.start_s), len(recorded.begin_s)
     by_thread = np.lexsort((np.arange(calls), r.thread))
     before_call, over = previous(by_thread, r.thread), _handovers(r)
@@ -135,10 +151,10 @@ def graph(trace: Trace, recorded: Recorded) -> Graph:
     # At first by the quickest, as the others may wait for another stream.
     latency = r.begin_s - returned
     kernels = r.kind.codes_where("kernel".__eq__)
-    launch = Constant(*[_constant(latency[idle & kernels], USUAL_LAUNCH_S).low] * 3)
+    launch = Constant(*[_constant(latency[idle & kernels], usual.launch).low] * 3)
     gaps = r.begin_s - free
     queued = plain & (returned + max(launch.value, 0.0) + TOLERANCE_S < free)
-    gap = _constant(gaps[queued & (np.abs(gaps) < NEAR_S)], USUAL_GAP_S)
+    gap = _constant(gaps[queued & (np.abs(gaps) < NEAR_S)], usual.gap)
     explained = np.maximum(np.where(plain, returned + launch.value, NEVER), free + gap.value)
     waits = waits_of(trace, r, np.where(plain, r.begin_s - explained, 0.0))
 
@@ -146,10 +162,11 @@ def graph(trace: Trace, recorded: Recorded) -> Graph:
     for k, sources in waits.depends.items():
         linked[k] = max(linked[k], float(r.done_s[sources].max()))
     idle &= linked < started
-    launch = _constant(latency[idle & kernels], USUAL_LAUNCH_S)
+    launch = _constant(latency[idle & kernels], usual.launch)
     inside = waits.inside
     lead = np.where(inside, r.begin_s - started, launch.value)
-    lead = np.where(inside & ~idle, np.median(lead[inside & idle]) if (inside & idle).any() else USUAL_GAP_S, lead)
+    behind = inside & (r.begin_s < linked + gap.value + LATE_S)  # waited for the stream: its own lead is unknown
+    lead[behind] = np.minimum(lead[behind], TOLERANCE_S)
     overlaps = queued & (gaps < min(gap.value, 0.0))
     of_gap = np.where((kept | overlaps) & np.isfinite(gaps), gaps, gap.value)
     release = np.where(inside, started, returned) + lead
@@ -162,7 +179,7 @@ def graph(trace: Trace, recorded: Recorded) -> Graph:
     late = np.where(plain & ~boundary, r.begin_s - bound, 0.0)
     unexplained_s = float(np.clip(late - TOLERANCE_S, 0.0, None).sum())
 
-    work, returns, back, lost_s = _work(r, waits)
+    work, returns, back, lost_s = _work(r, waits, usual)
     queue, work = _queue(r, waits, work)
     base = np.where(before_call == UNKNOWN, NEVER, r.end_s[before_call])
     base = np.maximum(base, np.where(over == UNKNOWN, NEVER, r.end_s[over]))
@@ -191,16 +208,14 @@ def graph(trace: Trace, recorded: Recorded) -> Graph:
         slots(r, r.position, queue),
         fixed,
         costs,
-        launch,
-        gap,
-        back,
+        Constants(launch, gap, back),
         unexplained_s + lost_s,
     )
 
 
-def _constant(cases: Floats, usual: float) -> Constant:
+def _constant(cases: Floats, usual: Constant) -> Constant:
     if len(cases) < FEW:
-        return Constant(usual, usual, usual)
+        return usual
     low, value, high = np.quantile(cases, [0.25, 0.5, 0.75]).tolist()
     return Constant(value, low, high)
 
@@ -248,7 +263,7 @@ def befores(r: Recorded) -> Ints:
     return before
 
 
-def _work(r: Recorded, waits: WaitEdges) -> tuple[Floats, Floats, Constant, float]:
+def _work(r: Recorded, waits: WaitEdges, usual: Constants) -> tuple[Floats, Floats, Constant, float]:
     """Return (own work of each call, its return from a wait, the constant, delays of calls that nothing explains).
 
     A call that waited has the usual work of its name, of those that did not wait. After a copy that it waited for, the
@@ -259,22 +274,26 @@ def _work(r: Recorded, waits: WaitEdges) -> tuple[Floats, Floats, Constant, floa
     ended = np.array([float(r.done_s[found].max()) for found in waits.awaited.values()])
     copies = np.array([bool(waits.inside[found[0]]) for found in waits.awaited.values()], bool)
     is_mark = r.name.codes[awaited] == 0
-    waited = (copies | (ended > r.start_s[awaited] + US)) & ~is_mark
+    # One whose activity had ended just before may still have waited for a moment.
+    waited = (copies | (ended > r.start_s[awaited] - TOLERANCE_S)) & ~is_mark
     tail = r.end_s[awaited] - ended
-    back = _constant(tail[waited & ~copies & (ended > r.start_s[awaited] + 5 * US)], USUAL_RETURN_S)
+    back = _constant(tail[waited & ~copies & (ended > r.start_s[awaited] + 5 * US)], usual.back)
     returns = np.where(r.name.codes == 0, 0.0, back.value)
     returns[awaited[copies]] = tail[copies]
-    free = np.setdiff1d(np.arange(len(lasted)), awaited[waited])
-    work, held = lasted.copy(), awaited[waited]
+    work, held, free = lasted.copy(), awaited[waited], np.ones(len(lasted), bool)
+    free[held] = False
+    by_name = np.argsort(r.name.codes[free], kind="stable")
+    named, unheld = r.name.codes[free][by_name], lasted[free][by_name]
     for name in np.unique(r.name.codes[held]).tolist():
-        alike = free[r.name.codes[free] == name]
-        usual = float(np.median(lasted[alike])) if len(alike) else USUAL_WAIT_S
+        alike = unheld[slice(*np.searchsorted(named, [name, name + 1]))]
+        own = float(np.median(alike)) if len(alike) else USUAL_WAIT_S
         mine = held[r.name.codes[held] == name]
-        work[mine] = np.minimum(lasted[mine], usual)
+        work[mine] = np.minimum(lasted[mine], own)
     # A wait that returned long after its activity had ended, or that waited for nothing known.
     bound = np.maximum(r.start_s[held] + work[held], ended[waited] + returns[held])
     lost = float(np.clip(r.end_s[held] - bound - CALL_TOLERANCE_S, 0.0, None).sum())
-    syncs = np.setdiff1d(of_kind(r, *SYNCS), held)
+    syncs = of_kind(r, *SYNCS)
+    syncs = syncs[free[syncs]]
     lost += float(np.clip(lasted[syncs] - CALL_TOLERANCE_S, 0.0, None).sum())
     return work, returns, back, lost
 
@@ -302,7 +321,8 @@ def _queue(r: Recorded, waits: WaitEdges, work: Floats) -> tuple[int, Floats]:
         slow = at_limit & (lasted > LONG * usual)
         if slow.sum() >= 0.3 * at_limit.sum():
             queue, work = full, work.copy()
-            held = np.setdiff1d(call[at_limit], list(waits.awaited))
+            held = call[at_limit]
+            held = held[~np.isin(held, list(waits.awaited))]
             work[held] = np.minimum(work[held], usual)
     return queue, work
 
@@ -319,16 +339,16 @@ def slots(r: Recorded, order: Ints, queue: int) -> Ints:
     return slot
 
 
-def with_constants(graph: Graph, launch_s: float, gap_s: float, return_s: float) -> Graph:
-    """Return the graph with other constants, where they are not recorded gaps."""
-    costs, usual = graph.costs, graph.costs.gap == graph.gap.value
-    return replace(
-        graph,
-        costs=replace(
+def with_quartiles(graph: Graph) -> list[Costs]:
+    """Return the costs with the constants at their first and at their third quartiles, where no gap is recorded."""
+    costs, (launch, gap, back) = graph.costs, graph.constants
+    return [
+        replace(
             costs,
-            lead=np.where(graph.waits.inside, costs.lead, launch_s),
-            gap=np.where(usual, gap_s, costs.gap),
-            link=gap_s,
-            back=np.where(costs.back == graph.back.value, return_s, costs.back),
-        ),
-    )
+            lead=np.where(graph.waits.inside, costs.lead, launch[n]),
+            gap=np.where(costs.gap == gap.value, gap[n], costs.gap),
+            link=gap[n],
+            back=np.where(costs.back == back.value, back[n], costs.back),
+        )
+        for n in (1, 2)
+    ]

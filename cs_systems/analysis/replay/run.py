@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from cs_systems.analysis.replay.graph import NEVER, Costs, Graph, slots
 from cs_systems.analysis.replay.recorded import Recorded
 from cs_systems.analysis.replay.waits import WaitEdges
-from cs_systems.readers.forms.columns import UNKNOWN, Categorical, Floats, Ints
+from cs_systems.readers.forms.columns import UNKNOWN, Bools, Categorical, Floats, Ints
+
+SHORT = 24  # calls that take longer as a stretch than one by one
+CHUNK = 256  # calls of a stretch at once; fewer than any launch queue holds
 
 
 @dataclass(frozen=True)
@@ -29,48 +32,124 @@ class Times:
 
 
 def replay(graph: Graph, costs: Costs | None = None) -> Times:
-    """Return the earliest times, with the recorded durations and delays or others."""
+    """Return the earliest times, with the recorded durations and delays or others.
+
+    Stretches of calls of one thread without waits are computed as running maxima of sums, in which each sum is a path
+    through the graph; the others call by call.
+    """
     costs = costs or graph.costs
-    calls, count = len(graph.previous), len(graph.before)
-    start, end, begin, done = [0.0] * calls, [0.0] * calls, [0.0] * count, [0.0] * count
-    previous, over, before = graph.previous.tolist(), graph.over.tolist(), graph.before.tolist()
-    segment, work, back = costs.segment.tolist(), costs.work.tolist(), costs.back.tolist()
-    slot = graph.slot.tolist() if costs.blocks else [UNKNOWN] * calls
-    lead, gap, duration, link = costs.lead.tolist(), costs.gap.tolist(), costs.duration.tolist(), costs.link
-    first = graph.first.tolist()
-    awaited = {i: found for i, found in graph.waits.awaited.items() if costs.waits[i]}
-    depends, fixed, until = graph.waits.depends, graph.fixed.tolist(), costs.until.tolist()
-    fixes, decided = {*np.flatnonzero(~np.isnan(graph.fixed)).tolist()}, bool((costs.until > NEVER).any())
-    inside = {*np.flatnonzero(graph.waits.inside).tolist()}
-    lost = {*np.flatnonzero(graph.recorded.lost).tolist()}
-    for k in range(first[0]):
-        begin[k] = fixed[k]
-        done[k] = fixed[k] + duration[k]
-    at = start[0]
-    for i in range(calls):
-        at = end[previous[i]] if previous[i] >= 0 else 0.0
-        if over[i] >= 0 and end[over[i]] > at:
-            at = end[over[i]]
-        start[i] = at = at + segment[i]
-        ends = at + work[i]
-        if slot[i] >= 0 and done[slot[i]] > ends:
-            ends = done[slot[i]]
-        for k in range(first[i], first[i + 1]):
-            released = (at if k in inside else NEVER if k in lost else ends) + lead[k]
-            if before[k] >= 0 and done[before[k]] + gap[k] > released:
-                released = done[before[k]] + gap[k]
-            if k in depends:
-                released = max(released, max(done[m] for m in depends[k]) + link)
-            if k in fixes:
-                released = max(released, fixed[k])
-            begin[k] = released
-            done[k] = released + duration[k]
-            if decided and until[k] > done[k]:
-                done[k] = until[k]
-        if i in awaited:
-            ends = max(ends, max(done[k] for k in awaited[i]) + back[i])
-        end[i] = ends
-    return Times(np.array(start), np.array(end), np.array(begin), np.array(done))
+    run = _Run(graph, costs)
+    alone, begins = _alone(graph, costs), _begins(graph)
+    begins |= alone
+    begins[np.flatnonzero(alone) + 1] |= True
+    edges = np.flatnonzero(begins).tolist()
+    scalar = alone[edges].tolist()
+    for at, until, is_alone in zip(edges, [*edges[1:], len(graph.previous)], scalar, strict=True):
+        if is_alone or until - at < SHORT:
+            run.calls(at, until)
+        else:
+            run.stretch(at, until)
+    return Times(run.start, run.end, run.begin, run.done)
+
+
+def _begins(graph: Graph) -> Bools:
+    """Return for each call whether it does not simply follow the call before it; one more entry for the end."""
+    found = np.ones(len(graph.previous) + 1, bool)
+    found[1:-1] = (graph.previous != np.arange(len(graph.previous)) - 1)[1:] | (graph.over != UNKNOWN)[1:]
+    return found
+
+
+def _alone(graph: Graph, costs: Costs) -> Bools:
+    """Return for each call whether it, or what it launches, waits; one more entry for the end, which does not."""
+    found = np.zeros(len(graph.previous) + 1, bool)
+    waiting = np.array(list(graph.waits.awaited), np.int64)
+    found[waiting[costs.waits[waiting]]] = True
+    call, regular = graph.recorded.call, ~(graph.waits.inside | graph.recorded.lost) & np.isnan(graph.fixed)
+    regular[list(graph.waits.depends)] = False
+    regular &= (costs.until == NEVER) & graph.in_order
+    found[call[~regular & (call != UNKNOWN)]] = True
+    return found
+
+
+class _Run:
+    """Times of one replay; stretches are written as arrays, single calls through views of the same memory."""
+
+    def __init__(self, graph: Graph, costs: Costs) -> None:
+        self.graph, self.costs = graph, costs
+        self.start, self.end = np.zeros(len(graph.previous)), np.zeros(len(graph.previous))
+        self.begin, self.done = np.zeros(len(graph.before)), np.zeros(len(graph.before))
+        early = int(graph.first[0])
+        self.begin[:early] = graph.fixed[:early]
+        self.done[:early] = self.begin[:early] + costs.duration[:early]
+        self.slot = graph.slot if costs.blocks else np.full(len(graph.slot), UNKNOWN)
+        self.views: tuple[Any, ...] = tuple(
+            column.data  # an index of it is a Python number
+            for column in (
+                *(self.start, self.end, self.begin, self.done),
+                *(graph.previous, graph.over, graph.before, graph.first, self.slot, graph.fixed),
+                *(costs.segment, costs.work, costs.back, costs.lead, costs.gap, costs.duration, costs.until),
+                *(costs.waits, graph.waits.inside, graph.recorded.lost),
+            )
+        )
+
+    def calls(self, at: int, until: int) -> None:
+        """Compute the times of some calls and of what they launch, one after the other."""
+        start, end, begin, done, *views = self.views
+        previous, over, before, first, slot, fixed, *views = views
+        segment, work, back, lead, gap, duration, decided, waits, inside, lost = views
+        awaited, depends, link = self.graph.waits.awaited, self.graph.waits.depends, self.costs.link
+        for i in range(at, until):
+            now = end[previous[i]] if previous[i] >= 0 else 0.0
+            if over[i] >= 0 and end[over[i]] > now:
+                now = end[over[i]]
+            start[i] = now = now + segment[i]
+            ends = now + work[i]
+            if slot[i] >= 0 and done[slot[i]] > ends:
+                ends = done[slot[i]]
+            for k in range(first[i], first[i + 1]):
+                released = (now if inside[k] else NEVER if lost[k] else ends) + lead[k]
+                if before[k] >= 0 and done[before[k]] + gap[k] > released:
+                    released = done[before[k]] + gap[k]
+                if k in depends:
+                    released = max(released, max(done[m] for m in depends[k]) + link)
+                if fixed[k] > released:  # never for NaN
+                    released = fixed[k]
+                begin[k] = released
+                done[k] = max(released + duration[k], decided[k])
+            if waits[i] and i in awaited:
+                ends = max(ends, max(done[k] for k in awaited[i]) + back[i])
+            end[i] = ends
+
+    def stretch(self, at: int, until: int) -> None:
+        """Compute the same for calls that follow one another, and whose activities follow their streams."""
+        graph, costs = self.graph, self.costs
+        previous, over = int(graph.previous[at]), int(graph.over[at])
+        now = max(self.end[previous] if previous >= 0 else 0.0, self.end[over] if over >= 0 else NEVER)
+        for a in range(at, until, CHUNK):
+            b = min(a + CHUNK, until)
+            k, m = graph.first[[a, b]].tolist()
+            slot = self.slot[a:b]
+            if (slot >= k).any():  # room in the queue depends on these very launches
+                self.calls(a, b)
+                now = self.end[b - 1]
+                continue
+            path = np.cumsum(costs.segment[a:b] + costs.work[a:b])
+            room = np.where(slot == UNKNOWN, NEVER, self.done[slot]) if m else np.full(b - a, NEVER)
+            self.end[a:b] = path + np.maximum.accumulate(np.maximum(room - path, now))
+            self.start[a:b] = np.append(now, self.end[a : b - 1]) + costs.segment[a:b]
+            now = self.end[b - 1]
+            stream = graph.recorded.stream[k:m]
+            of = [np.arange(k, m)]
+            if m > k and (stream != stream[0]).any():
+                of = [k + np.flatnonzero(stream == z) for z in np.unique(stream).tolist()]
+            for own in of if m > k else ():
+                lasts = costs.duration[own]
+                path = np.cumsum(costs.gap[own] + lasts)
+                before = int(graph.before[own[0]])
+                free = self.done[before] if before >= 0 else NEVER
+                released = self.end[graph.recorded.call[own]] + costs.lead[own] + lasts
+                self.done[own] = path + np.maximum.accumulate(np.maximum(released - path, free))
+                self.begin[own] = self.done[own] - lasts
 
 
 def step_times(graph: Graph, times: Times) -> Floats:
@@ -156,9 +235,7 @@ def repeated(graph: Graph) -> Graph:
         slots(twice, order, graph.queue),
         np.concatenate([graph.fixed, np.full(own, np.nan)]),
         twice_costs(graph, graph.costs),
-        graph.launch,
-        graph.gap,
-        graph.back,
+        graph.constants,
         graph.unexplained_s,
     )
 

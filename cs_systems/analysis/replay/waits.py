@@ -141,8 +141,9 @@ def _runs_inside(recorded: Recorded) -> Bools:
     known, codes = kinds(recorded)
     blocking = np.array([one is Kind.BLOCKING_COPY for one in known] or [False])[codes[call] if len(codes) else call]
     copies = recorded.kind.codes_where(lambda kind: kind != "kernel")
-    ended = recorded.done_s <= recorded.end_s[call] + SKEW_S if len(codes) else np.zeros(len(call), bool)
-    return np.asarray(copies & (call != UNKNOWN) & ~recorded.lost & (pageable | blocking) & ended)
+    # One from pageable memory begins while the host stages it, and may end when the call has just returned.
+    began = recorded.begin_s < recorded.end_s[call] + SKEW_S if len(codes) else np.zeros(len(call), bool)
+    return np.asarray(copies & (call != UNKNOWN) & ~recorded.lost & (pageable | blocking) & began)
 
 
 def _host_waits(

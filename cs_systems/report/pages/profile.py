@@ -10,11 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from cs_systems.analysis.attribution import module_tables, timeline
 from cs_systems.analysis.attribution.operator_table import operators
 from cs_systems.analysis.attribution.range_tree import range_tree
 from cs_systems.analysis.attribution.tables import TABLES, has_something, mean_step_s, steps
 from cs_systems.analysis.diagnosis import NO_ANSWER, Answer, diagnose
+from cs_systems.analysis.replay import Replay, replayed
+from cs_systems.analysis.replay.lanes import lanes
 from cs_systems.config import describe
 from cs_systems.core import units
 from cs_systems.core.printable import LONGEST_NAME, shortened
@@ -25,6 +29,7 @@ from cs_systems.report import origins
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.pages import _templates
 from cs_systems.report.pages._packing import packed
+from cs_systems.report.pages.replay import svg
 from cs_systems.report.tables.columns import UNKNOWN
 from cs_systems.report.tables.rows import table_of
 
@@ -47,7 +52,7 @@ def of_record(record: RunRecord, seen: Profile, results: Tables) -> str:
     found = diagnose([replace(record, results={**record.results, **results})])
     ranks = RANKS.filled(rows) if (rows := RANKS.of(record.results)) else {}
     shown, title = {**results, **ranks}, describe(record.run_config)
-    return render(timeline.view(seen), shown, title, found, origins.lines([record]))
+    return render(timeline.view(seen), shown, title, found, origins.lines([record]), replayed(seen))
 
 
 def render(
@@ -56,12 +61,13 @@ def render(
     title: str,
     answer: Answer = NO_ANSWER,
     origin: Sequence[str] = (),
+    replay: Replay | None = None,
 ) -> str:
     """Render the page of a profile.
 
     view: from `attribution.timeline.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
     profiled record; `ranks`, of one with several ranks. answer: what the page begins with. origin: when and by which
-    command it was recorded.
+    command it was recorded. replay: of its steps.
     """
     notes = [note for note in timeline.NOTES.of(results) if note["note"] != view["incomplete"]]
     short = dict(zip(view["names"]["name"], view["names"]["short"], strict=True))
@@ -71,6 +77,7 @@ def render(
         "view": view,
         "data": packed(view),
         "by_module": any(path is not None for path in view["places"].get("module", ())),
+        "replay": _replay(replay, view["step"]["number"]),
         "heading": _heading(view, mean_step_s(steps.of(results))),
         "facts": _facts(view, results),
         "overhead": _overhead(results),
@@ -82,6 +89,24 @@ def render(
         ],
     }
     return _templates.render("profile.html.jinja", values)
+
+
+def _replay(replay: Replay | None, number: int) -> tuple[str, Markup, list[str]] | None:
+    """Return (heading, picture, sentences) of a replayed step; None if nothing was replayed."""
+    if replay is None or (step := lanes(replay, number)) is None:
+        return None
+    allowed = (
+        f"no change is predicted: {replay.why_not}"
+        if replay.why_not
+        else "changes can be predicted (analyze --what-if)"
+    )
+    sentences = [
+        f"Above, step {step.number} as recorded; below, replayed from what each call and kernel depends on: off by "
+        f"{replay.error:.2%} over {units.counted(len(replay.steps), 'step')}, {replay.unexplained:.2%} of the time is "
+        f"unexplained; {allowed}.",
+        "Kernels have the colours of their families, and the host's waits are pale. All times are with the profiler.",
+    ]
+    return f"Replay of step {step.number}", Markup(svg(step)), sentences
 
 
 def _facts(view: View, results: Tables) -> list[tuple[str, str]]:

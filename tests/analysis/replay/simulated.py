@@ -287,3 +287,17 @@ def times(operations: Iterable[object], factor: float, name: str = "gemm") -> li
 def without(operations: Iterable[object], kind: type[object]) -> list[object]:
     """Return the operations except those of one kind."""
     return [one for one in operations if not isinstance(one, kind)]
+
+
+def slower(operations: Iterable[object], factor: float) -> list[object]:
+    """Return the operations with the host's time times a factor."""
+    found: list[object] = []
+    for one in operations:
+        if isinstance(one, Host):
+            one = Host(one.time_s * factor)
+        elif isinstance(one, Launch):
+            one = one._replace(cost_s=one.cost_s * factor)
+        elif isinstance(one, Run):
+            one = one._replace(program=tuple(slower(one.program, factor)))
+        found.append(one)
+    return found

@@ -34,6 +34,7 @@ from tests.analysis.replay.simulated import (
     Sync,
     Wait,
     simulated,
+    slower,
     times,
     without,
 )
@@ -139,7 +140,7 @@ def test_launches_in_a_graph_keep_the_waits_between_streams() -> None:
 
 def test_backward_waits_for_forward_and_the_optimizer_for_backward() -> None:
     step = (*FORWARD, BACKWARD, Host(20 * US), *SHORT, Sync())
-    check(step, HostScaled(5.0), _slower(step, 5.0), then=Machine(routine_s=5 * USUAL.routine_s))
+    check(step, HostScaled(5.0), slower(step, 5.0), then=Machine(routine_s=5 * USUAL.routine_s))
 
 
 def test_scaling_a_range_of_the_main_thread_scales_what_autograd_does_meanwhile() -> None:
@@ -206,16 +207,3 @@ def _slow_backward(factor: float) -> Run:
         AUTOGRAD,
         tuple(one for _ in range(20) for one in (Host(50 * US * factor), Launch(4 * US, cost_s=5 * US * factor))),
     )
-
-
-def _slower(program: Sequence[object], factor: float) -> list[object]:
-    found: list[object] = []
-    for one in program:
-        if isinstance(one, Host):
-            one = Host(one.time_s * factor)
-        elif isinstance(one, Launch):
-            one = one._replace(cost_s=one.cost_s * factor)
-        elif isinstance(one, Run):
-            one = one._replace(program=tuple(_slower(one.program, factor)))
-        found.append(one)
-    return found

@@ -1,0 +1,129 @@
+"""Names of changes, such as `host:augment=0`, and the table of what a step would take after each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, NamedTuple, TypedDict
+
+from cs_systems.analysis.replay import (
+    Change,
+    CopiesOverlapped,
+    Expected,
+    FamilyScaled,
+    HostScaled,
+    InputRemoved,
+    LaunchesFree,
+    Refusal,
+    Replay,
+    SyncRemoved,
+)
+from cs_systems.config import ConfigError
+from cs_systems.core.tables import Column, table
+from cs_systems.core.units import counted
+
+FREE, OVERLAPPED = "free", "overlapped"
+MEASURE = "other kernels would run, and a trace does not hold how long they take; measure it"
+# Changes that no trace of the unchanged program can tell.
+UNTELLABLE = {
+    "precision": f"a change of precision cannot be told from a trace: {MEASURE}",
+    "fusion": f"fusing kernels cannot be told from a trace: {MEASURE}",
+    "compile": f"compiling cannot be told from a trace: {MEASURE}",
+}
+
+
+class WhatIfRow(TypedDict):
+    """Duration of a step that is expected after one change, in `what_if`; None where it is refused."""
+
+    what_if: Annotated[str, Column("what if", beside=60)]
+    recorded_s: Annotated[float, Column("recorded")]
+    replayed_s: Annotated[float | None, Column("replayed")]
+    expected_s: Annotated[float | None, Column("expected")]
+    low_s: Annotated[float | None, Column("low", drop=1)]
+    high_s: Annotated[float | None, Column("high", drop=1)]
+    saved_share: Annotated[float | None, Column("saved")]
+
+
+class Form(NamedTuple):
+    """Form of a change on the command line."""
+
+    usage: str
+    takes_name: bool  # after a colon
+    needs_name: bool
+    values: str | None  # the only value; None for a factor
+    change: Callable[[str | None, float], Change]
+
+
+FORMS = {
+    "launches": Form("launches=free", False, False, FREE, lambda name, factor: LaunchesFree()),
+    "host": Form("host=FACTOR or host:RANGE=FACTOR", True, False, None, lambda name, factor: HostScaled(factor, name)),
+    "input": Form("input=0", False, False, "0", lambda name, factor: InputRemoved()),
+    "sync": Form("sync=0 or sync:RANGE=0", True, False, "0", lambda name, factor: SyncRemoved(name)),
+    "copies": Form("copies=overlapped", False, False, OVERLAPPED, lambda name, factor: CopiesOverlapped()),
+    "family": Form(
+        "family:NAME=FACTOR", True, True, None, lambda name, factor: FamilyScaled(name or "", factor)
+    ),
+}  # fmt: skip
+USAGE = "; ".join(form.usage for form in FORMS.values())
+
+
+def change(text: str) -> Change:
+    """Return the change that a text names, such as `family:matmul=0.5`.
+
+    Raises:
+        ConfigError: There is no such change, or no trace can tell it.
+    """
+    left, equals, value = text.partition("=")
+    kind, colon, name = left.partition(":")
+    if reason := UNTELLABLE.get(kind):
+        raise ConfigError(f"--what-if {text}: {reason}")
+    form = FORMS.get(kind)
+    if form is None or not equals or (colon and not form.takes_name) or (form.needs_name and not name):
+        known = form.usage if form else USAGE
+        raise ConfigError(f"unknown change --what-if {text!r}; write {known}")
+    if form.values is not None:
+        if value != form.values:
+            raise ConfigError(f"--what-if {text} is not possible; write {form.usage}")
+        return form.change(name or None, 0.0)
+    try:
+        factor = float(value)
+    except ValueError:
+        factor = math.nan
+    if not 0 <= factor < math.inf:
+        raise ConfigError(f"--what-if {text}: {value!r} is no factor; write a number from 0, such as 0.5")
+    return form.change(name or None, factor)
+
+
+Answers = Mapping[str, Expected | Refusal]  # by the changes' names as they were given
+
+
+@table("what if: duration of a step after a change", name="what_if")
+def what_if(replay: Replay, answers: Answers) -> list[WhatIfRow]:
+    """Return one row per change."""
+    return [_row(replay, name, answer) for name, answer in answers.items()]
+
+
+def _row(replay: Replay, name: str, answer: Expected | Refusal) -> WhatIfRow:
+    told = None if isinstance(answer, Refusal) else answer
+    return {
+        "what_if": name,
+        "recorded_s": replay.step_s,
+        "replayed_s": replay.replayed_step_s if replay.parts else None,
+        "expected_s": told.value if told else None,
+        "low_s": told.low if told else None,
+        "high_s": told.high if told else None,
+        "saved_share": told.share if told else None,
+    }
+
+
+def notes(replay: Replay, answers: Answers) -> list[str]:
+    """Return the outcome of the gate, why changes are refused, and what the numbers rest on."""
+    if replay.why_not:
+        return [f"no change is predicted: {replay.why_not}"]
+    gate = (
+        f"replayed {counted(len(replay.steps), 'step')}: off by {replay.error:.2%}, {replay.unexplained:.2%} of the "
+        "time is unexplained; changes are predicted"
+    )
+    refused = [f"{name}: {answer.reason}" for name, answer in answers.items() if isinstance(answer, Refusal)]
+    told = [note for answer in answers.values() if not isinstance(answer, Refusal) for note in answer.notes]
+    return [gate, *dict.fromkeys(told), *refused]

@@ -1,0 +1,80 @@
+"""Picture of one replayed step as an <svg> element: its rows as recorded, below them as replayed, on one time axis."""
+
+from __future__ import annotations
+
+from html import escape
+from math import floor, log10
+
+from cs_systems.analysis.replay.lanes import COPY, WAITS, WORK, Box, StepLanes
+from cs_systems.core.units import human
+from cs_systems.report.palette import INK, PAGE, SHADES, SOFT, paint
+
+WIDTH, LEFT, ROW, BAR, HEAD, AXIS = 1000.0, 96.0, 16, 12, 26, 24  # px
+PIXEL = 0.5  # boxes of a kind that are closer than this are drawn as one
+TICKS = 6
+
+
+def svg(step: StepLanes) -> str:
+    """Return the picture, in the colours of the page that it stands in; alone, in those of a white page."""
+    longest_s = max(max((box.end_s for lane in one.lanes for box in lane.boxes), default=0.0) for one in step.versions)
+    longest_s = max(longest_s, *(one.step_s for one in step.versions), 1e-9)
+    scale = (WIDTH - LEFT - 8) / longest_s
+    parts, top = list[str](), 0
+    for version in step.versions:
+        parts.append(_text(0, top + 17, f"{version.name}: {human(version.step_s, 's')}", "ink", bold=True))
+        top += HEAD
+        for lane in version.lanes:
+            parts.append(_text(0, top + BAR - 2, lane.name, "soft"))
+            for kind, start, end in _merged(lane.boxes, scale):
+                x, width = LEFT + start, max(end - start, PIXEL)
+                parts.append(f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{BAR}" fill="{_fill(kind)}"/>')
+            top += ROW
+        top += 6
+    parts += _axis(longest_s, scale, top)
+    height = top + AXIS
+    title = escape(f"step {step.number}: " + ", ".join(f"{one.name} {human(one.step_s, 's')}" for one in step.versions))
+    size = f'viewBox="0 0 {WIDTH:.0f} {height}" width="100%"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{title}" '
+        f'style="font:12px system-ui,sans-serif"><title>{title}</title>'
+        f'<rect width="100%" height="100%" fill="var(--page,{PAGE.light})"/>{"".join(parts)}</svg>'
+    )
+
+
+def _merged(boxes: list[Box], scale: float) -> list[tuple[str, float, float]]:
+    """Return (kind, start, end) in px, with boxes of one kind as one where no gap between them would be seen."""
+    found: list[tuple[str, float, float]] = []
+    for box in boxes:
+        start, end = box.start_s * scale, box.end_s * scale
+        if found and found[-1][0] == box.kind and start - found[-1][2] < PIXEL:
+            found[-1] = box.kind, found[-1][1], max(end, found[-1][2])
+        elif end - start >= PIXEL or not found or end - found[-1][2] >= PIXEL:
+            found.append((box.kind, start, end))
+    return found
+
+
+def _fill(kind: str) -> str:
+    hue = {WORK: "stone", WAITS: "pale"}.get(kind) or paint("copy" if kind == COPY else kind).hue
+    return f"var(--{hue},{SHADES[hue].light})"
+
+
+def _text(x: float, y: float, words: str, tone: str, bold: bool = False, anchor: str = "start") -> str:
+    color = {"ink": INK, "soft": SOFT}[tone].light
+    weight = ' font-weight="600"' if bold else ""
+    return (
+        f'<text x="{x:.1f}" y="{y}" fill="var(--{tone},{color})" text-anchor="{anchor}"{weight}>{escape(words)}</text>'
+    )
+
+
+def _axis(longest_s: float, scale: float, top: int) -> list[str]:
+    """Return a line with times at whole distances."""
+    rough = longest_s / TICKS
+    unit = 10 ** floor(log10(rough))
+    every = next(unit * n for n in (1, 2, 5, 10) if unit * n >= rough)
+    color = f"var(--soft,{SOFT.light})"
+    parts = [f'<path d="M{LEFT} {top}H{WIDTH - 8}" stroke="{color}"/>']
+    for n in range(int(longest_s / every) + 1):
+        x = LEFT + n * every * scale
+        parts.append(f'<path d="M{x:.1f} {top}v4" stroke="{color}"/>')
+        parts.append(_text(x, top + 18, human(n * every, "s") if n else "0", "soft", anchor="middle"))
+    return parts
