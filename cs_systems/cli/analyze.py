@@ -147,8 +147,8 @@ def _what_ifs(args: Analyze, source: Source) -> str:
     (profile,) = read_profiles(args, [source])
     replay = replayed(profile)
     answers = {text: replay.what_if(one) for text, one in changes.items()}
-    parts: list[Part] = [(what_if, what_if(replay, answers), notes(replay, answers))]
-    return "\n".join(document_text(args.format, _heading(source, profile), parts, args.output))
+    sections: list[Section] = [(what_if, what_if(replay, answers), notes(replay, answers))]
+    return "\n".join(document_text(args.format, _heading(source, profile), sections, args.output))
 
 
 def _counters(args: Analyze, source: Source, read: Callable[[Path], Any]) -> str:

@@ -45,6 +45,7 @@ __all__ = [
     "diagnose",
     "without_options",
 ]
+AFTER_HOST = "then, when the GPU no longer waits for the host"
 _OPTIONS = re.compile(r" \(--[^();]*\)|; --[^();]*(?=\))")  # alone in parentheses, or behind PyTorch's own names
 
 
@@ -52,6 +53,8 @@ def apply_rules(evidence: Evidence) -> Answer:
     """Return what the rules find in the numbers of one step, the largest cause first."""
     if evidence.is_empty:
         return Answer(unknowns=evidence.unknowns, not_judged=evidence.not_judged)
+    from cs_systems.analysis.diagnosis._plan import planned
+
     takes_options = evidence.config is not None and not evidence.is_loop
     found: list[Diagnosis] = []
     unknowns = [*evidence.unknowns]
@@ -66,10 +69,14 @@ def apply_rules(evidence: Evidence) -> Answer:
                 subject = one.subject or evidence.subject
                 code = name.replace("_", "-")
                 found.append(
-                    replace(one, remedy=remedy, at_best=at_best, subject=subject, code=code, is_second=is_second)
+                    replace(
+                        one, remedy=remedy, at_best=at_best, subject=subject, code=code, then=AFTER_HOST * is_second
+                    )
                 )
             case Unknown(text):
                 unknowns.append(text)
+    if evidence.replay is not None:
+        found = planned(found, evidence.replay)
     return Answer(ranked(found), tuple(unknowns), evidence.judged, evidence.not_judged)
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cs_systems.analysis.memory.leaks import Leak
     from cs_systems.analysis.memory.out_of_memory import Failure
     from cs_systems.analysis.memory.tensor_names import TensorNames
+    from cs_systems.analysis.replay import Replay
 
 LOADER = "enumerate(DataLoader)"  # beginning of the name of torch's range around the wait for a batch
 EACH_BLOCK = "every:1"  # plan of checkpoints
@@ -283,6 +284,16 @@ class Evidence:
         launching_s = self.step_s - sum(time_s for cause, time_s in self.idle_s.items() if cause != LAUNCH)
         low, high = (self.step_s - min(waited_s, launching_s * (1 - 1 / each)) for each in reversed(factors))
         return low, high
+
+    @cached_property
+    def replay(self) -> Replay | None:
+        """Replay of the usual steps of a trace, from which changes can be predicted; None without one."""
+        if self.usual is None or self.usual.is_cold or not self.tables:
+            return None
+        from cs_systems.analysis.replay import replayed
+
+        made = replayed(self.usual.profile)
+        return made if made.why_not is None else None
 
     @property
     def silent_s(self) -> float:

@@ -14,6 +14,7 @@ from cs_systems.core.units import SCALES, best_unit, significant
 
 if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis._evidence import Evidence
+    from cs_systems.analysis.replay import Change
 
 WORTH = 0.05  # share of the step or the peak; what takes less is within the noise of most machines
 MOST = 3  # sentences that a page or a command begins with
@@ -75,7 +76,8 @@ class Diagnosis:
         is_last_resort: it names no cause, only a distance from a ceiling, and is left out where a cause is found.
         options: the fields of a cell that carry out the remedy, with the values that do: a run that has such a cell
             beside this one has measured the remedy.
-        is_second: the remedy helps once the host is no longer what limits the step: `now` is the step after that.
+        change: the remedy as a change of the recorded step, which a replay can carry; None without one.
+        then: the words for a remedy that follows others: `now` is the step after those; "" for the first.
         unprofiled: least and most that `now` may be without the profiler, where only a profiled step is known.
     """
 
@@ -96,7 +98,8 @@ class Diagnosis:
     is_outside: bool = False
     is_last_resort: bool = False
     options: Mapping[str, Collection[Any]] = field(default_factory=dict)
-    is_second: bool = False
+    change: Change | None = None
+    then: str = ""
     unprofiled: tuple[float, float] | None = None
 
     @property
@@ -111,7 +114,7 @@ class Diagnosis:
     @property
     def sentence(self) -> str:
         where = "; ".join(filter(None, [self.where, self.subject.strip(), self.cells]))
-        then = "then, when the GPU no longer waits for the host: " if self.is_second else ""
+        then = f"{self.then}: " if self.then else ""
         return f"{then}{self.cause}{f' ({where})' if where else ''}: {self.remedy}{self._gain()}"
 
     def _gain(self) -> str:
@@ -230,4 +233,4 @@ def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses that are worth a change, the largest first; those that come last after all others."""
     worth = [diagnosis for diagnosis in found if diagnosis.share >= WORTH]
     causes = [diagnosis for diagnosis in worth if not diagnosis.is_last_resort] or worth
-    return tuple(sorted(causes, key=lambda d: (d.comes_last, d.is_second, -d.share)))
+    return tuple(sorted(causes, key=lambda d: (d.comes_last, bool(d.then), -d.share)))

@@ -48,7 +48,7 @@ def with_measured(
     then = measured[best]
     name = describe(best, {*same} - {*diagnosis.options} | {"profiler"})
     if then > (1 - NO_GAIN) * now:
-        why = ", because the step waits for the host" if diagnosis.is_second else ""
+        why = ", because the step waits for the host" if diagnosis.then else ""
         return f"{name} was measured: {human(then, 's')} instead of {human(now, 's')}, no gain{why}"
     low, high = _spread(timed[best])
     return replace(diagnosis, now=now, expected=Expected(then, low, high, "measured"), try_it="", takes=None)

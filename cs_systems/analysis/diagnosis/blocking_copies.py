@@ -6,6 +6,7 @@ from cs_systems.analysis.attribution.gaps import COPY
 from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.replay import CopiesOverlapped
 from cs_systems.core.tables import Row
 
 PLAIN = "copy from pinned memory, in a stream of its own, while kernels run"
@@ -20,7 +21,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     cause = f"{idle_s / step_s:.0%} of the step the GPU copies memory and computes nothing"
     rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == COPY)
     remedy = REMEDY if evidence.uses_torch else PLAIN
-    return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=rows)
+    return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=rows, change=CopiesOverlapped())
 
 
 RULE = Rule(find)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.replay import InputRemoved
 from cs_systems.config import Phase
 
 REMEDY = "raise the data loader's num_workers and prefetch_factor, or prepare the data in advance"
@@ -16,7 +17,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     cause = f"{waited_s / step_s:.0%} of the step waits for the next batch"
     row = {"phase": Phase.INPUT.value, "time_s": waited_s}
-    return Diagnosis(cause, REMEDY, step_s, step_s - waited_s, evidence=(row,))
+    return Diagnosis(cause, REMEDY, step_s, step_s - waited_s, evidence=(row,), change=InputRemoved())
 
 
 RULE = Rule(find)

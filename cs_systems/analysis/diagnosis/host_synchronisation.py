@@ -1,26 +1,46 @@
-"""Rule for host synchronisation: the GPU is idle because the host waits for it instead of launching kernels."""
+"""Rule for host synchronisation: the host waits for the GPU, and the GPU then waits for the host's next launch."""
 
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.gaps import SYNC
-from cs_systems.analysis.attribution.tables import gaps
-from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.attribution.tables import gaps, waits
+from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.replay import Expected, SyncRemoved
 from cs_systems.core.tables import Row
+from cs_systems.core.units import counted
 
 PLAIN = "wait for the device less often: keep results there, and check them after many kernels"
 REMEDY = "remove .item(), .cpu(), print and torch.cuda.synchronize() from the step, or call them every 100th step"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the gaps in which the host was in a synchronising call."""
-    step_s, idle_s = evidence.step_s, evidence.idle_s.get(SYNC)
-    if step_s is None or not idle_s:
+    """Find the time that a step without these waits would save by its replay; without one, the idle time in them.
+
+    A replay knows more: after a wait the device is idle until the host has launched again.
+    """
+    step_s, idle_s = evidence.step_s, evidence.idle_s.get(SYNC, 0.0)
+    places = waits.of(evidence.tables)
+    if step_s is None or not (idle_s or places):
         return None
-    cause = f"{idle_s / step_s:.0%} of the step the GPU is idle while the host synchronises with it"
+    answer = evidence.replay.what_if(SyncRemoved()) if evidence.replay is not None and places else None
+    replayed = isinstance(answer, Expected) and answer.share >= WORTH
+    if not idle_s and not replayed:
+        return None
+    share = answer.share if isinstance(answer, Expected) and replayed else idle_s / step_s
+    cause = f"{share:.0%} of the step the GPU is idle because the host synchronises with it"
+    named = [row for row in places if row["within"]]
+    where = "; ".join(
+        f"{counted(round(row['calls_per_step']), 'time')} in {row['within']}"
+        for row in named[:1]
+        if row["calls_per_step"] >= 1
+    )
     rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == SYNC)
+    rows += tuple({**row} for row in places)
     remedy = REMEDY if evidence.uses_torch else PLAIN
-    return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=rows)
+    at_best = step_s - idle_s if idle_s else None
+    change = SyncRemoved()
+    return Diagnosis(cause, remedy, step_s, at_best, evidence=rows, where=where, takes=share * step_s, change=change)
 
 
 RULE = Rule(find)

@@ -6,6 +6,7 @@ from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.replay import LaunchesFree
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.core.caveats import GRAPH_BREAKS, REMOVE_BREAKS, broken_graph
 from cs_systems.core.fields import Subject
@@ -66,7 +67,16 @@ def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
     at_best = step_s - waited_s
     if unprofiled:
         unprofiled = max(at_best, unprofiled[0]), max(at_best, unprofiled[1])
-    return Diagnosis(cause, _remedy(evidence), step_s, at_best, evidence=rows, options=OPTIONS, unprofiled=unprofiled)
+    return Diagnosis(
+        cause,
+        _remedy(evidence),
+        step_s,
+        at_best,
+        evidence=rows,
+        options=OPTIONS,
+        unprofiled=unprofiled,
+        change=LaunchesFree(),
+    )
 
 
 def _remedy(evidence: Evidence) -> str:

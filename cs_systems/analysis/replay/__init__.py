@@ -170,8 +170,8 @@ class Replay:
     def what_if(self, *changes: Change, clean: Clean | None = None) -> Expected | Refusal:
         """Return the expected duration of a step after all of these changes together, or why it cannot be told.
 
-        clean: a step of the same program without a profiler. Without one, the usual slowdown of the host by the
-            profiler is taken out, and the range reaches to the answer with the host's time as recorded.
+        clean: a step of the same program without a profiler. Without one, the answer is for the host as recorded, and
+            the range reaches to the answer without the usual slowdown of the host by the profiler.
         """
         if self.why_not:
             return Refusal(self.why_not)
@@ -197,7 +197,8 @@ class Replay:
         if abs(expected.share) < self.spread:
             return Refusal(
                 f"it changes the step by {abs(expected.share):.1%}, less than the {self.spread:.1%} by which the "
-                f"{len(self.recorded_s)} steps differ; measure it"
+                f"{len(self.recorded_s)} steps differ; measure it",
+                expected.share,
             )
         return expected
 
@@ -207,10 +208,10 @@ class Replay:
             return [lambda subject: by_clean(subject, clean)], ()
         if inflation := INFLATIONS.get(self.trace.profiler):
             note = (
-                f"the usual slowdown by {self.trace.profiler}, about {inflation.per_launch_s * 1e6:.0f} µs per kernel, "
-                "is taken out; the range includes the host as recorded"
+                f"as recorded; the range includes the host without the usual slowdown by {self.trace.profiler}, about "
+                f"{inflation.per_launch_s * 1e6:.0f} µs per kernel"
             )
-            return [lambda subject: subject.costs, lambda subject: by_usual(subject, inflation)], (note,)
+            return [lambda subject: by_usual(subject, inflation), lambda subject: subject.costs], (note,)
         return [lambda subject: subject.costs], ()
 
     def _ratios(self, changes: Sequence[Change], world: World) -> Ratios | Refusal:

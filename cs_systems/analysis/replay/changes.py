@@ -22,9 +22,13 @@ LONG_S = 5e-3  # of host time between two calls
 
 @dataclass(frozen=True)
 class Refusal:
-    """Answer without a number, and the reason for it."""
+    """Answer without a number, and the reason for it.
+
+    share: the share of the step that the change saves, where it is too small for a number.
+    """
 
     reason: str
+    share: float | None = None
 
 
 class Subject(NamedTuple):

@@ -1,0 +1,52 @@
+"""Plan of remedies: what each would give by a replay of the recorded step, each on top of those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cs_systems.analysis.diagnosis._findings import WORTH, Diagnosis, Expected
+from cs_systems.analysis.replay import Change, LaunchesFree, Replay
+from cs_systems.analysis.replay import Expected as Predicted
+
+ALIKE = 0.8  # share of the largest saving: a remedy of one cause that saves as much comes before a CUDA graph
+ON_TOP = "then, on top of that"
+
+
+def planned(found: Iterable[Diagnosis], replay: Replay) -> list[Diagnosis]:
+    """Return the diagnoses with the duration that the replay expects; what it finds to gain nothing is left out.
+
+    The first is expected alone, each next one on top of those before it. A diagnosis whose change the replay cannot
+    carry, or refuses, stays as it is.
+    """
+    found = [one for one in found if one.share >= WORTH]
+    answers = {id(one): replay.what_if(one.change) for one in found if one.change is not None}
+    told = [(one, answer) for one in found if isinstance(answer := answers.get(id(one)), Predicted)]
+    others = [
+        one
+        for one in found
+        if not isinstance(answer := answers.get(id(one)), Predicted)
+        and (answer is None or answer.share is None or answer.share >= WORTH)
+    ]
+    told = [(one, answer) for one, answer in told if answer.share >= WORTH]
+    most = max((answer.share for _, answer in told), default=0.0)
+    told.sort(
+        key=lambda pair: (isinstance(pair[0].change, LaunchesFree) or pair[1].share < ALIKE * most, -pair[1].share)
+    )
+    chosen: list[Change] = []
+    plan: list[Diagnosis] = []
+    before: Predicted | None = None
+    for one, alone in told:
+        assert one.change is not None
+        answer = replay.what_if(*chosen, one.change) if chosen else alone
+        if not isinstance(answer, Predicted):
+            continue
+        now = answer.now if before is None else before.value
+        if now - answer.value < WORTH * answer.now:
+            continue
+        expected = Expected(answer.value, min(answer.low, now), answer.high, "replayed")
+        plan.append(
+            replace(one, now=now, expected=expected, at_best=None, unprofiled=None, then=ON_TOP if chosen else "")
+        )
+        chosen, before = [*chosen, one.change], answer
+    return [*plan, *others]
