@@ -28,6 +28,11 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from cs_systems.analysis.attribution.profile import profile as profile_of
+from cs_systems.analysis.diagnosis import Diagnosis, apply_rules
+from cs_systems.analysis.diagnosis._evidence import of_profile
 from cs_systems.analysis.replay import (
     Change,
     Clean,
@@ -39,11 +44,6 @@ from cs_systems.analysis.replay import (
     SyncRemoved,
     replayed,
 )
-from torch.profiler import ProfilerActivity, profile, record_function
-
-from cs_systems.analysis.attribution.profile import profile as profile_of
-from cs_systems.analysis.diagnosis import Diagnosis, apply_rules
-from cs_systems.analysis.diagnosis._evidence import of_profile
 from cs_systems.readers import read
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -243,11 +243,10 @@ def of_host(name: str, size: str) -> Iterator[Row]:
         step = Step(made(name, size))
         before, seen, clean = base(step)
         row = before | expected(seen, LaunchesFree(), clean)
-        yield {"remedy": "CUDA graph", **row, **_after(lambda: graphed(step))}
         bounds = apply_rules(of_profile(seen)).diagnoses
-        after = {"nothing": timed(step)["step_s"]}
-        yield from of_kernels(name, size, before, bounds)
-        del after, step
+        yield {"remedy": "CUDA graph", **row, **_after(step, graphed)}
+        del step
+    yield from of_kernels(name, size, before, bounds)
     for remedy, (faulty, mended, change) in HOST_FAULTS.items():
         with cleared():
             step = Step(made(name, size), faulty)
@@ -256,7 +255,7 @@ def of_host(name: str, size: str) -> Iterator[Row]:
             step.faults = mended
             if remedy == "copies ahead":
                 step.batch = None
-            yield {"remedy": remedy, **row, **_after(lambda: step)}
+            yield {"remedy": remedy, **row, **_after(step)}
 
 
 def of_kernels(name: str, size: str, before: Row, bounds: Sequence[Diagnosis]) -> Iterator[Row]:
@@ -265,17 +264,17 @@ def of_kernels(name: str, size: str, before: Row, bounds: Sequence[Diagnosis]) -
     with cleared():
         step = Step(made(name, size), fused=True)
         warmed(step)
-        yield {"remedy": "fused optimizer", **before, "bound_s": known.get("unfused-optimizer"), **_after(lambda: step)}
+        yield {"remedy": "fused optimizer", **before, "bound_s": known.get("unfused-optimizer"), **_after(step)}
     with cleared():
         step = Step(made(name, size), autocast=True)
         warmed(step)
-        yield {"remedy": "bf16", **before, "bound_s": known.get("unused-tensor-cores"), **_after(lambda: step)}
+        yield {"remedy": "bf16", **before, "bound_s": known.get("unused-tensor-cores"), **_after(step)}
     with cleared():
         step = Step(made(name, size))
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         try:
             warmed(step)
-            yield {"remedy": "TF32", **before, "bound_s": known.get("unused-tensor-cores"), **_after(lambda: step)}
+            yield {"remedy": "TF32", **before, "bound_s": known.get("unused-tensor-cores"), **_after(step)}
         finally:
             torch.backends.cuda.matmul.fp32_precision = "ieee"
     if size == "small" and name in ("llama", "gpt2", "bert", "vit"):
@@ -285,15 +284,15 @@ def of_kernels(name: str, size: str, before: Row, bounds: Sequence[Diagnosis]) -
             least = min(
                 (known[code] for code in ("launch-bound", "unfused-elementwise") if known.get(code)), default=None
             )
-            yield {"remedy": "compile", **before, "bound_s": least, **_after(lambda: step)}
+            yield {"remedy": "compile", **before, "bound_s": least, **_after(step)}
 
 
-def _after(make: Callable[[], Callable[[], None]]) -> Row:
-    """Return the measured time after the remedy, or why there is none."""
+def _after(step: Step, make: Callable[[Step], Callable[[], None]] | None = None) -> Row:
+    """Return the measured time after the remedy, or why there is none; make: what turns the step into the changed one."""
     try:
-        step = make()
-        warmed(step, 3)
-        return {f"after_{name}": value for name, value in timed(step).items()}
+        changed = make(step) if make else step
+        warmed(changed, 3)
+        return {f"after_{name}": value for name, value in timed(changed).items()}
     except Exception as error:
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0]:.100}"}
@@ -318,7 +317,8 @@ def markdown(rows: list[Row]) -> str:
         cells = (
             row["model"], row["size"], row.get("remedy", ""), _ms(row.get("step_s")), _ms(value),
             f"{_ms(row['expected_low_s'])} … {_ms(row['expected_high_s'])}" if value else "", _ms(after),
-            f"{value / after:.3f}" if value and after else "", _ms(bound), row.get("refused") or row.get("failed") or "",
+            f"{value / after:.3f}" if value and after else "", _ms(bound),
+            row.get("refused") or row.get("failed") or "",
         )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
@@ -329,12 +329,11 @@ def summary(rows: list[Row]) -> str:
         row["expected_s"] / row["after_step_s"] for row in rows if row.get("expected_s") and row.get("after_step_s")
     ]
     off = sorted(abs(ratio - 1) for ratio in told)
-    held = [row for row in rows if row.get("bound_s") and row.get("after_step_s")]
+    held = [row for row in measured if row.get("bound_s")]
     broken = [row for row in held if row["after_step_s"] < 0.97 * row["bound_s"]]
-    pairs = [row for row in rows if row.get("after_step_s")]
     near = sum(each <= 0.1 for each in off)
     return (
-        f"{len(pairs)} pairs; {len(told)} with an expected time: {near} within 10% of the measured one, the median off "
+        f"{len(measured)} pairs; {len(told)} with an expected time: {near} within 10% of the measured one, the median off "
         f"by {median(off) if off else 0:.1%}; {len(held)} bounds, of which {len(broken)} are broken by over 3%"
     )
 
@@ -367,7 +366,8 @@ def main() -> None:
                 rows.append({"model": name, "size": size, "failed": f"{type(error).__name__}: {error!s:.100}"})
             if given.json:  # after each model: what was measured is there if the next one ends the process
                 given.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1))
-    text = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, fp32, AdamW\n\n{summary(rows)}\n\n{markdown(rows)}\n"
+    title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, fp32, AdamW"
+    text = f"{title}\n\n{summary(rows)}\n\n{markdown(rows)}\n"
     print(text)
     if given.table:
         given.table.write_text(text)
