@@ -288,7 +288,7 @@ def of_kernels(name: str, size: str, before: Row, bounds: Sequence[Diagnosis]) -
 
 
 def _after(step: Step, make: Callable[[Step], Callable[[], None]] | None = None) -> Row:
-    """Return the measured time after the remedy, or why there is none; make: what turns the step into the changed one."""
+    """Return the measured time after the remedy, or why there is none; make: turns the step into the changed one."""
     try:
         changed = make(step) if make else step
         warmed(changed, 3)
@@ -325,16 +325,15 @@ def markdown(rows: list[Row]) -> str:
 
 
 def summary(rows: list[Row]) -> str:
-    told = [
-        row["expected_s"] / row["after_step_s"] for row in rows if row.get("expected_s") and row.get("after_step_s")
-    ]
+    measured = [row for row in rows if row.get("after_step_s")]
+    told = [row["expected_s"] / row["after_step_s"] for row in measured if row.get("expected_s")]
     off = sorted(abs(ratio - 1) for ratio in told)
     held = [row for row in measured if row.get("bound_s")]
     broken = [row for row in held if row["after_step_s"] < 0.97 * row["bound_s"]]
     near = sum(each <= 0.1 for each in off)
     return (
-        f"{len(measured)} pairs; {len(told)} with an expected time: {near} within 10% of the measured one, the median off "
-        f"by {median(off) if off else 0:.1%}; {len(held)} bounds, of which {len(broken)} are broken by over 3%"
+        f"{len(measured)} pairs; {len(told)} with an expected time: {near} within 10% of the measured one, the median "
+        f"off by {median(off) if off else 0:.1%}; {len(held)} bounds, of which {len(broken)} are broken by over 3%"
     )
 
 
