@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import Decimals, MaybeInt, MaybePath, MaybeText, Names, Paths, Repeated, flag, optional
+from cs_systems.cli._options import (
+    Decimals,
+    MaybeInt,
+    MaybePath,
+    MaybeText,
+    Names,
+    Paths,
+    Repeated,
+    flag,
+    optional,
+    refuse,
+)
 from cs_systems.cli._output import Format, Open
+from cs_systems.config import ConfigError
 from cs_systems.core.formats import offered
 from cs_systems.core.range_names import PHASES
 from cs_systems.core.sources import Source, is_archive
@@ -21,7 +33,10 @@ if TYPE_CHECKING:
 
 _ROOM = "analysis.attribution"
 OF_TRACE = names_in(f"{_ROOM}.tables", f"{_ROOM}.range_tree", f"{_ROOM}.operator_table", f"{_ROOM}.module_tables")
-WHAT_IFS = "launches=free, host=FACTOR, host:RANGE=FACTOR, input=0, sync=0, copies=overlapped, family:NAME=FACTOR"
+WHAT_IFS = (
+    "launches=free, host=FACTOR, host:RANGE=FACTOR, input=0, sync=0, copies=overlapped, family:NAME=FACTOR; "
+    "of ranks straggler=median"
+)
 OF_RANKS = names_in("analysis.comparison.ranks")
 
 
@@ -73,6 +88,13 @@ class Analyze:
     format: Annotated[Format, arg(help="output format; html: a page with the timeline")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
     open: Open = False
+
+
+def check_what_if(args: Analyze) -> None:
+    """Raise ConfigError for options that --what-if leaves without effect."""
+    refuse([name for name in ("table", "top") if getattr(args, name)], "--what-if shows its own table")
+    if args.format == "html":
+        raise ConfigError("--what-if has no page; leave out --format html and --open")
 
 
 def read_profiles(args: Analyze, sources: Sequence[Source], process: int | None = None) -> list[Profile]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cs_systems.cli._analyze import Analyze, origin, read_profiles
+from cs_systems.cli._analyze import Analyze, check_what_if, origin, read_profiles
 from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import joined
 from cs_systems.cli._tables import (
@@ -89,6 +89,8 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
     from cs_systems.analysis.diagnosis import apply_rules
     from cs_systems.analysis.diagnosis._evidence import of_job
 
+    if args.what_if:
+        return _what_ifs(args, ranks)
     tables = chosen_tables(args.table, TABLES, False, args.format, args.top)
     check_top(args.top, tables, TABLES)
     if args.process is not None and any(one.process is not None for one in ranks):
@@ -122,6 +124,21 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         answer = apply_rules(of_job(job, number, read_profiles(args, [one.source], one.process)[0]))
     title = f"{len(job.ranks)} ranks of {where}"
     return joined(document_text(args.format, heading, sections, args.output, answer), args.format, title)
+
+
+def _what_ifs(args: Analyze, ranks: Sequence[OfRank]) -> str:
+    """Return the duration of the job's step that is expected after the changes of --what-if."""
+    from cs_systems.analysis.replay import replayed
+    from cs_systems.analysis.replay.ranks import together
+    from cs_systems.analysis.replay.what_ifs import of_ranks, what_if
+
+    check_what_if(args)
+    ordered = sorted(ranks, key=lambda one: one.rank)
+    rows, notes = of_ranks(
+        together([replayed(read_profiles(args, [one.source], one.process)[0]) for one in ordered]), args.what_if
+    )
+    heading = [f"{ordered[0].source.given} … · {len(ordered)} ranks of one job"]
+    return "\n".join(document_text(args.format, heading, [(what_if, rows, notes)], args.output))
 
 
 def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.analysis.comparison import SIDES
-from cs_systems.cli._analyze import OF_RANKS, OF_TRACE, Analyze, read_profiles, recorded
+from cs_systems.cli._analyze import OF_RANKS, OF_TRACE, Analyze, check_what_if, read_profiles, recorded
 from cs_systems.cli._files import inventory_text, no_file, ranks_in, ranks_text, refuse_unused
 from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import check_outputs, compared, deliver, joined, page_asked
@@ -140,10 +140,7 @@ def _what_ifs(args: Analyze, source: Source) -> str:
     from cs_systems.analysis.replay.what_ifs import change, notes, what_if
 
     changes = {text: change(text) for text in args.what_if}
-    unfit = [name for name in ("table", "top") if getattr(args, name)]
-    refuse(unfit, "--what-if shows its own table")
-    if args.format == "html":
-        raise ConfigError("--what-if has no page; leave out --format html and --open")
+    check_what_if(args)
     (profile,) = read_profiles(args, [source])
     replay = replayed(profile)
     answers = {text: replay.what_if(one) for text, one in changes.items()}

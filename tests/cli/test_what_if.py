@@ -54,6 +54,7 @@ def test_csv_has_every_column(nsys_path: Path, capsys: pytest.CaptureFixture[str
         (["host=-1"], "--what-if host=-1: '-1' is no factor; write a number from 0, such as 0.5"),
         (["host:step=fast"], "--what-if host:step=fast: 'fast' is no factor; write a number from 0, such as 0.5"),
         (["precision=bf16"], "--what-if precision=bf16: a change of precision cannot be told from a trace: "),
+        (["straggler=median"], "--what-if straggler=median compares ranks; give the traces of all ranks of a job"),
         (["compile=1"], "--what-if compile=1: compiling cannot be told from a trace: "),
         (["sync=0", "--table", "gaps"], "--what-if shows its own table; leave out --table"),
         (["sync=0", "--format", "html"], "--what-if has no page; leave out --format html and --open"),
@@ -69,6 +70,19 @@ def test_requests_without_an_answer_are_refused(
 def test_two_traces_are_refused(kineto_path: Path, nsys_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(kineto_path, nsys_path, "--what-if", "sync=0") == 2
     assert "--what-if replays one trace; give one file" in capsys.readouterr().err
+
+
+def test_ranks_take_changes_of_ranks_alone(
+    kineto_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = json.loads(gzip.decompress(kineto_path.read_bytes()))
+    paths = [tmp_path / f"rank{rank}.json" for rank in range(2)]
+    for rank, path in enumerate(paths):
+        path.write_text(json.dumps({**trace, "distributedInfo": {"rank": rank, "world_size": 2}}))
+    assert analyze(*paths, "--ranks", "--what-if", "straggler=median", "--no-cache") == 0
+    assert "no change is predicted: the ranks have no collective in common" in capsys.readouterr().out
+    assert analyze(*paths, "--ranks", "--what-if", "sync=0", "--no-cache") == 2
+    assert "--what-if sync=0 replays one trace; give one file" in capsys.readouterr().err
 
 
 def test_steps_with_unexplained_delays_have_no_predictions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NamedTuple, TypedDict
 
 from cs_systems.analysis.replay import (
@@ -18,6 +18,7 @@ from cs_systems.analysis.replay import (
     Replay,
     SyncRemoved,
 )
+from cs_systems.analysis.replay.ranks import Together
 from cs_systems.config import ConfigError
 from cs_systems.core.tables import Column, table
 from cs_systems.core.units import counted
@@ -64,7 +65,8 @@ FORMS = {
         "family:NAME=FACTOR", True, True, None, lambda name, factor: FamilyScaled(name or "", factor)
     ),
 }  # fmt: skip
-USAGE = "; ".join(form.usage for form in FORMS.values())
+STRAGGLER = "straggler=median"  # of the ranks of a job
+USAGE = "; ".join([*(form.usage for form in FORMS.values()), f"{STRAGGLER} for the traces of all ranks"])
 
 
 def change(text: str) -> Change:
@@ -73,6 +75,8 @@ def change(text: str) -> Change:
     Raises:
         ConfigError: There is no such change, or no trace can tell it.
     """
+    if text == STRAGGLER:
+        raise ConfigError(f"--what-if {text} compares ranks; give the traces of all ranks of a job")
     left, equals, value = text.partition("=")
     kind, colon, name = left.partition(":")
     if reason := UNTELLABLE.get(kind):
@@ -100,15 +104,33 @@ Answers = Mapping[str, Expected | Refusal]  # by the changes' names as they were
 @table("what if: duration of a step after a change", name="what_if")
 def what_if(replay: Replay, answers: Answers) -> list[WhatIfRow]:
     """Return one row per change."""
-    return [_row(replay, name, answer) for name, answer in answers.items()]
+    replayed_s = replay.replayed_step_s if replay.parts else None
+    return [_row(name, replay.step_s, replayed_s, answer) for name, answer in answers.items()]
 
 
-def _row(replay: Replay, name: str, answer: Expected | Refusal) -> WhatIfRow:
+def of_ranks(joint: Together | Refusal, texts: Sequence[str]) -> tuple[list[WhatIfRow], list[str]]:
+    """Return (rows, notes) of what the step of a job would take after changes of its ranks.
+
+    Raises:
+        ConfigError: A change is not one of ranks.
+    """
+    for text in texts:
+        if text != STRAGGLER:
+            raise ConfigError(f"--what-if {text} replays one trace; give one file, or of several ranks {STRAGGLER}")
+    if isinstance(joint, Refusal):
+        return [], [f"no change is predicted: {joint.reason}"]
+    answer = joint.straggler_like_the_median()
+    notes = [f"{STRAGGLER}: {answer.reason}"] if isinstance(answer, Refusal) else [*answer.notes]
+    gate = f"replayed {counted(len(joint.parts), 'rank')} together, by {counted(len(joint.transfer_s), 'collective')}"
+    return [_row(STRAGGLER, joint.step_s, joint.replayed_s, answer)], [gate, *notes]
+
+
+def _row(name: str, recorded_s: float, replayed_s: float | None, answer: Expected | Refusal) -> WhatIfRow:
     told = None if isinstance(answer, Refusal) else answer
     return {
         "what_if": name,
-        "recorded_s": replay.step_s,
-        "replayed_s": replay.replayed_step_s if replay.parts else None,
+        "recorded_s": recorded_s,
+        "replayed_s": replayed_s,
         "expected_s": told.value if told else None,
         "low_s": told.low if told else None,
         "high_s": told.high if told else None,

@@ -51,6 +51,14 @@ class Copied(NamedTuple):
     cost_s: float = 5 * US
 
 
+class Collective(NamedTuple):
+    """All-reduce that ends on all ranks at once, `time_s` after the last has arrived."""
+
+    time_s: float
+    stream: int = 30
+    cost_s: float = 5 * US
+
+
 class Record(NamedTuple):
     event: str
     stream: int
@@ -120,6 +128,8 @@ class Simulation:
     events: dict[str, tuple[float, int, int]] = field(default_factory=dict)  # end, stream, call
     pending: dict[int, float] = field(default_factory=lambda: defaultdict(lambda: -1.0))
     waits: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    finish: Sequence[float] = ()  # ends of the collectives that the other ranks decide
+    arrived: list[float] = field(default_factory=list)
 
     def call(self, name: str, start_s: float, end_s: float, thread: int) -> int:
         self.calls.append(Call(name, start_s, end_s, thread))
@@ -156,6 +166,15 @@ class Simulation:
                 end = self.room(stream, at + cost_s)
                 number = self.call("cudaLaunchKernel", at, end, thread)
                 self.enqueue(time_s, stream, number, name, end + m.launch_s)
+                return end
+            case Collective(time_s, stream, cost_s):
+                number, end = self.call("cudaLaunchKernel", at, at + cost_s, thread), at + cost_s
+                self.enqueue(0.0, stream, number, "ncclDevKernel_AllReduce", end + m.launch_s)
+                start = self.activities[-1].start_s
+                until = max(start + time_s, self.finish[len(self.arrived)] if self.finish else 0.0)
+                self.activities[-1] = self.activities[-1]._replace(end_s=until)
+                self.free_s[stream] = self.ends[stream][-1] = until
+                self.arrived.append(start)
                 return end
             case Graph(times_s, stream, cost_s):
                 number = self.call("cudaGraphLaunch", at, at + cost_s, thread)
@@ -271,6 +290,30 @@ def simulated(
     host_s = (last.end_s - first.end_s) / (count - count // 2)
     gpu_s = (done[-1] - done[count // 2 - 1]) / (count - count // 2)
     return trace, steps[count // 2 :], max(host_s, gpu_s)
+
+
+def ranks(
+    steps: Sequence[Sequence[object]], count: int = 6, machine: Machine = Machine()
+) -> tuple[list[tuple[Trace, list[Step]]], float]:
+    """Return (trace and later steps of each rank, duration of a step) of ranks that repeat a step each."""
+    finish: list[float] = []
+    while True:
+        simulations = [Simulation(machine, finish=finish) for _ in steps]
+        for simulation, step in zip(simulations, steps, strict=True):
+            program = [Host(50 * US), *(one for _ in range(count) for one in (Open("step"), *step, Close()))]
+            simulation.run({MAIN: program})
+        lasts = [one.time_s for _ in range(count) for one in steps[0] if isinstance(one, Collective)]
+        arrivals = zip(*(one.arrived for one in simulations), lasts, strict=True)
+        last, finish = finish, [max(at) + transfer for *at, transfer in arrivals]
+        if len(last) == len(finish) and all(abs(a - b) < 1e-12 for a, b in zip(last, finish, strict=True)):
+            break
+    found, ends = [], []
+    for simulation in simulations:
+        trace = simulation.trace()
+        of = [Step("step", r.start_s, r.end_s) for r in trace.ranges.named("step".__eq__)]
+        found.append((trace, of[count // 2 :]))
+        ends.append((of[-1].end_s - of[count // 2 - 1].end_s) / (count - count // 2))
+    return found, max(ends)
 
 
 def times(operations: Iterable[object], factor: float, name: str = "gemm") -> list[object]:

@@ -1,0 +1,98 @@
+"""Joint replay of ranks: what a job would take without its straggler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cs_systems.analysis.replay import Expected, Refusal, replayed
+from cs_systems.analysis.replay.ranks import Together, together
+from tests.analysis.replay.simulated import MS, US, Collective, Host, Launch, Record, Sync, Wait, ranks
+
+
+def step(kernel_s: float = 30 * US, host_s: float = 40 * US) -> tuple[object, ...]:
+    """Return a step whose second half of kernels hides the all-reduce of the first."""
+    return (
+        Host(host_s),
+        *(Launch(kernel_s) for _ in range(15)),
+        Record("first", 7),
+        Wait(30, "first"),
+        Collective(200 * US),
+        *(Launch(kernel_s) for _ in range(15)),
+        Record("second", 7),
+        Wait(30, "second"),
+        Collective(100 * US),
+        Record("reduced", 30),
+        Wait(7, "reduced"),
+        *(Launch(5 * US, name="softmax") for _ in range(4)),
+        Sync(),
+    )
+
+
+def joint(steps: list[tuple[object, ...]]) -> tuple[Together, float]:
+    recorded, truth = ranks(steps)
+    found = together([replayed(trace, of) for trace, of in recorded])
+    assert isinstance(found, Together), found
+    return found, truth
+
+
+def test_ranks_wait_for_the_last_at_each_collective() -> None:
+    found, truth = joint([step(), step(45 * US), step()])
+    assert found.step_s == pytest.approx(truth)
+    assert found.replayed_s == pytest.approx(truth)
+    assert found.straggler == 1
+    assert found.transfer_s.tolist() == pytest.approx([200 * US, 100 * US] * 3)
+
+
+@pytest.mark.parametrize("late", [step(60 * US), step(host_s=2 * MS)], ids=["slow kernels", "slow host"])
+def test_a_straggler_like_the_median_makes_the_job_as_fast(late: tuple[object, ...]) -> None:
+    found, now = joint([step(), step(), late, step()])
+    expected = found.straggler_like_the_median()
+    assert isinstance(expected, Expected)
+    truth = ranks([step()] * 4)[1]
+    assert expected.value == pytest.approx(truth, rel=0.02)
+    assert expected.value < 0.9 * now
+    assert expected.notes == ("the straggler is rank 2",)
+
+
+def test_clocks_of_ranks_may_differ_by_a_constant() -> None:
+    recorded, truth = ranks([step(), step(45 * US)])
+    trace, of = recorded[1]
+    kernels, calls = trace.kernels, trace.calls
+    names = ("start_s", "end_s", "launch_start_s", "launch_end_s")
+    moved = replace(
+        trace,
+        kernels=replace(kernels, **{name: getattr(kernels, name) + 5.0 for name in names}),
+        calls=replace(calls, start_s=calls.start_s + 5.0, end_s=calls.end_s + 5.0),
+        ranges=replace(trace.ranges, start_s=trace.ranges.start_s + 5.0, end_s=trace.ranges.end_s + 5.0),
+    )
+    later = [one._replace(start_s=one.start_s + 5.0, end_s=one.end_s + 5.0) for one in of]
+    found = together([replayed(*recorded[0]), replayed(moved, later)])
+    assert isinstance(found, Together)
+    assert found.replayed_s == pytest.approx(truth)
+
+
+def test_ranks_whose_collectives_end_apart_are_refused() -> None:
+    recorded, _ = ranks([step(), step()])
+    trace, of = recorded[1]
+    nccl = trace.kernels.function.codes_where(lambda function: function.name.startswith("nccl"))
+    drift = np.where(nccl, np.cumsum(nccl) * 100 * US, 0.0)
+    apart = replace(trace, kernels=replace(trace.kernels, end_s=trace.kernels.end_s + drift))
+    one, other = replayed(*recorded[0]), replace(replayed(apart, of), why_not=None)
+    found = together([one, other])
+    assert isinstance(found, Refusal)
+    assert found.reason.endswith("µs between ranks; at most 50 allow a replay")
+
+
+def test_ranks_with_other_collectives_are_refused() -> None:
+    recorded, _ = ranks([step(), step()])
+    alone = [Host(40 * US), *(Launch(30 * US) for _ in range(30)), Sync()]
+    without = ranks([alone])[0][0]
+    found = together([replayed(*recorded[0]), replayed(*without)])
+    assert found == Refusal("the ranks have no collective in common")
+    trace, of = recorded[1]
+    assert together([replayed(*recorded[0]), replayed(trace, of[1:])]) == Refusal(
+        "the ranks have different numbers of steps"
+    )
