@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from cs_systems.analysis.replay.graph import Costs
 from cs_systems.analysis.replay.waits import US
 from cs_systems.core.range_names import meaning
 from cs_systems.readers.forms.columns import Categorical, Ranges
+from cs_systems.record import Measurement
 
 STEP = "step"  # in place of a phase: the whole step
 LEAST_FACTOR = 0.05
@@ -41,6 +43,18 @@ class Clean:
     step_s: float
     host_s: Mapping[str, float] = field(default_factory=dict)
     device_s: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, measurement: Measurement) -> Clean | None:
+        """Return the step of a measurement without a profiler, the medians; None if it has no timed step."""
+        step_s, timed = measurement.median_s(), measurement.timed
+        if step_s is None:
+            return None
+        host = {phase for sample in timed for phase in sample.submit_s}
+        host_s = {phase: median(one.submit_s[phase] for one in timed if phase in one.submit_s) for phase in host}
+        device = {phase for sample in timed for phase in sample.phases_s}
+        device_s = {phase: median(one.phases_s[phase] for one in timed if phase in one.phases_s) for phase in device}
+        return cls(step_s, host_s, device_s)
 
 
 def by_usual(subject: Subject, inflation: Inflation) -> Costs:

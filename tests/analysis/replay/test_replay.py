@@ -25,6 +25,7 @@ from cs_systems.analysis.replay import (
 from cs_systems.readers import read
 from cs_systems.readers.forms.columns import UNKNOWN
 from cs_systems.readers.forms.trace import NO_KERNELS, Calls, Step
+from cs_systems.record import Measurement, Sample
 from tests.analysis.replay.simulated import (
     MS,
     US,
@@ -181,6 +182,15 @@ def test_a_clean_step_gives_the_devices_own_time() -> None:
     assert isinstance(expected, Expected)
     truth = simulated(times(slow, 9 / 24))[2]
     assert expected.value == pytest.approx(truth, rel=0.01)
+
+
+def test_a_clean_step_is_the_median_of_a_measurement() -> None:
+    samples = [
+        Sample(0, number == 0, wall, {"forward": wall / 2}, {"forward": wall / 4})
+        for number, wall in enumerate([9.0, 1.0, 3.0, 2.0])
+    ]
+    assert Clean.of(Measurement("cuda_event", tuple(samples), 0.0)) == Clean(2.0, {"forward": 0.5}, {"forward": 1.0})
+    assert Clean.of(Measurement("cuda_event", (), 0.0)) is None
 
 
 def test_more_than_the_limit_replays_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
