@@ -22,6 +22,7 @@ import numpy as np
 
 from cs_systems.analysis.replay.recorded import Recorded, previous
 from cs_systems.analysis.replay.waits import LATE_S, SYNCS, US, WaitEdges, of_kind, waits_of
+from cs_systems.readers._stalls import Kind
 from cs_systems.readers.forms.columns import UNKNOWN, Bools, Floats, Ints
 from cs_systems.readers.forms.trace import Trace
 
@@ -267,19 +268,20 @@ def _work(r: Recorded, waits: WaitEdges, usual: Constants) -> tuple[Floats, Floa
     """Return (own work of each call, its return from a wait, the constant, delays of calls that nothing explains).
 
     A call that waited has the usual work of its name, of those that did not wait. After a copy that it waited for, the
-    host may copy on: its return is as recorded.
+    host may copy on, and after a wait for memory it may map pages: the return of these is as recorded.
     """
     lasted = r.end_s - r.start_s
     awaited = np.array(list(waits.awaited), np.int64)
     ended = np.array([float(r.done_s[found].max()) for found in waits.awaited.values()])
     copies = np.array([bool(waits.inside[found[0]]) for found in waits.awaited.values()], bool)
+    works_on = copies | np.isin(awaited, of_kind(r, Kind.ALLOCATION))
     is_mark = r.name.codes[awaited] == 0
     # One whose activity had ended just before may still have waited for a moment.
     waited = (copies | (ended > r.start_s[awaited] - TOLERANCE_S)) & ~is_mark
     tail = r.end_s[awaited] - ended
-    back = _constant(tail[waited & ~copies & (ended > r.start_s[awaited] + 5 * US)], usual.back)
+    back = _constant(tail[waited & ~works_on & (ended > r.start_s[awaited] + 5 * US)], usual.back)
     returns = np.where(r.name.codes == 0, 0.0, back.value)
-    returns[awaited[copies]] = tail[copies]
+    returns[awaited[works_on]] = tail[works_on]
     work, held, free = lasted.copy(), awaited[waited], np.ones(len(lasted), bool)
     free[held] = False
     by_name = np.argsort(r.name.codes[free], kind="stable")

@@ -78,6 +78,12 @@ class Sync(NamedTuple):
     event: str | None = None
 
 
+class Free(NamedTuple):
+    """The host frees memory: it waits for the device, and then works on."""
+
+    after_s: float
+
+
 class Open(NamedTuple):
     name: str
 
@@ -209,6 +215,10 @@ class Simulation:
                     of, recorded = UNKNOWN if stream is None else stream, UNKNOWN
                 end = max(at + m.routine_s, done + m.return_s if done > 0 else 0.0)
                 self.waits.append((self.call(f"cuda{what}Synchronize", at, end, thread), of, 0, recorded, UNKNOWN))
+                return end
+            case Free(after_s):
+                end = max(at + m.routine_s, *self.free_s.values()) + after_s
+                self.call("cudaFree", at, end, thread)
                 return end
         return at
 

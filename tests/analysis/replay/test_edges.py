@@ -24,6 +24,7 @@ from tests.analysis.replay.simulated import (
     US,
     Close,
     Copied,
+    Free,
     Graph,
     Host,
     Launch,
@@ -181,6 +182,11 @@ def test_the_nodes_of_a_graph_keep_their_distance() -> None:
 
 def test_a_copy_from_pageable_memory_blocks_the_host() -> None:
     step = (*FORWARD, Copied(200 * US, 7, "DtoH pageable"), Host(0.5 * MS))
+    check(step, FamilyScaled("matmul", 2.0), times(step, 2.0))
+
+
+def test_freed_memory_waits_for_the_device() -> None:
+    step = (*FORWARD, Free(40 * US), Host(0.3 * MS))
     check(step, FamilyScaled("matmul", 2.0), times(step, 2.0))
 
 
