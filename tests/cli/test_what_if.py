@@ -97,3 +97,14 @@ def test_steps_with_unexplained_delays_have_no_predictions(
     text = " ".join(capsys.readouterr().out.split())
     assert "no change is predicted: " in text
     assert "of the step passes in delays that the trace does not explain; at most 2% allow a prediction" in text
+
+
+def test_the_page_shows_a_step_as_recorded_and_as_replayed(kineto_path: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert analyze(kineto_path, "--format", "html", "--output", page) == 0
+    text = page.read_text()
+    assert "<h2>Replay of step 2</h2>" in text
+    assert "off by 0.00% over 3 steps, 0.00% of the time is unexplained; changes can be predicted" in text
+    picture = text[text.index("<svg", text.index("Replay of step 2")) :]
+    for version in ("recorded: 7.77 ms", "replayed: 7.77 ms", "launches free: 1.8"):
+        assert version in picture[: picture.index("</svg>")]

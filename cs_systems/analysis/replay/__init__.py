@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -47,7 +47,7 @@ __all__ = [
 MOST_UNEXPLAINED = 0.02  # of the span of the steps
 MOST_ERROR = 0.05  # of a step
 MOST_LOST = 0.02  # of the activities, without a recorded launch
-MOST_ACTIVITIES = 100_000  # replayed: of more, the first steps; at least one
+MOST_ACTIVITIES = 50_000  # replayed: of more, the first steps; at least one
 MOST_COLD = 0.05  # of the steps, in the first launches of kernels
 COLD_S = 1e-3  # longer than any launch of a kernel that is loaded
 LEAST_CHANGE = 0.01  # of a step
@@ -83,7 +83,7 @@ class Ratios(NamedTuple):
     before_s: float
 
 
-World = Callable[[Subject], Costs]
+World = tuple[Costs, ...]  # costs to start from, of each part
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,25 @@ class Part:
     def twice(self) -> Graph:
         return repeated(self.graph)
 
+    @cached_property
+    def quartiles(self) -> list[Costs]:
+        """Costs with the constants at their quartiles."""
+        return with_quartiles(self.graph)
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[Costs, Floats]]:
+        return {}
+
     def repeated_s(self, graph: Graph, costs: Costs) -> Floats:
         """Return the same of the steps when they follow on themselves, as in a loop."""
         twice = self.twice if graph is self.graph else repeated(graph)
         return step_times(twice, replay(twice, twice_costs(graph, costs)))[len(self.steps) :]
+
+    def unchanged_s(self, costs: Costs) -> Floats:
+        """Return the same before a change; it is kept for the next change."""
+        if id(costs) not in self._known:
+            self._known[id(costs)] = costs, self.repeated_s(self.graph, costs)
+        return self._known[id(costs)][1]
 
 
 @dataclass(frozen=True)
@@ -185,7 +200,7 @@ class Replay:
                 return answer
         found = [answer for answer in answers if not isinstance(answer, Refusal)]
         ratio, now = found[-1].ratio, clean.step_s if clean else self.step_s
-        off = self.unexplained + self.error + self._by_constants(changes, worlds[-1])
+        off = self.unexplained + self.error + self._by_constants(changes)
         if clean:
             off += abs(found[-1].before_s / clean.step_s - 1)
         low = min(min(answer.ratio, answer.low) for answer in found) - off
@@ -202,53 +217,60 @@ class Replay:
             )
         return expected
 
+    @cached_property
+    def _usual(self) -> World:
+        """Costs without the usual slowdown of the host by the profiler; as recorded if that is not known."""
+        inflation = INFLATIONS.get(self.trace.profiler)
+        recorded = [self._subject(part, part.graph.costs) for part in self.parts]
+        return tuple(by_usual(one, inflation) if inflation else one.costs for one in recorded)
+
     def _worlds(self, clean: Clean | None) -> tuple[list[World], tuple[str, ...]]:
         """Return the costs to start from, the best last, and notes about them."""
+        recorded = tuple(part.graph.costs for part in self.parts)
         if clean:
-            return [lambda subject: by_clean(subject, clean)], ()
+            return [tuple(by_clean(self._subject(part, part.graph.costs), clean) for part in self.parts)], ()
         if inflation := INFLATIONS.get(self.trace.profiler):
             note = (
                 f"as recorded; the range includes the host without the usual slowdown by {self.trace.profiler}, about "
                 f"{inflation.per_launch_s * 1e6:.0f} µs per kernel"
             )
-            return [lambda subject: by_usual(subject, inflation), lambda subject: subject.costs], (note,)
-        return [lambda subject: subject.costs], ()
+            return [self._usual, recorded], (note,)
+        return [recorded], ()
+
+    def _subject(self, part: Part, costs: Costs) -> Subject:
+        return Subject(self.trace, part.graph, costs, part.steps[0].start_s)
 
     def _ratios(self, changes: Sequence[Change], world: World) -> Ratios | Refusal:
         """Return how the changes scale the steps of all parts."""
         before, after = list[Floats](), list[Floats]()
-        for part in self.parts:
-            answer = self._changed(part, part.graph.costs, changes, world)
+        for part, costs in zip(self.parts, world, strict=True):
+            answer = self._changed_s(part, costs, changes)
             if isinstance(answer, Refusal):
                 return answer
-            before.append(answer[0])
-            after.append(answer[1])
+            before.append(part.unchanged_s(costs))
+            after.append(answer)
         before_s, after_s = sum(map(total, before)), sum(map(total, after))
         of_steps = np.concatenate(after).max(axis=1) / np.concatenate(before).max(axis=1)
         low, high = np.quantile(of_steps, [0.1, 0.9]).tolist()
         return Ratios(after_s / before_s, low, high, before_s / len(self.steps))
 
-    def _changed(
-        self, part: Part, costs: Costs, changes: Sequence[Change], world: World
-    ) -> tuple[Floats, Floats] | Refusal:
-        """Return the durations of a part's steps in a loop, (before, after) the changes."""
-        graph = part.graph
-        first = Subject(self.trace, graph, costs, part.steps[0].start_s)
-        first = subject = first._replace(costs=world(first))
+    def _changed_s(self, part: Part, costs: Costs, changes: Sequence[Change]) -> Floats | Refusal:
+        """Return the durations of a part's steps in a loop after the changes."""
+        subject = self._subject(part, costs)
         for change in changes:
             answer = change.apply(subject)
             if isinstance(answer, Refusal):
                 return answer
             subject = answer
-        return part.repeated_s(graph, first.costs), part.repeated_s(subject.graph, subject.costs)
+        return part.repeated_s(subject.graph, subject.costs)
 
-    def _by_constants(self, changes: Sequence[Change], world: World) -> float:
+    def _by_constants(self, changes: Sequence[Change]) -> float:
         """Return by how much the ratio of after to before moves with the constants at their quartiles."""
         part, ratios = self.parts[0], list[float]()
-        for costs in (part.graph.costs, *with_quartiles(part.graph)):
-            answer = self._changed(part, costs, changes, world)
-            if not isinstance(answer, Refusal):
-                ratios.append(total(answer[1]) / total(answer[0]))
+        for costs in (part.graph.costs, *part.quartiles):
+            after = self._changed_s(part, costs, changes)
+            if not isinstance(after, Refusal):
+                ratios.append(total(after) / total(part.unchanged_s(costs)))
         return max((abs(other - ratios[0]) for other in ratios[1:]), default=0.0)
 
     def _notes(self) -> tuple[str, ...]:
