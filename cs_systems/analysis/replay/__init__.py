@@ -275,7 +275,10 @@ class Replay:
 
     def _notes(self) -> tuple[str, ...]:
         guessed = sum(part.graph.waits.guessed for part in self.parts)
-        return (f"{counted(guessed, 'wait')} between streams guessed by the times",) if guessed else ()
+        notes = [f"{counted(guessed, 'wait')} between streams guessed by the times"] if guessed else []
+        if any("collective" in part.graph.recorded.families[0] for part in self.parts):
+            notes.append("collectives last as recorded on this rank, their waits for other ranks included")
+        return tuple(notes)
 
 
 def replayed(of: Profile | Trace, steps: Sequence[Step] | None = None) -> Replay:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cs_systems.analysis.replay import Expected, Refusal, replayed
+from cs_systems.analysis.replay import Expected, FamilyScaled, Refusal, SyncRemoved, replayed
 from cs_systems.analysis.replay.ranks import Together, together
 from tests.analysis.replay.simulated import MS, US, Collective, Host, Launch, Record, Sync, Wait, ranks
 
@@ -55,6 +55,15 @@ def test_a_straggler_like_the_median_makes_the_job_as_fast(late: tuple[object, .
     assert expected.value == pytest.approx(truth, rel=0.02)
     assert expected.value < 0.9 * now
     assert expected.notes == ("the straggler is rank 2",)
+
+
+def test_one_rank_alone_keeps_its_collectives_and_says_so() -> None:
+    replay = replayed(*ranks([step(), step(45 * US)])[0][0])
+    answer = replay.what_if(FamilyScaled("collective", 0.5))
+    assert answer == Refusal("the time of a collective depends on all ranks; give the traces of all ranks")
+    expected = replay.what_if(SyncRemoved())
+    assert isinstance(expected, Expected)
+    assert "collectives last as recorded on this rank, their waits for other ranks included" in expected.notes
 
 
 def test_clocks_of_ranks_may_differ_by_a_constant() -> None:
