@@ -7,11 +7,10 @@ transfer; remedies of the transfer do not shorten it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from cs_systems.analysis.attribution.distribution import DDP, FSDP, Distribution
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
-from cs_systems.analysis.comparison.ranks import Merged, leading, rank_rows
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
@@ -20,6 +19,9 @@ from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 from cs_systems.formulas.rank_layout import options_of, overlaps, splits_of
 from cs_systems.readers.forms.jobs import PAIRWISE
+
+if TYPE_CHECKING:
+    from cs_systems.analysis.comparison.ranks import Merged
 
 OVERLAP = "overlap it with backward (DistributedDataParallel, FSDP; --strategy ddp_bucketed, or fsdp)"
 BUCKETS = "send the gradients in buckets (--strategy ddp_bucketed)"
@@ -76,6 +78,8 @@ def _of_one_rank(found: Distribution, step_s: float) -> Diagnosis:
 
 def _of_job(evidence: Evidence, job: Merged) -> Diagnosis | None:
     """Find the transfer of the rank that waits the least, without sends and receives between two ranks."""
+    from cs_systems.analysis.comparison.ranks import leading, rank_rows  # few steps have the traces of all ranks
+
     one = leading(job)
     times, found = job.times_of(one), evidence.distribution
     if times is None or not job.step_s:

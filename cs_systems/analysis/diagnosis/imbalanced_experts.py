@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.comparison.ranks import UNEVEN, imbalance, straggler
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.units import human
@@ -13,8 +12,13 @@ REMEDY = "balance the experts: an auxiliary loss or bias of the router, a capaci
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the rank with most of the tokens; at best the step takes as long as without its delay."""
     job = evidence.job
-    late = straggler(job) if job is not None else None
-    if job is None or late is None or (times := imbalance(job, late.rank)) < UNEVEN:
+    if job is None:
+        return None
+    # Few steps have the traces of all ranks.
+    from cs_systems.analysis.comparison.ranks import UNEVEN, imbalance, straggler
+
+    late = straggler(job)
+    if late is None or (times := imbalance(job, late.rank)) < UNEVEN:
         return None
     cause = (
         f"rank {late.rank} receives {times:.2g} times the mean of all ranks in all-to-all, and delays the others by "

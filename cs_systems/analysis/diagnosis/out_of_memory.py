@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import ACTIVATIONS, OPTIMIZER_STATE, Evidence
-from cs_systems.analysis.memory.categories import UNKNOWN
-from cs_systems.analysis.memory.out_of_memory import (
-    EXPAND,
-    FRAGMENTED,
-    LIMIT,
-    OTHER_POOL,
-    TOO_LITTLE,
-    Failure,
-)
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
-OF_CAUSE = {
-    FRAGMENTED: f"enough was free, but in pieces: set {EXPAND}",
-    LIMIT: "the process's own limit was reached: raise it (torch.cuda.set_per_process_memory_fraction), or free memory",
-    OTHER_POOL: "a free piece was large enough, in another stream's or graph's pool: allocate on one stream, or call "
-    "torch.cuda.empty_cache() before",
-}
+if TYPE_CHECKING:
+    from cs_systems.analysis.memory.out_of_memory import Failure
+
 OF_CATEGORY = {
     ACTIVATIONS: "checkpoint blocks, or use a smaller batch",
     OPTIMIZER_STATE: "shard it over ranks, or keep it in bf16",
@@ -59,8 +47,18 @@ def _cause(failure: Failure) -> str:
 
 def _remedy(failure: Failure) -> str:
     """Return what would make room."""
-    if failure.cause in OF_CAUSE and not (failure.cause == FRAGMENTED and failure.is_expandable):
-        return OF_CAUSE[failure.cause]
+    from cs_systems.analysis.memory.categories import UNKNOWN  # few records are of a snapshot
+    from cs_systems.analysis.memory.out_of_memory import EXPAND, FRAGMENTED, LIMIT, OTHER_POOL, TOO_LITTLE
+
+    of_cause = {
+        FRAGMENTED: "" if failure.is_expandable else f"enough was free, but in pieces: set {EXPAND}",
+        LIMIT: "the process's own limit was reached: raise it (torch.cuda.set_per_process_memory_fraction), or free "
+        "memory",
+        OTHER_POOL: "a free piece was large enough, in another stream's or graph's pool: allocate on one stream, or "
+        "call torch.cuda.empty_cache() before",
+    }
+    if remedy := of_cause.get(failure.cause):
+        return remedy
     lacks = f"free {human(failure.lacks_bytes, 'bytes')} more" if failure.cause == TOO_LITTLE else "free memory"
     if not failure.held:
         return lacks

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from cs_systems.analysis.comparison.ranks import UNEVEN, Merged, imbalance, rank_rows, straggler
 from cs_systems.analysis.diagnosis import Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 from cs_systems.formulas.communication import RANKS
+
+if TYPE_CHECKING:
+    from cs_systems.analysis.comparison.ranks import Merged
 
 REMEDY = "compare its batch, its GPU's clock and other processes, and its host's load with those of the other ranks"
 
@@ -35,6 +37,9 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
 
 def _of_job(job: Merged) -> Diagnosis | Unknown | None:
     """Find the rank that delays the others, and what it does longer than they do."""
+    # Few steps have the traces of all ranks.
+    from cs_systems.analysis.comparison.ranks import UNEVEN, imbalance, rank_rows, straggler
+
     late = straggler(job)
     if late is None:
         return Unknown("who waits for whom, because no collective of these traces could be matched across the ranks")
