@@ -78,6 +78,7 @@ class Diagnosis:
             beside this one has measured the remedy.
         change: the remedy as a change of the recorded step, which a replay can carry; None without one.
         then: the words for a remedy that follows others: `now` is the step after those; "" for the first.
+        recorded: the step as a profiler recorded it, where `now` is without the profiler's usual slowdown.
         unprofiled: least and most that `now` may be without the profiler, where only a profiled step is known.
     """
 
@@ -101,6 +102,7 @@ class Diagnosis:
     change: Change | None = None
     then: str = ""
     unprofiled: tuple[float, float] | None = None
+    recorded: float | None = None
 
     @property
     def share(self) -> float:
@@ -124,7 +126,9 @@ class Diagnosis:
             value, low, high, now = self._written(self.expected.value, self.expected.low, self.expected.high, self.now)
             spread = "" if low == high else f" ({low} … {high})"
             verb = "measured" if self.expected.how == "measured" else "expected"
-            return f"; {verb}: {value}{spread} instead of {now}"
+            about = "about " if self.recorded else ""
+            recorded = f", recorded {self._written(self.recorded)[0]}" if self.recorded else ""
+            return f"; {verb}: {value}{spread} instead of {about}{now}{recorded}"
         if self.at_best is None:
             return try_it
         if self.unprofiled:

@@ -45,8 +45,8 @@ def planned(found: Iterable[Diagnosis], replay: Replay) -> list[Diagnosis]:
         if now - answer.value < WORTH * answer.now:
             continue
         expected = Expected(answer.value, min(answer.low, now), answer.high, "replayed")
-        plan.append(
-            replace(one, now=now, expected=expected, at_best=None, unprofiled=None, then=ON_TOP if chosen else "")
-        )
+        then, recorded = (ON_TOP, None) if chosen else ("", replay.step_s if answer.is_estimated else None)
+        told = replace(one, now=now, expected=expected, recorded=recorded, then=then)
+        plan.append(replace(told, at_best=None, unprofiled=None))
         chosen, before = [*chosen, one.change], answer
     return [*plan, *others]

@@ -48,6 +48,7 @@ MOST_UNEXPLAINED = 0.02  # of the span of the steps
 MOST_ERROR = 0.05  # of a step
 MOST_LOST = 0.02  # of the activities, without a recorded launch
 MOST_ACTIVITIES = 50_000  # replayed: of more, the first steps; at least one
+RECURS = 0.75  # share of the steps
 MOST_COLD = 0.05  # of the steps, in the first launches of kernels
 COLD_S = 1e-3  # longer than any launch of a kernel that is loaded
 LEAST_CHANGE = 0.01  # of a step
@@ -58,7 +59,8 @@ FEWEST = 5  # activities of a step
 class Expected:
     """Duration of a step that is expected after a change, with a range, in s.
 
-    now: as recorded. notes: what the numbers rest on.
+    now: before it; is_estimated: this and the others are without the usual slowdown by the profiler. notes: what the
+    numbers rest on.
     """
 
     value: float
@@ -66,6 +68,7 @@ class Expected:
     high: float
     now: float
     notes: tuple[str, ...] = ()
+    is_estimated: bool = False
     how: Literal["replayed"] = "replayed"
 
     @property
@@ -185,30 +188,35 @@ class Replay:
     def what_if(self, *changes: Change, clean: Clean | None = None) -> Expected | Refusal:
         """Return the expected duration of a step after all of these changes together, or why it cannot be told.
 
-        clean: a step of the same program without a profiler. Without one, the answer is for the host as recorded, and
-            the range reaches to the answer without the usual slowdown of the host by the profiler.
+        clean: a step of the same program without a profiler. Without one, the usual slowdown of the host by the
+            profiler is taken out of the step before and after the change, and the range reaches to the answer with the
+            host as recorded.
         """
         if self.why_not:
             return Refusal(self.why_not)
         worlds, notes = self._worlds(clean)
+        if not self._long_recurs:
+            changes = tuple(change.loosely if isinstance(change, LaunchesFree) else change for change in changes)
         answers = [self._ratios(changes, world) for world in worlds]
-        if loosely := [change.loosely for change in changes if isinstance(change, LaunchesFree)]:
+        if loosely := [change.loosely for change in changes if isinstance(change, LaunchesFree) and change.keeps_long]:
             others = [change for change in changes if not isinstance(change, LaunchesFree)]
             answers.insert(0, self._ratios([*others, *loosely], worlds[-1]))
         for answer in answers:
             if isinstance(answer, Refusal):
                 return answer
         found = [answer for answer in answers if not isinstance(answer, Refusal)]
-        ratio, now = found[-1].ratio, clean.step_s if clean else self.step_s
-        off = self.unexplained + self.error + self._by_constants(changes)
+        best, off = found[-1], self.unexplained + self.error + self._by_constants(changes)
         if clean:
-            off += abs(found[-1].before_s / clean.step_s - 1)
-        low = min(min(answer.ratio, answer.low) for answer in found) - off
-        high = max(max(answer.ratio, answer.high) for answer in found) + off
-        if loosely and found[0].ratio < ratio - LEAST_CHANGE:
+            off += abs(best.before_s / clean.step_s - 1)
+        is_estimated = clean is None and len(worlds) > 1  # the unchanged step, too, without the profiler
+        scales = [answer.before_s if is_estimated else clean.step_s if clean else self.step_s for answer in found]
+        low = min(scale * (min(answer.ratio, answer.low) - off) for answer, scale in zip(found, scales, strict=True))
+        high = max(scale * (max(answer.ratio, answer.high) + off) for answer, scale in zip(found, scales, strict=True))
+        now = scales[-1]
+        if loosely and found[0].ratio < best.ratio - LEAST_CHANGE:
             without = human(now * found[0].ratio, "s")
             notes = (*notes, f"the host's stretches over {human(LONG_S, 's')} stay; without them {without}")
-        expected = Expected(now * ratio, now * max(low, 0.0), now * high, now, (*notes, *self._notes()))
+        expected = Expected(now * best.ratio, max(low, 0.0), high, now, (*notes, *self._notes()), is_estimated)
         if abs(expected.share) < self.spread:
             return Refusal(
                 f"it changes the step by {abs(expected.share):.1%}, less than the {self.spread:.1%} by which the "
@@ -216,6 +224,16 @@ class Replay:
                 expected.share,
             )
         return expected
+
+    @cached_property
+    def _long_recurs(self) -> bool:
+        """Whether most steps have a long stretch of the host; in a few it is a stall, which is not of the program."""
+        steps = having = 0
+        for part in self.parts:
+            for begins, ends in part.graph.recorded.marks.tolist():
+                steps += 1
+                having += bool((part.graph.costs.segment[begins + 1 : ends + 1] > LONG_S).any())
+        return having > RECURS * steps
 
     @cached_property
     def _usual(self) -> World:
@@ -231,10 +249,10 @@ class Replay:
             return [tuple(by_clean(self._subject(part, part.graph.costs), clean) for part in self.parts)], ()
         if inflation := INFLATIONS.get(self.trace.profiler):
             note = (
-                f"as recorded; the range includes the host without the usual slowdown by {self.trace.profiler}, about "
-                f"{inflation.per_launch_s * 1e6:.0f} µs per kernel"
+                f"the usual slowdown by {self.trace.profiler}, about {inflation.per_launch_s * 1e6:.0f} µs per kernel, "
+                "is taken out; the range includes the host as recorded"
             )
-            return [self._usual, recorded], (note,)
+            return [recorded, self._usual], (note,)
         return [recorded], ()
 
     def _subject(self, part: Part, costs: Costs) -> Subject:

@@ -38,7 +38,8 @@ class WhatIfRow(TypedDict):
 
     what_if: Annotated[str, Column("what if", beside=60)]
     recorded_s: Annotated[float, Column("recorded")]
-    replayed_s: Annotated[float | None, Column("replayed")]
+    replayed_s: Annotated[float | None, Column("replayed", drop=2)]
+    unprofiled_s: Annotated[float | None, Column("unprofiled")]  # an estimate
     expected_s: Annotated[float | None, Column("expected")]
     low_s: Annotated[float | None, Column("low", drop=1)]
     high_s: Annotated[float | None, Column("high", drop=1)]
@@ -131,6 +132,7 @@ def _row(name: str, recorded_s: float, replayed_s: float | None, answer: Expecte
         "what_if": name,
         "recorded_s": recorded_s,
         "replayed_s": replayed_s,
+        "unprofiled_s": told.now if told and told.is_estimated else None,
         "expected_s": told.value if told else None,
         "low_s": told.low if told else None,
         "high_s": told.high if told else None,
