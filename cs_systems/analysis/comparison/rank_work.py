@@ -6,7 +6,7 @@ Python; it has the name of the user's innermost range, if there is one.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -115,7 +115,7 @@ def _host(profile: Profile) -> HostTime:
         mine = (trace.operators.thread == thread) | (thread == UNKNOWN)
         busy.append(union(trace.operators.start_s[mine], trace.operators.end_s[mine]))
     idle = _without(inside, union(*(np.concatenate(column) for column in zip(*busy, strict=True))))
-    python, count = Counter[str](), len(steps)
+    python, count = defaultdict[str, float](float), len(steps)
     for name, time_s in _named(trace, thread, idle):
         python[name] += time_s / count
     return HostTime(own_s / count, python)

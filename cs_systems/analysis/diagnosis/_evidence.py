@@ -32,23 +32,29 @@ if TYPE_CHECKING:
     from cs_systems.analysis.attribution.usual_steps import Usual
     from cs_systems.analysis.comparison.ranks import Merged
     from cs_systems.analysis.memory.categories import Attributed, Attribution
-    from cs_systems.analysis.memory.graphs import UnusedGraphs
+    from cs_systems.analysis.memory.graphs import KeptOutput, UnusedGraphs
     from cs_systems.analysis.memory.leaks import Leak
-    from cs_systems.analysis.memory.out_of_memory import Failure
+    from cs_systems.analysis.memory.out_of_memory import Failure, Returned
     from cs_systems.analysis.memory.tensor_names import TensorNames
     from cs_systems.analysis.replay import Replay
+
 
 LOADER = "enumerate(DataLoader)"  # beginning of the name of torch's range around the wait for a batch
 EACH_BLOCK = "every:1"  # plan of checkpoints
 LOGITS, SCORES, FOREACH = "logits", "attention scores", "foreach temporaries"
 ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"
-EARLIER_GRADIENTS, IN_BLOCKS = "earlier gradients", "activations in blocks"
+EARLIER_GRADIENTS, IN_BLOCKS, WEIGHT_COPIES = "earlier gradients", "activations in blocks", "weight copies"
 NO_HISTORY = (
     "the peak, because the snapshot has no events; call torch.cuda.memory._record_memory_history() before the steps, "
     "and _dump_snapshot(FILE) after them"
 )
 # Components of the formulas and of fake tensors → their category.
-_CATEGORIES = {"logits_and_loss": LOGITS, "attention_scores": SCORES, "optimizer_state": OPTIMIZER_STATE}
+_CATEGORIES = {
+    "logits_and_loss": LOGITS,
+    "attention_scores": SCORES,
+    "optimizer_state": OPTIMIZER_STATE,
+    "weight_copies": WEIGHT_COPIES,
+}
 # Tables of a profile that rules read.
 HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels decides how long the step takes
 # Profiler → by which factors, least and most, it slows down a host that launches: of twelve model families on one H100
@@ -117,6 +123,8 @@ class MemoryUse:
         forecast: the peak by formula with other fields of the cell; None without a formula.
         leak: what each step leaves allocated; in no category.
         graphs: those that no backward uses; in no category.
+        output: an output of the last pass that is alive in the next.
+        returned: memory that went back to the driver and was asked for again.
     """
 
     peak_bytes: int
@@ -130,6 +138,8 @@ class MemoryUse:
     forecast: Forecast | None = None
     leak: Leak | None = None
     graphs: UnusedGraphs | None = None
+    output: KeptOutput | None = None
+    returned: Returned | None = None
 
     def of(self, *categories: str) -> int:
         return sum(self.categories.get(category, 0) for category in categories)
@@ -503,10 +513,10 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
     """Return the evidence of a memory snapshot: what was allocated at its peak, and the request that failed."""
     from cs_systems.analysis.memory.allocations import BEFORE
     from cs_systems.analysis.memory.counterfactual import peak_without
-    from cs_systems.analysis.memory.graphs import unused_graphs
+    from cs_systems.analysis.memory.graphs import kept_output, unused_graphs
     from cs_systems.analysis.memory.groups import groups
     from cs_systems.analysis.memory.leaks import leak
-    from cs_systems.analysis.memory.out_of_memory import between_blocks, last_failure
+    from cs_systems.analysis.memory.out_of_memory import between_blocks, last_failure, returned
     from cs_systems.analysis.memory.tables import composition
 
     replay, failure = found.replay, last_failure(found)
@@ -529,6 +539,8 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
         lambda category, phases=None: peak_without(found, of.get(category, ()), phases),
         leak=leaked,
         graphs=graphs,
+        output=None if graphs or leaked else kept_output(found),
+        returned=returned(found),
     )
     return Evidence(memory=memory, failure=failure, judged="the peak")
 

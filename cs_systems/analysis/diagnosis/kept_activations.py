@@ -21,7 +21,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     kept = memory.of(ACTIVATIONS, SCORES)
     if kept < DOMINANT * memory.peak_bytes:
         return None
-    at_best = memory.at_best(IN_BLOCKS if memory.without else ACTIVATIONS) - memory.of(SCORES)
+    at_best = memory.at_best(IN_BLOCKS) if memory.without else memory.peak_bytes - kept
     cause = f"activations take {kept / memory.peak_bytes:.0%} of the memory at the peak"
     then = expected(memory, checkpoint=EACH_BLOCK)
     return Diagnosis(cause, REMEDY, memory.peak_bytes, at_best, "bytes", memory.rows, expected=then)

@@ -47,19 +47,28 @@ def _cause(failure: Failure) -> str:
 
 def _remedy(failure: Failure) -> str:
     """Return what would make room."""
-    from cs_systems.analysis.memory.categories import UNKNOWN  # few records are of a snapshot
-    from cs_systems.analysis.memory.out_of_memory import EXPAND, FRAGMENTED, LIMIT, OTHER_POOL, TOO_LITTLE
+    from cs_systems.analysis.memory.out_of_memory import EXPAND, FRAGMENTED, LIMIT, OTHER_POOL
 
     of_cause = {
-        FRAGMENTED: "" if failure.is_expandable else f"enough was free, but in pieces: set {EXPAND}",
         LIMIT: "the process's own limit was reached: raise it (torch.cuda.set_per_process_memory_fraction), or free "
         "memory",
         OTHER_POOL: "a free piece was large enough, in another stream's or graph's pool: allocate on one stream, or "
         "call torch.cuda.empty_cache() before",
     }
-    if remedy := of_cause.get(failure.cause):
-        return remedy
-    lacks = f"free {human(failure.lacks_bytes, 'bytes')} more" if failure.cause == TOO_LITTLE else "free memory"
+    if failure.cause in of_cause:
+        return of_cause[failure.cause]
+    row, lacks = failure.row, failure.lacks_bytes
+    if failure.cause != FRAGMENTED or failure.is_expandable:
+        return _held(failure, f"free {human(lacks, 'bytes')} more" if lacks else "free memory")
+    lacks = row["requested_bytes"] - (row["device_free_bytes"] or 0)
+    held = _held(failure, f"free {human(lacks, 'bytes')} more")
+    return f"set {EXPAND}, which makes the free pieces usable, or {held}"
+
+
+def _held(failure: Failure, lacks: str) -> str:
+    """Return what holds most of the memory, and a way to need less."""
+    from cs_systems.analysis.memory.categories import UNKNOWN
+
     if not failure.held:
         return lacks
     of_category = Counter[str]()

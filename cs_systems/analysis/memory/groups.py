@@ -5,36 +5,46 @@ What a leak or an unused graph keeps belongs to its own cause and to no other gr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cs_systems.analysis.memory.allocations import BEFORE
 from cs_systems.analysis.memory.categories import (
     ACTIVATIONS,
+    BEFORE_RECORDING,
     GRADIENTS,
     OPTIMIZER_STATE,
+    PARAMETERS,
     TEMPORARIES,
     Attributed,
     Attribution,
 )
+from cs_systems.analysis.memory.sites import python_frames
 from cs_systems.config import Phase
 
 LOGITS, FOREACH, EARLIER_GRADIENTS = "logits", "foreach temporaries", "earlier gradients"
-IN_BLOCKS = "activations in blocks"
+IN_BLOCKS, SCORES, WEIGHT_COPIES = "activations in blocks", "attention scores", "weight copies"
+LARGE_BYTES = 1 << 16  # a smaller weight is a vector, which autocast does not copy
 PASS = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 _OF_FOREACH = ("_multi_tensor", "_foreach")  # beginnings of torch.optim's functions that update all parameters at once
 
 
 def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequence[Attributed]]:
     """Return the allocations of each group, at any time; those of `apart` are in none."""
-    others = {id(one) for one in apart}
+    copies = weight_copies(found)
+    others = {id(one) for one in (*apart, *copies)}
     own = [one for one in found.allocations if id(one) not in others]
     logits = [*_logits(found, own)]
     of_logits = {*map(id, logits)}
     is_trained = any(place.phase == Phase.BACKWARD for place in found.places)  # else nothing is kept for backward
     kept = [one for one in own if is_trained and one.category == ACTIVATIONS and id(one) not in of_logits]
     in_blocks = [one for one in kept if (one.layer or "").startswith("block")]
+    scores = [one for one in in_blocks if _of_softmax(found, one)]
+    of_scores = {*map(id, scores)}
     return {
-        ACTIVATIONS: kept,
+        ACTIVATIONS: [one for one in kept if id(one) not in of_scores],
+        SCORES: scores,
+        WEIGHT_COPIES: copies,
         IN_BLOCKS: in_blocks or kept,
         LOGITS: logits,
         GRADIENTS: [one for one in own if one.category == GRADIENTS],
@@ -42,6 +52,32 @@ def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequ
         OPTIMIZER_STATE: [one for one in own if one.category == OPTIMIZER_STATE],
         FOREACH: [*_of_foreach(found, own)],
     }
+
+
+def weight_copies(found: Attribution) -> Sequence[Attributed]:
+    """Return the copies of weights in half their size that autocast makes in forward; empty if their sizes do not tell.
+
+    They tell if most large weights have one, of several sizes, and no size has more copies than weights.
+    """
+    peak = found.replay.peak_event
+    alive = [one for one in found.alive_at(peak) if one.allocation.requested_bytes >= LARGE_BYTES // 2]
+    weights = Counter(
+        one.allocation.requested_bytes // 2
+        for one in alive
+        if one.allocation.requested_bytes >= LARGE_BYTES and one.category in (PARAMETERS, BEFORE_RECORDING)
+    )
+    made = Counter(one.allocation.requested_bytes for one in alive if one.phase == Phase.FORWARD)
+    copied = {size: made[size] for size, count in weights.items() if 0 < made[size] <= count}
+    if len(copied) < 2 or 2 * sum(copied.values()) < sum(weights.values()):
+        return ()
+    return [one for one in found.allocations if one.phase == Phase.FORWARD and one.allocation.requested_bytes in copied]
+
+
+def _of_softmax(found: Attribution, one: Attributed) -> bool:
+    """Return whether a softmax made the allocation: in a block, that of attention."""
+    stack = found.replay.snapshot.stacks[one.allocation.stack]
+    names = [frame.function.lower() for frame in python_frames(stack)]
+    return any("softmax" in name and "log_softmax" not in name for name in names)
 
 
 def _logits(found: Attribution, own: Sequence[Attributed]) -> Iterator[Attributed]:
@@ -80,7 +116,7 @@ def _begin_of_pass(found: Attribution) -> int | None:
 
 
 def _has_backward(found: Attribution) -> bool:
-    """Return whether the pass that the peak is in has a backward: no other forward follows an update before it."""
+    """Return whether the pass that the peak is in may have a backward: no update comes before another forward."""
     updated = False
     for place in found.places[max(found.replay.peak_event, 0) :]:
         if place.phase == Phase.BACKWARD:
@@ -88,7 +124,7 @@ def _has_backward(found: Attribution) -> bool:
         if place.phase == Phase.FORWARD and updated:
             return False
         updated |= place.phase == Phase.OPTIMIZER
-    return False
+    return not updated
 
 
 def _of_foreach(found: Attribution, own: Sequence[Attributed]) -> Iterator[Attributed]:

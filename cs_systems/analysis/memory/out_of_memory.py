@@ -146,6 +146,37 @@ def last_failure(found: Attribution) -> Failure | None:
     return Failure(row, len(found.replay.out_of_memory), cause, lacks, held, settings.expandable_segments)
 
 
+@dataclass(frozen=True)
+class Returned:
+    """Memory that the allocator gave back to the driver and then asked for again.
+
+    Attributes:
+        segments: the number of segments that went back.
+        bytes: their sum.
+        by_program: most went back because the program called empty_cache.
+    """
+
+    segments: int
+    bytes: int
+    by_program: bool
+
+
+def returned(found: Attribution) -> Returned | None:
+    """Return the segments that went back before later ones came; None without any."""
+    snapshot = found.replay.snapshot
+    events = snapshot.events
+    came = [event for event, action in enumerate(events.action) if action == SEGMENT_ALLOC]
+    went = [event for event, action in enumerate(events.action) if action == SEGMENT_FREE and came and event < came[-1]]
+    if not went or snapshot.settings.expandable_segments:
+        return None
+    asks = [any(_is_empty_cache(f.function) for f in snapshot.stacks[events.stack[event]]) for event in went]
+    return Returned(len(went), sum(events.bytes[event] for event in went), 2 * sum(asks) > len(asks))
+
+
+def _is_empty_cache(function: str) -> bool:
+    return "emptycache" in function.replace("_", "").lower()
+
+
 def between_blocks(found: Attribution, event: int) -> int | None:
     """Return the bytes that nothing uses after an event in segments that something uses; None if unknown.
 
