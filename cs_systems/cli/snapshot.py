@@ -135,24 +135,39 @@ def _recorded(source: Source, found: Attribution) -> list[str]:
 
 
 def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
-    """Return one row for each of several snapshots."""
+    """Return one row for each of several snapshots; those of ranks begin with the answer about all."""
+    from cs_systems.analysis.diagnosis._together import together
     from cs_systems.analysis.memory.tables import FILES, file_row
+    from cs_systems.analysis.memory.tensor_names import tensor_names
+    from cs_systems.readers.forms.jobs import ranks_by_name
 
     options = {*given(args)} - {"files", "device", "format", "output", "open"}
     refuse(sorted(options), f"of {len(sources)} snapshots, only the peaks are shown")
+    ranks = ranks_by_name([source.path for source in sources], only_by_word=True)
     rows, reasons = [], []
+    answers: dict[str, Answer] = {}
     for source in sources:
         try:
             found = _read_all(source) if args.device is None else [_read(source, args.device)]
-            rows += [file_row(one, source.label) for one in found]
         except ConfigError as error:
             reasons.append(str(error))
+            continue
+        rows += [file_row(one, source.label) for one in found]
+        for one in found if len(ranks) == len(sources) else ():
+            device = f", device {one.replay.snapshot.device}" if len(found) > 1 else ""
+            answers[f"rank {ranks[source.path]}{device}"] = _answer(one, tensor_names(one))
     if not rows:
         raise ConfigError(none_readable(reasons))
-    heading = [f"{', '.join(map(str, args.files[:3]))}{' …' if args.files[3:] else ''} · {len(sources)} snapshots"]
+    files = f"{', '.join(map(str, args.files[:3]))}{' …' if args.files[3:] else ''}"
+    heading = [
+        f"{files} · {len(sources)} snapshots{' of the ranks of one job, the highest peak first' * bool(answers)}"
+    ]
+    if answers:
+        rows = sorted(rows, key=lambda row: -(row["peak_bytes"] or 0))
+    answer = together(answers, "ranks") if answers else None
     sections: list[Section] = [(FILES, rows, first_reasons(reasons))]
     title = f"Memory of {len(sources)} snapshots"
-    return joined(document_text(args.format, heading, sections, args.output), args.format, title)
+    return joined(document_text(args.format, heading, sections, args.output, answer), args.format, title)
 
 
 def _read_all(source: Source) -> list[Attribution]:

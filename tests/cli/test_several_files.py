@@ -13,6 +13,7 @@ import pytest
 from cs_systems.cli import main
 from cs_systems.core.printable import shortened, within
 from tests.analysis.comparison.test_ranks import ARRIVES_US, write
+from tests.analysis.diagnosis.test_memory_rules import FAULTS
 from tests.report.browser import Page
 
 
@@ -202,6 +203,19 @@ def test_ranks_of_one_report_need_its_export(
     assert f"--ranks cannot find several ranks inside the report {report}; run `{export}` in its folder and give" in (
         shown(["analyze", report, "--ranks"], capsys, status=2)
     )
+
+
+def test_snapshots_of_ranks_begin_with_the_causes_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, fault in enumerate(("no_grad", "kept_graphs", "kept_gradients")):
+        shutil.copy(FAULTS / f"{fault}.pickle.gz", tmp_path / f"rank{number}.pickle.gz")
+    out = shown(["snapshot", tmp_path], capsys)
+    words = " ".join(out.split())
+    assert words.startswith("1. 1.39 GiB of each step's graph stay alive, 1,389 GiB in 1,000 steps (forward called at")
+    assert "6 steps recorded; rank 1 alone): something keeps the loss" in words
+    assert "(rank 2 alone): checkpoint each block" in words
+    assert "3 snapshots of the ranks of one job, the highest peak first" in words
+    rows = csv.DictReader(io.StringIO(shown(["snapshot", tmp_path, "--format", "csv"], capsys)))
+    assert [row["file"][-15:] for row in rows] == [f"rank{number}.pickle.gz" for number in (1, 2, 0)]
 
 
 def test_snapshots_of_a_folder_are_listed_by_their_peaks(

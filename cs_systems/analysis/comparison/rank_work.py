@@ -7,7 +7,7 @@ Python; it has the name of the user's innermost range, if there is one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from cs_systems.analysis.attribution.host_gaps import launching_thread
 from cs_systems.analysis.attribution.kernel_families import family, is_collective
-from cs_systems.analysis.attribution.overlap import GLOO, NOTHING, Intervals, host_work, intersection, union
+from cs_systems.analysis.attribution.overlap import GLOO, Intervals, host_work, intersection, union
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.core.range_names import general, is_operator, meaning
 from cs_systems.core.units import human
@@ -27,7 +27,6 @@ INPUT, KERNELS, OPERATORS, PYTHON = "input", "kernels", "operators", "python"
 EXPLAINS = 0.5  # share of the lost time that one kind of work must take to be its cause
 SAME = 0.02  # relative difference of two counts that are alike
 _LOADER = "enumerate(DataLoader)"
-_COPIES = ("aten::copy_", "aten::_local_scalar_dense")
 # Beginnings of ranges that PyTorch opens: they name no work of the user.
 _OF_TORCH = ("ProfilerStep", "Optimizer.", "DistributedDataParallel", "FSDP::", "nccl:", GLOO, _LOADER)
 
@@ -100,17 +99,14 @@ def _host(profile: Profile) -> HostTime:
     trace, steps = profile.trace, profile.steps
     inside = union(np.array([step.start_s for step in steps]), np.array([step.end_s for step in steps]))
     thread = launching_thread(trace)
-    calls = [call for call in trace.calls if call.thread == thread]
-    waits = _intervals((c.start_s, c.end_s) for c in calls if stalls(c.name) == SYNCHRONISATION)
-    waits = union(*(np.concatenate(column) for column in zip(waits, _copying(trace, thread), strict=True)))
+    calls = trace.calls.take(trace.calls.thread == thread)
+    waiting = calls.where(_waits)
+    waits = union(waiting.start_s, waiting.end_s)
     if not len(trace.kernels):
         of_gloo = trace.ranges.take(trace.ranges.name.codes_where(lambda name: name.startswith(GLOO)))
         waits = _without(union(of_gloo.start_s, of_gloo.end_s), union(*host_work(trace)[1:]))
     own_s = inside.length_s - intersection(inside, waits).length_s
-    busy = [waits, union(*_loading(trace)), _intervals((c.start_s, c.end_s) for c in calls)]
-    kernels = trace.kernels
-    launched = kernels.thread == thread if len(kernels) else np.empty(0, bool)
-    busy.append(union(kernels.launch_start_s[launched], kernels.launch_end_s[launched]))
+    busy = [waits, union(*_loading(trace)), union(calls.start_s, calls.end_s)]
     if trace.operators is not None:
         mine = (trace.operators.thread == thread) | (thread == UNKNOWN)
         busy.append(union(trace.operators.start_s[mine], trace.operators.end_s[mine]))
@@ -121,18 +117,9 @@ def _host(profile: Profile) -> HostTime:
     return HostTime(own_s / count, python)
 
 
-def _copying(trace: Trace, thread: int) -> Intervals:
-    """Return when the host is in an operator that copies: from pageable memory it waits for all earlier work."""
-    if trace.operators is None:
-        return NOTHING
-    of_copy = trace.operators.signature.codes_where(lambda one: one.name in _COPIES)
-    of_copy &= trace.operators.thread == thread
-    return union(trace.operators.start_s[of_copy], trace.operators.end_s[of_copy])
-
-
-def _intervals(times: Iterable[tuple[float, float]]) -> Intervals:
-    table = np.array([*times]).reshape(-1, 2)
-    return union(table[:, 0], table[:, 1])
+def _waits(call: str) -> bool:
+    """Return whether a call may wait for the device: a copy from pageable memory waits for all earlier work."""
+    return stalls(call) == SYNCHRONISATION or "Memcpy" in call
 
 
 def _without(intervals: Intervals, holes: Intervals) -> Intervals:
