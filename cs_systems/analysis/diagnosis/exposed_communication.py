@@ -65,7 +65,12 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     waited = WAITED if waits else ", waiting for other ranks left out" if rows else ""
     cause = f"{share:.0%} of the {of} is {ALONE}{waited}"
-    return Diagnosis(cause, _remedy(evidence), step_s, step_s * (1 - share), evidence=(worst,))
+    strategy = str(evidence.setting("strategy"))
+    options = {"strategy": strategies} if (strategies := _strategies(strategy)) else {}
+    # Fewer collectives also save the host their launches: the exposed time bounds no such remedy.
+    at_best = None if strategies and _more_overlap(strategy) == BUCKETS else step_s * (1 - share)
+    takes = step_s * share
+    return Diagnosis(cause, _remedy(evidence), step_s, at_best, evidence=(worst,), takes=takes, options=options)
 
 
 def _of_one_rank(found: Distribution, step_s: float) -> Diagnosis:
@@ -110,6 +115,15 @@ def _remedy(evidence: Evidence) -> str:
 def _joined(ways: Sequence[str]) -> str:
     *others, last = ways
     return f"{', '.join(others)}, or {last}" if others else last
+
+
+def _strategies(strategy: str) -> list[str]:
+    """Return the strategies that carry out what `_more_overlap` says, where it is another strategy."""
+    way = _more_overlap(strategy)
+    others = [name for name in plugins.names("parallel") if overlaps(name) and name != strategy]
+    if way == OVERLAP:
+        return others
+    return [name for name in others if "bucket_size_mb" in options_of(name)] if way == BUCKETS else []
 
 
 def _more_overlap(strategy: str) -> str:

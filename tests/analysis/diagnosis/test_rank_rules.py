@@ -18,15 +18,17 @@ from cs_systems.analysis.attribution.overlap import NOTHING, Intervals
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.comparison.rank_work import INPUT, KERNELS, OPERATORS, PYTHON, Work, longer
 from cs_systems.analysis.comparison.ranks import Merged, merged, straggler, summary
-from cs_systems.analysis.diagnosis import Answer, Diagnosis, apply_rules
+from cs_systems.analysis.diagnosis import Answer, Diagnosis, apply_rules, diagnose
 from cs_systems.analysis.diagnosis._evidence import Evidence, of_job, of_profile
 from cs_systems.cli import main
 from cs_systems.config import RunConfig
 from cs_systems.readers import read
+from cs_systems.record import read_records
 from tests.analysis.comparison.test_limits import call, rank
 
 # Rules whose faults are planted, and left out, in this file.
 TRIED = ("gradient-accumulation", "imbalanced-experts", "pipeline-bubbles", "small-buckets", "unused-parameters")
+PROFILES = Path(__file__).parents[3] / "profiles"
 TRACES = Path(__file__).parents[2] / "data" / "ranks_h200"
 
 
@@ -236,6 +238,14 @@ def test_step_of_one_rank_has_no_fault_of_several(code: str) -> None:
     even = [call(0.1, 0.2, name="all_to_all", received=8) for _ in range(2)]
     job = merged([rank(number, one) for number, one in enumerate(even)])
     assert code not in codes(Evidence(job=job))
+
+
+def test_overlap_that_the_run_measured_is_expected_or_refuted() -> None:
+    """Read a run with a strategy that overlaps; the host limits each of its steps, so that nothing is gained."""
+    refuted = diagnose(read_records(PROFILES / "data_parallel_variants")[0]).refuted
+    assert any(
+        re.fullmatch(r".*torch_ddp.* was measured: 98.0 ms instead of 98.8 ms, no gain.*", one) for one in refuted
+    )
 
 
 PROGRAM = """
