@@ -57,6 +57,8 @@ def collectives(profile: Profile, names_work: bool = True) -> Iterable[Collectiv
         gloo = gloo.take(np.argsort(gloo.start_s, kind="stable"))
         which, names = np.arange(len(gloo)), list(gloo.name)
         starts, ends, launched = gloo.start_s, gloo.end_s, gloo.start_s
+    if not len(which):
+        return
     number, _ = steps_of(launched, steps)
     called = [step.name for step in steps]
     stated = len({*called}) == len(called)

@@ -525,6 +525,8 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
     peak = replay.peak_event
     if not replay.has_peak or not replay.peak_bytes:
         return Evidence(failure=failure, judged="")
+    sidecar = replay.snapshot.sidecar
+    cell = replace(sidecar.config, device="cuda") if sidecar and sidecar.config else None
     leaked, graphs = leak(found), unused_graphs(found)
     apart = [one for group in (leaked, graphs) if group for one in group.allocations]
     of = groups(found, apart)
@@ -537,10 +539,11 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
         between_blocks(found, peak),
         replay.snapshot.settings.expandable_segments,
         lambda category, phases=None: peak_without(found, of.get(category, ()), phases),
-        leak=leaked,
-        graphs=graphs,
-        output=None if graphs or leaked else kept_output(found),
-        returned=returned(found),
+        Forecast(cell, replay.peak_bytes) if cell else None,
+        leaked,
+        graphs,
+        None if graphs or leaked else kept_output(found),
+        returned(found),
     )
     return Evidence(memory=memory, failure=failure, judged="the peak")
 

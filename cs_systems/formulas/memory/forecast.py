@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.fields import Subject
 from cs_systems.formulas.memory.fit import algorithm_of
 from cs_systems.formulas.memory.model import step_memory
 
@@ -29,14 +30,18 @@ class Forecast:
 
     def peak(self, **changes: Any) -> Peak | None:
         """Return the peak with these fields changed, or None where no formula is valid."""
-        if self.config.strategy != RunConfig.strategy:
-            return None
-        error = self.peak_bytes / step_memory(self.config, algorithm_of(self.config)).peak_bytes
-        if abs(error - 1) > VALID:
+        config = self.config
+        if config.subject is not Subject.STEP or config.compile != "none" or config.strategy != RunConfig.strategy:
             return None
         try:
-            then = replace(self.config, **changes)
-            value = step_memory(then, algorithm_of(then)).peak_bytes
+            error = self.peak_bytes / _peak_bytes(config)
+            value = _peak_bytes(replace(config, **changes))
         except ConfigError:
             return None
+        if abs(error - 1) > VALID:
+            return None
         return Peak(value, min(value, value * error), max(value, value * error))
+
+
+def _peak_bytes(config: RunConfig) -> int:
+    return step_memory(config, algorithm_of(config)).peak_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from cs_systems.analysis.memory.categories import Attribution, attribute
 from cs_systems.analysis.memory.counterfactual import peak_without
 from cs_systems.analysis.memory.tensor_names import tensor_names
 from cs_systems.cli import main
-from cs_systems.config import RunConfig
+from cs_systems.config import ModelConfig, RunConfig
 from cs_systems.formulas.memory.fit import algorithm_of
 from cs_systems.formulas.memory.forecast import VALID, Forecast
 from cs_systems.formulas.memory.model import step_memory
@@ -352,6 +353,23 @@ def test_remedy_of_a_cell_has_the_peak_of_the_formula() -> None:
         if one.expected:
             assert one.expected.how == "forecast"
             assert one.expected.low <= one.expected.value <= one.expected.high < one.now
+
+
+@pytest.mark.parametrize(("d_ff", "is_told"), [(512, True), (1024, False)])
+def test_snapshot_of_a_cell_has_the_peak_of_the_formula(
+    snapshot_path: Path, tmp_path: Path, d_ff: int, is_told: bool
+) -> None:
+    """The formula of a cell predicts the real snapshot's peak within 2%, that of another misses it by 26%."""
+    (path := tmp_path / "real.pickle.gz").write_bytes(snapshot_path.read_bytes())
+    model = ModelConfig(
+        name="own", d_model=256, d_ff=d_ff, num_layers=4, num_heads=4, vocab_size=1000, context_length=256
+    )
+    cell = RunConfig(model=model, batch_size=4, optimizer="adamw_foreach")
+    sidecar = {"schema_version": 1, "config": cell.to_dict(), "max_allocated_bytes": None, "tensors": []}
+    Path(f"{path}.json").write_text(json.dumps(sidecar))
+    first = answer(path).diagnoses[0]
+    assert (first.code, first.expected is not None) == ("kept-activations", is_told)
+    assert first.at_best == pytest.approx(138 * MIB, rel=0.01)
 
 
 def test_forecast_is_silent_where_the_formula_misses_the_measured_cell() -> None:
