@@ -123,7 +123,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         one = next(one for one in ranks if one.rank == number)  # its own causes are those of the step
         answer = apply_rules(of_job(job, number, read_profiles(args, [one.source], one.process)[0]))
     title = f"{len(job.ranks)} ranks of {where}"
-    return joined(document_text(args.format, heading, sections, args.output, answer), args.format, title)
+    return joined(document_text(args.format, heading, sections, args.output, answer), args.format, title, answer=answer)
 
 
 def _what_ifs(args: Analyze, ranks: Sequence[OfRank]) -> str:

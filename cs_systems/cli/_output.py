@@ -27,6 +27,8 @@ from cs_systems.report import files
 TABLE_FORMATS = ("terminal", "markdown", "latex", "typst", "csv")
 FORMATS = (*TABLE_FORMATS, "html")
 if TYPE_CHECKING:
+    from cs_systems.analysis.diagnosis import Answer
+
     TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
     Format = TableFormat | Literal["html"]
     MaybeFormat = Format | None
@@ -122,10 +124,11 @@ def joined(
     pictures: Sequence[Picture] = (),
     records: Sequence[RunRecord] = (),
     others: Sequence[RunRecord] = (),
+    answer: Answer | None = None,
 ) -> str:
     """Return the texts as one: one after the other, or as the sections of a page with its title and pictures.
 
-    A page begins with the diagnoses of the records, and ends with the origin of these and of `others`.
+    A page begins with the answer, or the diagnoses of the records, and ends with the origin of these and of `others`.
     """
     if format != "html":
         return "\n".join(texts)
@@ -135,7 +138,8 @@ def joined(
     from cs_systems.report.pages.tables import page
 
     origin = origins.lines([*records, *others])
-    return page(title, texts, pictures=pictures, diagnoses=sentences(diagnose(records)), origin=origin)
+    told = sentences(answer or diagnose(records))
+    return page(title, texts, pictures=pictures, diagnoses=told, origin=origin)
 
 
 def told_apart(a: Path, b: Path) -> tuple[str, str]:

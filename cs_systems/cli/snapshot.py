@@ -167,7 +167,8 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     answer = together(answers, "ranks") if answers else None
     sections: list[Section] = [(FILES, rows, first_reasons(reasons))]
     title = f"Memory of {len(sources)} snapshots"
-    return joined(document_text(args.format, heading, sections, args.output, answer), args.format, title)
+    texts = document_text(args.format, heading, sections, args.output, answer)
+    return joined(texts, args.format, title, answer=answer)
 
 
 def _read_all(source: Source) -> list[Attribution]:
@@ -180,21 +181,32 @@ def _read_all(source: Source) -> list[Attribution]:
 
 def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribution], source: Source) -> list[str]:
     """Return a table of all devices, then each device's tables: the composition alone, unless --table names others."""
+    from cs_systems.analysis.diagnosis._together import together
     from cs_systems.analysis.memory.tables import devices
+    from cs_systems.analysis.memory.tensor_names import tensor_names
 
     overview: Section = (devices, devices(found), [])
     heading = [f"{source.label} · {len(found)} devices", *_recorded(source, found[0])]
-    text = document_text(args.format, heading, [overview], args.output)
+    answers = {f"device {one.replay.snapshot.device}": _answer(one, tensor_names(one, args.size)) for one in found}
+    text = document_text(
+        args.format, heading, [overview], args.output, None if args.table else together(answers, "devices")
+    )
     chosen = tables if args.table else ["composition", "out_of_memory"]
-    return [*text, *(line for one in found for line in _tables(args, chosen, one))]
+    return [*text, *(line for one in found for line in _tables(args, chosen, one, is_answered=True))]
 
 
-def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution, recorded: Sequence[str] = ()) -> list[str]:
+def _tables(
+    args: SnapshotArgs,
+    tables: Sequence[str],
+    found: Attribution,
+    recorded: Sequence[str] = (),
+    is_answered: bool = False,
+) -> list[str]:
     from cs_systems.analysis.memory.tensor_names import tensor_names
     from cs_systems.cli._snapshot_text import doubt, heading, shown_moment
 
     names = tensor_names(found, args.size)
-    answer = None if args.table else _answer(found, names)
+    answer = None if args.table or is_answered else _answer(found, names)
     declared = tables_at(shown_moment(found))
     sections: list[Section] = []
     for name in tables:

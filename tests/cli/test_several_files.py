@@ -95,7 +95,7 @@ def test_ranks_listings_and_comparisons_have_pages(
     ranks = [write(tmp_path, rank) for rank in range(3)]
     trace = folder / "b.json.gz"
     for words, title, texts in (
-        (["analyze", *ranks], f"3 ranks of {tmp_path}/", ["ranks, per step", "collectives across the ranks"]),
+        (["analyze", *ranks], f"3 ranks of {tmp_path}/", ["is transfer between ranks", "ranks, per step"]),
         (["analyze", folder], f"Files of {folder}", ["contents of the files", "a.sqlite"]),
         (["analyze", trace, trace], "b.json.gz compared with b.json.gz", ["change"]),
         (["compare", trace, trace], "b.json.gz compared with b.json.gz", ["change"]),

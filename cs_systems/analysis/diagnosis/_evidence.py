@@ -44,10 +44,7 @@ EACH_BLOCK = "every:1"  # plan of checkpoints
 LOGITS, SCORES, FOREACH = "logits", "attention scores", "foreach temporaries"
 ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"
 EARLIER_GRADIENTS, IN_BLOCKS, WEIGHT_COPIES = "earlier gradients", "activations in blocks", "weight copies"
-NO_HISTORY = (
-    "the peak, because the snapshot has no events; call torch.cuda.memory._record_memory_history() before the steps, "
-    "and _dump_snapshot(FILE) after them"
-)
+HISTORY = "call torch.cuda.memory._record_memory_history() before the steps, and _dump_snapshot(FILE) after them"
 # Components of the formulas and of fake tensors → their category.
 _CATEGORIES = {
     "logits_and_loss": LOGITS,
@@ -520,8 +517,9 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
     from cs_systems.analysis.memory.tables import composition
 
     replay, failure = found.replay, last_failure(found)
-    if not len(replay.snapshot.events):
-        return Evidence(judged="", unknowns=(NO_HISTORY,))
+    if (count := len(replay.snapshot.events)) < 2 and not failure:
+        has = "no events" if not count else "one event alone"
+        return Evidence(judged="", unknowns=(f"the peak, because the snapshot has {has}; {HISTORY}",))
     peak = replay.peak_event
     if not replay.has_peak or not replay.peak_bytes:
         return Evidence(failure=failure, judged="")

@@ -24,6 +24,10 @@ def together(answers: Mapping[str, Answer], kind: str) -> Answer:
         name, worst = max(alike, key=lambda pair: (pair[1].now, pair[1].share))
         others = f"; {len(alike)} of {len(answers)} {kind} have this cause" if len(alike) > 1 else " alone"
         told.append(replace(worst, cells=f"{name}{others}"))
-    unknowns = dict.fromkeys(f"{text} ({name})" for name, answer in answers.items() for text in answer.unknowns)
+    asked: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        for text in answer.unknowns:
+            asked.setdefault(text, []).append(name)
+    unknowns = tuple(f"{text} ({', '.join(names)})" for text, names in asked.items())
     judged = next((answer.judged for answer in answers.values() if answer.judged), "")
-    return Answer(ranked(told), tuple(unknowns), f"{judged} of any of the {len(answers)} {kind}" if judged else "")
+    return Answer(ranked(told), unknowns, f"{judged} of any of the {len(answers)} {kind}" if judged else "")

@@ -117,13 +117,16 @@ def test_nothing_is_wasted_where_all_reserved_memory_is_allocated_at_the_peak(
     assert "in no allocation" not in out
 
 
-def test_snapshot_without_events_says_how_to_record(write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_snapshot(snapshot([segment(1 << 40, 9 * GIB, 4 * GIB)]))
+@pytest.mark.parametrize(("events", "has"), [([], "no events"), ([event("alloc", 1 << 40, 512, 1)], "one event alone")])
+def test_snapshot_without_a_history_says_how_to_record(
+    write_snapshot: Write, capsys: pytest.CaptureFixture[str], events: list[Data], has: str
+) -> None:
+    path = write_snapshot(snapshot([segment(1 << 40, 9 * GIB, 4 * GIB)], events))
     assert main(["snapshot", str(path)]) == 0
-    assert " ".join(capsys.readouterr().out.split()).startswith(
-        "cannot be told: the peak, because the snapshot has no events; call "
+    assert (
+        f"cannot be told: the peak, because the snapshot has {has}; call "
         "torch.cuda.memory._record_memory_history() before the steps, and _dump_snapshot(FILE) after them"
-    )
+    ) in " ".join(capsys.readouterr().out.split())
 
 
 FAILED = {
