@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cs_systems.analysis.diagnosis import Answer, apply_rules, diagnose
 from cs_systems.analysis.diagnosis._evidence import Evidence, MemoryUse, of_snapshot
@@ -25,7 +28,7 @@ from cs_systems.formulas.memory.model import step_memory
 from cs_systems.readers.snapshot import read
 from cs_systems.record import read_records
 from tests.analysis.memory.caching_allocator import MIB, CachingAllocator
-from tests.analysis.memory.test_categories import BACKWARD, FORWARD, LOSS, MAIN, frame
+from tests.analysis.memory.test_categories import BACKWARD, FORWARD, LOSS, MAIN, OPTIMIZER, SETUP, frame
 from tests.analysis.memory.test_history import GIB, Data, event, segment, snapshot, two_maxima
 
 # Rules whose faults are planted, and left out, in this file.
@@ -257,6 +260,27 @@ def test_peak_without_some_allocations_is_the_highest_moment_of_the_others() -> 
             told = peak_without(found, [one for one in found.allocations if id(one) in gone], only)
             assert highest <= told <= found.replay.peak_bytes
             assert (highest == told) or share  # every seventh event is looked at, and the peak's
+
+
+PLACES = (FORWARD, LOSS, BACKWARD, OPTIMIZER, SETUP, MAIN, MODULE, ())
+moves = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 40), st.sampled_from(PLACES)), min_size=2, max_size=60)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(moves)
+def test_any_history_gives_bounds_below_its_peak(tmp_path: Path, made: list[tuple[int, int, Any]]) -> None:
+    """Allocate, or free one of the allocations, in any phase."""
+    allocator, held = CachingAllocator(recording=True), list[int]()
+    for action, size, frames in made:
+        if action < 5 or not held:
+            held.append(allocator.alloc(size * MIB, frames))
+        else:
+            allocator.free(held.pop(size % len(held)), frames)
+    (path := tmp_path / "any.pickle").write_bytes(pickle.dumps(allocator.snapshot()))
+    for one in answer(path).diagnoses:
+        assert 0 <= (one.at_best or 0) <= one.now
+        assert 0.05 <= one.share <= 1
+        assert one.sentence
 
 
 def test_remedy_that_moves_the_peak_gains_only_what_the_events_say(write_snapshot: Write) -> None:
