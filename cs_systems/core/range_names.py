@@ -19,6 +19,7 @@ SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table â
 FUSED = "fused ("  # prefix of the range of a compiled kernel with operators from several layers, which the range names
 MEANS = " â†’ "  # separator between a range's name and its meaning by `known_ranges`
 STEP = "step"  # a range's name, or its meaning by `known_ranges`
+LOADER = "enumerate(DataLoader)"  # beginning of the name of torch's range around the wait for a batch
 STEPS = (STEP, "ProfilerStep#*", f"*{MEANS}{STEP}")  # glob patterns for the names of a step's range
 
 # Phases that only a recorded loop has, not a step of `time`.

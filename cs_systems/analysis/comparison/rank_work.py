@@ -17,7 +17,7 @@ from cs_systems.analysis.attribution.host_gaps import launching_thread
 from cs_systems.analysis.attribution.kernel_families import family, is_collective
 from cs_systems.analysis.attribution.overlap import GLOO, Intervals, host_work, intersection, union
 from cs_systems.analysis.attribution.profile import Profile
-from cs_systems.core.range_names import general, is_operator, meaning
+from cs_systems.core.range_names import LOADER, general, is_operator, meaning
 from cs_systems.core.units import human
 from cs_systems.readers._stalls import SYNCHRONISATION, stalls
 from cs_systems.readers.forms.columns import UNKNOWN, Floats
@@ -26,9 +26,8 @@ from cs_systems.readers.forms.trace import Trace, steps_of
 INPUT, KERNELS, OPERATORS, PYTHON = "input", "kernels", "operators", "python"
 EXPLAINS = 0.5  # share of the lost time that one kind of work must take to be its cause
 SAME = 0.02  # relative difference of two counts that are alike
-_LOADER = "enumerate(DataLoader)"
 # Beginnings of ranges that PyTorch opens: they name no work of the user.
-_OF_TORCH = ("ProfilerStep", "Optimizer.", "DistributedDataParallel", "FSDP::", "nccl:", GLOO, _LOADER)
+_OF_TORCH = ("ProfilerStep", "Optimizer.", "DistributedDataParallel", "FSDP::", "nccl:", GLOO, LOADER)
 
 
 class Work(NamedTuple):
@@ -90,7 +89,7 @@ def _in_steps(profile: Profile, start_s: Floats, end_s: Floats) -> tuple[Floats,
 def _loading(trace: Trace) -> tuple[Floats, Floats]:
     """Return when the host waits for a batch."""
     ranges = trace.ranges
-    waits = ranges.name.codes_where(lambda name: name.startswith(_LOADER) or meaning(name).phase == "input")
+    waits = ranges.name.codes_where(lambda name: name.startswith(LOADER) or meaning(name).phase == "input")
     return ranges.start_s[waits], ranges.end_s[waits]
 
 

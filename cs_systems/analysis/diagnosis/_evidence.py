@@ -18,6 +18,7 @@ from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import CONFIGURED, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
 from cs_systems.core.fields import Subject
+from cs_systems.core.range_names import LOADER
 from cs_systems.core.tables import Row, Tables, first_row
 from cs_systems.core.units import counted, human
 from cs_systems.formulas.cost import COST
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from cs_systems.analysis.memory.tensor_names import TensorNames
     from cs_systems.analysis.replay import Replay
 
-
-LOADER = "enumerate(DataLoader)"  # beginning of the name of torch's range around the wait for a batch
 EACH_BLOCK = "every:1"  # plan of checkpoints
 LOGITS, SCORES, FOREACH = "logits", "attention scores", "foreach temporaries"
 ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"

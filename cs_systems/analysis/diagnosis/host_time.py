@@ -5,7 +5,8 @@ from __future__ import annotations
 from cs_systems.analysis.attribution.host_gaps import NO_CALL
 from cs_systems.analysis.attribution.tables import host_gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import LOADER, Evidence
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.core.range_names import LOADER
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
