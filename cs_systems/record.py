@@ -37,6 +37,7 @@ DONE = frozenset({"ok", "oom", "unavailable"})  # a resumed sweep does not measu
 OR_AGAIN = "or measure again into another folder"  # because a sweep refuses a malformed folder
 # Caveats for which times are invalid: arithmetic on NaN or inf may take a different time.
 NO_TIMING = frozenset({"nan-loss", "inf-loss"})
+STEADY = 3  # last unprofiled steps before a profile that count as steady; earlier ones compile and allocate
 LONGEST_S = 1e9  # upper limit of a step's duration: 30 years
 LATEST_UNIX_S = 2e11  # the year 8307; later dates cannot be shown
 # Types of a record's fields, checked because a file may come from any program.
@@ -291,6 +292,18 @@ class RunRecord(Displayed):
     def subject(self) -> Subject:
         """Thing that the cell measured."""
         return Subject.of(self.config["workload"])
+
+    @property
+    def clean(self) -> Measurement | None:
+        """Measurement of the steps without a profiler: the timed ones, or under one the last of the warm-up."""
+        if not self.is_timing or self.measurement is None:
+            return None
+        if not self.is_profiled:
+            steps = self.measurement.timed
+        else:
+            warm = [sample for sample in self.measurement.samples if sample.warmup][-STEADY:]
+            steps = tuple(replace(sample, warmup=False) for sample in warm) if len(warm) == STEADY else ()
+        return replace(self.measurement, samples=steps) if steps else None
 
     @property
     def is_loop(self) -> bool:

@@ -22,7 +22,17 @@ WITHOUT_TORCH = (
     *(
         f"measure.runtime.{name}"
         for name in (
-            *("channel", "fork_client", "guardian", "journal", "lifetime", "plain_rows", "processes", "profiled"),
+            *(
+                "allowance",
+                "channel",
+                "fork_client",
+                "guardian",
+                "journal",
+                "lifetime",
+                "plain_rows",
+                "processes",
+                "profiled",
+            ),
             *("ranks", "scheduler", "stragglers", "supervisor", "sweep", "warming"),
         )
     ),

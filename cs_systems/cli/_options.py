@@ -19,6 +19,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from cs_systems.config import FIELDS, LEAVES, PRESETS, STEP_MODES, ConfigError, Mode, RunConfig, grid, one_of
 from cs_systems.core import plugins
+from cs_systems.core.experiments import DEFAULT_S
 from cs_systems.core.fields import Declared, Subject, applies
 from cs_systems.core.recipes import RECIPES
 from cs_systems.core.units import counted
@@ -500,6 +501,31 @@ class Sweep:
             else:
                 return folder
         raise AssertionError("unreachable: count() never ends")
+
+
+@dataclass(frozen=True)
+class Experiments:
+    """Experiments after the last step of each cell: the step again, changed as a remedy would change it."""
+
+    no_experiments: Annotated[bool, flag("make no experiments")] = False
+    experiments_s: Annotated[Float, arg(metavar="SECONDS", help="time for all experiments of the command")] = DEFAULT_S
+
+    def limit_s(self, configs: Sequence[RunConfig]) -> float:
+        """Return the time for the experiments of these cells. Raises ConfigError for an option without effect."""
+        from cs_systems.measure.runtime.allowance import refusal
+
+        if not self.experiments_s > 0:
+            raise ConfigError(
+                f"--experiments-s must be more than 0 s, got {self.experiments_s:g}; for none, use --no-experiments"
+            )
+        chosen = given(self)
+        if len(chosen) > 1:
+            raise ConfigError("--no-experiments and --experiments-s exclude each other; leave out one of them")
+        reasons = [refusal(config) for config in configs]
+        if reasons and None not in reasons:
+            refuse(chosen, f"there are no experiments here, because {reasons[0]}")
+            return 0.0
+        return 0.0 if self.no_experiments else self.experiments_s
 
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -47,6 +47,11 @@ def current(progress: Progress) -> str:
     return plain(describe(progress.config)) + place
 
 
+def announced(count: int, cost_s: float) -> str:
+    """Return the line before experiments: their number, and about how long they take."""
+    return f"experiments: {count}, about {human(cost_s, 's')} (--no-experiments leaves them out)"
+
+
 def progress_lines(progress: Progress, before: int = 0, total: int | None = None, elapsed: str = "") -> Iterator[str]:
     """Yield lines for a log, each with its newline.
 
@@ -54,6 +59,8 @@ def progress_lines(progress: Progress, before: int = 0, total: int | None = None
     """
     if progress.note:
         yield f"{plain(progress.note)}\n"
+    if progress.experiments:
+        yield f"{announced(*progress.experiments)}\n"
     if progress.record:
         place = f"[{before + progress.done}/{total or progress.total}]"
         times = f" ({elapsed})" if elapsed else ""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import Interrupted, print_table, terminal_width
-from cs_systems.cli._progress import current, duration, outcome, progress_lines
+from cs_systems.cli._progress import announced, current, duration, outcome, progress_lines
 from cs_systems.config import RunConfig, describe
+from cs_systems.core.experiments import EXPERIMENTS
 from cs_systems.core.printable import labelled_command, plain, visible
 from cs_systems.core.tables import Column, Table
 from cs_systems.measure.runtime.sweep import Progress, check, preflight, sweep
@@ -46,18 +47,21 @@ def run_and_report(
     command: str,
     seed: int,
     show: Callable[[RunRecord, Path], None] | None = None,
+    experiments_s: float = 0.0,
 ) -> int:
     """Measure the cells (or list them, with --dry-run), print the table, and return the exit status.
 
     show: prints details of each record, given the folder that holds it, before the table.
+    experiments_s: the time for experiments of all cells together.
     """
     from cs_systems.analysis.comparison.verdict import verdict
     from cs_systems.report.tables.records import render
 
     if options.dry_run:
         return print_cells(configs, options)
-    folder, records = measured(configs, options, command, seed)
+    folder, records = measured(configs, options, command, seed, experiments_s)
     print_diagnoses(records)
+    print_left_out(records)
     if show:
         for record in records:
             show(record, folder)
@@ -79,6 +83,13 @@ def print_diagnoses(records: Sequence[RunRecord]) -> None:
     from cs_systems.report import diagnoses
 
     print(diagnoses.text(diagnose(records), width=terminal_width()), end="")
+
+
+def print_left_out(records: Sequence[RunRecord]) -> None:
+    """Print the experiments that were not made, with the reasons."""
+    rows = [row for record in records for row in EXPERIMENTS.of(record.results) if row["skipped"]]
+    for text in dict.fromkeys(f"no experiment {row['experiment']}: {row['skipped']}" for row in rows):
+        print(visible(text))
 
 
 def print_figure_and_paths(
@@ -116,7 +127,9 @@ def exit_status(records: Sequence[RunRecord]) -> int:
     return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
 
 
-def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: int) -> tuple[Path, list[RunRecord]]:
+def measured(
+    configs: Sequence[RunConfig], options: Sweep, command: str, seed: int, experiments_s: float = 0.0
+) -> tuple[Path, list[RunRecord]]:
     """Measure the cells, showing progress; return the folder of the records, and all records in it."""
     cells = options.of_share(check(configs, options.repeats, options.timeout_s))
     folder = options.claim(command)
@@ -132,6 +145,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
                 interleave=options.interleave,
                 record_host=options.record_host,
                 shuffle_seed=seed if options.shuffle else None,
+                experiments_s=experiments_s,
                 on_progress=shown.update,
             ):
                 pass
@@ -193,7 +207,7 @@ class _Lines(AbstractContextManager["_Lines"]):
         self._began_s = time.monotonic()
 
     def update(self, progress: Progress) -> None:
-        if progress.note or progress.record:
+        if progress.note or progress.record or progress.experiments:
             sys.stderr.writelines(progress_lines(progress, elapsed=duration(time.monotonic() - self._began_s)))
             sys.stderr.flush()
 
@@ -230,11 +244,13 @@ class _Bar(AbstractContextManager["_Bar"]):
     def update(self, progress: Progress) -> None:
         if progress.note:
             self._bar.console.print(plain(progress.note))
+        if progress.experiments:
+            self._bar.console.print(announced(*progress.experiments))
         if progress.record:
             cell = describe(progress.record.run_config)
             self._bar.console.print(plain(f"{cell}: {outcome(progress.record)}"))
         text = " · ".join(filter(None, [duration(self._clock() - self._began_s), current(progress)]))
-        due = bool(progress.record or progress.note) or self._clock() - self._drawn >= REDRAW_S
+        due = bool(progress.record or progress.note or progress.experiments) or self._clock() - self._drawn >= REDRAW_S
         if due:
             self._drawn = self._clock()
         self._bar.update(self._task, completed=progress.done, total=progress.total, description=text, refresh=due)

@@ -17,6 +17,7 @@ from tyro.conf import arg
 from cs_systems.cli._counters import counters_text
 from cs_systems.cli._memory_text import say
 from cs_systems.cli._options import (
+    Experiments,
     MaybeText,
     ModelCells,
     Repeated,
@@ -54,6 +55,7 @@ class Profile:
     steps: Steps = field(default_factory=lambda: Steps(steps=3))
     sweep: Sweep = field(default_factory=Sweep)
     step: Workloads = field(default_factory=Workloads)
+    experiments: Experiments = field(default_factory=Experiments)
     show_command: Annotated[bool, flag("print the shell commands that profile the cells, and run nothing")] = False
     nsys_arg: Annotated[
         Repeated, optional("OPTION", "additional option of nsys profile: --nsys-arg=--gpu-metrics-device=0")
@@ -77,14 +79,15 @@ def run(args: Profile) -> int:
     ]
     if args.show_command:
         refuse(
-            [n for n in given(args.sweep) if n not in ("out", "part")],
+            [n for n in (*given(args.sweep), *given(args.experiments)) if n not in ("out", "part")],
             "--show-command prints the commands and runs nothing",
         )
         folder = args.sweep.folder("profile").absolute()
         for command in profiler_commands(args.sweep.of_share(configs), folder):
             print(f"{command_line('mkdir', '-p', folder)} && {command_line(*command)}")
         return 0
-    return run_and_report(configs, args.sweep, "profile", args.steps.seed, print_profile)
+    limit_s = args.experiments.limit_s(configs)
+    return run_and_report(configs, args.sweep, "profile", args.steps.seed, print_profile, experiments_s=limit_s)
 
 
 def _options(args: Profile) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from cs_systems.cli._options import ModelCells, Steps, Sweep, Workloads, flag
+from cs_systems.cli._options import Experiments, ModelCells, Steps, Sweep, Workloads, flag
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Time:
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
     step: Workloads = field(default_factory=Workloads)
+    experiments: Experiments = field(default_factory=Experiments)
     warmup_study: Annotated[bool, flag("print every step, warm-up included, with the causes of slow ones")] = False
 
 
@@ -25,4 +26,5 @@ def run(args: Time) -> int:
 
     configs = args.cells.configs(args.steps.base(), args.step)
     show = print_warmup if args.warmup_study else None
-    return run_and_report(configs, args.sweep, "time", args.steps.seed, show)
+    limit_s = args.experiments.limit_s(configs)
+    return run_and_report(configs, args.sweep, "time", args.steps.seed, show, experiments_s=limit_s)

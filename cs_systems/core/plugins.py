@@ -54,6 +54,7 @@ KINDS = {
     "profilers": Kind("measure/profilers", "PROFILER", "profiler"),
     "parallel": Kind("model/parallel", "STRATEGY", "parallel strategy", foreign=False),
     "training.parts": Kind("model/training/parts", "PART", "part of the training step"),
+    "experiments": Kind("measure/experiments", "EXPERIMENT", "experiment", foreign=False),
     "diagnosis": Kind("analysis/diagnosis", "RULE", "rule"),
     "readers": Kind("readers", "FORMAT", "format", foreign=False),
 }

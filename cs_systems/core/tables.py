@@ -52,6 +52,7 @@ INDEX = {
     "cs_systems.readers.ncu": "counters",
     "cs_systems.record": "ran",
     "cs_systems.core.caveats": "graph_breaks",
+    "cs_systems.core.experiments": "experiments",
     "cs_systems.formulas.cost": "cost",
     "cs_systems.formulas.peaks": "ceiling",
     "cs_systems.formulas.communication": "ranks sent setup link",

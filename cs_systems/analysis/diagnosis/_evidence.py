@@ -17,6 +17,7 @@ from cs_systems.analysis.attribution.tables import phases as phase_rows
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import CONFIGURED, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
+from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
 from cs_systems.core.fields import Subject
 from cs_systems.core.range_names import LOADER
 from cs_systems.core.tables import Row, Tables, first_row
@@ -73,6 +74,7 @@ _TEXTS = {
     "cost": ("phase",),
     "memory_phases": ("phase",),
     "memory_forecast": ("phase", "component"),
+    "experiments": ("experiment", "instead", "stands_for"),
 }
 _NUMBERS = {
     "steps": ("device", "wall_s"),
@@ -97,6 +99,7 @@ _MAY_BE_UNKNOWN = {
     "overlap": ("share", "step_s", "transfer_s"),
     "cost": ("hardware_flops", "bytes"),
     "ranks": ("wait_s",),
+    "experiments": ("time_s", "low_s", "high_s", "baseline_s"),
     "ceiling": ("peak_bytes_per_s",),
     "overhead": ("not_recorded_s",),
     "memory_phases": ("reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes"),
@@ -154,7 +157,7 @@ class Evidence:
 
     Attributes:
         tables: the tables of the records or of the trace.
-        measurement: the samples without a profiler.
+        measurement: the steps without a profiler, all of them timed.
         config: the configuration; None for a trace of any program.
         device_name: the GPU; None without one.
         device_bytes: the memory that the step may fill.
@@ -351,6 +354,18 @@ class Evidence:
             and row["phase"] not in {*without}
         ]
 
+    def experiment(self, name: str, instead: str | None = None) -> ExperimentRow | None:
+        """Return the row of an experiment that was made; None if it was not.
+
+        instead: the variant, such as a precision; None: the fastest of all.
+        """
+        made = [
+            row
+            for row in EXPERIMENTS.of(self.tables)
+            if row["experiment"] == name and row["time_s"] is not None and instead in (None, row["instead"])
+        ]
+        return min(made, key=lambda row: row["time_s"] or 0.0, default=None)
+
     def kernels(self) -> Sequence[KernelRow]:
         return kernels.of(self.tables)
 
@@ -418,6 +433,9 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     tables: Tables = {}
     for record in (*profiled, *timed):
         tables = {**tables, **record.results}
+    for record in records:  # a loop's stand in the record of its last stage, whatever that records
+        if rows := EXPERIMENTS.of(record.results):
+            tables = {**tables, **EXPERIMENTS.filled(rows)}
     last = records[-1]
     environment = next((r.environment for r in reversed(records) if r.environment), None)
     on_gpu = environment is not None and environment.device != "cpu"
@@ -426,7 +444,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     config = last.run_config
     return Evidence(
         tables=_sound(tables),
-        measurement=timed[-1].measurement if timed else None,
+        measurement=next((clean for r in reversed([*profiled, *timed]) if (clean := r.clean)), None),
         config=config,
         device_name=environment.device_name if environment and on_gpu else None,
         device_bytes=config.memory_limit_bytes or (environment.device_memory_bytes if environment else None),

@@ -1,15 +1,18 @@
-"""Remedies that the same run has measured: the measured time is the expectation, or refutes the remedy."""
+"""Remedies that the same run has measured, in a cell or in an experiment: the measured time is the expectation."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cs_systems.analysis.diagnosis._findings import Diagnosis, Expected
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.units import human
 from cs_systems.record import RunRecord, median_s
+
+if TYPE_CHECKING:
+    from cs_systems.analysis.diagnosis._evidence import Evidence
 
 TimedCells = Mapping[RunConfig, Sequence[RunRecord]]
 NO_GAIN = 0.02  # a smaller share of the step is no gain
@@ -74,3 +77,16 @@ def _spread(records: Sequence[RunRecord]) -> tuple[float, float]:
             by_round.setdefault(sample.round, []).append(sample.wall_s)
         medians += [sorted(walls)[len(walls) // 2] for walls in by_round.values()]
     return min(medians), max(medians)
+
+
+def after(evidence: Evidence, experiment: str, beside_s: float = 0.0) -> Expected | None:
+    """Return the duration of the step that an experiment measured; None if it was not made.
+
+    beside_s: time of the step that the experiment left out, and that the remedy does not change.
+    """
+    row = evidence.experiment(experiment)
+    if row is None or row["time_s"] is None:
+        return None
+    value, low, high = row["time_s"], row["low_s"], row["high_s"]
+    least, most = (value if end is None else end for end in (low, high))
+    return Expected(value + beside_s, least + beside_s, most + beside_s, "measured")

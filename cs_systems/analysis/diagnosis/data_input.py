@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._measured import after
 from cs_systems.analysis.replay import InputRemoved
 from cs_systems.config import Phase
 
@@ -11,13 +12,23 @@ REMEDY = "raise the data loader's num_workers and prefetch_factor, or prepare th
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time that the phase `input` or the data loader takes."""
+    """Find the time that the phase `input` or the data loader takes; the same batch again shows what it would save."""
     step_s, waited_s = evidence.step_s, evidence.input_s
     if step_s is None or not waited_s:
         return None
     cause = f"{waited_s / step_s:.0%} of the step waits for the next batch"
     row = {"phase": Phase.INPUT.value, "time_s": waited_s}
-    return Diagnosis(cause, REMEDY, step_s, step_s - waited_s, evidence=(row,), change=InputRemoved())
+    expected = after(evidence, "same-batch")
+    return Diagnosis(
+        cause,
+        REMEDY,
+        step_s,
+        step_s - waited_s,
+        evidence=(row,),
+        expected=expected,
+        takes=waited_s,
+        change=InputRemoved(),
+    )
 
 
 RULE = Rule(find)

@@ -24,7 +24,6 @@ from cs_systems.readers.forms.modules import checked
 from cs_systems.readers.forms.trace import Trace
 from cs_systems.record import RunRecord
 
-STEADY = 3  # number of last warm-up steps that count as steady; earlier ones compile and allocate
 UNMARKED = (
     "in this compile mode the model runs as one function without ranges: its kernels have a phase, but no layer or "
     "part; use the compile mode default, or none, to see layers"
@@ -84,8 +83,7 @@ def overhead(record: RunRecord) -> list[OverheadRow]:
     if record.measurement is None:
         return []
     recorded_s = median(sample.wall_s for sample in record.measurement.timed)
-    before = [sample.wall_s for sample in record.measurement.samples if sample.warmup][-STEADY:]
-    before_s = median(before) if len(before) == STEADY else None
+    before_s = record.clean.median_s() if record.clean else None
     return [
         {
             "recorded_s": recorded_s,

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import caveats, plugins
 from cs_systems.core.caveats import REMEDIES, Caveat
+from cs_systems.core.experiments import DEFAULT_S
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, short_name, shown
 from cs_systems.instrument.annotate import hidden_from_modes
 from cs_systems.instrument.compiler import Observation, untraced
@@ -36,7 +37,7 @@ from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
 from cs_systems.measure.profilers import Profiler, _nsys, rank_file
-from cs_systems.measure.recorder import _ranks, _result, hooks
+from cs_systems.measure.recorder import _again, _ranks, _result, hooks
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
@@ -44,10 +45,9 @@ from cs_systems.measure.runtime import observed
 from cs_systems.measure.runtime.journal import Journal
 from cs_systems.measure.runtime.profiled import prefix, with_profile
 from cs_systems.measure.workloads import Unavailable
-from cs_systems.record import RunRecord, Sample, append_record
+from cs_systems.record import STEADY, RunRecord, Sample, append_record
 
 PROFILES = ("kineto", "nsys", "none")
-STEADY = 3  # unprofiled steps that a profiled record keeps for comparison
 AFTER_FAILURE_S = 2.0  # time that rank 0 waits for the other ranks if its own loop has failed
 
 
@@ -115,6 +115,9 @@ class Recorder:
         device: the device of the loop; by default the device of the model's parameters.
         patience_s: how long rank 0 waits for the records of the other ranks.
         record_host: write the name of this host into the records, next to the date and the command.
+        experiments: a function without arguments that runs one step of the loop again, on a batch that it holds. It
+            is called after the last recorded step, for experiments; then all that it changed is restored.
+        experiments_s: the time for all experiments; 0 for none.
 
     `records` holds the records that were written by this process.
     """
@@ -138,6 +141,8 @@ class Recorder:
         device: str | torch.device | None = None,
         patience_s: float = 30.0,
         record_host: bool = False,
+        experiments: Callable[[], Any] | None = None,
+        experiments_s: float = DEFAULT_S,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         models = _listed("model", model, nn.Module)
@@ -162,6 +167,14 @@ class Recorder:
             raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number from 1")
         if not is_number(patience_s) or not patience_s >= 0:
             raise ConfigError(f"patience_s is {shown(patience_s)}; give a number of seconds, at least 0")
+        if experiments is not None and not (callable(experiments) and plugins.takes(experiments)):
+            raise ConfigError(
+                f"experiments is {shown(experiments)}; give a function without arguments that runs a step"
+            )
+        if not is_number(experiments_s) or not experiments_s >= 0:
+            raise ConfigError(f"experiments_s is {shown(experiments_s)}; give a number of seconds, at least 0")
+        if experiments is not None and not experiments_s:
+            raise ConfigError("experiments is given, but experiments_s is 0; leave out one of them")
         default = " + ".join(type(m).__name__ for m in models) or "unnamed"
         name = short_name("name", default if name is None else name)
         place = Device(_device_of(models) if device is None else _named_device(device))
@@ -172,6 +185,7 @@ class Recorder:
         self._subject = _result.Subject(name, place, models, optimizers, tokens, _ranks.world_size())
         self._out, self._warmup, self._patience_s, self._clock = Path(out), warmup, patience_s, clock
         self._record_host = record_host
+        self._again, self._experiments_s = experiments, experiments_s
         self._all_steps = warmup + sum(stage.steps for stage in self._stages)
         self.records: list[RunRecord] = []
         self._state = "new"
@@ -438,6 +452,8 @@ class Recorder:
         try:
             self._leave_region()
             record = self._record(stage, ended, error)
+            if ended is None and not self._stages:
+                record = self._with_experiments(record)
             self._publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)
         except Exception as lost:  # catch everything: a lost record must not end the user's loop
             what = "timing" if stage.is_timed else stage.words
@@ -452,6 +468,19 @@ class Recorder:
         self._compiled = self._probes.compilations()
         if ended is not None:
             self._stages.clear()
+
+    def _with_experiments(self, record: RunRecord) -> RunRecord:
+        """Return the record of the last stage with experiments, whose steps are not observed."""
+        assert self._tracker is not None
+        of = self._subject
+        tracker, self._tracker = self._tracker, None
+        try:
+            with tracker._unobserved(), hidden_from_modes():
+                return _again.with_experiments(
+                    record, self._again, self._experiments_s, of.device, of.models, of.optimizers, of.world_size
+                )
+        finally:
+            self._tracker = tracker
 
     def _leave_region(self) -> None:
         assert self._tracker is not None

@@ -45,14 +45,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Run(Message):
-    """Request to measure cells together; replies: `Visit`, `Warming`, `CellRecord`, `Done`.
+    """Request to measure cells together; replies: `Visit`, `Warming`, `Experimenting`, `CellRecord`, `Done`.
 
-    out: the path prefix of a profiler's files.
+    out: the path prefix of a profiler's files. experiments_s: the time for experiments after the last steps.
     """
 
     cells: list
     repeat: int = 0
     out: str | None = None
+    experiments_s: float = 0.0
 
     @property
     def configs(self) -> list[RunConfig]:
@@ -139,6 +140,15 @@ class Warming(Message):
 
 
 @dataclass(frozen=True)
+class Experimenting(Message):
+    """Progress after the last step of the visited cell: the number of experiments, and about how long they take."""
+
+    cell: int
+    count: int
+    cost_s: float
+
+
+@dataclass(frozen=True)
 class CellRecord(Message):
     """Record of a finished cell; `of_peers`: it failed only because another rank was lost or did not arrive."""
 
@@ -214,7 +224,7 @@ def _field_types(kind: type[Message]) -> dict[str, tuple[type, ...]]:
 
 _FIELDS = {kind: _field_types(kind) for kind in Message.__subclasses__()}
 REPLIES: dict[type[Message], tuple[type[Message], ...]] = {
-    Run: (Visit, Warming, CellRecord),
+    Run: (Visit, Warming, Experimenting, CellRecord),
     Preflight: (Predicted,),
     Forecast: (Forecasted,),
     Describe: (Described,),
@@ -224,9 +234,11 @@ REPLIES: dict[type[Message], tuple[type[Message], ...]] = {
 }
 
 
-def run_request(configs: typing.Sequence[RunConfig], repeat: int = 0, out: object = None) -> Run:
-    """Build the request that measures these cells; `out` is the path prefix of a profiler's files."""
-    return Run([c.to_dict() for c in configs], repeat, None if out is None else str(out))
+def run_request(
+    configs: typing.Sequence[RunConfig], repeat: int = 0, out: object = None, experiments_s: float = 0.0
+) -> Run:
+    """Build the request that measures these cells; see `Run`."""
+    return Run([c.to_dict() for c in configs], repeat, None if out is None else str(out), experiments_s)
 
 
 def to_json(message: Message) -> str:

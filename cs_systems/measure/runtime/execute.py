@@ -19,6 +19,7 @@ from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import FIELDS, MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
 from cs_systems.core.caveats import GRAPH_BREAKS
+from cs_systems.core.experiments import EXPERIMENTS
 from cs_systems.core.shapes import AttentionCall
 from cs_systems.core.tables import Tables
 from cs_systems.core.units import counted, human
@@ -32,7 +33,9 @@ from cs_systems.machine import device as devices
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device, DeviceUnavailable
 from cs_systems.machine.environment import environment
-from cs_systems.measure.runtime.channel import CellRecord, Message, Visit
+from cs_systems.measure.runtime.allowance import Allowance
+from cs_systems.measure.runtime.channel import CellRecord, Experimenting, Message, Visit
+from cs_systems.measure.runtime.experimenting import Step, run_all
 from cs_systems.measure.runtime.plain_rows import DESCRIPTION, check_phases, plain_row, plain_tables
 from cs_systems.measure.runtime.process_state import ProcessState, seed_all
 from cs_systems.measure.runtime.timing import measure
@@ -42,7 +45,7 @@ from cs_systems.measure.workloads._batches import StepSize, differ, sizes_row
 from cs_systems.measure.workloads._foreign_errors import ForeignErrors
 from cs_systems.measure.workloads._module import ModuleStep
 from cs_systems.measure.workloads._training import Training
-from cs_systems.record import Environment, Measurement, Ran, RunRecord, Sample, make_key
+from cs_systems.record import STEADY, Environment, Measurement, Ran, RunRecord, Sample, make_key, measured_by
 
 Emit = Callable[[Message], object]
 # A resident workload that is visited again is compiled and allocated; one warm-up step restores caches and clocks.
@@ -128,15 +131,24 @@ class _Cell:
         return self.resolved.config
 
 
-def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None = None, emit: Emit) -> bool:
+def run_cells(
+    configs: Sequence[RunConfig],
+    *,
+    repeat: int = 0,
+    out: Path | None = None,
+    emit: Emit,
+    experiments_s: float = 0.0,
+) -> bool:
     """Measure the cells, in rounds if there are several. Returns False if the process must be replaced.
 
     out: the path prefix of a profiler's files; a cell with a profiler comes alone.
+    experiments_s: the time for experiments of all cells together, each after the last step of its cell.
 
     Each cell ends in one `CellRecord`. A failed cell leaves the others untouched, and each starts in the process state
     from before the first. If that state cannot be restored, the process must be replaced.
     """
     cells = [_Cell(i, Cell(c)) for i, c in enumerate(configs)]
+    allowed = Allowance(experiments_s)
     _load_sources(cells, emit)
     seed_all()
     clean = ProcessState()
@@ -149,7 +161,7 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
             emit(Visit(cell.index, round))
             if cell.state is not None:
                 cell.state.restore()
-            reply, usable = _turn(cell, round, repeat, out, resident, len(cells) > 1, emit)
+            reply, usable = _turn(cell, round, repeat, out, resident, len(cells) > 1, emit, allowed)
             if usable and (reply is not None or not resident):
                 _drop(cell)  # deleted before the check, which then covers what its deletion changes
             if reply is None and len(cells) > 1:
@@ -169,14 +181,22 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
 
 
 def _turn(
-    cell: _Cell, round: int, repeat: int, out: Path | None, resident: bool, shared: bool, emit: Emit
+    cell: _Cell,
+    round: int,
+    repeat: int,
+    out: Path | None,
+    resident: bool,
+    shared: bool,
+    emit: Emit,
+    allowed: Allowance,
 ) -> tuple[CellRecord | None, bool]:
     """Visit a cell. Returns its record, if it failed or this was its last round, and whether CUDA is usable."""
     try:
         _visit(cell, round, out, emit, shared=resident and shared)
         if round + 1 < cell.config.rounds:
             return None, True
-        return CellRecord(cell.index, dataclasses.asdict(_success(cell, repeat, resident and shared))), True
+        record, usable = _with_experiments(_success(cell, repeat, resident and shared), cell, allowed, emit)
+        return CellRecord(cell.index, dataclasses.asdict(record)), usable
     except Exception as raised:  # the error boundary of a cell: any exception becomes its record
         error = _readable(raised)
         record = dataclasses.asdict(_failure(cell, repeat, error))
@@ -258,6 +278,8 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
         cell.setup_s += time.perf_counter() - started
     else:
         warmup, warmup_s = min(warmup, REVISIT_WARMUP), 0.0
+    if config.is_profiled and measured_by(config.profiler) == "time":
+        warmup = max(warmup, STEADY)  # the steps without the profiler, with which its cost is known
     if cell.before is None:
         cell.before = environment(device)
     steps = config.steps // config.rounds + (round < config.steps % config.rounds)
@@ -367,6 +389,29 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         warnings=warnings,
         results={"ran": [ran], **broken, **_tables(cell, device, measured)},
     )
+
+
+def _with_experiments(record: RunRecord, cell: _Cell, allowed: Allowance, emit: Emit) -> tuple[RunRecord, bool]:
+    """Return the record with the experiments that its numbers ask for, and whether CUDA is still usable.
+
+    A workload is dropped after its record, and a live model is restored as a whole.
+    """
+    limit_s, workload = allowed.of([cell.config]), cell.workload
+    if not limit_s or record.clean is None or workload is None:
+        return record, True
+    inner = getattr(workload, "inner", workload)
+    compiles = any(sample.compiles for sample in cell.samples)
+    step = Step(
+        devices.resolve(cell.config.device),
+        record.clean,
+        inner.step,
+        inner.prepare,
+        is_eager=cell.config.compile == "none" and cell.config.graph == "none" and not compiles,
+    )
+    rows, usable = run_all(step, limit_s, lambda count, cost_s: emit(Experimenting(cell.index, count, cost_s)))
+    record = replace(record, results={**record.results, **EXPERIMENTS.filled(rows)}) if rows else record
+    allowed.spend(record)
+    return record, usable
 
 
 def _provenance(config: RunConfig) -> dict[str, str]:

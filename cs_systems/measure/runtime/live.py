@@ -23,6 +23,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
 from cs_systems.core.tables import first_row
 from cs_systems.core.validation import short_name, shown
+from cs_systems.measure.runtime import allowance
 from cs_systems.measure.runtime.channel import CellRecord, Message
 from cs_systems.measure.runtime.execute import run_cells
 from cs_systems.measure.runtime.journal import Journal
@@ -57,6 +58,7 @@ def run_live(
     *,
     name: str | None,
     out: str | os.PathLike[str] | None,
+    experiments_s: float = 0.0,
 ) -> RunRecord:
     """Measure an object in this process, and restore the state of both afterwards.
 
@@ -66,12 +68,18 @@ def run_live(
         plan: the cell's field `checkpoint`, if it is given.
         name: name of the object in tables; by default the name of its class or function.
         out: folder to which the record is appended.
+        experiments_s: the time for experiments after the last step.
     """
     setup = None if callable(made) else TrainingSetup.of(made)
     subject = made if setup is None else setup.model
     named = plugins.LIVE + short_name("name", _name_of(subject) if name is None else name)
     if setup is None and (reason := _foreign.problem(named, made)):
         raise ConfigError(reason.removeprefix(plugins.LIVE))
+    if experiments_s and setup is None:
+        raise ConfigError(
+            "experiments_s requires an object that can be put back, and the workload is a function or a Workload; give "
+            "model= and inputs=, or a TrainingSetup, or leave out experiments_s"
+        )
     config = replace(config, workload=named, device=_device(config.device, setup), **plan)
     if torch.is_inference_mode_enabled():
         raise ConfigError("run() was called in inference mode; call it outside of torch.inference_mode()")
@@ -87,26 +95,32 @@ def run_live(
         files = None if not config.is_profiled else prefix(Path(folder), config, repeat)
         if setup is not None:
             stack.enter_context(torch.enable_grad())
-        record = measured_here(config, repeat=repeat, out=files, setup=setup).stamped()
+        allowance.check(experiments_s, [config])
+        record = measured_here(config, repeat=repeat, out=files, setup=setup, experiments_s=experiments_s).stamped()
         if files is not None:
             record = with_profile(record, Cell(config).profiler, files, keep=journal is not None)
         return record if journal is None else journal.append(record)
 
 
 def measured_here(
-    config: RunConfig, *, repeat: int = 0, out: Path | None = None, setup: TrainingSetup | None = None
+    config: RunConfig,
+    *,
+    repeat: int = 0,
+    out: Path | None = None,
+    setup: TrainingSetup | None = None,
+    experiments_s: float = 0.0,
 ) -> RunRecord:
     """Measure one cell in this process, and restore the state of the process and of the setup's objects."""
     messages: list[Message] = []
     lost: list[str] = []
-    with _restored(ProcessState(), ObjectState(setup), lost):
-        run_cells([config], repeat=repeat, out=out, emit=messages.append)
+    with restored(ProcessState(), ObjectState(setup), lost):
+        run_cells([config], repeat=repeat, out=out, emit=messages.append, experiments_s=experiments_s)
     record = next(RunRecord.from_dict(message.record) for message in messages if isinstance(message, CellRecord))
     return replace(record, warnings=(*record.warnings, caveats.not_restored(lost))) if lost else record
 
 
 @contextmanager
-def _restored(process: ProcessState, objects: ObjectState, lost: list[str]) -> Iterator[None]:
+def restored(process: ProcessState, objects: ObjectState, lost: list[str]) -> Iterator[None]:
     """Restore both states at the end, even after an error; append to `lost` the names of what cannot be restored.
 
     Weights are restored first, and other state of a user's model last.

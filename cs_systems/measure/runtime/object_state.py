@@ -24,12 +24,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cs_systems.config import ConfigError
 from cs_systems.measure.workloads._setup import TrainingSetup
 
 MOST_OBJECTS = 100_000  # limit of objects besides modules, tensors and optimizer, the nearest first: one to two seconds
+_PARTS = ("model", "optimizer", "scheduler", "loss", "forward", "batch")  # of a TrainingSetup
 _MISSING = object()
 
 
@@ -48,19 +50,25 @@ class Stage(IntEnum):
 class ObjectState:
     """Values and structure of all objects that a setup reaches, except its `batches` and objects held by functions."""
 
-    def __init__(self, setup: TrainingSetup | None) -> None:
-        """Keep the state. Raises ConfigError for a model whose parameters or buffers have no values yet."""
+    def __init__(self, setup: TrainingSetup | None = None, **others: Any) -> None:
+        """Keep the state. Raises ConfigError for a model whose parameters or buffers have no values yet.
+
+        others: further objects by name, modules and optimizers among them.
+        """
         self._kept: list[_Kept] = []
-        if setup is None:
-            return
-        _check_values(setup.model)
+        parts = {} if setup is None else {part: getattr(setup, part) for part in _PARTS}
+        parts |= others
         seen: dict[int, Any] = {}
         with torch._C.DisableTorchFunctionSubclass():
-            for name, tensor in _named_tensors(setup.model):  # the attributes of a scripted model do not include them
-                self._kept += _walk(_Node(tensor, None, f"model.{name}", Stage.BUFFERS), seen)
-            for part in ("model", "optimizer", "scheduler", "loss", "forward", "batch"):
-                stage = Stage.OPTIMIZER if part in ("optimizer", "scheduler") else Stage.OTHERS
-                self._kept += _walk(_Node(getattr(setup, part), None, part, stage), seen)
+            for name, model in parts.items():
+                if isinstance(model, nn.Module):
+                    _check_values(model)
+                    for path, tensor in _named_tensors(model):  # the attributes of a scripted model do not include them
+                        self._kept += _walk(_Node(tensor, None, f"{name}.{path}", Stage.BUFFERS), seen)
+            for name, part in parts.items():
+                is_update = name in ("optimizer", "scheduler") or isinstance(part, Optimizer)
+                stage = Stage.OPTIMIZER if is_update else Stage.OTHERS
+                self._kept += _walk(_Node(part, None, name, stage), seen)
         self._kept.sort(key=lambda kept: kept.stage)
 
     def restore(self, stages: Iterable[Stage] = Stage) -> list[str]:

@@ -31,6 +31,7 @@ from cs_systems.measure.runtime.channel import (
     CellRecord,
     ChannelError,
     Done,
+    Experimenting,
     Message,
     Ready,
     Receiver,
@@ -407,7 +408,7 @@ class Expected:
     def check(self, reply: Message) -> None:
         if not isinstance(reply, self._kinds):
             raise ChannelError(f"a worker process sent an unexpected reply ({type(reply).__name__}); {BUG}")
-        if isinstance(reply, (Visit, Warming, CellRecord)) and reply.cell not in self._open:
+        if isinstance(reply, (Visit, Warming, Experimenting, CellRecord)) and reply.cell not in self._open:
             raise ChannelError(
                 f"a worker process replied for cell {reply.cell} of its request, which is finished or not in it; {BUG}"
             )

@@ -18,12 +18,13 @@ from cs_systems.config import ConfigError, Phase, RunConfig
 from cs_systems.core.tables import Tables
 from cs_systems.core.units import human
 from cs_systems.formulas.memory.tables import ForecastRow, MemoryRow, PreflightRow
-from cs_systems.measure.runtime import channel, fork_client, profiled, scheduler
+from cs_systems.measure.runtime import allowance, channel, fork_client, profiled, scheduler
 from cs_systems.measure.runtime.channel import (
     BUG,
     OPTIMIZER_MODULES,
     CellRecord,
     ChannelError,
+    Experimenting,
     Message,
     Ready,
     Visit,
@@ -43,7 +44,8 @@ from cs_systems.measure.runtime.ranks import Kind, NotStarted, Ranks
 from cs_systems.measure.workloads import Cell
 from cs_systems.record import Environment, RunRecord, in_words, make_key
 
-OnVisit = Callable[[RunConfig, Visit | Warming], None]
+Progressed = Visit | Warming | Experimenting
+OnVisit = Callable[[RunConfig, Progressed], None]
 ONE_WORKER = Kind()
 
 
@@ -66,8 +68,14 @@ class Processes(Protocol):
 class Supervisor:
     """Owner of the current measuring processes, and of what is known of the machine."""
 
-    def __init__(self, journal: Journal | None = None, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        journal: Journal | None = None,
+        timeout_s: float | None = None,
+        experiments: allowance.Allowance | None = None,
+    ) -> None:
         self._journal, self._timeout_s = journal, timeout_s
+        self._experiments = experiments or allowance.Allowance(0.0)
         self._processes: Processes | None = None
         self._kind = ONE_WORKER
         self._is_fresh = False  # a single worker that has run no cell and no code from outside
@@ -279,17 +287,18 @@ class Supervisor:
             return
         while waiting:
             asked, current = list(waiting), waiting[0]
-            request = run_request(asked, repeat, out)
+            request = run_request(asked, repeat, out, self._experiments.of(asked))
             fork_client.preload(request.modules)
             self._mark(current, repeat)
             try:
                 for reply in self._ready(kind).request(request, self._timeout_s):
-                    assert isinstance(reply, (Visit, Warming, CellRecord))
+                    assert isinstance(reply, (Progressed, CellRecord))
                     current = asked[reply.cell]
-                    if isinstance(reply, (Visit, Warming)):
+                    if isinstance(reply, Progressed):
                         on_visit(current, reply)
                     else:
                         record = _checked(reply)
+                        self._experiments.spend(record)
                         if record.measurement and Phase.OPTIMIZER in record.measurement.phase_names():
                             fork_client.preload(OPTIMIZER_MODULES)  # for the next worker, also of the user's own code
                         waiting.remove(current)

@@ -20,11 +20,11 @@ from cs_systems.core.display import Displayed, report
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, shown, unknown_argument
 from cs_systems.formulas.memory.tables import ForecastRow, PreflightRow
 from cs_systems.measure.profilers import Profiler, ProfilerUnusable
-from cs_systems.measure.runtime import observed, profiled, scheduler
-from cs_systems.measure.runtime.channel import Visit, Warming
+from cs_systems.measure.runtime import allowance, observed, profiled, scheduler
+from cs_systems.measure.runtime.channel import Experimenting, Visit
 from cs_systems.measure.runtime.journal import FolderRefused, Journal
 from cs_systems.measure.runtime.lifetime import torchrun_rank
-from cs_systems.measure.runtime.supervisor import Supervisor
+from cs_systems.measure.runtime.supervisor import Progressed, Supervisor
 from cs_systems.measure.workloads import Cell
 from cs_systems.model import parallel
 from cs_systems.record import DONE, Environment, RunRecord, make_key
@@ -43,6 +43,7 @@ class Progress:
     note: str | None = None
     round: int | None = None  # of the cell, from 0
     warmup: tuple[int, int] | None = None  # warm-up steps of the cell that have ended, and all of them
+    experiments: tuple[int, float] | None = None  # experiments of the cell that begin, and their cost in s, about
 
 
 OnProgress = Callable[[Progress], None]
@@ -108,7 +109,7 @@ _FIELDS = tuple(f.name for f in fields(RunConfig))
 # Arguments of `run` that are a field of RunConfig if they have this type, and otherwise an object.
 _LIVE_OR_FIELD = {"model": ModelConfig, "inputs": str, "optimizer": str, "workload": str}
 _ARGUMENTS = (
-    *("config", "name", "out", "in_process", "timeout_s"),
+    *("config", "name", "out", "in_process", "timeout_s", "experiments_s"),
     *("batches", "loss", "scheduler", "clip_norm", "accumulate", "forward"),  # parts of a TrainingSetup
     *_FIELDS,
 )
@@ -134,6 +135,7 @@ def run(
     out: str | os.PathLike[str] | None = None,
     in_process: bool = False,
     timeout_s: float | None = None,
+    experiments_s: float = 0.0,
     **options: Any,
 ) -> RunRecord:
     """Measure one cell: a configuration in a worker process, or an object of this process in this process.
@@ -155,6 +157,7 @@ def run(
             configuration only if the folder does not hold it yet.
         in_process: measure a configuration in this process, for a debugger.
         timeout_s: for a configuration; see `sweep`.
+        experiments_s: the time for experiments after the last step; see `sweep`.
         options: the other parts of a TrainingSetup, and every field of RunConfig, by name: `precision="bf16"`.
 
     Raises:
@@ -178,14 +181,15 @@ def run(
     config = replace(config or RunConfig(), **given)
     check([config], timeout_s=timeout_s)
     _check_options(out=out, in_process=in_process)
+    allowance.check(experiments_s, [] if live else [config])
     if live:
-        return _run_live(config, live, plan, name, out, timeout_s)
+        return _run_live(config, live, plan, name, out, timeout_s, experiments_s)
     if name is not None:
         raise ConfigError(
             "name= is only for a live object, such as an nn.Module or a step, and none is given; leave out name="
         )
     if not in_process:
-        return _run_in_worker(config, out, timeout_s)
+        return _run_in_worker(config, out, timeout_s, experiments_s)
     if out is not None:
         raise ConfigError("in_process=True writes no folder of records, but out= is given; give only one of the two")
     if config.is_profiled:
@@ -194,7 +198,7 @@ def run(
         raise ConfigError("a distributed cell needs its own processes; leave out in_process=True")
     from cs_systems.measure.runtime.live import measured_here
 
-    return measured_here(config).stamped()
+    return measured_here(config, experiments_s=experiments_s).stamped()
 
 
 def _is_live(argument: str, value: Any) -> bool:
@@ -229,6 +233,7 @@ def _run_live(
     name: str | None,
     out: str | os.PathLike[str] | None,
     timeout_s: float | None,
+    experiments_s: float,
 ) -> RunRecord:
     """Measure a live object. Raises ConfigError if the objects are incomplete, or an option needs another process."""
     if config.workload != RunConfig.workload:
@@ -255,14 +260,16 @@ def _run_live(
     from cs_systems.measure.runtime import live as here
 
     if "workload" in live:
-        return here.run_live(live["workload"], config, plan, name=name, out=out)
+        return here.run_live(live["workload"], config, plan, name=name, out=out, experiments_s=experiments_s)
     setup = here.setup_of(live.pop("model"), live.pop("inputs", None), live)
-    return here.run_live(setup, config, plan, name=name, out=out)
+    return here.run_live(setup, config, plan, name=name, out=out, experiments_s=experiments_s)
 
 
-def _run_in_worker(config: RunConfig, out: str | os.PathLike[str] | None, timeout_s: float | None) -> RunRecord:
+def _run_in_worker(
+    config: RunConfig, out: str | os.PathLike[str] | None, timeout_s: float | None, experiments_s: float
+) -> RunRecord:
     """Measure a config, or return its record from the folder."""
-    for record in _measured([config], out=out, timeout_s=timeout_s):
+    for record in _measured([config], out=out, timeout_s=timeout_s, experiments_s=experiments_s):
         return record
     assert out is not None
     return [record for record in Journal(Path(out)).read()[0] if record.run_config == config][-1]
@@ -314,6 +321,7 @@ def sweep(
     interleave: bool = False,
     shuffle_seed: int | None = None,
     record_host: bool = False,
+    experiments_s: float = 0.0,
     on_progress: OnProgress = lambda progress: None,
 ) -> Records:
     """Return an iterator that measures every config and yields each record as soon as it is on disk.
@@ -327,6 +335,7 @@ def sweep(
     interleave: visit all cells in turn, `rounds` times, instead of finishing one after the other.
     shuffle_seed: shuffle the order of the cells, anew in each repeat.
     record_host: write the name of this host into the records, beside the date and the command.
+    experiments_s: the time for experiments after the last steps of the cells, of all of them together.
 
     In a job that torchrun started, rank 0 measures here and the others end with it: see `torchrun`.
 
@@ -337,6 +346,7 @@ def sweep(
     _check_options(out=out, fresh=fresh, skip_oom=skip_oom, interleave=interleave, record_host=record_host)
     if shuffle_seed is not None and not is_whole(shuffle_seed):
         raise ConfigError(f"shuffle_seed is {shown(shuffle_seed)}; it must be a whole number")
+    allowance.check(experiments_s, cells)
     if not callable(on_progress):
         raise ConfigError(
             f"on_progress is {shown(on_progress)}; give a function that takes a Progress, or leave it out"
@@ -354,6 +364,7 @@ def sweep(
         interleave=interleave,
         shuffle_seed=shuffle_seed,
         record_host=record_host,
+        experiments_s=experiments_s,
         on_progress=on_progress,
     )
     return Records(len(cells) * repeats, measured)
@@ -426,6 +437,7 @@ def _measured(
     interleave: bool = False,
     shuffle_seed: int | None = None,
     record_host: bool = False,
+    experiments_s: float = 0.0,
     on_progress: OnProgress = lambda progress: None,
 ) -> Iterator[RunRecord]:
     """Measure the cells of a sweep, whose options are checked. `fresh` is None for `run`, which has no such option."""
@@ -436,15 +448,18 @@ def _measured(
     def report(**news: Any) -> None:
         on_progress(Progress(done, total, **news))
 
-    def visited(config: RunConfig, message: Visit | Warming) -> None:
+    def visited(config: RunConfig, message: Progressed) -> None:
         if isinstance(message, Visit):
             report(config=config, round=message.round)
+        elif isinstance(message, Experimenting):
+            report(config=config, experiments=(message.count, message.cost_s))
         else:
             report(config=config, warmup=(message.step, message.steps))
 
+    experiments = allowance.Allowance(experiments_s)
     with journal.locked() if journal else nullcontext():
         for repeat in range(repeats):
-            with Supervisor(journal, timeout_s) as supervisor:
+            with Supervisor(journal, timeout_s, experiments) as supervisor:
                 missing = configs
                 if journal is not None:
                     supervisor.record_lost(configs)

@@ -64,7 +64,9 @@ def answer(request: Message, send: Send) -> bool:
     if isinstance(request, channel.Run):
         _load(request.modules)
         out = rank_file(Path(request.out), process_group.rank()) if request.out else None
-        usable = run_cells(request.configs, repeat=request.repeat, out=out, emit=send)
+        usable = run_cells(
+            request.configs, repeat=request.repeat, out=out, emit=send, experiments_s=request.experiments_s
+        )
         if not any(config.sources or config.compile != "none" for config in request.configs):
             gc.freeze()  # freeze modules that the cells imported: otherwise each cell's collection takes 65 ms longer
         return usable
