@@ -65,6 +65,10 @@ class Device:
         """Return the seconds of device time between two marks; on CUDA only after `synchronize`."""
         return float(start.elapsed_time(end) * 1e-3) if self.is_cuda else float(end - start)
 
+    def has_reached(self, mark: Any) -> bool:
+        """Return whether the device has done all work before a mark; always True on a CPU."""
+        return not self.is_cuda or bool(mark.query())
+
     def occupy(self, seconds: float) -> None:
         """Keep the device busy for about `seconds`, without waiting for it; do nothing on a CPU."""
         if self.is_cuda and seconds > 0:

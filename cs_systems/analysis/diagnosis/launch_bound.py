@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.attribution.tables import gaps
-from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule, Unknown
+from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Expected, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._measured import after
 from cs_systems.analysis.replay import LaunchesFree
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.core.caveats import GRAPH_BREAKS, REMOVE_BREAKS, broken_graph
@@ -50,7 +51,9 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     cause = f"for {lasted_s / step_s:.0%} of the step ({', '.join(bound)}) the GPU keeps waiting for kernel launches"
     rows = tuple({"phase": phase, "median_s": time_s, "ceiling_s": floors[phase]} for phase, time_s in bound.items())
     at_best = step_s - lasted_s + least_s
-    return Diagnosis(cause, _remedy(evidence), step_s, at_best, evidence=rows, options=OPTIONS)
+    return Diagnosis(
+        cause, _remedy(evidence), step_s, at_best, evidence=rows, options=OPTIONS, expected=_expected(evidence)
+    )
 
 
 def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
@@ -75,8 +78,15 @@ def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
         evidence=rows,
         options=OPTIONS,
         unprofiled=unprofiled,
+        expected=_expected(evidence),
         change=LaunchesFree(),
     )
+
+
+def _expected(evidence: Evidence) -> Expected | None:
+    """Return the step as a CUDA graph: its time on the device alone; the next batch is waited for as before."""
+    is_graph = evidence.setting("graph") == "step"
+    return None if is_graph else after(evidence, "device-only", evidence.input_s)
 
 
 def _remedy(evidence: Evidence) -> str:

@@ -645,3 +645,51 @@ def test_page_of_tables_begins_with_the_sentences() -> None:
     assert shown.index("the GPU keeps waiting for kernel launches") < shown.index("<p>tables</p>")
     assert shown.count("<li>") == len(diagnose(records).causes)
     assert 'class="diagnoses"' not in joined(["<p>tables</p>"], "html", "Runs")
+
+
+def experiment(name: str, time_s: float, instead: str = "", baseline_s: float = STEP_S) -> dict[str, Any]:
+    made = {"low_s": 0.9 * time_s, "high_s": 1.1 * time_s, "baseline_s": baseline_s, "rounds": 5, "spent_s": 1.0}
+    return {
+        "experiment": name,
+        "instead": instead,
+        "of": "",
+        "time_s": time_s,
+        "stands_for": "",
+        "skipped": None,
+    } | made
+
+
+def with_experiments(evidence: Evidence, *rows: dict[str, Any]) -> Evidence:
+    return replace(evidence, tables={**evidence.tables, "experiments": rows})
+
+
+@pytest.mark.parametrize("fault", ["launch-bound", "launch-bound, timed"])
+def test_time_on_the_device_alone_is_what_a_graph_is_expected_to_give(fault: str) -> None:
+    evidence = with_experiments(PLANTED[fault][0], experiment("device-only", 0.05))
+    (found, *_) = causes(evidence)
+    assert found.code == "launch-bound"
+    assert found.expected == Expected(0.05, 0.9 * 0.05, 1.1 * 0.05, "measured")
+    assert found.sentence.endswith("; measured: 50 ms (45 … 55) instead of 100 ms")
+
+
+def test_wait_for_input_remains_in_the_step_that_a_graph_is_expected_to_give() -> None:
+    phases = {"input": 0.02, "forward": 0.08}
+    sample = Sample(0, False, STEP_S, phases, phases, {"input": 0.02, "forward": 0.0})
+    waiting = Measurement("cuda_event", (sample,) * 4, 0.0)
+    cost = [{"phase": "forward", "hardware_flops": 1e9, "bytes": 1e6}]
+    evidence = with_experiments(timed(measurement=waiting, tables={"cost": cost}), experiment("device-only", 0.01))
+    found = next(each for each in causes(evidence) if each.code == "launch-bound")
+    assert found.expected is not None
+    assert found.expected.value == pytest.approx(0.03)
+
+
+def test_remedy_without_gain_in_its_experiment_is_not_named() -> None:
+    evidence = with_experiments(PLANTED["launch-bound"][0], experiment("device-only", 0.97 * STEP_S))
+    assert "launch-bound" not in {found.code for found in causes(evidence)}
+
+
+def test_skipped_experiment_is_no_expectation() -> None:
+    row = experiment("device-only", 0.05) | {"time_s": None, "low_s": None, "high_s": None, "skipped": "no step"}
+    evidence = with_experiments(PLANTED["launch-bound"][0], row)
+    assert evidence.experiment("device-only") is None
+    assert causes(evidence)[0].expected is None
