@@ -90,3 +90,20 @@ def after(evidence: Evidence, experiment: str, beside_s: float = 0.0) -> Expecte
     value, low, high = row["time_s"], row["low_s"], row["high_s"]
     least, most = (value if end is None else end for end in (low, high))
     return Expected(value + beside_s, least + beside_s, most + beside_s, "measured")
+
+
+def with_part(evidence: Evidence, experiment: str, instead: str | None = None) -> Expected | None:
+    """Return the step with a part of it in the time that an experiment measured; None if it was not made.
+
+    It is also None while the step waits for the host, because a shorter part gains little then.
+
+    instead: the variant; None: the fastest.
+    """
+    row, step_s = evidence.experiment(experiment, instead), evidence.step_s
+    if row is None or row["time_s"] is None or row["baseline_s"] is None or step_s is None or evidence.is_host_bound:
+        return None
+    rest_s = step_s - row["baseline_s"]
+    if rest_s < 0:  # the parts overlap, so that their sum is no part of the step
+        return None
+    low, high = (row["time_s"] if end is None else end for end in (row["low_s"], row["high_s"]))
+    return Expected(rest_s + row["time_s"], rest_s + low, rest_s + high, "measured")

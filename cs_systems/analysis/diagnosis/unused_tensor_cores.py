@@ -7,6 +7,7 @@ import re
 from cs_systems.analysis.attribution.tables import families
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._measured import with_part
 from cs_systems.config import Phase, Precision
 from cs_systems.core.tables import Row
 from cs_systems.formulas.cost import COST
@@ -34,7 +35,16 @@ def find(evidence: Evidence) -> Diagnosis | None:
     what = "matrix products" if "family" in rows[0] else " and ".join(row["phase"] for row in rows)
     cause = f"{products_s / step_s:.0%} of the step is {what} in fp32, which leaves the tensor cores idle"
     least_s = _least_s(evidence, then)
-    return Diagnosis(cause, REMEDY, step_s, least_s, evidence=tuple(rows), takes=products_s, options=OPTIONS)
+    return Diagnosis(
+        cause,
+        REMEDY,
+        step_s,
+        least_s,
+        evidence=tuple(rows),
+        takes=products_s,
+        options=OPTIONS,
+        expected=with_part(evidence, "products", "bf16"),
+    )
 
 
 def _least_s(evidence: Evidence, peak_flops_per_s: float) -> float | None:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from cs_systems.core.caveats import not_restored
 from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
+from cs_systems.core.tables import first_row
 from cs_systems.core.units import human
 from cs_systems.machine.device import Device
 from cs_systems.measure.runtime.experimenting import Step, concerning, run_all
@@ -54,7 +55,8 @@ def with_experiments(
     compiles = any(sample.compiles for sample in clean.samples) or any(map(_is_compiled, models))
     reason = RANKS if world_size > 1 else NO_STEP
     phases = None if function is None or world_size > 1 else lambda: [("step", function)]
-    step = Step(device, clean, phases, reason=reason, is_eager=not compiles, waits=False)
+    precision = first_row(record.results, "ran").get("precision")
+    step = Step(device, clean, phases, reason=reason, is_eager=not compiles, precision=precision, waits=False)
     if not concerning(step):
         return record
     objects = {} if phases is None else _objects(function, models, optimizers)

@@ -21,7 +21,7 @@ from cs_systems.core import caveats, plugins
 from cs_systems.core.caveats import GRAPH_BREAKS
 from cs_systems.core.experiments import EXPERIMENTS
 from cs_systems.core.shapes import AttentionCall
-from cs_systems.core.tables import Tables
+from cs_systems.core.tables import Tables, first_row
 from cs_systems.core.units import counted, human
 from cs_systems.formulas import peaks
 from cs_systems.formulas.cost import COST, AttentionAlgorithm, CostRow, PhaseCost, total
@@ -407,11 +407,18 @@ def _with_experiments(record: RunRecord, cell: _Cell, allowed: Allowance, emit: 
         inner.step,
         inner.prepare,
         is_eager=cell.config.compile == "none" and cell.config.graph == "none" and not compiles,
+        precision=_precision(record),
     )
     rows, usable = run_all(step, limit_s, lambda count, cost_s: emit(Experimenting(cell.index, count, cost_s)))
     record = replace(record, results={**record.results, **EXPERIMENTS.filled(rows)}) if rows else record
     allowed.spend(record)
     return record, usable
+
+
+def _precision(record: RunRecord) -> str | None:
+    """Return the precision of the step; None for code from outside the package that names none."""
+    ran = first_row(record.results, "ran").get("precision")
+    return ran or (None if plugins.is_foreign(record.config["workload"]) else str(record.config["precision"]))
 
 
 def _provenance(config: RunConfig) -> dict[str, str]:

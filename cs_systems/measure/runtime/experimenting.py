@@ -56,6 +56,7 @@ class Step:
         prepare: the untimed work before each step.
         reason: why no step can be called.
         is_eager: PyTorch dispatches each operator of the step, so that a mode sees it.
+        precision: the precision of its products, a value of Precision; None if unknown.
         waits: the device is synchronised after each recorded step.
     """
 
@@ -65,6 +66,7 @@ class Step:
     prepare: Callable[[], object] = lambda: None
     reason: str = ""
     is_eager: bool = True
+    precision: str | None = None
     waits: bool = True
 
     @property

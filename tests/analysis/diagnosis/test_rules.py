@@ -28,6 +28,7 @@ from cs_systems.analysis.diagnosis import (
     without_options,
 )
 from cs_systems.analysis.diagnosis._evidence import TABLES, Evidence, MemoryUse, of_records, of_snapshot, of_trace
+from cs_systems.analysis.diagnosis._measured import with_part
 from cs_systems.analysis.memory.allocations import replay
 from cs_systems.analysis.memory.categories import attribute
 from cs_systems.analysis.memory.tensor_names import tensor_names
@@ -693,3 +694,26 @@ def test_skipped_experiment_is_no_expectation() -> None:
     evidence = with_experiments(PLANTED["launch-bound"][0], row)
     assert evidence.experiment("device-only") is None
     assert causes(evidence)[0].expected is None
+
+
+def test_products_in_bf16_replace_those_of_the_step() -> None:
+    fp32 = with_tables(kernels=FP32_GEMM)
+    evidence = with_experiments(
+        fp32,
+        experiment("products", 0.01, "bf16", baseline_s=0.08),
+        experiment("products", 0.02, "tf32", baseline_s=0.08),
+    )
+    (found,) = [each for each in causes(evidence) if each.code == "unused-tensor-cores"]
+    assert found.expected is not None
+    assert (found.expected.value, found.expected.how) == (pytest.approx(0.03), "measured")
+
+
+def test_part_of_a_step_that_waits_for_the_host_gives_no_expectation_of_it() -> None:
+    waiting = with_tables(kernels=FP32_GEMM, gaps=[{"device": 0, "cause": "launch-bound", "time_s": 0.04}])
+    evidence = with_experiments(waiting, experiment("products", 0.01, "bf16", baseline_s=0.05))
+    assert with_part(evidence, "products", "bf16") is None
+    of_device = evidence.of_device
+    assert of_device is not None
+    then = with_part(of_device, "products", "bf16")
+    assert then is not None
+    assert then.value == pytest.approx(0.06 - 0.05 + 0.01)
