@@ -5,6 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.attribution.tables import attention, families
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._measured import with_part
 from cs_systems.core.tables import Row
 
 # Parts of attention that a fused kernel computes together; projections and rotation remain separate.
@@ -31,7 +32,10 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     what = "mask, softmax and copies of the score matrix take" if rows else "the softmax of unfused attention takes"
     cause = f"{what} {lost_s / step_s:.0%} of the step"
-    return Diagnosis(cause, REMEDY, step_s, step_s - lost_s, evidence=tuple(lost), options=OPTIONS)
+    expected = with_part(evidence, "attention")
+    return Diagnosis(
+        cause, REMEDY, step_s, step_s - lost_s, evidence=tuple(lost), options=OPTIONS, expected=expected, takes=lost_s
+    )
 
 
 RULE = Rule(find, shortens_kernels=True)

@@ -59,7 +59,7 @@ def with_experiments(
     step = Step(device, clean, phases, reason=reason, is_eager=not compiles, precision=precision, waits=False)
     if not concerning(step):
         return record
-    objects = {} if phases is None else _objects(function, models, optimizers)
+    objects = {} if function is None or phases is None else _objects(function, models, optimizers)
     copy_s = 2 * _tensor_bytes(objects.values()) / COPIED_PER_S
     if taken := [name for name, each in objects.items() if _is_iterator(each)]:
         reason = f"the step takes from {taken[0]}, an iterator that cannot be put back; keep one batch, and use it"
@@ -92,7 +92,7 @@ def _objects(
     function: Callable[[], Any], models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
 ) -> dict[str, Any]:
     """Return the objects that a step may change, by name."""
-    named = {f"model {number}": model for number, model in enumerate(models)}
+    named: dict[str, Any] = {f"model {number}": model for number, model in enumerate(models)}
     named |= {f"optimizer {number}": optimizer for number, optimizer in enumerate(optimizers)}
     return named | dict(_reached(function))
 

@@ -195,8 +195,8 @@ def _turn(
         _visit(cell, round, out, emit, shared=resident and shared)
         if round + 1 < cell.config.rounds:
             return None, True
-        record, usable = _with_experiments(_success(cell, repeat, resident and shared), cell, allowed, emit)
-        return CellRecord(cell.index, dataclasses.asdict(record)), usable
+        done, usable = _with_experiments(_success(cell, repeat, resident and shared), cell, allowed, emit)
+        return CellRecord(cell.index, dataclasses.asdict(done)), usable
     except Exception as raised:  # the error boundary of a cell: any exception becomes its record
         error = _readable(raised)
         record = dataclasses.asdict(_failure(cell, repeat, error))

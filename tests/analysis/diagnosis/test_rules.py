@@ -717,3 +717,19 @@ def test_part_of_a_step_that_waits_for_the_host_gives_no_expectation_of_it() -> 
     then = with_part(of_device, "products", "bf16")
     assert then is not None
     assert then.value == pytest.approx(0.06 - 0.05 + 0.01)
+
+
+def test_fastest_kernel_replaces_the_attention_of_the_step() -> None:
+    evidence = with_experiments(
+        PLANTED["unfused-attention"][0],
+        experiment("attention", 0.03, "efficient", baseline_s=0.04),
+        experiment("attention", 0.01, "flash", baseline_s=0.04),
+    )
+    (found,) = [each for each in causes(evidence) if each.code == "unfused-attention"]
+    assert found.expected is not None
+    assert (found.expected.value, found.expected.how) == (pytest.approx(0.07), "measured")
+
+
+def test_part_that_takes_longer_alone_than_the_whole_step_gives_no_expectation() -> None:
+    evidence = with_experiments(PLANTED["unfused-attention"][0], experiment("attention", 0.01, baseline_s=2 * STEP_S))
+    assert with_part(evidence, "attention") is None
