@@ -242,6 +242,15 @@ def _snapshot_speed(folder: Path) -> str:
     )
 
 
+def _diagnosis_truth(folder: Path) -> str:
+    row = row_of(table(folder / "first.md"), "input", "all")
+    return (
+        f"Before the rules were rewritten, the first sentence named the planted cause of {row['top-1']} of "
+        f"{row['faults']} programs, and one of the first three that of {row['top-3']}; of {row['healthy']} healthy "
+        f"programs {row['with a cause named']} had a cause named."
+    )
+
+
 def _verdicts(folder: Path) -> str:
     row = table(folder / "h200" / "table.md")[0]
     return (
@@ -371,6 +380,11 @@ BENCHMARKS = {
         "How far is the predicted peak memory from the one that a GPU measures, and is it known what does not fit?",
         _memory_prediction,
         "table.md",
+    ),
+    "diagnosis_truth": Benchmark(
+        "Do our conclusions name the true cause of a planted fault, and none on a healthy program?",
+        _diagnosis_truth,
+        "first.md",
     ),
     "model_families": Benchmark(
         "Of how much kernel time does a profile name the module, in models of many families?",

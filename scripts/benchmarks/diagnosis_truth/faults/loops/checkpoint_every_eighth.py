@@ -1,3 +1,5 @@
+"""A loop that writes a checkpoint with fsync after every eighth step."""
+
 import os
 import tempfile
 

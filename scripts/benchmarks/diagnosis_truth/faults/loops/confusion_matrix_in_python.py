@@ -1,3 +1,5 @@
+"""A tagger whose confusion matrix is filled by a Python loop."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,3 +1,5 @@
+"""Compressed images, decoded one by one in __getitem__."""
+
 import argparse
 import zlib
 

@@ -1,3 +1,5 @@
+"""A trainer class that validates after every sixth step."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

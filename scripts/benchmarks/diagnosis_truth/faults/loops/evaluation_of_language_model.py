@@ -1,3 +1,5 @@
+"""A language model, evaluated on 30 batches in every tenth step."""
+
 import torch
 from _transformer import LM, loss_fn
 

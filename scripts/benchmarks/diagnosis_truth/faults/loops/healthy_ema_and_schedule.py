@@ -1,3 +1,5 @@
+"""A language model with schedules, clipping and an average of its weights."""
+
 import torch
 from _transformer import LM, loss_fn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn

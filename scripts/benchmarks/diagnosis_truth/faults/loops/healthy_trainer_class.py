@@ -1,3 +1,5 @@
+"""A trainer class for images, with a loader that costs little."""
+
 import argparse
 
 import torch

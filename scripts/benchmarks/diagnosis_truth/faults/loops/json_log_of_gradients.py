@@ -1,3 +1,5 @@
+"""A recurrent network whose gradients are logged as text in every step."""
+
 import json
 import os
 import tempfile

@@ -1,3 +1,5 @@
+"""A language model with an absurd learning rate."""
+
 import torch
 from _transformer import LM, loss_fn
 

@@ -1,7 +1,6 @@
 """The Recorder in the script; batches of eight, padded to 250, with seven short samples each."""
 
 import random
-import tempfile
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ CASE = {
 random.seed(0)
 model = LM(d=64)
 optimizer = torch.optim.AdamW(model.parameters())
-with cs_systems.Recorder(model, optimizer, out=tempfile.mkdtemp(), warmup=3, steps=20, profile="none") as recorder:
+with cs_systems.Recorder(model, optimizer, out="recorded", warmup=3, steps=20, profile="none") as recorder:
     for _ in range(26):
         lengths = [random.choice([16, 20, 24, 28, 30]) for _ in range(7)] + [250]
         x = torch.zeros(8, 250, dtype=torch.long)

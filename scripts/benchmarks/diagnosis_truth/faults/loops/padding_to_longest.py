@@ -1,3 +1,5 @@
+"""Short reviews, padded to a fixed length."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,3 +1,5 @@
+"""Tabular data, drawn by a permutation of all rows per batch."""
+
 import numpy as np
 import torch
 from torch import nn

@@ -1,3 +1,5 @@
+"""Mixed precision with a scale that always overflows."""
+
 import torch
 from _transformer import LM, loss_fn
 

@@ -1,3 +1,5 @@
+"""Texts that are tokenized in the loader of a single process."""
+
 import random
 import re
 from collections import Counter

@@ -1,3 +1,5 @@
+"""Samples from slow storage, read by two workers."""
+
 import time
 
 import torch

@@ -1,3 +1,5 @@
+"""DDP whose buckets hold one tensor each."""
+
 import argparse
 
 import torch

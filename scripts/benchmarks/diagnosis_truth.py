@@ -1,0 +1,374 @@
+"""Score of our conclusions on programs with a planted fault and on healthy ones: the share whose cause is named.
+
+Question: do the first sentences name the true cause of a fault, and none on a healthy program?
+Method: diagnosis_truth/faults/ holds programs with one planted fault each, and healthy ones. They were written before
+anyone looked at the rules. A file declares what is true in its constant CASE. Scripts run under `cs-systems run`, those
+of several ranks under torchrun; the other files write traces or snapshots, which `analyze` and `snapshot` read. The
+answer is the first three sentences, with the code of each; caveats come after the sentences, never first. CODES
+translates our codes into the causes of diagnosis_truth/causes.py; codes without a translation are listed.
+A fault counts as top-1 if its cause is in the first sentence, and as top-3 if it is in one of the first three. A
+healthy program counts as right if no cause is named, except those that its file allows. Sentences about the machine's
+noise are no cause, but one in the first place is not the cause either.
+Output: a markdown table with the case, the truth, our first sentence and the verdict, after a summary by kind of input.
+Committed: profiles/diagnosis_truth/.
+
+    python scripts/benchmarks/diagnosis_truth.py                       # all cases, about 20 minutes on two cores
+    python scripts/benchmarks/diagnosis_truth.py --kinds traces snapshots --jobs 2
+    python scripts/benchmarks/diagnosis_truth.py --cases small_batch 'healthy_*' --save outputs
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).with_suffix("")
+sys.path.insert(0, str(FOLDER))
+from causes import CAUSES  # noqa: E402
+
+KINDS = ("traces", "snapshots", "loops", "ranks")
+SAMPLE = (  # fast ones, for a test
+    "small_batch",
+    "loader_wait",
+    "naive_attention",
+    "fp32_training",
+    "healthy_training",
+    "softmax_only",
+)
+TOOL = ("-m", "cs_systems")
+
+CODES: dict[str, tuple[str, ...]] = {
+    "blocking-copies": ("pageable-copies", "exposed-copies"),
+    "data-input": ("data-loading",),
+    "device-allocation": ("device-allocation",),
+    "exposed-communication": ("exposed-communication",),
+    "fragmentation": ("fragmentation", "cached-memory"),
+    "gradient-accumulation": ("no-sync-missing",),
+    "graphs-recorded-whole": ("graph-recorded-whole",),
+    "host-synchronisation": ("host-sync",),
+    "host-time": ("host-python",),
+    "imbalanced-experts": ("expert-imbalance",),
+    "kept-activations": ("activations",),
+    "kept-gradients": ("gradient-memory",),
+    "launch-bound": ("launch-bound", "small-operators"),
+    "leak": ("growth",),
+    "loss-spike": ("logits",),
+    "nan-loss": ("nan-loss",),
+    "optimizer-state": ("optimizer-state",),
+    "out-of-memory": ("out-of-memory",),
+    "own-tools": ("own-profiler",),
+    "pipeline-bubbles": ("pipeline-bubble",),
+    "recompilation": ("recompilation",),
+    "recompiled": ("recompilation",),
+    "recomputation": ("recomputation",),
+    "recomputed": ("recomputation",),
+    "score-matrices": ("score-matrices",),
+    "short-warmup": ("start-up",),
+    "skipped-steps": ("skipped-steps",),
+    "slow-products": ("slow-products", "fp64-products"),
+    "small-buckets": ("small-buckets",),
+    "small-grids": ("low-occupancy",),
+    "start-up": ("start-up",),
+    "straggler": ("straggler",),
+    "unfused-attention": ("unfused-attention",),
+    "unfused-elementwise": ("elementwise-chain",),
+    "unfused-optimizer": ("unfused-optimizer",),
+    "unused-parameters": ("find-unused-parameters",),
+    "unused-tensor-cores": ("fp32-products",),
+}
+NEUTRAL = {"unstable-times", "unstable", "throttled-clock", "throttled", "few-samples", "nothing", "unknown"}
+"""Codes that name no cause of the program."""
+
+SENTENCES = {
+    r"^none$": "nothing",
+    r"^straggler: rank": "straggler",
+    r"^(nothing (was )?found|no straggler)": "nothing",
+    r"^cannot be told: .* CUDA graphs recorded as a whole": "graphs-recorded-whole",
+    r"^(unknown|cannot be told)": "unknown",
+}
+"""Codes of sentences for which no rule of diagnosis stands."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program and what is true of it."""
+
+    kind: str
+    name: str
+    truth: str
+    cause: str | None
+    also: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    healthy: bool = False
+    ranks: int = 1
+    command: str = "run"  # for a script that measures itself: python
+    requires: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """Return the file of the case."""
+        return FOLDER / "faults" / self.kind / f"{self.name}.py"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Our sentences about a program, each with its code, and all that was printed."""
+
+    sentences: tuple[str, ...]
+    codes: tuple[str, ...]
+    output: str
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Comparison of an answer with the truth."""
+
+    word: str  # top-1, top-3, missed, wrong, right, false alarm, failed, skipped
+    named: tuple[str, ...] = ()  # causes that must not be named, or on a healthy program any
+
+
+def cases(kinds: Iterable[str] = KINDS, patterns: Sequence[str] = ("*",)) -> list[Case]:
+    """Return the cases of some kinds, by patterns of their names, as their files declare them."""
+    found = []
+    for kind in kinds:
+        for path in sorted((FOLDER / "faults" / kind).glob("[a-z]*.py")):
+            if any(fnmatch(path.stem, pattern) for pattern in patterns):
+                found.append(Case(kind, path.stem, **declared(path)))
+    return found
+
+
+def declared(path: Path) -> dict:
+    """Return the constant CASE of a file, which is read and not executed."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "CASE":
+            values = ast.literal_eval(node.value)
+            words = {*values["also"], *values["never"], *([values["cause"]] if values["cause"] else [])}
+            if unknown := words - set(CAUSES):
+                raise ValueError(f"{path}: unknown causes {sorted(unknown)}; use those of {FOLDER / 'causes.py'}")
+            if values["healthy"] != (values["cause"] is None):
+                raise ValueError(f"{path}: a healthy case has no cause, and a fault has one")
+            return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    raise ValueError(f"{path}: no constant CASE; declare truth, cause, also, never and healthy")
+
+
+def ask(case: Case, timeout_s: float = 240.0) -> Answer:
+    """Run the case in a new folder, ask the tool, and return its answer."""
+    with tempfile.TemporaryDirectory(prefix="diagnosis_truth_") as name:
+        folder = Path(name)
+        codes = folder / "codes.jsonl"
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "100",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        environment |= {"PYTHONPATH": f"{FOLDER / 'hook'}{os.pathsep}{ROOT}", "DIAGNOSIS_CODES": str(codes)}
+        work = folder / "work"
+        work.mkdir()
+
+        def python(*words: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, *words]
+            return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=timeout_s)
+
+        try:
+            if case.kind in ("traces", "snapshots"):
+                written = python(str(case.path))
+                if written.returncode:
+                    return Answer((), (), written.stderr, "the case failed")
+                files = sorted(p.name for p in work.iterdir())
+                done = python(*TOOL, "analyze" if case.kind == "traces" else "snapshot", *files)
+                output = done.stdout + done.stderr
+            elif case.command == "python":
+                done = python(str(case.path))
+                output = done.stderr + done.stdout
+                for records in sorted(work.glob("**/records.jsonl")):
+                    output = python(*TOOL, "report", str(records.parent)).stdout + output
+            else:
+                words = [*TOOL, "run", "--out", str(folder / "run"), "--", str(case.path)]
+                if case.ranks > 1:
+                    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(case.ranks)]
+                    words = [*launcher, "--master-port", str(free_port()), *words]
+                done = python(*words)
+                output = done.stderr
+        except subprocess.TimeoutExpired:
+            return Answer((), (), "", f"no answer within {timeout_s:.0f} s")
+        made = [json.loads(line) for line in codes.read_text().splitlines()] if codes.exists() else []
+        failure = "" if done.returncode == 0 else f"exit status {done.returncode}"
+        return read_answer(output, made, failure)
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read_answer(output: str, made: Sequence[dict[str, str]], failure: str = "") -> Answer:
+    """Find the sentences in an output, and their codes by the texts of the diagnoses that were made."""
+    numbered = re.findall(r"^\d+\. (.*(?:\n {2,}\S.*)*)", output, re.MULTILINE)
+    sentences = [" ".join(text.split()) for text in numbered]
+    if not sentences:
+        paragraphs = re.split(r"\n(?=\S)", output)
+        known = [p for p in paragraphs if any(re.search(pattern, p) for pattern in SENTENCES)]
+        sentences = [" ".join(text.split()) for text in known] or ["none"]
+    codes = [code_of(sentence, made) for sentence in sentences]
+    for code, text in re.findall(r"^([a-z][a-z0-9-]+) \(\d+ cells?\): (.*(?:\n.*)?)", output, re.MULTILINE):
+        if code not in NEUTRAL:
+            sentences.append(f"caveat {code}: " + " ".join(text.split()))
+            codes.append(code)
+    return Answer(tuple(sentences), tuple(codes), output, failure)
+
+
+def code_of(sentence: str, made: Sequence[dict[str, str]]) -> str:
+    """Return the code of the diagnosis whose cause the sentence contains, or that of a known sentence."""
+    found = [d for d in made if d["code"] and " ".join(d["cause"].split()) in sentence]
+    if found:
+        return max(found, key=lambda d: len(d["cause"]))["code"].replace("_", "-")
+    for pattern, code in SENTENCES.items():
+        if re.search(pattern, sentence):
+            return code
+    return "unmapped"
+
+
+def causes_of(code: str) -> tuple[str, ...]:
+    """Return the causes that a code stands for."""
+    return CODES.get(code, ())
+
+
+def judge(case: Case, answer: Answer) -> Verdict:
+    """Compare the first three sentences with the truth."""
+    if answer.failure and set(answer.codes) <= {"nothing"}:
+        return Verdict("failed")
+    named = [causes_of(code) for code in answer.codes[:3]]
+    if case.healthy:
+        alarms = [causes[0] for causes in named if causes and not set(causes) & set(case.also)]
+        return Verdict("false alarm", tuple(alarms)) if alarms else Verdict("right")
+    forbidden = tuple(causes[0] for causes in named if causes and set(causes) <= set(case.never))
+    if named and case.cause in named[0]:
+        return Verdict("top-1", forbidden)
+    if any(case.cause in causes for causes in named):
+        return Verdict("top-3", forbidden)
+    return Verdict("wrong" if forbidden else "missed", forbidden)
+
+
+def run_all(chosen: Sequence[Case], jobs: int, done: Callable[[Case, Answer, Verdict], None]) -> None:
+    """Run the cases, some at once, and report each when it is done."""
+
+    def one(case: Case) -> tuple[Case, Answer, Verdict]:
+        if missing := [package for package in case.requires if not importable(package)]:
+            return case, Answer((), (), "", f"{', '.join(missing)} is not installed"), Verdict("skipped")
+        answer = ask(case)
+        return case, answer, judge(case, answer)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for result in pool.map(one, chosen):
+            done(*result)
+
+
+def importable(package: str) -> bool:
+    """Return if a package is installed."""
+    from importlib.util import find_spec
+
+    return find_spec(package) is not None
+
+
+def summary(results: Sequence[tuple[Case, Answer, Verdict]]) -> list[str]:
+    """Return the lines of the table by kind of input."""
+    lines = ["| input | faults | top-1 | top-3 | forbidden cause named | healthy | with a cause named |"]
+    lines.append("| --- | --: | --: | --: | --: | --: | --: |")
+    for kind in (*KINDS, "all"):
+        of_kind = [(c, v) for c, _, v in results if kind in ("all", c.kind) and v.word != "skipped"]
+        faults = [v for c, v in of_kind if not c.healthy]
+        healthy = [v for c, v in of_kind if c.healthy]
+        first = sum(v.word == "top-1" for v in faults)
+        third = first + sum(v.word == "top-3" for v in faults)
+        alarms = sum(v.word != "right" for v in healthy)
+        if of_kind:
+            forbidden = sum(bool(v.named) for v in faults)
+            lines.append(f"| {kind} | {len(faults)} | {first} | {third} | {forbidden} | {len(healthy)} | {alarms} |")
+    return lines
+
+
+def page(results: Sequence[tuple[Case, Answer, Verdict]]) -> str:
+    """Return the whole output in markdown."""
+    lines = ["# Do our conclusions name the true cause?", "", *summary(results), ""]
+    skipped = [f"{c.name} ({a.failure})" for c, a, v in results if v.word == "skipped"]
+    if skipped:
+        lines += [f"Skipped: {', '.join(skipped)}.", ""]
+    seen = Counter(code for _, answer, _ in results for code in answer.codes[:3])
+    unmapped = [f"{code} ({n})" for code, n in seen.most_common() if code not in CODES and code not in NEUTRAL]
+    if unmapped:
+        lines += [f"Codes without a translation: {', '.join(unmapped)}.", ""]
+    for kind in KINDS:
+        rows = [r for r in results if r[0].kind == kind]
+        if rows:
+            lines += [f"## {kind}", "", "| case | cause | truth | first sentence | codes | verdict |"]
+            lines.append("| --- | --- | --- | --- | --- | --- |")
+        for case, answer, verdict in rows:
+            first = answer.sentences[0] if answer.sentences else answer.failure or "none"
+            word = verdict.word + (f": {', '.join(verdict.named)}" if verdict.named else "")
+            cells = [
+                case.name,
+                case.cause or "healthy",
+                case.truth,
+                shortened(first),
+                ", ".join(answer.codes[:3]),
+                word,
+            ]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def shortened(text: str, length: int = 160) -> str:
+    """Return the beginning of a text."""
+    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+
+
+def main() -> int:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of input")
+    parser.add_argument("--cases", nargs="+", default=["*"], metavar="NAME", help="names of cases, or patterns")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at once (default: 2)")
+    parser.add_argument("--output", type=Path, default=ROOT / "profiles" / "diagnosis_truth" / "table.md")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep all that the tool printed")
+    options = parser.parse_args()
+    chosen = cases(options.kinds, options.cases)
+    if not chosen:
+        parser.error(f"no case matches {' '.join(options.cases)}; the names are those of the files below {FOLDER}")
+    results: list[tuple[Case, Answer, Verdict]] = []
+
+    def done(case: Case, answer: Answer, verdict: Verdict) -> None:
+        results.append((case, answer, verdict))
+        print(f"{len(results)}/{len(chosen)} {case.kind}/{case.name}: {verdict.word}", file=sys.stderr, flush=True)
+        if options.save:
+            options.save.mkdir(parents=True, exist_ok=True)
+            (options.save / f"{case.kind}-{case.name}.txt").write_text(answer.output)
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(page(results))
+
+    run_all(chosen, options.jobs, done)
+    print("\n".join(summary(results)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
