@@ -7,7 +7,7 @@ from _model import Transformer
 CASE = {
     "truth": "The norms of 120 parameters stay on the GPU; the host runs ahead and nothing waits.",
     "cause": None,
-    "also": [],
+    "also": ["elementwise-chain"],
     "never": ["host-sync", "launch-bound"],
     "healthy": True,
 }

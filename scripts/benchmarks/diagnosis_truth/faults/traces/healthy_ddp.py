@@ -5,7 +5,7 @@ from _machine import Machine, collective
 from _model import Transformer
 
 CASE = {
-    "truth": "The all-reduces overlap backward, and the ranks are equally fast; 1% of the step is exposed.",
+    "truth": "The all-reduces overlap backward, and the ranks are equally fast; a hundredth of the step is exposed.",
     "cause": None,
     "also": [],
     "never": ["exposed-communication", "straggler", "launch-bound", "small-buckets", "find-unused-parameters"],
@@ -13,7 +13,7 @@ CASE = {
 }
 
 ranks = [Machine(89, rank=rank, world=2) for rank in range(2)]
-models = [Transformer(m, layers=8, d=2048, tokens=8192) for m in ranks]
+models = [Transformer(m, layers=4, d=6144, tokens=4096, heads=48) for m in ranks]
 for _ in range(3):
     starts = [m.now for m in ranks]
     for m, model in zip(ranks, models, strict=True):
@@ -23,7 +23,7 @@ for _ in range(3):
     ready = [m.free[7] for m in ranks]
     for part in range(6):
         collective(
-            ranks, "all_reduce", 1.3e8, 480.0, after=[r - (5 - part) * 3000 - 250 for r in ready], wait=part == 5
+            ranks, "all_reduce", 6.0e8, 2100.0, after=[r - (5 - part) * 5000 - 1500 for r in ready], wait=part == 5
         )
     for m, model, start in zip(ranks, models, starts, strict=True):
         model.optimizer()

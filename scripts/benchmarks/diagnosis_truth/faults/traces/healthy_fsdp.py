@@ -13,17 +13,17 @@ CASE = {
 }
 
 m = Machine(90, rank=0, world=8)
-model = Transformer(m, layers=8, d=2048, tokens=16384)
+model = Transformer(m, layers=5, d=6144, tokens=8192, heads=48)
 
 
 def prefetch(layer: int) -> None:
     collective(
-        [m], "all_gather", 1.0e8, 900.0, op="c10d::_allgather_base_", after=[m.free.get(7, 0) - 1400], wait=False
+        [m], "all_gather", 9.0e8, 2600.0, op="c10d::_allgather_base_", after=[m.free.get(7, 0) - 3600], wait=False
     )
 
 
 def scatter(layer: int) -> None:
-    collective([m], "reduce_scatter", 1.0e8, 850.0, op="c10d::_reduce_scatter_base_", wait=False)
+    collective([m], "reduce_scatter", 9.0e8, 2500.0, op="c10d::_reduce_scatter_base_", wait=False)
 
 
 for step in range(3):

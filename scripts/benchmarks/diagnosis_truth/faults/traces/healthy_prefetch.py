@@ -13,7 +13,7 @@ CASE = {
 }
 
 m = Machine(83)
-model = Transformer(m, layers=6, d=2048, tokens=8192)
+model = Transformer(m, layers=3, d=6144, tokens=4096, heads=48)
 for step in range(6):
     with m.step():
         with m.range("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):

@@ -13,7 +13,7 @@ CASE = {
 }
 
 m = Machine(82)
-model = Transformer(m, layers=16, d=2048, tokens=16384, sequence=4096, names=False)
+model = Transformer(m, layers=6, d=8192, tokens=8192, heads=64, sequence=4096, names=False)
 for _ in range(6):
     model.forward()
 m.synchronize()

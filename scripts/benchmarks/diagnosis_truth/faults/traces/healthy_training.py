@@ -13,7 +13,7 @@ CASE = {
 }
 
 m = Machine(80)
-model = Transformer(m, layers=10, d=2048, tokens=16384)
+model = Transformer(m, layers=4, d=6144, tokens=8192, heads=48)
 for _ in range(5):
     with m.step():
         model.train()

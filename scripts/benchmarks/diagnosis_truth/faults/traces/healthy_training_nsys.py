@@ -13,7 +13,7 @@ CASE = {
 }
 
 m = Machine(81, ranges="step")
-model = Transformer(m, layers=16, d=3072, tokens=4096, heads=24)
+model = Transformer(m, layers=8, d=5120, tokens=4096, heads=40)
 for _ in range(4):
     with m.step():
         model.train()
