@@ -46,7 +46,7 @@ def planned(found: Iterable[Diagnosis], replay: Replay) -> list[Diagnosis]:
             continue
         expected = Expected(answer.value, min(answer.low, now), answer.high, "replayed")
         then, recorded = (ON_TOP, None) if chosen else ("", replay.step_s if answer.is_estimated else None)
-        told = replace(one, now=now, expected=expected, recorded=recorded, then=then)
-        plan.append(replace(told, at_best=None, unprofiled=None))
+        known = replace(one, now=now, expected=expected, recorded=recorded, then=then)
+        plan.append(replace(known, at_best=None, unprofiled=None))
         chosen, before = [*chosen, one.change], answer
     return [*plan, *others]

@@ -6,6 +6,7 @@ from cs_systems.analysis.attribution.host_gaps import NO_CALL
 from cs_systems.analysis.attribution.tables import host_gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.replay import HostScaled
 from cs_systems.core.range_names import LOADER
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
@@ -32,7 +33,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     where = ", ".join(f"{row['time_s'] / whole_s:.0%} in {row['host']}" for row in named[:MOST_NAMED])
     evidence_rows: tuple[Row, ...] = tuple(rows)
     remedy = REMEDY if named else UNNAMED
-    return Diagnosis(cause, remedy, step_s, step_s - silent_s, evidence=evidence_rows, where=where)
+    ranges = evidence.usual.profile.trace.ranges.name.values if evidence.usual else ()
+    change = HostScaled(0.0, named[0]["host"]) if named and named[0]["host"] in ranges else None
+    return Diagnosis(cause, remedy, step_s, step_s - silent_s, evidence=evidence_rows, where=where, change=change)
 
 
 RULE = Rule(find)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cs_systems.analysis.attribution.gaps import SILENT_S
 from cs_systems.analysis.replay.changes import Subject, host_in, less, within
 from cs_systems.analysis.replay.graph import Costs
 from cs_systems.analysis.replay.waits import US
@@ -95,8 +96,12 @@ def by_clean(subject: Subject, clean: Clean) -> Costs:
             inside, host = within(subject, chosen), host_in(subject, chosen)
         if phase in clean.host_s and (own_s := float(host[0].sum() + host[1].sum())) > 0:
             wait_s = float(waited[inside].sum())
-            factor = max(LEAST_FACTOR, (clean.host_s[phase] * count - wait_s) / own_s)
-            segment, work = segment - (1 - factor) * host[0], work - (1 - factor) * host[1]
+            # A profiler slows down launching; what the program does by itself for long takes as long without one.
+            launching = np.where(costs.segment > SILENT_S, 0.0, host[0])
+            alone_s = float(host[0].sum() - launching.sum())
+            left_s = clean.host_s[phase] * count - wait_s - alone_s
+            factor = max(LEAST_FACTOR, left_s / (own_s - alone_s)) if own_s > alone_s else 1.0
+            segment, work = segment - (1 - factor) * launching, work - (1 - factor) * host[1]
         if phase in clean.device_s:
             of = inside[np.maximum(r.call, 0)] & subject.graph.launched
             busy_s = float(duration[of].sum())

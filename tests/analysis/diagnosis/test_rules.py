@@ -174,7 +174,7 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         0.07,
         "30% of the step the GPU is idle although the next kernel is launched: find what the kernel after the gap",
     ),
-    "host-synchronisation": (gap("synchronisation"), 0.07, "30% of the step the GPU is idle while the host"),
+    "host-synchronisation": (gap("synchronisation"), 0.07, "30% of the step the GPU is idle because the host synchronises with it"),
     "device-allocation": (gap("cudaMalloc"), 0.07, "while the host allocates device memory"),
     "blocking-copies": (gap("copy"), 0.07, "30% of the step the GPU copies memory and computes nothing: pin"),
     "unfused-attention": (
@@ -605,7 +605,7 @@ def test_sentence_states_a_bound_only_if_its_digits_show_one(now_s: float, at_be
         ({"at_best": 0.02, "try_it": "--compile default"},
          "cause: remedy; not below 20 ms, now 100 ms; try it: --compile default"),
         ({"subject": "steps 1–3 of 4", "where": "f() at a.py:3"}, "cause (f() at a.py:3; steps 1–3 of 4): remedy"),
-        ({"is_second": True}, "then, when the GPU no longer waits for the host: cause: remedy"),
+        ({"then": "then, on top of that"}, "then, on top of that: cause: remedy"),
     ],
 )  # fmt: skip
 def test_sentence_has_the_basis_of_each_number(fields: dict[str, Any], shown: str) -> None:
