@@ -6,9 +6,9 @@ For each model, in a small and in a large size, in fp32 with AdamW: the step is 
 that the host takes to submit it and that the device takes with its launch queue filled ahead. Some steps are recorded
 with torch.profiler. From these the expected duration after each remedy is written down; then the remedy is followed and
 measured, in rounds of before and after that take turns, as the median of their ratios. A remedy of the host (graph,
-no `.item()`, no input, no work of its own, copies ahead) is replayed. For one of the kernels (compile, bf16, TF32) only the
-bound of the diagnosis is known, and is held against the measurement. Except for graphs, what was expected is compared
-as a share of the step before: the host of such a machine is some percent faster or slower from minute to minute.
+no `.item()`, no input, no work of its own, copies ahead) is replayed. For one of the kernels (compile, bf16, TF32) only
+the bound of the diagnosis is known, and is held against the measurement. Except for graphs, what was expected is
+compared as a share of the step before: the host of such a machine is some percent faster or slower from minute to minute.
 
 Output: a table of all pairs, with expected and measured time and their ratio; the summary; the same as JSON.
 """
