@@ -191,6 +191,8 @@ class Environment:
     other_processes: int | None = None  # on the same GPU
     float32_matmul: str | None = None  # "ieee" or "tf32", as read back from torch
     allocator_settings: str | None = None  # PYTORCH_CUDA_ALLOC_CONF, on a GPU
+    load_average: float | None = None  # processes that ran or wanted to run, over the last minute
+    cpu_cores: int | None = None  # of the machine
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Environment:

@@ -35,7 +35,7 @@ _NAME_STEPS = "name the iteration: Recorder(...), and with recorder.step(): arou
 REMEDIES = {
     "profiled": "take times from cs-systems time; use a profile for shares and causes",
     "few-samples": "time 10 steps or more (--steps)",
-    "unstable": "close other programs, increase --warmup and --steps, and compare medians over several --rounds",
+    "unstable": "increase --warmup and --steps, and compare medians over several --rounds",
     "launch-bound": "CPU-bound: the GPU waits for kernel launches; use a larger batch, --compile or CUDA graphs",
     "recompiled": "increase --warmup; keep shapes and flags constant, because each change compiles again",
     "graph-breaks": f"{REMOVE_BREAKS}; TORCH_LOGS=graph_breaks prints each with its stack",
@@ -67,7 +67,7 @@ _LATER = (
 # few-samples depends on the length of the loop, and is in the record.
 LOOP_REMEDIES = {code: remedy for code, remedy in REMEDIES.items() if code != "few-samples"} | {
     "profiled": "take times from the record without a profiler; use a profile for shares and causes",
-    "unstable": f"close other programs, and {_LATER}",
+    "unstable": _LATER,
     "launch-bound": "CPU-bound: the GPU waits for kernel launches; use a larger batch, torch.compile or CUDA graphs",
     "recompiled": f"{_LATER}; keep shapes and flags constant, because each change compiles again",
     "cudaMalloc": f"{_LATER}, when the caching allocator needs no more memory",

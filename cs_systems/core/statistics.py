@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from cs_systems.core.step_kinds import step_kinds
+from cs_systems.core.step_kinds import StepKind, step_kinds
 from cs_systems.core.validation import ConfigError
 
 Number = TypeVar("Number", int, float)
@@ -72,6 +72,9 @@ OUTLIER_SCORE = 3.5
 
 SPREAD_LIMIT = 0.10
 """Largest span of the middle 80% of the samples over the median; an idle H200 has 0.5–2%, a busy laptop 10–40%."""
+
+RARE = 3
+"""Least ratio of the number of usual steps to that of slow ones which are no noise."""
 
 DRIFT_LIMIT = 0.02
 """Largest change from the first half of the samples to the second that does not count as a drift."""
@@ -412,19 +415,24 @@ def _rising_pairs(samples: Sequence[float]) -> tuple[int, list[float]]:
     return score, sorted(earlier + later)  # sorting two sorted halves is a merge
 
 
-def unstable(samples: Sequence[float]) -> list[str]:
+def unstable(samples: Sequence[float], *, of_loop: bool = False) -> list[str]:
     """Return the reasons not to trust the median of these samples, in words; empty if there are none.
 
-    Steps that come at a fixed distance, such as each tenth with an evaluation, are left out: they do something else.
+    Steps that come at a fixed distance, such as each tenth with an evaluation, are left out: they do something else. In
+    a loop of the user's own, so are all rare slow steps.
     """
-    _, *others = step_kinds(samples)
-    apart = {i for kind in others if kind.every for i in kind.positions}
+    usual, *others = step_kinds(samples)
+    apart = {i for kind in others if kind.every or (of_loop and _is_rare(kind, usual)) for i in kind.positions}
     samples = [sample for i, sample in enumerate(samples) if i not in apart]
     reasons = []
     found = summary(samples)
     if (spread := (found.p90 - found.p10) / found.median) > SPREAD_LIMIT:
-        reasons.append(f"the middle 80% of the steps span {spread:,.0%} of the median")
+        reasons.append(f"steps vary by {spread:,.0%}")
     moved = drift(samples)
     if moved and abs(moved.change) > DRIFT_LIMIT and moved.p_value < 0.01:
         reasons.append(f"the second half of the steps differs from the first by {moved.change:+.1%}")
     return reasons
+
+
+def _is_rare(kind: StepKind, usual: StepKind) -> bool:
+    return kind.median_s > usual.median_s and RARE * len(kind.positions) <= len(usual.positions)

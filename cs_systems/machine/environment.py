@@ -58,7 +58,17 @@ def environment(device: Device) -> Environment:
         other_processes=gpu.ask(_other_processes),
         float32_matmul=devices.float32_matmul(),
         allocator_settings=devices.allocator_settings() if device.is_cuda else None,
+        load_average=load_average(),
+        cpu_cores=os.cpu_count(),
     )
+
+
+def load_average() -> float | None:
+    """Return the mean number of processes that ran or wanted to run in the last minute; None if unknown."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
 
 
 def sm_clock_hz(device: Device) -> float | None:

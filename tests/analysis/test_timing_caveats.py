@@ -116,3 +116,43 @@ def test_unknown_values_get_no_caveats() -> None:
     measurement = samples(device_mallocs=None, compiles=None)
     without_lag = tuple(replace(s, lag_s=None) for s in measurement.samples)
     assert codes(replace(measurement, samples=without_lag), unknown, unknown) == []
+
+
+def lasting(*walls: float) -> Measurement:
+    return Measurement("monotonic", tuple(Sample(0, False, wall, {}, {}) for wall in walls), 0.0)
+
+
+def message(measurement: Measurement, before: Any = CLEAN, after: Any = CLEAN, **known: Any) -> str | None:
+    found = [c.message for c in timing_caveats(measurement, before, after, **known) if c.code == "unstable"]
+    return found[0] if found else None
+
+
+def test_slow_first_steps_are_a_short_warm_up() -> None:
+    assert message(lasting(2.0, 2.2, 2.1, *[1.0] * 9)) == (
+        "the first 3 timed steps are 2.1 times as slow as the later ones: warm-up too short"
+    )
+    assert message(lasting(2.0, *[1.0] * 9)) == (
+        "the first timed step is 2.0 times as slow as the later ones: warm-up too short"
+    )
+    assert message(lasting(1.2, *[1.0] * 9)) is None, "within a quarter"
+    evaluated = lasting(30.0, *[1.0] * 4, 20.0, *[1.0] * 4, 20.0, *[1.0] * 4, 20.0, *[1.0] * 4)
+    assert message(evaluated, of_loop=True) is None, "the first step is one of those that do more"
+    assert message(lasting(2.0, *[1.0] * 8, 2.1)) == "noisy: steps vary by 101%", "a later step is as slow"
+    assert message(lasting(2.0, *[1.0] * 4)) == "noisy: steps vary by 60%", "five steps do not show what is usual"
+
+
+def test_noise_names_what_else_the_machine_did() -> None:
+    noisy = lasting(*[1.0, 1.0, 1.3] * 7)
+    busy = replace(CLEAN, load_average=3.1, cpu_cores=2, cpu_threads=2)
+    assert message(noisy) == "noisy: steps vary by 30%"
+    assert message(noisy, busy, busy) == "noisy: steps vary by 30% (load average 3.1 on 2 cores, other programs)"
+    quiet = replace(busy, load_average=1.0)
+    assert message(noisy, quiet, busy) == "noisy: steps vary by 30% (load average 3.1 on 2 cores)"
+    unused = replace(busy, cpu_cores=64)
+    assert message(noisy, unused, unused) == "noisy: steps vary by 30% (load average 3.1 on 64 cores)"
+
+
+def test_rare_slow_steps_of_a_loop_are_no_noise() -> None:
+    evaluated = lasting(*[1.0, 1.01] * 9, 30.0, 31.0)
+    assert message(evaluated, of_loop=True) is None
+    assert message(evaluated) is not None, "a built-in step always does the same"

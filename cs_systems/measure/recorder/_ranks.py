@@ -116,7 +116,9 @@ def _of_stragglers(whole: RunRecord) -> Iterator[Caveat]:
     """Yield the caveats of all ranks, with `unstable` judged by the merged samples, which tables show."""
     assert whole.measurement is not None
     if not any(caveat.code == "mixed-steps" for caveat in whole.warnings):
-        yield from (caveat for caveat in of_spread(whole.measurement, "step") if caveat.code == "unstable")
+        yield from (
+            caveat for caveat in of_spread(whole.measurement, "step", of_loop=True) if caveat.code == "unstable"
+        )
     yield from (caveat for caveat in whole.warnings if caveat.code != "unstable")
 
 

@@ -119,7 +119,9 @@ def success(
     )
     noted = graph_breaks()
     breaks = graph_break_rows(noted)
-    found = timing_caveats(_of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks)
+    found = timing_caveats(
+        _of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks, of_loop=True
+    )
     found = (*found, *outcome, *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs))
     if recomputed_s > 0:
         found = (*found, caveats.recomputed(recomputed_s / sum(measurement.durations_s(BACKWARD))))
