@@ -24,7 +24,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import origin, plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.display import Displayed, report
-from cs_systems.core.fields import Subject
+from cs_systems.core.fields import LOOP, Subject
 from cs_systems.core.formats import GZIP_MAGIC, head, refuse_other
 from cs_systems.core.tables import Row as Row
 from cs_systems.core.tables import Table, Tables
@@ -498,7 +498,16 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
                 remedy = "read it with the cs-systems version that wrote it, or remove the line"
                 raise ConfigError(problem + remedy) from error
             complaints.append(f"{problem}skipped")
-    return records, complaints
+    return _latest(records), complaints
+
+
+def _latest(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the records, each loop's in its latest form: it is written after its timing, and again at its end."""
+    latest: dict[Any, RunRecord] = {}
+    for number, record in enumerate(records):
+        is_loop = str(record.config.get("workload")).startswith(LOOP)
+        latest[(record.key, record.repeat, record.origin) if is_loop and record.origin else number] = record
+    return [*latest.values()]
 
 
 def in_words(error: Exception) -> str:

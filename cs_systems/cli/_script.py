@@ -104,8 +104,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
             failure = next((recorder.failure for recorder in recorders if recorder.failure), None)
             why = failure or why_nothing(status, children.remedy(), replaced_by)
             _leave(records, handover, options["out"], why)
-            for durations_s in (recorder.durations_s() for recorder in recorders if recorder.records):
-                print_whole_loop(durations_s, records)
+            print_whole_loop(records)
             for later in filter(None, (recorder.later_training() for recorder in recorders)):
                 print(f"cs-systems: {later}", file=sys.stderr)
         random.setstate(state)
@@ -213,15 +212,17 @@ def conclude(records: list[Any], out: str, why: str) -> None:
     print(encodable(text_of_all, sys.stderr), file=sys.stderr)
 
 
-def print_whole_loop(durations_s: Sequence[float], records: Sequence[Any]) -> None:
+def print_whole_loop(records: Sequence[Any]) -> None:
     """Print how the time of a whole loop divides among kinds of steps, if it is longer than what was recorded."""
-    recorded = sum(len(record.measurement.samples) for record in records if record.measurement is not None)
-    if len(durations_s) < max(2 * FEWEST_AT_A_DISTANCE, 1.5 * recorded):
-        return
-    from cs_systems.analysis.comparison.loop_time import sentence, whole_loop_time
+    from cs_systems.analysis.comparison.loop_findings import WHOLE_LOOP
+    from cs_systems.analysis.comparison.loop_time import sentence
     from cs_systems.cli._output import terminal_width
 
-    text, width = f"whole loop: {sentence(whole_loop_time(durations_s))}", terminal_width(stream=sys.stderr)
+    recorded = sum(len(record.measurement.samples) for record in records if record.measurement is not None)
+    rows = next(filter(None, (WHOLE_LOOP.of(record.results) for record in records)), ())
+    if sum(row["steps"] for row in rows) < max(2 * FEWEST_AT_A_DISTANCE, 1.5 * recorded):
+        return
+    text, width = f"whole loop: {sentence(rows)}", terminal_width(stream=sys.stderr)
     print(encodable(textwrap.fill(text, width) if width else text, sys.stderr), file=sys.stderr)
 
 

@@ -131,12 +131,16 @@ def mixed_batches(what: str) -> Caveat:
 
 def skipped_steps(skipped: int, steps: int, first_scale: float, scale: float | None) -> Caveat:
     """Return the caveat for optimizer steps that a GradScaler skipped. scale: its current scale; None if unknown."""
-    scales = f"scale {_scale(first_scale)} at first" + ("" if scale is None else f", {_scale(scale)} at last")
+    last = scale_in_words(scale)
+    scales = f"scale {scale_in_words(first_scale)} at first" + (f", {last} at last" if last else "")
     what = f"{skipped} of {counted(steps, 'optimizer step')} were skipped by the GradScaler ({scales})"
     return caveat("skipped-steps", what)
 
 
-def _scale(number: float) -> str:
+def scale_in_words(number: float | None) -> str:
+    """Return a scale of a GradScaler as text; "" if it is unknown."""
+    if number is None:
+        return ""
     return fixed(number, 0) if number >= 1 else f"{number:.2g}"
 
 

@@ -5,7 +5,7 @@ loop alone, the same loop while the recorder times it, and the same loop in a re
 from round to round. A block is timed as a whole by the host's clock and ends with a synchronisation of the device.
 Output: a markdown table: median time of a step in each kind of block, its spread over the rounds (p10 to p90), and the
 median over the rounds of the ratio to the loop alone, with its interval. The goal is below 1.005 while it times and
-1.000 afterwards.
+1.000 afterwards. Last, the CPU time of the watch over the loop, which goes on until its end.
 
     python scripts/benchmarks/recorder_overhead.py --size tiny small --rounds 10 --steps 20
     python scripts/benchmarks/recorder_overhead.py --size small medium --precision bf16 --context-length 512  # on a GPU
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -30,6 +31,8 @@ from cs_systems import Recorder
 from cs_systems.config import Precision, preset
 from cs_systems.core import statistics
 from cs_systems.machine.device import Device, resolve
+from cs_systems.measure.recorder.stacks import SAMPLER
+from cs_systems.measure.recorder.watch import Watch
 from cs_systems.model import BasicTransformerLM
 from cs_systems.model.training.losses import cross_entropy
 
@@ -84,7 +87,8 @@ class Loop:
             yield None
             return
         timed = 1 if kind == "done" else steps + 9  # more than the block has: it ends before the record is written
-        with Recorder(self.model, self.optimizer, out=out, warmup=0, steps=timed, profile="none") as recorder:
+        options: Any = {"warmup": 0, "steps": timed, "profile": "none", "stacks": kind != "done"}
+        with Recorder(self.model, self.optimizer, out=out, **options) as recorder:
             yield recorder
             assert recorder.done == (kind == "done")
 
@@ -98,6 +102,23 @@ def measured(loop: Loop, rounds: int, steps: int) -> dict[str, list[float]]:
             for kind in (*KINDS[round % len(KINDS) :], *KINDS[: round % len(KINDS)]):
                 found[kind].append(loop.block(kind, steps, Path(folder) / f"{round}-{kind}"))
     return found
+
+
+def watch_us(device: Device, steps: int = 1000, step_s: float = 0.005) -> tuple[float, float]:
+    """Return the CPU time of the watch over usual steps, in µs a step: in the loop's thread, and in the sampler's.
+
+    CPU time does not depend on what else the machine does.
+    """
+    watch, own_s = Watch(device, lambda: None), 0.0
+    for _ in range(steps):
+        time.sleep(step_s)
+        begin_s = time.thread_time()
+        watch.step_ended()
+        own_s += time.thread_time() - begin_s
+    (sampler,) = (thread for thread in threading.enumerate() if thread.name == SAMPLER)
+    ran_ns = int(Path(f"/proc/self/task/{sampler.native_id}/schedstat").read_text().split()[0])
+    watch.close()
+    return own_s / steps * 1e6, ran_ns / steps * 1e-3
 
 
 def main() -> None:
@@ -126,6 +147,8 @@ def main() -> None:
             p10, p90 = np.percentile(times_ms, [10, 90])
             cells = (size, kind, f"{np.median(times_ms):.3f}", f"{p10:.3f} … {p90:.3f}", f"{np.median(ratios):.4f}")
             print(f"| {' | '.join(cells)} | {interval} |", flush=True)
+    own_us, sampler_us = watch_us(device)
+    print(f"\nWatch over a usual step of 5 ms: {own_us:.1f} µs of CPU time in the loop, {sampler_us:.1f} µs beside it")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import median
 from typing import TypedDict
 
@@ -33,9 +33,10 @@ def loop_time(measurement: Measurement) -> list[LoopTimeRow]:
     return _rows(warm, compiling, [sample.wall_s for sample in samples if not (sample.warmup or sample.compiles)])
 
 
-def whole_loop_time(durations_s: Sequence[float]) -> list[LoopTimeRow]:
-    """Return a row for each kind of all steps of a loop, recorded or not."""
-    return _rows([], [], durations_s)
+def whole_loop_time(durations_s: Sequence[float], compiling: Collection[int] = ()) -> list[LoopTimeRow]:
+    """Return a row for each kind of all steps of a loop, recorded or not. compiling: the numbers of those that do."""
+    others = [time_s for number, time_s in enumerate(durations_s) if number not in compiling]
+    return _rows([], [durations_s[number] for number in sorted(compiling)], others)
 
 
 def _rows(warm: list[float], compiling: list[float], others: Sequence[float]) -> list[LoopTimeRow]:

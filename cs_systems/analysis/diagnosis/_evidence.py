@@ -14,6 +14,7 @@ from cs_systems.analysis.attribution.kernel_families import softmax_of_attention
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.attribution.tables import KernelRow, kernels, ranges, steps
 from cs_systems.analysis.attribution.tables import phases as phase_rows
+from cs_systems.analysis.comparison.loop_findings import OUTCOME, SLOW_STEPS
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import CONFIGURED, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
@@ -75,6 +76,11 @@ _TEXTS = {
     "memory_phases": ("phase",),
     "memory_forecast": ("phase", "component"),
     "experiments": ("experiment", "instead", "stands_for"),
+    "own_python": ("phase", "function", "place"),
+    "unsampled": ("reason", "remedy"),
+    "growth": ("quantity",),
+    "padding": ("basis", "shape"),
+    "whole_loop": ("kind",),
 }
 _NUMBERS = {
     "steps": ("device", "wall_s"),
@@ -91,6 +97,12 @@ _NUMBERS = {
     "graph_breaks": ("count",),
     "ceiling": ("peak_flops_per_s",),
     "memory_forecast": ("step", "peak_bytes"),
+    "own_python": ("time_s", "share", "samples"),
+    "slow_steps": ("steps", "median_s", "usual_s", "extra_s", "total_s", "sampled"),
+    "garbage_collection": ("steps", "collections", "time_s", "in_steps", "longest_s", "total_s"),
+    "growth": ("steps", "first", "last", "per_step"),
+    "padding": ("share", "steps"),
+    "whole_loop": ("steps", "median_s", "total_s", "share"),
 }
 _MAY_BE_UNKNOWN = {
     "steps": ("busy_share",),
@@ -103,6 +115,8 @@ _MAY_BE_UNKNOWN = {
     "ceiling": ("peak_bytes_per_s",),
     "overhead": ("not_recorded_s",),
     "memory_phases": ("reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes"),
+    "slow_steps": ("every", "place_share"),
+    "outcome": ("skipped_steps", "optimizer_steps"),
 }
 
 
@@ -195,8 +209,8 @@ class Evidence:
 
     @property
     def is_empty(self) -> bool:
-        """Flag for evidence without a timed step, a trace with kernels, a peak of memory, or a request that failed."""
-        if self.usual is not None:
+        """Flag for evidence without a timed step, kernels, a peak, a request that failed, or a loop's outcome."""
+        if self.usual is not None or OUTCOME.name in self.tables:
             return False
         has_times = self.measurement is not None or {"steps", "overlap"} & {*self.tables} or self.job is not None
         return self.memory is None and self.failure is None and not (has_times and self.step_s)
@@ -217,6 +231,12 @@ class Evidence:
             return self.measurement.median_s()
         before: float | None = first_row(self.tables, "overhead").get("not_recorded_s")
         return before
+
+    @property
+    def usual_share(self) -> float:
+        """Share of a loop's time that its steps would take if all were usual ones; 1 if nothing else is known."""
+        rows = SLOW_STEPS.of(self.tables)
+        return max(0.0, 1 - sum(row["extra_s"] / row["total_s"] for row in rows if row["total_s"]))
 
     @cached_property
     def step_s(self) -> float | None:
@@ -436,6 +456,9 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     for record in records:  # a loop's stand in the record of its last stage, whatever that records
         if rows := EXPERIMENTS.of(record.results):
             tables = {**tables, **EXPERIMENTS.filled(rows)}
+    if not timed:  # a loop with a loss that is NaN has no times
+        outcomes = (outcome for record in records if (outcome := OUTCOME.of(record.results)))
+        tables = {**tables, **next(map(OUTCOME.filled, outcomes), {})}
     last = records[-1]
     environment = next((r.environment for r in reversed(records) if r.environment), None)
     on_gpu = environment is not None and environment.device != "cpu"

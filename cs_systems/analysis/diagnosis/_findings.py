@@ -76,6 +76,7 @@ class Diagnosis:
         is_last_resort: it names no cause, only a distance from a ceiling, and is left out where a cause is found.
         options: the fields of a cell that carry out the remedy, with the values that do: a run that has such a cell
             beside this one has measured the remedy.
+        weight: the share of a loop's time that its usual steps take, where `now` is one of them; for the order.
         change: the remedy as a change of the recorded step, which a replay can carry; None without one.
         then: the words for a remedy that follows others: `now` is the step after those; "" for the first.
         recorded: the step as a profiler recorded it, where `now` is without the profiler's usual slowdown.
@@ -99,6 +100,7 @@ class Diagnosis:
     is_outside: bool = False
     is_last_resort: bool = False
     options: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    weight: float = 1.0
     change: Change | None = None
     then: str = ""
     unprofiled: tuple[float, float] | None = None
@@ -184,10 +186,12 @@ class Rule:
     """Rule for one cause of lost time or memory: a function that finds it in the evidence, or returns None.
 
     shortens_kernels: its remedy does nothing else, and so gains nothing while the host limits the step.
+    judges_loop: its causes are about a whole loop, and not about a usual step of it.
     """
 
     find: Callable[[Evidence], Diagnosis | Unknown | None]
     shortens_kernels: bool = False
+    judges_loop: bool = False
 
 
 @dataclass(frozen=True)
@@ -237,4 +241,4 @@ def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses that are worth a change, the largest first; those that come last after all others."""
     worth = [diagnosis for diagnosis in found if diagnosis.share >= WORTH]
     causes = [diagnosis for diagnosis in worth if not diagnosis.is_last_resort] or worth
-    return tuple(sorted(causes, key=lambda d: (d.comes_last, bool(d.then), -d.share)))
+    return tuple(sorted(causes, key=lambda d: (d.comes_last, bool(d.then), -d.share * d.weight)))

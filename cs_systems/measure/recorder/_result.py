@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from cs_systems.analysis.comparison.loop_findings import OUTCOME, PADDING, OutcomeRow
 from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
@@ -28,6 +29,8 @@ from cs_systems.instrument.probes import graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
+from cs_systems.measure.recorder.outcome import caveats_of
+from cs_systems.measure.recorder.padding import Padding
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, WAITING, Call, in_order
 from cs_systems.record import Environment, Measurement, Ran, Row, RunRecord, Sample, make_key
 
@@ -103,14 +106,16 @@ def success(
     ended: str | None,
     missing: Sequence[str],
     mallocs: int | None,
-    outcome: Iterable[Caveat],
+    outcome: OutcomeRow,
+    padding: Padding | None,
 ) -> RunRecord:
     """Return the record of a stage with at least one timed step.
 
     inputs: of the timed steps.
     recomputed_s: seconds of the timed steps in which backward repeated forward.
     ended: how the loop ended before all steps were timed. missing: the profilers that then saw no step. mallocs:
-    cudaMalloc calls during the timed steps. outcome: caveats of what the steps computed.
+    cudaMalloc calls during the timed steps. outcome: what the steps computed. padding: of the inputs; None if it was
+    not looked for.
     """
     device, after = subject.device, environment(subject.device)
     samples = aligned(samples)
@@ -122,7 +127,11 @@ def success(
     found = timing_caveats(
         _of_computing(measurement), before, after, profiler=config.profiler, graph_breaks=breaks, of_loop=True
     )
-    found = (*found, *outcome, *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs))
+    found = (
+        *found,
+        *caveats_of(outcome),
+        *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs),
+    )
     if recomputed_s > 0:
         found = (*found, caveats.recomputed(recomputed_s / sum(measurement.durations_s(BACKWARD))))
     counts, differ = _counts(subject.tokens, inputs)
@@ -140,8 +149,23 @@ def success(
         environment=after,
         measurement=measurement,
         warnings=tuple({caveat.code: caveat for caveat in found}.values()),
-        results={"ran": [ran], **broken},
+        results={"ran": [ran], **broken, **OUTCOME.filled([outcome]), **_padding(padding, inputs)},
     )
+
+
+def _padding(padding: Padding | None, inputs: Sequence[StepInputs]) -> dict[str, Sequence[Row]]:
+    """Return the table of the batches' padding, if it is known."""
+    if padding is None:
+        return {}
+    shapes = [_rows_of_tokens(batch) for batch in _batches(inputs)]
+    rows = padding.rows(shapes, [each.tokens for each in inputs])
+    return PADDING.filled(rows) if rows else {}
+
+
+def _rows_of_tokens(batch: _Batch) -> tuple[int, ...]:
+    """Return the shape of a model's first input if it is called once with a matrix; else an empty one."""
+    shapes = [*batch.elements()]
+    return shapes[0][0] if len(shapes) == 1 and len(shapes[0][0]) == 2 else ()
 
 
 def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]:

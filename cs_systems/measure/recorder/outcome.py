@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cs_systems.analysis.comparison.loop_findings import OutcomeRow
 from cs_systems.core import caveats
 from cs_systems.core.caveats import Caveat
 from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced, untraced
@@ -35,7 +36,7 @@ class _Scalar(NamedTuple):
 
 
 class Outcome:
-    """Scalars of the steps of a stage; `caveats` reads them at its end."""
+    """Scalars of the steps of a stage; `row` reads them at its end."""
 
     def __init__(self) -> None:
         self._losses: list[_Scalar] = []
@@ -80,15 +81,30 @@ class Outcome:
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         self._is_skipped = getattr(optimizer, "found_inf", False)  # a fused optimizer itself skips on the device
 
-    def caveats(self) -> Iterator[Caveat]:
-        """Yield the caveats of the stage; the device must have finished its work."""
+    def row(self) -> OutcomeRow:
+        """Return the outcome of the stage; the device must have finished its work."""
         skipped = [_read(functools.partial(bool, flag)) for flag in self._skipped]
-        if self._scaler is not None and any(skipped):
-            scales = self._scaler._init_scale, _read(self._scaler.get_scale)
-            yield caveats.skipped_steps(skipped.count(True), len(skipped), *scales)
-        for loss in (_read(loss.read) for loss in self._losses):
-            if loss is not None and (math.isnan(loss) or self._scaler is None):  # a scaled loss may be infinite
-                yield from caveats.no_number(loss)
+        scaler = self._scaler
+        losses = [loss for each in self._losses if (loss := _read(each.read)) is not None]
+        if scaler is not None:  # a scaled loss may be infinite, and is not the loss
+            losses = [loss for loss in losses if math.isnan(loss)]
+        wrong = next((loss for loss in losses if not math.isfinite(loss)), None)
+        return {
+            "loss": losses[0] if losses and wrong is None else None,
+            "fault": None if wrong is None else "NaN" if math.isnan(wrong) else "infinite",
+            "skipped_steps": None if scaler is None else skipped.count(True),
+            "optimizer_steps": None if scaler is None else len(skipped),
+            "first_scale": None if scaler is None else scaler._init_scale,
+            "last_scale": None if scaler is None else _read(scaler.get_scale),
+        }
+
+
+def caveats_of(row: OutcomeRow) -> Iterator[Caveat]:
+    """Yield the caveats of an outcome."""
+    if row["skipped_steps"] and row["optimizer_steps"] and row["first_scale"] is not None:
+        scales = row["first_scale"], row["last_scale"]
+        yield caveats.skipped_steps(row["skipped_steps"], row["optimizer_steps"], *scales)
+    yield from caveats.no_number({"NaN": math.nan, "infinite": math.inf}.get(row["fault"] or ""))
 
 
 def _is_scalar(root: Any) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cs_systems.analysis.comparison.loop_findings import WITHOUT_GRADIENTS
 from cs_systems.config import Phase
 from cs_systems.instrument.annotate import STEP, Label, OpenLabel, annotate
 from cs_systems.instrument.compiler import is_tracing, untraced
@@ -107,6 +108,9 @@ class Timeline:
         """End the step; the device may be behind."""
         self._mark()
 
+    def boundaries(self) -> int:
+        return len(self._names)
+
     def cut(self) -> Cut:
         """Add a boundary inside the current phase, and return it for `pieces`."""
         self._names.append(self._names[-1])
@@ -144,7 +148,7 @@ class Timeline:
     def sample(self, *, warmup: bool) -> Sample:
         """Return the times of a step; call it after the end of the stage."""
         host, marks, device = self._host, self._marks, self._clocks.device
-        names = self._resolved()
+        names = self.resolved()
         phases, submit = dict.fromkeys(in_order(names), 0.0), dict.fromkeys(in_order(names), 0.0)
         lag: dict[str, float] | None = dict.fromkeys(phases, 0.0) if device.is_cuda else None
         for i, name in enumerate(names):
@@ -157,7 +161,7 @@ class Timeline:
             {n: round(s, 9) for n, s in submit.items()}, lag,
         )  # fmt: skip
 
-    def _resolved(self) -> list[str]:
+    def resolved(self) -> list[str]:
         """Return the phase names after deciding those that depend on the following phase.
 
         Time after forward is loss only if backward follows: before another forward, a loop of reinforcement learning
@@ -170,6 +174,22 @@ class Timeline:
                 follows = LOSS if name == BACKWARD else OTHER
             decided.append({BETWEEN: gap, LOSS: follows}.get(name, name))
         return decided[::-1]
+
+
+class Moment(NamedTuple):
+    """Phase at some time: its boundary in a timeline, which decides the phase's name when the step has ended.
+
+    is_without_gradients: the last call of a model that began before it is not recorded by autograd.
+    """
+
+    timeline: Timeline
+    boundary: int
+    is_without_gradients: bool
+
+    def phase(self) -> str:
+        names = self.timeline.resolved()
+        name = names[self.boundary] if 0 <= self.boundary < len(names) else OTHER
+        return WITHOUT_GRADIENTS if name == FORWARD and self.is_without_gradients else name
 
 
 class _Annotations:
@@ -201,6 +221,7 @@ class Tracker:
         calls: the number of calls of the models in this step by the result of `call_of`.
         has_ranges: each phase is also a range of the active profiler.
         before_next: called once, before the next phase begins.
+        at_inputs: called with the arguments of each outermost call of a model, if it is set.
         failure: an error of the observation itself, after which nothing is observed.
     """
 
@@ -221,11 +242,13 @@ class Tracker:
         # Open phases: (found, shown, whether the loss was being computed before).
         self._found: list[tuple[str, str, bool]] = []
         self._in_loss = False
+        self._is_without_gradients = False
         self._rest = BETWEEN
         self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
         self.seen: set[str] = set()
         self.calls: Counter[Call] = Counter()
         self.before_next: Callable[[], object] | None = None
+        self.at_inputs: Callable[[Any], object] | None = None
         self.failure: Exception | None = None
         self.begin_stage()
 
@@ -267,6 +290,11 @@ class Tracker:
                 self._device.synchronize()
         return self.timeline
 
+    def moment(self) -> Moment:
+        """Return the phase of now; callable from any thread."""
+        timeline = self.timeline
+        return Moment(timeline, timeline.boundaries() - 1, self._is_without_gradients)
+
     def rest(self, name: str) -> None:
         """Set the name of the time without an open phase from now on: OTHER or BETWEEN."""
         self._rest, self._in_loss = name, False
@@ -306,7 +334,11 @@ class Tracker:
         self.call_before_next()
         repeats = name == FORWARD and self.is_open(BACKWARD)
         if name == FORWARD and not (repeats or self.is_open(FORWARD) or is_tracing()):
-            self.calls[call_of(arguments)] += 1
+            call = call_of(arguments)
+            self.calls[call] += 1
+            self._is_without_gradients = not call[0]
+            if self.at_inputs is not None:
+                self.at_inputs(arguments)
         if name == FORWARD and FORWARD not in self.seen:
             self._at_forward()
         shown = BACKWARD if repeats else name

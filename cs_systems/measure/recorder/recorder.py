@@ -1,5 +1,7 @@
 """Recorder of a loop, which records warm-up steps, timed steps and profiled steps.
 
+After them, some more steps run without a profiler, in which a thread samples the stack.
+
 Timed steps run as they would without a recorder: the device is synchronised at the begin and the end of the timing but
 not between steps, which are timed by events on the device's clock. Profiled steps end with a synchronisation, so that
 the work of one does not reach into the next. A step lasts from the end of the previous step to its own end, so it
@@ -26,10 +28,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON, UNSAMPLED, OutcomeRow, UnsampledRow
 from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import caveats, plugins
 from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.core.experiments import DEFAULT_S
+from cs_systems.core.units import counted
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, short_name, shown
 from cs_systems.instrument.annotate import hidden_from_modes
 from cs_systems.instrument.compiler import Observation, untraced
@@ -40,7 +44,9 @@ from cs_systems.measure.profilers import Profiler, _nsys, rank_file
 from cs_systems.measure.recorder import _again, _ranks, _result, hooks
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import OwnTools
-from cs_systems.measure.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
+from cs_systems.measure.recorder.padding import Padding
+from cs_systems.measure.recorder.phases import BETWEEN, OTHER, Moment, Timeline, Tracker
+from cs_systems.measure.recorder.watch import LEAST_SAMPLED, Watch
 from cs_systems.measure.runtime import observed
 from cs_systems.measure.runtime.journal import Journal
 from cs_systems.measure.runtime.profiled import prefix, with_profile
@@ -48,11 +54,12 @@ from cs_systems.measure.workloads import Unavailable
 from cs_systems.record import STEADY, RunRecord, Sample, append_record
 
 PROFILES = ("kineto", "nsys", "none")
+STACKS = "stacks"  # the stage after all others, in which the stack is sampled; it has no record of its own
 AFTER_FAILURE_S = 2.0  # time that rank 0 waits for the other ranks if its own loop has failed
 
 
 class Stage(NamedTuple):
-    """Part of a recording: `steps` steps under the profiler `name`, or timed without one."""
+    """Part of a recording: `steps` steps under the profiler `name`, timed without one, or with the stack sampled."""
 
     name: str
     steps: int
@@ -65,6 +72,10 @@ class Stage(NamedTuple):
     @property
     def is_timed(self) -> bool:
         return self.name == RunConfig.profiler
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.name != STACKS
 
     @property
     def words(self) -> str:
@@ -110,6 +121,8 @@ class Recorder:
         profile: "kineto", "none", or "nsys" in a process that runs under `nsys profile`.
         profile_steps: steps under the profiler and under the memory history; may be 0 without either.
         snapshot: also record a CUDA memory snapshot.
+        stacks: after all others, record some more steps (3, or half a second's) in which a thread samples the stack, to
+            name the lines of the program's own Python.
         tokens: tokens (or samples) of a step on one rank, from which the rate is computed; where steps differ, give
             them to `step`.
         device: the device of the loop; by default the device of the model's parameters.
@@ -137,6 +150,7 @@ class Recorder:
         profile: str = "kineto",
         profile_steps: int = 3,
         snapshot: bool = False,
+        stacks: bool = True,
         tokens: int | None = None,
         device: str | torch.device | None = None,
         patience_s: float = 30.0,
@@ -154,7 +168,7 @@ class Recorder:
         one_of("profile", profile, PROFILES)
         if not isinstance(out, str | os.PathLike) or not os.fspath(out):
             raise ConfigError(f"out is {shown(out)}; give the folder of the records")
-        for what, value in (("snapshot", snapshot), ("record_host", record_host)):
+        for what, value in (("snapshot", snapshot), ("stacks", stacks), ("record_host", record_host)):
             if not isinstance(value, bool):
                 raise ConfigError(f"{what} is {shown(value)}; give True or False")
         least_profiled = 0 if profile == RunConfig.profiler and not snapshot else 1
@@ -184,9 +198,11 @@ class Recorder:
             raise ConfigError(f"profile is {profile!r}, but {_nsys.not_started(place.is_cuda)}")
         self._subject = _result.Subject(name, place, models, optimizers, tokens, _ranks.world_size())
         self._out, self._warmup, self._patience_s, self._clock = Path(out), warmup, patience_s, clock
-        self._record_host = record_host
+        self._record_host, self._has_stacks = record_host, stacks
         self._again, self._experiments_s = experiments, experiments_s
         self._all_steps = warmup + sum(stage.steps for stage in self._stages)
+        if stacks:
+            self._stages.append(Stage(STACKS, LEAST_SAMPLED, Profiler(on_each_rank=True)))
         self.records: list[RunRecord] = []
         self._state = "new"
         self._step = _Step(self)
@@ -251,6 +267,7 @@ class Recorder:
         self._precision: str | None = None
         self._count, self._failed, self._setup_s, self._began_s = 0, 0, 0.0, self._clock()
         self._outcome, self._updates = Outcome(), Updates()
+        self._watch, self._padding = Watch(device, self._moment, self._probes.compilations), Padding()
         self._tracker = Tracker(device, self._clock, self._at_first_forward, self._outcome.keep_loss)
         self._installed, self._region = Observation(), ExitStack()
         self._tools = self._watched_tools()
@@ -258,6 +275,8 @@ class Recorder:
         self._waits_for: str | None = None
         self._slowed_by: set[str] = set()
         self._tools.gives_way = self._give_way
+        if self._warmup:
+            self._tracker.at_inputs = self._look_at_inputs
         self._install(self._tracker)
         self._state = "recording"
         if self._is_in_code:  # an unedited script keeps running
@@ -289,14 +308,50 @@ class Recorder:
             )
             self._off()
         self._state = "closed"
+        self._watch.close()
+        try:
+            self._conclude()
+        except Exception as lost:  # catch everything: the record of the timing exists already
+            warnings.warn(
+                f"the findings about the whole loop were lost: {_described(lost)}", RuntimeWarning, stacklevel=2
+            )
         if error is None and self._count > 0:
             self._warn_if_untimed()
+
+    def _moment(self) -> Moment | None:
+        tracker = self._tracker
+        return tracker.moment() if tracker is not None else None
+
+    def _conclude(self) -> None:
+        """Write the record of the timing again, with what the whole loop has shown since."""
+        number = next((n for n, r in enumerate(self.records) if r.config["profiler"] == "none"), None)
+        if number is None or (record := self.records[number]).status != "ok" or record.measurement is None:
+            return
+        names = record.measurement.phase_names()
+        phases_s = {name: record.measurement.median_s(name) or 0.0 for name in names}
+        tables = self._watch.tables(phases_s, {name: record.measurement.durations_s(name) for name in names})
+        if OWN_PYTHON.name not in tables:
+            tables |= UNSAMPLED.filled([self._why_unsampled()])
+        record = replace(record, results={**record.results, **tables})
+        self.records[number] = record
+        append_record(self._out, record)
+
+    def _why_unsampled(self) -> UnsampledRow:
+        if not self._has_stacks:
+            return {"reason": "stacks is False", "remedy": "leave out stacks=False"}
+        more = counted(max(LEAST_SAMPLED, self._watch.steps_to_sample()), "more step")
+        return {"reason": "the loop ended before its stack was sampled", "remedy": f"let it run for {more}"}
 
     def leave_to_parent(self) -> None:
         """Stop observing in this process, which is a fork of the recorded one."""
         atexit.unregister(self.close)
+        self._watch_no_more()
         if self._state == "recording":
             self._off()
+
+    def _watch_no_more(self) -> None:
+        if self._state not in ("new", "closed"):
+            self._watch.close()
 
     def _warn_if_untimed(self) -> None:
         """Warn if the loop ended before a step was timed, because nothing else shows that the record is an error."""
@@ -326,6 +381,8 @@ class Recorder:
         self._installed.close()
         self._tools.close()
         observed.end(self)
+        if self._is_in_code:
+            self._watch.close()
         self._state = "done"
 
     def _at_first_forward(self) -> None:
@@ -364,6 +421,7 @@ class Recorder:
         elif tracker.stepped or not self._subject.optimizers or self._updates.are_new(self._subject.optimizers):
             if tracker.stepped:
                 self._updates.seen()
+            self._watch.step_ended()
             self._take(tracker)
         else:  # gradients are being accumulated
             tracker.rest(BETWEEN)
@@ -377,7 +435,8 @@ class Recorder:
                 self._soon(tracker, lambda: self._begin_next(tracker))
             return
         is_warmup = len(self._warm) < self._warmup
-        timeline = tracker.end(synchronize=not self._stages[0].is_timed)
+        stage = self._stages[0]
+        timeline = tracker.end(synchronize=stage.is_recorded and not stage.is_timed)
         tokens = sum(self._given) if self._given else None
         self._given.clear()
         size = _result.StepInputs(tracker.calls, tokens)
@@ -386,6 +445,8 @@ class Recorder:
         if is_warmup and len(self._warm) == self._warmup:
             self._mallocs = self._subject.device.device_mallocs()
             self._outcome.start()
+            self._watch.look_at_containers()
+            tracker.at_inputs = None
         if self._stages[0].is_timed and not is_warmup:
             self._slowed_by |= self._tools.slowing()
         if len(self._timed) == self._stages[0].steps:
@@ -399,7 +460,14 @@ class Recorder:
 
     def _soon(self, tracker: Tracker, call: Callable[[], object]) -> None:
         """Call the function as soon as hooks may be removed."""
+        self._as_own_time(call)
+
+    def _as_own_time(self, call: Callable[[], object]) -> None:
+        """Call the function, whose time is not the loop's."""
+        self._watch.pause()
+        begin_s = time.perf_counter()
         call()
+        self._watch.own_time(time.perf_counter() - begin_s)
 
     def _next_stage(self, tracker: Tracker) -> None:
         self._end_stage(None, None)
@@ -414,6 +482,11 @@ class Recorder:
         """Begin the next stage that can run here, or end the recording."""
         while self._stages:
             stage = self._stages[0]
+            if not stage.is_timed:
+                self._watch.sample_all(stage.profiler.measures != "memory")
+            if not stage.is_recorded:
+                self._stages[0] = stage._replace(steps=self._watch.steps_to_sample())
+                return
             if not self._is_writer and not stage.profiler.on_each_rank:
                 self._stages.pop(0)
                 continue
@@ -449,10 +522,17 @@ class Recorder:
     def _end_stage(self, ended: str | None, error: BaseException | None) -> None:
         """Write the record of this stage. `ended`: how the loop ended before its last step."""
         stage = self._stages.pop(0)
+        if stage.is_timed:
+            self._watch.find_growing_container()
+        if not stage.is_recorded:
+            assert self._tracker is not None
+            self._tracker.end_stage()
+            self._watch.sample_all(False)
+            return
         try:
             self._leave_region()
             record = self._record(stage, ended, error)
-            if ended is None and not self._stages:
+            if ended is None and not any(later.is_recorded for later in self._stages):
                 record = self._with_experiments(record)
             self._publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)
         except Exception as lost:  # catch everything: a lost record must not end the user's loop
@@ -511,9 +591,10 @@ class Recorder:
             recomputed_s=sum(taken.timeline.recomputed_s() for taken in self._timed),
             precision=self._precision,
             ended=ended,
-            missing=[later.words for later in self._stages] if ended is not None else (),
+            missing=[later.words for later in self._stages if later.is_recorded] if ended is not None else (),
             mallocs=now - self._mallocs if device.is_cuda and now is not None and self._mallocs is not None else None,
-            outcome=self._outcome_caveats(),
+            outcome=self._outcome_row(),
+            padding=self._padding if stage.is_timed else None,
         )
         if stage.is_timed and self._slowed_by:
             record = with_caveat(record, caveats.own_tools(self._slowed_by))
@@ -524,10 +605,16 @@ class Recorder:
             record = with_caveat(record, Caveat("below-nsys", what, REMEDIES["below-nsys"]))
         return record
 
-    def _outcome_caveats(self) -> tuple[Caveat, ...]:
+    def _outcome_row(self) -> OutcomeRow:
         assert self._tracker is not None
         with self._tracker._unobserved(), hidden_from_modes():
-            return tuple(self._outcome.caveats())
+            return self._outcome.row()
+
+    def _look_at_inputs(self, arguments: Any) -> None:
+        tracker = self._tracker
+        if tracker is not None and tracker.calls.total() == 1:  # the first call of a step
+            with tracker._unobserved():
+                self._padding.look(arguments)
 
     def _before_which(self, stage: Stage) -> str:
         """Return a phrase for the point at which the loop ended that left this stage without a step."""

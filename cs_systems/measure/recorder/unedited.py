@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cs_systems.analysis.comparison.loop_findings import UnsampledRow
 from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.instrument.compiler import Observation, is_tracing, passed_through, replaced, untraced
 from cs_systems.measure.recorder import _result, hooks
@@ -71,8 +71,6 @@ class ScriptRecorder(Recorder):
         self._since: list[_Since] = []
         self._captures_step = False  # an optimizer stepped while a CUDA graph was being captured
         self._step_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._step_ends_s: list[float] = []  # for all steps of the loop, without the time that the recording took
-        self._own_s = 0.0
         self._later, self._counting = Counter[str](), Observation()
         self._recorded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._found, self._finding = 0, Observation()
@@ -109,7 +107,7 @@ class ScriptRecorder(Recorder):
         """Begin to record, in place of entering a `with` block; if that fails, the script continues."""
         device = root.device if isinstance(root, torch.Tensor) else None
         try:
-            super().__init__(name=self._name, device=device, **self._options)
+            super().__init__(name=self._name, device=device, **{"stacks": not self._stop} | self._options)
             self._last = self._all_steps if self._stop else None
             self.__enter__()
         except Exception as error:
@@ -173,7 +171,7 @@ class ScriptRecorder(Recorder):
         """Drop the recorded steps, because they were not part of the training."""
         self._warm, self._timed, self._mallocs = [], [], None
         self._found = self._count = 0
-        self._step_ends_s.clear()
+        self._watch.restart()
 
     def _know(self, optimizer: Optimizer) -> None:
         known = self._subject.optimizers
@@ -195,6 +193,8 @@ class ScriptRecorder(Recorder):
 
     def _give_up(self) -> None:
         """End the profile of a training that is over."""
+        known = (each.optimizer() for each in self._since)
+        self._later.update(type(optimizer).__name__ for optimizer in known if optimizer is not None)
         self._end_stage("the first training ended", None)
         self._begin_stage()
 
@@ -256,7 +256,7 @@ class ScriptRecorder(Recorder):
 
     def _iterated(self) -> None:
         """Record the step that ends here. Raises SystemExit after the last one, if the script shall end."""
-        self._step_ends_s.append(self._clock() - self._own_s)
+        self._watch.step_ended()
         if self._tracker is not None:
             self._count += 1
             if self._since:
@@ -273,13 +273,7 @@ class ScriptRecorder(Recorder):
 
     def _soon(self, tracker: Tracker, call: Callable[[], object]) -> None:
         """Call the function at the next phase or at the end, because hooks cannot be removed from inside a hook."""
-
-        def timed() -> None:
-            begin_s = self._clock()
-            call()
-            self._own_s += self._clock() - begin_s
-
-        tracker.before_next = timed
+        tracker.before_next = partial(self._as_own_time, call)
 
     def _off(self) -> None:
         self._recorded = weakref.WeakSet(self._subject.optimizers)
@@ -290,13 +284,9 @@ class ScriptRecorder(Recorder):
     @untraced
     def _stepped_later(self, optimizer: Optimizer, *_: Any) -> None:
         if self._first is not None and self._first() is optimizer:
-            self._step_ends_s.append(self._clock() - self._own_s)
+            self._watch.step_ended()
         elif optimizer not in self._recorded:
             self._later[type(optimizer).__name__] += 1
-
-    def durations_s(self) -> list[float]:
-        """Return the times between the ends of consecutive steps in the whole loop, by the host's clock."""
-        return [end - begin for begin, end in pairwise(self._step_ends_s)]
 
     def later_training(self) -> str | None:
         """Return a message with a remedy if another optimizer trained after the recorded steps, else None."""
@@ -333,6 +323,11 @@ class ScriptRecorder(Recorder):
         if self._found or isinstance(error, Exception):
             return super()._remedy(stage, error)
         return f"let it run longer, or, if it updates its parameters itself, {REMEDIES['no-optimizer']}"
+
+    def _why_unsampled(self) -> UnsampledRow:
+        if not self._stop:
+            return super()._why_unsampled()
+        return {"reason": "--stop ended the script before its stack was sampled", "remedy": "leave out --stop"}
 
     def leave_to_parent(self) -> None:
         super().leave_to_parent()

@@ -41,6 +41,7 @@ from cs_systems.readers.forms.trace import NO_KERNELS, Trace
 from cs_systems.readers.snapshot import read
 from cs_systems.record import Measurement, RunRecord, Sample, read_records
 from cs_systems.report import diagnoses
+from tests.analysis.diagnosis.test_loop_rules import TRIED as OF_LOOPS
 from tests.analysis.diagnosis.test_memory_rules import TRIED as OF_MEMORY
 from tests.analysis.diagnosis.test_rank_rules import TRIED as OF_RANKS
 from tests.recorded import MAIN
@@ -310,7 +311,7 @@ def test_planted_fault_is_found_first_with_its_bound(fault: str) -> None:
 
 def test_every_rule_has_a_planted_fault() -> None:
     rules = {name.replace("_", "-") for name in plugins.names("diagnosis")}
-    assert rules == {fault.partition(",")[0] for fault in PLANTED} | {*OF_MEMORY, *OF_RANKS}
+    assert rules == {fault.partition(",")[0] for fault in PLANTED} | {*OF_LOOPS, *OF_MEMORY, *OF_RANKS}
 
 
 def late(longest_s: float) -> Evidence:

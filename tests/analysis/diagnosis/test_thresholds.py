@@ -13,6 +13,7 @@ from cs_systems.config import RunConfig
 from cs_systems.core import plugins
 from cs_systems.record import Measurement, Sample
 from cs_systems.report import diagnoses
+from tests.analysis.diagnosis.test_loop_rules import TRIED as OF_LOOPS
 from tests.analysis.diagnosis.test_memory_rules import TRIED as OF_MEMORY
 from tests.analysis.diagnosis.test_rank_rules import TRIED as OF_RANKS
 from tests.analysis.diagnosis.test_rules import (
@@ -195,7 +196,7 @@ def test_rule_is_silent_without_its_fault(rule: str) -> None:
 
 
 def test_every_rule_is_tried_without_its_fault() -> None:
-    elsewhere = {name.replace("-", "_") for name in (*OF_MEMORY, *OF_RANKS)}
+    elsewhere = {name.replace("-", "_") for name in (*OF_LOOPS, *OF_MEMORY, *OF_RANKS)}
     assert SILENT.keys() | elsewhere == {*plugins.names("diagnosis")}
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cs_systems import Recorder
 
-CLEAN = {"profile": "none", "warmup": 1, "steps": 3}
+CLEAN = {"profile": "none", "stacks": False, "warmup": 1, "steps": 3}
 
 
 class Ticks:

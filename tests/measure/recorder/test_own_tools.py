@@ -30,8 +30,14 @@ from tests import forks
 
 @contextmanager
 def recorded(out: Path, **options: Any) -> Iterator[ScriptRecorder]:
-    wanted: dict[str, Any] = {"warmup": 1, "steps": 4, "profile": "kineto", "profile_steps": 2} | options
-    recorder = ScriptRecorder("loop", out=out, **wanted)
+    wanted: dict[str, Any] = {
+        "warmup": 1,
+        "steps": 4,
+        "profile": "kineto",
+        "profile_steps": 2,
+        "stacks": False,
+    } | options
+    recorder = ScriptRecorder("loop", out=out, **wanted | options)
     try:
         yield recorder
     finally:

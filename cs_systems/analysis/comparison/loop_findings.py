@@ -1,0 +1,110 @@
+"""Tables of what a recorded loop did besides its phases: own Python, slow steps, growth, padding, and its outcome.
+
+A recorder fills them, and the rules of diagnosis read them.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from cs_systems.analysis.comparison.loop_time import LoopTimeRow
+from cs_systems.core.tables import Table
+
+# As functions: Python's own, wherever it runs, and what surrounds the calls that begin a phase, such as hooks.
+COLLECTOR, CALLS = "garbage collector", "calls of phases"
+WITHOUT_GRADIENTS = "forward without gradients"  # forward of evaluation and of rollouts, in samples of the stack
+
+
+class OwnPythonRow(TypedDict):
+    """Function of the program's own in the usual steps, by samples of the stack in steps after the timing."""
+
+    phase: str
+    function: str  # "" for the body of a script
+    place: str  # its line with the most time: `train.py:12`
+    calls: str | None  # the function called there, such as `time.sleep`; None if it calls none
+    time_s: float  # per step
+    share: float  # of the phase's samples
+    samples: int
+
+
+class SlowStepsRow(TypedDict):
+    """Kind of steps that take longer than the usual ones, and the own function in which they spend the difference."""
+
+    every: int | None
+    steps: int
+    median_s: float
+    usual_s: float  # the median of the usual steps
+    extra_s: float  # time of all these steps above the usual
+    total_s: float  # of the whole loop
+    function: str | None  # None: no such step was sampled
+    place: str | None
+    calls: str | None
+    place_share: float | None  # of the samples, in this function
+    without_gradients: bool  # most of the difference is forward passes without gradients
+    sampled: int  # number of these steps that were sampled
+
+
+class CollectionRow(TypedDict):
+    """Time of Python's garbage collector in the recorded steps; the place where most of it began."""
+
+    steps: int
+    collections: int
+    time_s: float  # of all steps
+    in_steps: int  # the fewest steps with nine tenths of it
+    longest_s: float
+    total_s: float  # of the steps
+    function: str | None
+    place: str | None
+    is_called: bool  # the program calls gc.collect there
+
+
+class GrowthRow(TypedDict):
+    """Quantity that grows from step to step."""
+
+    quantity: str  # "host memory", "device memory" or "step time"
+    steps: int
+    first: float  # in bytes or seconds
+    last: float
+    per_step: float
+    kept: str | None  # the name of a container that grows in step with it, such as `outs`
+    kept_tensors: str | None  # its elements: "tensors with their graphs", "tensors" or "objects"
+    place: str | None  # the line that appends to it
+    phase: str | None  # of step time: the phase that grows most
+
+
+class PaddingRow(TypedDict):
+    """Share of the models' inputs that is padding."""
+
+    share: float
+    steps: int  # in which it was seen
+    basis: str  # "tokens" given to step(), or "filler" at the ends of rows
+    shape: str  # of the last input, such as `8 × 250`
+    filler: int | None
+
+
+class OutcomeRow(TypedDict):
+    """Outcome of the timed steps: the last loss, and the optimizer steps that a GradScaler skipped."""
+
+    loss: float | None  # None if it is unknown, or no finite number
+    fault: str | None  # of the loss: "NaN" or "infinite"
+    skipped_steps: int | None  # None without a GradScaler
+    optimizer_steps: int | None
+    first_scale: float | None
+    last_scale: float | None
+
+
+class UnsampledRow(TypedDict):
+    """Reason why the own Python of the usual steps was not sampled."""
+
+    reason: str
+    remedy: str
+
+
+WHOLE_LOOP = Table("whole_loop", LoopTimeRow, "time of the whole loop by kind of step")
+OWN_PYTHON = Table("own_python", OwnPythonRow, "the script's own Python, per step")
+SLOW_STEPS = Table("slow_steps", SlowStepsRow, "steps that take longer than the usual ones")
+COLLECTIONS = Table("garbage_collection", CollectionRow, "garbage collection")
+GROWTH = Table("growth", GrowthRow, "growth from step to step")
+PADDING = Table("padding", PaddingRow, "padding of the batches")
+OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
+UNSAMPLED = Table("unsampled", UnsampledRow, "why own Python was not sampled")

@@ -1,0 +1,63 @@
+"""Growth of a quantity from step to step: memory that is kept, and steps that become slower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import median
+from typing import NamedTuple
+
+FEWEST = 10  # readings that show a growth
+MOST = 60  # readings from which it is computed, of those at equal distances
+TAU = 0.7  # least share of rising minus falling pairs: noise and a sudden change stay below it
+LEAST_MEMORY = 32e6  # bytes; an allocator's pools grow by less
+LEAST_TIMES = 1.3  # ratio of the last steps to the first ones
+LEAST_SLOPE = 0.3  # of the first half's growth by step; below, the quantity reaches its final value
+
+
+class Growth(NamedTuple):
+    """Quantity at the first and last reading, and its growth by step."""
+
+    steps: int
+    first: float
+    last: float
+    per_step: float
+
+
+def memory_growth(readings: Sequence[tuple[int, float]]) -> Growth | None:
+    """Return the growth of memory, given as (step, bytes); None if it does not grow steadily."""
+    found = _steady(readings)
+    return found if found is not None and found.last - found.first >= LEAST_MEMORY else None
+
+
+def time_growth(durations_s: Sequence[tuple[int, float]]) -> Growth | None:
+    """Return the growth of the time of a step, given as (step, seconds); None if it does not grow steadily."""
+    found = _steady(durations_s)
+    return found if found is not None and found.last >= LEAST_TIMES * found.first else None
+
+
+def _steady(points: Sequence[tuple[int, float]]) -> Growth | None:
+    if len(points) < FEWEST:
+        return None
+    distance = max(1, len(points) // MOST)
+    points = points[::distance]
+    pairs = [*combinations(points, 2)]
+    rising = sum((b > a) - (b < a) for (_, a), (_, b) in pairs)
+    if rising < TAU * len(pairs):
+        return None
+    slopes = [_slope(half) for half in (points[: len(points) // 2], points[len(points) // 2 :])]
+    if slopes[1] < LEAST_SLOPE * slopes[0] or slopes[1] <= 0:
+        return None
+    third = max(1, len(points) // 5)
+    begin, end = points[:third], points[-third:]
+    steps = points[-1][0] - points[0][0]
+    per_step = (median(v for _, v in end) - median(v for _, v in begin)) / (
+        median(n for n, _ in end) - median(n for n, _ in begin)
+    )
+    first = points[0][1]
+    return Growth(steps, first, max(points[-1][1], first), per_step)
+
+
+def _slope(points: Sequence[tuple[int, float]]) -> float:
+    """Return the median slope of all pairs (Theil 1950, Sen 1968)."""
+    return median((b - a) / (n - m) for (m, a), (n, b) in combinations(points, 2) if n != m)

@@ -1,0 +1,37 @@
+"""Rule for Python's garbage collector, which stops a loop while it looks for cycles."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.core.units import counted, human
+
+FEWEST = 2  # steps with collections that take time; a single one is a slow step
+CALLED = "leave out gc.collect(), or call it every 100th step"
+AUTOMATIC = "call gc.freeze() when model and data exist, or gc.disable() and gc.collect() every 100th step"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the time that the collector takes."""
+    row = next(iter(COLLECTIONS.of(evidence.tables)), None)
+    if row is None or not row["total_s"] or (row["in_steps"] < FEWEST and not row.get("is_called")):
+        return None
+    place = row.get("place")
+    where = (f"{row['function']}() at {place}" if row.get("function") else place) if place else ""
+    called = bool(row.get("is_called"))
+    cause = (
+        f"{row['time_s'] / row['total_s']:.0%} of the loop is Python's garbage collector: "
+        f"{counted(row['collections'], 'collection')}, the longest {human(row['longest_s'], 's')}"
+    )
+    return Diagnosis(
+        cause,
+        CALLED if called else AUTOMATIC,
+        row["total_s"],
+        row["total_s"] - row["time_s"],
+        evidence=(row,),
+        where=(where or "") if called else "",
+    )
+
+
+RULE = Rule(find, judges_loop=True)

@@ -1,0 +1,69 @@
+"""Rule for a program's own Python: time of a step in which neither the model nor the optimizer runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cs_systems.analysis.comparison.loop_findings import CALLS, COLLECTOR, OWN_PYTHON, UNSAMPLED, OwnPythonRow
+from cs_systems.analysis.diagnosis import Diagnosis, Rule, Unknown
+from cs_systems.analysis.diagnosis._evidence import Evidence
+
+OTHER = "other"  # the phase of time in no phase
+NOTABLE = 0.10  # share of the step; a smaller one is the loop's own bookkeeping
+LEAST = 0.02  # share of the step of a function that is named
+MOST = 3  # functions that are named
+FEWEST = 3  # samples of the stack that show a function
+# Functions by the last part of their name → the remedy for them.
+REMEDIES = {
+    "save": "save less often, or in another thread",
+    "sleep": "remove the pause",
+    "print": "print less often",
+    "item": "read values less often",
+    "tolist": "read values less often",
+    "cpu": "read values less often",
+    "log": "log less often",
+    "info": "log less often",
+    "add_scalar": "log less often",
+}
+REMEDY = "move it into the workers of a data loader, do it less often, or make it faster"
+
+
+def named(row: OwnPythonRow) -> str:
+    """Return a function with its line and what it calls: `augment() at train.py:8`, `train.py:9, time.sleep`."""
+    function = f"{row['function']}() at {row['place']}" if row["function"] else row["place"]
+    return f"{function}, {row['calls']}" if row.get("calls") else function
+
+
+def remedy(rows: Sequence[OwnPythonRow]) -> str:
+    """Return the remedy for what most of the time is called for."""
+    return REMEDIES.get(last(rows[0].get("calls")), REMEDY) if rows else REMEDY
+
+
+def last(calls: str | None) -> str:
+    """Return the last part of the name of a function that is called, such as `save` of `torch.save`."""
+    return (calls or "").rpartition(".")[2]
+
+
+def find(evidence: Evidence) -> Diagnosis | Unknown | None:
+    """Find the phase `other` of a loop, with the functions in which it passes."""
+    step_s, measurement = evidence.step_s, evidence.measurement
+    if not evidence.is_loop or step_s is None or measurement is None or OTHER not in measurement.phase_names():
+        return None
+    of_phase = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == OTHER and row["samples"] >= FEWEST]
+    rows = [row for row in of_phase if row["function"] not in (COLLECTOR, CALLS)]
+    not_own_s = sum(row["time_s"] for row in of_phase) - sum(row["time_s"] for row in rows)
+    lasted_s = max(0.0, min(step_s, evidence.phase_s(OTHER) or 0.0) - not_own_s)
+    if lasted_s < NOTABLE * step_s:
+        return None
+    share = f"{lasted_s / step_s:.0%} of the step"
+    shown = [row for row in rows if row["time_s"] >= LEAST * step_s][:MOST]
+    if not shown:
+        reasons = UNSAMPLED.of(evidence.tables)
+        why = f": {reasons[0]['reason']}; {reasons[0]['remedy']}" if reasons else ""
+        return Unknown(f"what runs in {share} outside the model's phases{why}")
+    lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
+    cause = f"{share} is the script's own Python: {lines}"
+    return Diagnosis(cause, remedy(shown), step_s, step_s - lasted_s, evidence=tuple(rows))
+
+
+RULE = Rule(find)

@@ -1,0 +1,28 @@
+"""Rule for padding: the model computes positions that hold no token."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import PADDING
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+
+LEAST = 0.15  # share of the positions; sorting by length leaves about as much
+REMEDY = (
+    "put sequences of similar length into a batch and pad to the longest of each batch, or pack several into one row"
+)
+MODEL_PHASES = ("forward", "loss", "backward")
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the padding of the batches; the model's time on it cannot become less than nothing."""
+    row = next(iter(PADDING.of(evidence.tables)), None)
+    if row is None or evidence.step_s is None or row["share"] < LEAST:
+        return None
+    known = [evidence.phase_s(phase) for phase in MODEL_PHASES if evidence.measurement is not None]
+    model_s = min(evidence.step_s, sum(time_s or 0.0 for time_s in known)) or evidence.step_s
+    by = "by the tokens given to step()" if row["basis"] == "tokens" else "by the filler at the ends of rows"
+    cause = f"{row['share']:.0%} of each batch ({row['shape']}) is padding, {by}"
+    return Diagnosis(cause, REMEDY, evidence.step_s, takes=row["share"] * model_s, evidence=(row,))
+
+
+RULE = Rule(find)

@@ -1,0 +1,28 @@
+"""Rule for forward passes without gradients in every step: rollouts, generation, or evaluation."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON, WITHOUT_GRADIENTS
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, named
+
+REMEDY = "do it less often, or in fewer and larger batches"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the time of forward passes that train nothing, with the lines that call them."""
+    step_s = evidence.step_s
+    rows = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == WITHOUT_GRADIENTS]
+    rows = [row for row in rows if row["samples"] >= FEWEST and row["place"]]
+    lasted_s = sum(row["time_s"] for row in rows)
+    if step_s is None or lasted_s < NOTABLE * step_s:
+        return None
+    lasted_s = min(lasted_s, step_s)
+    shown = [row for row in rows if row["time_s"] >= LEAST * step_s][:MOST]
+    lines = ", ".join(f"{named({**row, 'calls': None})} ({row['time_s'] / step_s:.0%})" for row in shown)
+    cause = f"{lasted_s / step_s:.0%} of the step is forward passes without gradients: {lines}"
+    return Diagnosis(cause, REMEDY, step_s, takes=lasted_s, evidence=tuple(rows))
+
+
+RULE = Rule(find)

@@ -1,0 +1,142 @@
+"""Containers of a program that grow from step to step, found by name in its frames; they are only measured.
+
+A list of losses keeps the graph of each step alive, and a running sum of losses does so, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from cs_systems.instrument.compiler import untraced
+from cs_systems.measure.recorder.stacks import is_own
+
+CONTAINERS = (list, dict, set, deque)
+MOST_NAMES = 1000  # of one namespace
+MOST_KEYS = 50  # of a dict with lists
+GROWS = 0.5  # elements by step, at least
+_ADDS = r"\s*(?:\.(?:append|extend|add|appendleft|update)\(|\+=|\[[^\]]*\]\s*=[^=])"
+
+
+class Kept(NamedTuple):
+    """Container that grows, or a tensor with a growing graph: its name, what it holds, and the line that adds to it."""
+
+    name: str
+    what: str
+    place: str | None
+
+
+class Named(NamedTuple):
+    value: Any
+    file: str
+
+
+@untraced
+def sizes(frame: FrameType | None) -> dict[str, int]:
+    """Return the sizes of the containers in the program's frames, by name."""
+    return {name: size for name, each in _named(frame) if (size := _size(each.value)) is not None}
+
+
+@untraced
+def grown(frame: FrameType | None, before: Mapping[str, int], steps: int) -> Kept | None:
+    """Return the container that has grown in `steps` steps since `before`; one that keeps graphs comes first."""
+    found: list[tuple[bool, bool, int, Kept]] = []
+    for name, each in _named(frame):
+        size = _size(each.value)
+        if size is None or size - before.get(name, 0) < max(GROWS * steps, 2):
+            continue
+        what = _elements(each.value)
+        kept = Kept(name, what, _place(name, each.file))
+        found.append(("graph" in what, "tensor" in what or "array" in what, size - before.get(name, 0), kept))
+    return max(found, key=lambda each: each[:3])[3] if found else None
+
+
+def _named(frame: FrameType | None) -> Iterator[tuple[str, Named]]:
+    """Yield the values in the namespaces of the program's frames, and in its objects; the innermost frame first."""
+    seen: set[int] = set()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_own(file):
+            names = frame.f_locals
+            for name, value in [*names.items()][:MOST_NAMES]:
+                if name.startswith("__") or id(value) in seen:
+                    continue
+                seen.add(id(value))
+                yield from _inside(name, value, file)
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(names, dict):
+                names.clear()  # Python keeps this copy with the frame, and it would keep the tensors alive
+            del names
+        frame = frame.f_back
+
+
+def _inside(name: str, value: Any, file: str) -> Iterator[tuple[str, Named]]:
+    yield name, Named(value, file)
+    if type(value) is dict and len(value) <= MOST_KEYS:
+        for key, inner in value.items():
+            if isinstance(key, str) and type(inner) in (list, deque):
+                yield f"{name}[{key!r}]", Named(inner, file)
+    elif (own := _own_file(type(value))) is not None and isinstance(getattr(value, "__dict__", None), dict):
+        for attribute, inner in [*vars(value).items()][:MOST_NAMES]:
+            if type(inner) in CONTAINERS and not attribute.startswith("_"):
+                yield f"{name}.{attribute}", Named(inner, own)
+
+
+def _own_file(kind: type) -> str | None:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file if file and is_own(file) else None
+
+
+def _size(value: Any) -> int | None:
+    if type(value) in CONTAINERS:
+        return len(value)
+    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        return _additions(value.grad_fn)
+    return None
+
+
+def _additions(node: Any) -> int:
+    """Return how many additions follow each other at the end of a graph."""
+    count = 0
+    while node is not None and node.name().startswith("AddBackward") and count < 100_000:
+        count += 1
+        before = [inner for inner, _ in node.next_functions if inner is not None]
+        node = next((inner for inner in before if inner.name().startswith("AddBackward")), None)
+    return count
+
+
+def _elements(value: Any) -> str:
+    """Return what a container holds, by its last element."""
+    if isinstance(value, torch.Tensor):
+        return "a running sum with the graph of each step"
+    last = next(iter(reversed(value if isinstance(value, list | deque) else [*value])), None)
+    if isinstance(value, dict):
+        last = value[last]
+    inner = [*last.values()] if isinstance(last, dict) else [*last] if isinstance(last, list | tuple) else [last]
+    tensors = [each for each in inner if isinstance(each, torch.Tensor)]
+    if any(each.grad_fn is not None for each in tensors):
+        return "tensors with their graphs"
+    if tensors:
+        return "tensors"
+    return "arrays" if any(type(each).__module__ == "numpy" for each in inner) else "objects"
+
+
+def _place(name: str, file: str) -> str | None:
+    """Return the line that adds to a container, by the source."""
+    last = re.escape(name.rpartition(".")[2])
+    adds = re.compile(
+        rf"(?<!\w){last}{_ADDS}" if "[" not in name else rf"{re.escape(name.partition('[')[0])}\[.*{_ADDS}"
+    )
+    again = re.compile(rf"(?<![\w.]){last}\s*=\s*{last}\s*\+")
+    for number, line in enumerate(linecache.getlines(file), 1):
+        if adds.search(line) or again.search(line):
+            return f"{Path(file).name}:{number}"
+    return None

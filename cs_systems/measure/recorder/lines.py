@@ -1,0 +1,205 @@
+"""Findings in samples of the stack: the program's own functions in usual steps, and what slow steps do besides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
+from typing import Any, NamedTuple
+
+from cs_systems.analysis.comparison import loop_findings as found
+from cs_systems.analysis.comparison.loop_findings import WITHOUT_GRADIENTS
+from cs_systems.core.step_kinds import StepKind
+from cs_systems.measure.recorder.phases import BETWEEN, FORWARD, INPUT, OTHER
+from cs_systems.measure.recorder.stacks import Line, Sample, callee_of, function_of, place_of
+
+MOST_ROWS = 10
+AROUND = (OTHER, BETWEEN, INPUT)  # phases in which the program's own code may run
+
+
+def own_python(samples: Sequence[Sample], phases_s: dict[str, float]) -> list[found.OwnPythonRow]:
+    """Return a row per own function and phase of these samples, in seconds of a timed step."""
+    by_phase: Counter[str] = Counter()
+    times: dict[tuple[str, Any], Counter[Line]] = {}
+    counts: Counter[tuple[str, Any]] = Counter()
+    collected: Counter[str] = Counter()
+    calls = {_chain(s)[-1] for s in samples if _chain(s) and s.phase is not None and s.phase.phase() not in AROUND}
+    around_s = 0.0
+    for sample in samples:
+        phase = sample.phase.phase() if sample.phase is not None else None
+        if phase is None:
+            continue
+        by_phase[_timed(phase)] += sample.time_s + sample.lost_s  # type: ignore[assignment]
+        collected[phase] += sample.lost_s  # type: ignore[assignment]
+        line = next(reversed(_chain(sample)), None)
+        if phase == OTHER and line in calls:
+            around_s += sample.time_s
+        elif line is not None:
+            times.setdefault((phase, line[0]), Counter())[line] += sample.time_s  # type: ignore[assignment]
+            counts[phase, line[0]] += 1
+    rows: list[found.OwnPythonRow] = []
+    for (phase, _code), lines in times.items():
+        lasted_s, all_s = sum(lines.values()), by_phase[_timed(phase)]
+        if not all_s or _timed(phase) not in phases_s:
+            continue
+        most = most_of(lines)
+        rows.append(
+            {
+                "phase": phase,
+                "function": function_of(most),
+                "place": place_of(most),
+                "calls": callee_of(most),
+                "time_s": lasted_s / all_s * phases_s[_timed(phase)],
+                "share": lasted_s / all_s,
+                "samples": counts[phase, _code],
+            }
+        )
+    rows += [
+        {
+            "phase": phase,
+            "function": found.COLLECTOR,
+            "place": "",
+            "calls": None,
+            "time_s": lasted_s / by_phase[_timed(phase)] * phases_s[_timed(phase)],
+            "share": lasted_s / by_phase[_timed(phase)],
+            "samples": len(samples),
+        }
+        for phase, lasted_s in collected.items()
+        if lasted_s and _timed(phase) in phases_s
+    ]
+    if around_s and OTHER in phases_s:
+        share = around_s / by_phase[OTHER]
+        time_s = share * phases_s[OTHER]
+        rows.append({"phase": OTHER, "function": found.CALLS, "place": "", "calls": None, "time_s": time_s,
+                     "share": share, "samples": len(samples)})  # fmt: skip
+    return sorted(rows, key=lambda row: -row["time_s"])[:MOST_ROWS]
+
+
+def _timed(phase: str) -> str:
+    """Return the phase under which the time of this one was measured."""
+    return FORWARD if phase == WITHOUT_GRADIENTS else phase
+
+
+def most_of(lines: Counter[Line]) -> Line:
+    """Return an instruction of the line with the most time, and there the one with the most."""
+    of_line: Counter[str] = Counter()
+    for line, time_s in lines.items():
+        of_line[place_of(line)] += time_s
+    place = max(of_line, key=of_line.__getitem__)
+    return max((line for line in lines if place_of(line) == place), key=lines.__getitem__)
+
+
+COVERED = 0.6  # share of a step that must have been sampled
+
+
+class Usual(NamedTuple):
+    """Times of a usual step: of all of it, of its phases, and of its own lines where its stack was sampled."""
+
+    median_s: float
+    phases_s: Mapping[str, float]
+    lines_s: Mapping[str, float]
+
+
+def _chain(sample: Sample) -> tuple[Line, ...]:
+    return sample.chain or ((sample.leaf,) if sample.leaf else ())
+
+
+def lines_of(samples: Sequence[Sample], steps: int) -> dict[str, float]:
+    """Return the time of each own line in one of these steps."""
+    found: Counter[str] = Counter()
+    for sample in samples:
+        if chain := _chain(sample):
+            found[place_of(chain[-1])] += sample.time_s / steps  # type: ignore[assignment]
+    return {**found}
+
+
+def without_usual(samples: Sequence[Sample], steps: int, usual: Usual) -> list[Sample]:
+    """Return the samples with the weight that they have beyond what `steps` usual steps spend in the same place."""
+    by_line = bool(usual.lines_s)
+
+    def place(sample: Sample) -> str | None:
+        if by_line:
+            return place_of(_chain(sample)[-1])
+        return sample.phase.phase() if sample.phase is not None else None
+
+    places = [place(sample) for sample in samples]
+    total: Counter[str | None] = Counter()
+    for name, sample in zip(places, samples, strict=True):
+        total[name] += sample.time_s  # type: ignore[assignment]
+    expected = usual.lines_s if by_line else usual.phases_s
+    left = {
+        name: max(0.0, 1 - steps * expected.get(name, 0.0) / time_s) if name is not None and time_s else 1.0
+        for name, time_s in total.items()
+    }
+    return [s._replace(time_s=s.time_s * left[name]) for name, s in zip(places, samples, strict=True)]
+
+
+COVERED = 0.6  # share of a step that must have been sampled
+MOSTLY = 0.3  # share of a slow step's samples in forward passes without gradients that makes it an evaluation
+
+
+def slow_steps(
+    kind: StepKind,
+    usual: Usual,
+    durations_s: Sequence[float],
+    samples: Sequence[Sample],
+    is_whole: Callable[[int], bool],
+) -> found.SlowStepsRow:
+    """Return the row of a slow kind of steps, with the own function that most of its additional time is in.
+
+    Steps that were sampled from their begin count; without any, those that were sampled for most of their time.
+    """
+    mine = {*kind.positions}
+    in_phase = [s for s in samples if s.step in mine and s.phase is not None]  # while phases were observed
+    known_s = sum(s.time_s for s in in_phase)
+    forward_s = sum(s.time_s for s in in_phase if s.phase.phase() == WITHOUT_GRADIENTS)
+    chosen = [s for s in samples if s.step in mine and _chain(s)]
+    sampled_s: Counter[int] = Counter()
+    for sample in chosen:
+        sampled_s[sample.step] += sample.time_s  # type: ignore[assignment]
+    whole = {n for n in sampled_s if is_whole(n)} or {n for n in sampled_s if sampled_s[n] > COVERED * durations_s[n]}
+    chosen = [s for s in chosen if s.step in whole]
+    chosen = without_usual(chosen, len(whole), usual)
+    line, share = common_line(chosen)
+    return {
+        "every": kind.every,
+        "steps": len(kind.positions),
+        "median_s": kind.median_s,
+        "usual_s": usual.median_s,
+        "extra_s": kind.total_s - len(kind.positions) * usual.median_s,
+        "total_s": sum(durations_s),
+        "function": None if line is None else function_of(line),
+        "place": None if line is None else place_of(line),
+        "calls": None if line is None else callee_of(line),
+        "place_share": share,
+        "without_gradients": known_s > 0 and forward_s > MOSTLY * known_s,
+        "sampled": len(whole),
+    }
+
+
+DEEPER = 0.5  # share of a line's samples in one function that is called there, from which that is named in its place
+
+
+def common_line(samples: Sequence[Sample]) -> tuple[Line | None, float | None]:
+    """Return the line with the most time in the deepest own function that most of it is in, and its share of all."""
+    total_s = sum(s.time_s for s in samples)
+    inside, depth = [(_chain(s), s.time_s) for s in samples], 0
+    found: tuple[Line | None, float | None] = None, None
+    while total_s:
+        here = [(chain, time_s) for chain, time_s in inside if depth < len(chain)]
+        functions: Counter[CodeType] = Counter()
+        for chain, time_s in here:
+            functions[chain[depth][0]] += time_s  # type: ignore[assignment]
+        code = max(functions, key=functions.__getitem__, default=None)
+        if code is None or functions[code] < DEEPER * sum(time_s for _, time_s in inside):
+            break
+        lines: Counter[Line] = Counter()
+        for chain, time_s in here:
+            if chain[depth][0] is code:
+                lines[chain[depth]] += time_s  # type: ignore[assignment]
+        most = most_of(lines)
+        found = most, functions[code] / total_s
+        place = place_of(most)
+        inside = [(chain, time_s) for chain, time_s in here if place_of(chain[depth]) == place]
+        depth += 1
+    return found

@@ -1,0 +1,104 @@
+"""Padding of batches: the same filler at the ends of rows of the models' inputs, or fewer tokens than positions.
+
+Values are read in steps that are not timed, because reading them waits for an accelerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cs_systems.analysis.comparison.loop_findings import PaddingRow
+from cs_systems.instrument.annotate import hidden_from_modes
+from cs_systems.measure.workloads._batches import tensors_in
+
+MOST_ELEMENTS = 1 << 22
+MOST_LOOKS = 8
+FEWEST_ROWS = 2
+LEAST_LENGTH = 4  # of a row
+WHOLE = 0.999  # share of filler from which a batch is made-up data
+
+
+class Padding:
+    """Shares of padding in the batches that were looked at."""
+
+    def __init__(self) -> None:
+        self._shares: list[float] = []
+        self._shape: tuple[int, ...] = ()
+        self._filler: int | None = None
+
+    def look(self, arguments: Any) -> None:
+        """Read the first input of tokens, or of sequences of vectors, in the arguments of a call."""
+        if len(self._shares) >= MOST_LOOKS:
+            return
+        with torch._C.DisableTorchFunction(), hidden_from_modes(), torch.no_grad():
+            for tensor in tensors_in(arguments):
+                if (share := filled_share(tensor)) is not None:
+                    self._shares.append(share[0])
+                    self._shape, self._filler = tuple(tensor.shape), share[1]
+                    return
+
+    def rows(self, shapes: Sequence[tuple[int, ...]], tokens: Sequence[int | None]) -> list[PaddingRow]:
+        """Return the row of the batches.
+
+        Args:
+            shapes: the first input's shape in each timed step, if it is a row of tokens per sequence; else empty.
+            tokens: the tokens that the loop gave for each of them.
+        """
+        given = [(*shape, count) for shape, count in zip(shapes, tokens, strict=True) if shape and count]
+        if given and all(rows < count <= rows * length for rows, length, count in given):  # tokens, and not samples
+            positions, count = sum(rows * length for rows, length, _ in given), sum(count for *_, count in given)
+            if count < positions:
+                return [_row(1 - count / positions, len(given), "tokens", given[-1][:2], None)]
+        if self._shares and min(self._shares) < WHOLE:
+            return [_row(sum(self._shares) / len(self._shares), len(self._shares), "filler", self._shape, self._filler)]
+        return []
+
+
+def _row(share: float, steps: int, basis: str, shape: Sequence[int], filler: int | None) -> PaddingRow:
+    return {"share": share, "steps": steps, "basis": basis, "shape": " × ".join(map(str, shape)), "filler": filler}
+
+
+def filled_share(tensor: Tensor) -> tuple[float, int | None] | None:
+    """Return the share of a batch of rows that is filler at their ends, and the filler; None for other tensors.
+
+    Tokens are whole numbers of shape (rows, length). Vectors of shape (rows, length, width) are padded with zeros.
+    """
+    if type(tensor) is not Tensor or tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta:
+        return None
+    is_tokens = tensor.dim() == 2 and tensor.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+    is_vectors = tensor.dim() == 3 and tensor.is_floating_point()
+    if not (is_tokens or is_vectors) or tensor.size(0) < FEWEST_ROWS or tensor.size(1) < LEAST_LENGTH:
+        return None
+    if tensor.numel() > MOST_ELEMENTS:
+        return None
+    values = tensor.detach()
+    if is_vectors:
+        return _longest_ends(values.eq(0).all(dim=2)), None
+    values = values.cpu()
+    if int(values.max()) - int(values.min()) <= 1:  # a mask
+        return None
+    best = 0.0, None
+    for column in (values[:, -1], values[:, 0]):
+        filler = int(column.mode().values)
+        share = _longest_ends(values.eq(filler))
+        if share > best[0]:
+            best = share, filler  # type: ignore[assignment]
+    return best
+
+
+def _longest_ends(is_filler: Tensor) -> float:
+    """Return the share of positions in runs of at least two fillers at the same end of their rows, the larger of both.
+
+    Rows that all end with equally many fillers are no padding, but a border.
+    """
+    shares = []
+    for side in (is_filler.flip(1), is_filler):
+        runs = side.long().cumprod(1).sum(1)
+        runs = torch.where(runs > 1, runs, 0)
+        is_border = int(runs.min()) == int(runs.max())
+        shares.append(0.0 if is_border else float(runs.sum()) / is_filler.numel())
+    return max(shares)

@@ -1,0 +1,262 @@
+"""Samples of the main thread's stack: the lines of the program's own code at which its time passes.
+
+A thread asks the interpreter every millisecond or two to call a function in the main thread, which looks at its own
+stack: another thread could not read it safely while it changes. A sample weighs the time since the look before it.
+While the interpreter is busy in one long call, the next look comes after it, at the same line, and has all its weight.
+Time in which the thread itself waited for a core counts only if the function is still the same. The thread either asks
+all the time, or sleeps until a step has lasted for much longer than usual.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from cs_systems.instrument.compiler import untraced
+
+PERIOD_S, SLOW_PERIOD_S = 0.001, 0.005  # of all steps after the timing, and of slow steps at any time
+SHORTEST_SLEEP_S = 0.02  # between two looks at the clock in usual steps: about 0.1% of one core at most
+LONGEST_SLEEP_S = 1.0
+# Interval at which the interpreter changes threads while the stack is sampled. Else a look would come at the next line
+# that lets other threads run, such as an operator of torch, and never in the program's own Python before it.
+SWITCH_S = 1e-5
+_SET_TIMER_SLACK, _SLACK_NS = 29, 1000  # of prctl: sleeps of the thread end on time
+MOST_SAMPLES = 50_000
+SAMPLER = "cs-systems-sampler"  # name of the thread
+_PACKAGE = Path(__file__).parents[2]
+_LIBRARIES = tuple(
+    {f"{path}/" for path in (*sysconfig.get_paths().values(), Path(torch.__file__).parent, _PACKAGE) if path}
+)
+_MODULE_CALL = torch.nn.modules.module.__file__
+_CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
+_LONGEST_CALLEE = 40
+CLOCKS = {"time.perf_counter", "time.time", "time.monotonic"}  # of loops that wait: the loop itself is the cause
+Line = tuple[CodeType, int]
+
+
+class Sample(NamedTuple):
+    """One look at the stack.
+
+    Attributes:
+        step: the number of the step.
+        phase: what `phase_of` returned at that time.
+        chain: the lines of the program's own frames, outermost first, down to a call of a module.
+        leaf: the innermost line of the program's own, also inside a module; None without one.
+        time_s: the time since the look before, without the rest.
+        lost_s: the part of it in which the garbage collector ran.
+    """
+
+    step: int
+    phase: Any
+    chain: tuple[Line, ...]
+    leaf: Line | None
+    time_s: float
+    lost_s: float = 0.0
+
+
+class Sampler:
+    """Sampler of the main thread's stack; in a loop of another thread it takes no sample.
+
+    phase_of: returns the current phase of the loop, in any form.
+    lost_s: returns a running total of time that is not the program's own, such as garbage collection.
+    """
+
+    def __init__(self, phase_of: Any, lost_s: Any) -> None:
+        self._phase_of, self._lost_s = phase_of, lost_s
+        self._step: tuple[int, float, float] | None = None  # number, begin, and duration from which it is sampled
+        self._samples_all = False
+        self._wakes = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._ends = False
+        self._switch_s: float | None = None
+        self._is_asked, self._last_step, self._lost_before_s = False, -1, 0.0
+        self._last = time.perf_counter(), 0.0, 0.0  # time of the last look, and the totals at it
+        self._waiting: _Waiting | None = None
+        self._call = _Call(self._look)
+        _calls.append(self._call)
+        self.samples: list[Sample] = []
+
+    def step_begins(self, number: int, limit_s: float) -> None:
+        """Begin a step, which is sampled from `limit_s` on, or from its begin while all steps are."""
+        self._step = number, time.perf_counter(), limit_s
+        self._lost_before_s = self._lost_s()
+        if not limit_s:
+            self._wakes.set()
+        if self._thread is None and threading.current_thread() is threading.main_thread():
+            self._thread = threading.Thread(target=self._run, name=SAMPLER, daemon=True)
+            self._thread.start()
+
+    def pause(self) -> None:
+        """Sample nothing until the next step begins."""
+        self._step = None
+
+    def sample_all(self, wanted: bool) -> None:
+        """Begin, or end, to sample every step from its begin."""
+        if wanted == self._samples_all:
+            return
+        self._samples_all = wanted
+        self._wakes.set()
+
+    def close(self) -> None:
+        self._restore_switching()
+        self._ends = True
+        self._step = None
+        self._wakes.set()
+
+    def _switch_often(self) -> None:
+        before = sys.getswitchinterval()
+        if self._switch_s is None and before > SWITCH_S:
+            self._switch_s = before
+            sys.setswitchinterval(SWITCH_S)
+
+    def _restore_switching(self) -> None:
+        if self._switch_s is not None and abs(sys.getswitchinterval() - SWITCH_S) < SWITCH_S / 10:
+            sys.setswitchinterval(self._switch_s)
+        self._switch_s = None
+
+    def _run(self) -> None:
+        """Ask the main thread for a look, again and again, while its step is to be sampled."""
+        self._waiting = _Waiting()
+        _end_sleeps_on_time()
+        while not self._ends and len(self.samples) < MOST_SAMPLES:
+            if (left_s := self._left_s()) > 0:
+                self._restore_switching()
+                self._wakes.wait(min(max(left_s, SHORTEST_SLEEP_S), LONGEST_SLEEP_S))
+                self._wakes.clear()
+                continue
+            self._switch_often()
+            if not self._is_asked:
+                self._is_asked = ctypes.pythonapi.Py_AddPendingCall(self._call, None) == 0
+            time.sleep(PERIOD_S if self._samples_all else SLOW_PERIOD_S)
+
+    def _left_s(self) -> float:
+        """Return the time until this step is to be sampled; 0 from then on."""
+        step = self._step
+        if step is None:
+            return SHORTEST_SLEEP_S
+        return 0.0 if self._samples_all else max(0.0, step[1] + step[2] - time.perf_counter())
+
+    @untraced
+    def _look(self, _: Any) -> int:
+        """Take a sample, in the main thread: its stack cannot change meanwhile."""
+        self._is_asked = False
+        step, now = self._step, time.perf_counter()
+        if step is None or self._ends or self._left_s() > 0:
+            return 0
+        number, begin_s, limit_s = step
+        waited_s, lost_s = self._waiting.total_s() if self._waiting else 0.0, self._lost_s()
+        last_s, was_waited_s, was_lost_s = self._last
+        if number != self._last_step:  # the time before was another step's
+            last_s = begin_s if self._samples_all else max(begin_s + limit_s, last_s)
+            was_lost_s = self._lost_before_s if last_s == begin_s else lost_s
+            self._last_step = number
+        chain, leaf = own_lines(sys._getframe(1))
+        collected_s = max(0.0, lost_s - was_lost_s)
+        before = self.samples[-1] if self.samples else None
+        stays = before and before.step == number and before.leaf and leaf and leaf[0] is before.leaf[0]
+        between_s = 0.0 if stays else waited_s - was_waited_s
+        weight_s = max(0.0, now - last_s - between_s - collected_s)
+        self.samples.append(Sample(number, self._phase_of(), chain, leaf, weight_s, collected_s))
+        self._last = time.perf_counter(), waited_s, lost_s
+        return 0
+
+
+_Call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_calls: list[Any] = []  # for as long as the process lasts: one may be pending
+
+
+def _end_sleeps_on_time() -> None:
+    """Let the sleeps of this thread end within a microsecond, where the system can; by default, 50 are usual."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, _SLACK_NS, 0, 0, 0)
+
+
+class _Waiting:
+    """Time for which this thread has waited for a core, by Linux's scheduler; 0 where it is unknown."""
+
+    def __init__(self) -> None:
+        try:
+            self._file: int | None = os.open(
+                f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC
+            )
+        except OSError:
+            self._file = None
+
+    def total_s(self) -> float:
+        if self._file is None:
+            return 0.0
+        return int(os.pread(self._file, 100, 0).split()[1]) * 1e-9
+
+
+_is_own: dict[str, bool] = {}
+
+
+def is_own(file: str) -> bool:
+    """Return whether a source file is of the program itself: not of a library, the standard library or this package."""
+    known = _is_own.get(file)
+    if known is None:
+        is_library = file.startswith(("<", *_LIBRARIES)) or "site-packages" in file or "dist-packages" in file
+        known = _is_own[file] = not is_library
+    return known
+
+
+def own_lines(frame: FrameType | None) -> tuple[tuple[Line, ...], Line | None]:
+    """Return the own lines of a stack down to the outermost call of a module, and the innermost own line of all."""
+    chain: list[Line] = []
+    leaf: Line | None = None
+    while frame is not None:
+        code = frame.f_code
+        if is_own(code.co_filename):
+            line = code, frame.f_lasti
+            leaf = leaf or line
+            chain.append(line)
+        elif code.co_name == "_call_impl" and code.co_filename == _MODULE_CALL:
+            chain.clear()  # what a module does inside belongs to the line that calls it
+        frame = frame.f_back
+    return tuple(reversed(chain)), leaf
+
+
+def line_of(line: Line) -> int:
+    code, at = line
+    positions = [*code.co_positions()]
+    number = positions[at // 2][0] if 0 <= at // 2 < len(positions) else None
+    return number or code.co_firstlineno
+
+
+def place_of(line: Line) -> str:
+    """Return file and line, such as `train.py:12`."""
+    return f"{Path(line[0].co_filename).name}:{line_of(line)}"
+
+
+def function_of(line: Line) -> str:
+    """Return the name of the function, such as `Trainer.evaluate`; "" for the body of a script."""
+    name = line[0].co_qualname.replace("<locals>.", "")
+    return "" if name == "<module>" else name
+
+
+def callee_of(line: Line) -> str | None:
+    """Return the function that is called at this place in the source, such as `time.sleep`; None if none is seen."""
+    code, at = line
+    positions = [*code.co_positions()]
+    if not 0 <= at // 2 < len(positions):
+        return None
+    first, last, begin, end = positions[at // 2]
+    if first is None or begin is None or end is None:
+        return None
+    text = linecache.getline(code.co_filename, first).encode()
+    segment = text[begin : end if last == first else len(text)].decode(errors="replace").strip()
+    found = _CALLEE.match(segment)
+    name = found[1] if found and found[1] not in CLOCKS else None
+    return name if name and len(name) <= _LONGEST_CALLEE else None

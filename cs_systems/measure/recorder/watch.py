@@ -1,0 +1,311 @@
+"""Watch over a whole loop: the time of each step, its memory, the garbage collector, and the lines of slow steps.
+
+It costs a usual step some microseconds. A thread samples the stack only where a step has lasted for more than twice the
+median so far, and in the few steps after the timing that are run for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from statistics import median
+
+from cs_systems.analysis.comparison import loop_findings as found
+from cs_systems.analysis.comparison.loop_growth import Growth, memory_growth, time_growth
+from cs_systems.analysis.comparison.loop_time import LoopTimeRow, whole_loop_time
+from cs_systems.core.step_kinds import StepKind, step_kinds
+from cs_systems.core.tables import Row
+from cs_systems.instrument.compiler import untraced
+from cs_systems.machine.device import Device
+from cs_systems.measure.recorder import kept
+from cs_systems.measure.recorder.lines import Usual, lines_of, most_of, own_python, slow_steps
+from cs_systems.measure.recorder.phases import Moment
+from cs_systems.measure.recorder.stacks import Line, Sampler, callee_of, function_of, own_lines, place_of
+
+FEWEST_STEPS = 3  # whose median says how long a step usually lasts
+SLOW = 2.0  # times the median: from there a step is sampled
+LATEST = 15  # steps of the running median
+SAMPLED_S = 0.5  # total time to sample after the timing
+LEAST_SAMPLED, MOST_SAMPLED = 3, 200  # limits of the number of these steps
+MEMORY_EVERY_S = 0.02  # least time between two readings of memory
+COLLECTION_S = 0.001  # a shorter collection is counted without its place
+
+
+class Watch:
+    """Watch over the loop in the thread that makes it, until it is closed.
+
+    phase_of: returns the current `Moment`, or None. compilations: returns the compilations in this process so far.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        phase_of: Callable[[], Moment | None],
+        compilations: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
+    ) -> None:
+        self._device = device
+        self._compilations = compilations
+        self._collections = Collections()
+        self._sampler = Sampler(phase_of, self._collections.total)
+        self._memory = Memory(device)
+        self._sizes: dict[str, int] = {}
+        self._sized_at = 0
+        self._kept: kept.Kept | None = None
+        self.all_sampled = range(0)  # the steps that were sampled from their begin
+        self.restart()
+        self._own_s = 0.0
+        self._collections.begin()
+
+    def restart(self) -> None:
+        """Forget the steps so far: they were not part of the training."""
+        self.durations_s: list[float] = []
+        self._compiling, self._compiled = set[int](), self._compilations()[0]
+        self._end_s: float | None = None
+        self._limit_s = float("inf")
+        self._last_slow, self._next_slow = 0, -1  # the next one is expected at the distance of the last two
+        self._expected = set[int]()
+        self._sampler.samples.clear()
+        self._memory.clear()
+        self.all_sampled = range(0)
+
+    @untraced
+    def step_ended(self) -> None:
+        """Note the end of a step, and begin the next one."""
+        now, own_s = time.perf_counter(), self._own_s
+        self._own_s = 0.0
+        if self._end_s is not None:
+            lasted_s, number = max(0.0, now - self._end_s - own_s), len(self.durations_s)
+            self.durations_s.append(lasted_s)
+            if (compiled := self._compilations()[0]) != self._compiled:
+                self._compiled = compiled
+                self._compiling.add(number)
+            if lasted_s > self._limit_s:
+                self._next_slow, self._last_slow = 2 * number - self._last_slow, number
+            if number >= FEWEST_STEPS and (number < LATEST or number % 5 == 0):
+                self._limit_s = SLOW * median(self.durations_s[-LATEST:])
+        self._end_s = now
+        number = len(self.durations_s)
+        self._memory.read(now, number)
+        self._collections.step_begins(number)
+        is_expected = number == self._next_slow
+        if is_expected:
+            self._expected.add(number)
+        self._sampler.step_begins(number, 0.0 if is_expected else self._limit_s)
+
+    def own_time(self, spent_s: float) -> None:
+        """Leave this time, which the recording itself took, out of the current step."""
+        self._own_s += spent_s
+
+    def pause(self) -> None:
+        """Observe nothing until the next step begins, because the recording itself works now."""
+        self._sampler.pause()
+        self._collections.step_begins(None)
+
+    def steps_to_sample(self) -> int:
+        """Return the number of steps to run for the sampler: half a second, and a full period if there is one."""
+        kinds = [kind for kind in self._kinds() if kind.positions[-1] >= FEWEST_STEPS]
+        usual_s = max(kinds[0].median_s, 1e-6) if kinds else SAMPLED_S
+        wanted = max(LEAST_SAMPLED, min(MOST_SAMPLED, round(SAMPLED_S / usual_s)))
+        periods = [kind.every for kind in kinds if kind.every and kind.every <= MOST_SAMPLED]
+        return max([wanted, *periods])
+
+    def _kinds(self) -> list[StepKind]:
+        """Return the kinds of the steps that did not compile."""
+        others = [n for n in range(len(self.durations_s)) if n not in self._compiling]
+        kinds = step_kinds([self.durations_s[n] for n in others])
+        return [replace(kind, positions=tuple(others[at] for at in kind.positions)) for kind in kinds]
+
+    def sample_all(self, wanted: bool) -> None:
+        """Begin, or end, to sample each step from its begin."""
+        done = len(self.durations_s)
+        self.all_sampled = range(done + 1, sys.maxsize) if wanted else range(self.all_sampled.start, done)
+        self._sampler.sample_all(wanted)
+
+    def close(self) -> None:
+        self.sample_all(False)
+        self._sampler.close()
+        self._collections.end()
+
+    def look_at_containers(self) -> None:
+        """Note the sizes of the program's containers, from now on to be compared."""
+        self._sizes, self._sized_at = kept.sizes(sys._getframe(1)), len(self.durations_s)
+
+    def find_growing_container(self) -> None:
+        """Find the container that has grown since, if memory grows."""
+        steps = len(self.durations_s) - self._sized_at
+        if steps >= FEWEST_STEPS and self._grows():
+            self._kept = kept.grown(sys._getframe(1), self._sizes, steps)
+
+    def _grows(self) -> bool:
+        later = self._memory.after(FEWEST_STEPS)
+        return any(readings[-1][1] > readings[0][1] for readings in later if readings)
+
+    def tables(self, phases_s: dict[str, float], phases: Mapping[str, Sequence[float]]) -> dict[str, Sequence[Row]]:
+        """Return the tables of the steps so far.
+
+        phases_s: the median time of each phase in the timed steps. phases: its times in all of them.
+        """
+        made: dict[str, Sequence[Row]] = {}
+        durations_s = self.durations_s
+        whole: list[LoopTimeRow] = whole_loop_time(durations_s, self._compiling)
+        kinds = self._kinds()
+        by_step = [*self._sampler.samples]
+        if whole:
+            made |= found.WHOLE_LOOP.filled(whole)
+        if kinds:
+            usual = [n for n in kinds[0].positions if n in self.all_sampled]
+            of_usual = [s for s in by_step if s.step in {*usual}]
+            own = own_python(of_usual, phases_s)
+            usually = Usual(kinds[0].median_s, phases_s, lines_of(of_usual, len(usual)))
+            slow = [
+                slow_steps(kind, usually, durations_s, by_step, self._is_whole)
+                for kind in kinds[1:]
+                if kind.median_s > kinds[0].median_s
+            ]
+            made |= found.OWN_PYTHON.filled(own) if own else {}
+            made |= found.SLOW_STEPS.filled(slow) if slow else {}
+            grown = [*self._memory_growth(), *self._time_growth(kinds[0], phases)]
+            made |= found.GROWTH.filled(grown) if grown else {}
+        collected = self._collections.row(len(durations_s), sum(durations_s))
+        made |= found.COLLECTIONS.filled([collected]) if collected else {}
+        return made
+
+    def _is_whole(self, step: int) -> bool:
+        """Return whether a step was sampled from its begin."""
+        return step in self.all_sampled or step in self._expected
+
+    def _memory_growth(self) -> Iterator[found.GrowthRow]:
+        for quantity, readings in zip(("host memory", "device memory"), self._memory.after(FEWEST_STEPS), strict=True):
+            if (growth := memory_growth(readings)) is not None:
+                yield _growth_row(quantity, growth, self._kept, None)
+
+    def _time_growth(self, usual: StepKind, phases: Mapping[str, Sequence[float]]) -> Iterator[found.GrowthRow]:
+        times = [(n, self.durations_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
+        if (growth := time_growth(times)) is not None:
+            rises = {name: _rise(times_s) for name, times_s in phases.items() if len(times_s) >= 2 * FEWEST_STEPS}
+            yield _growth_row("step time", growth, None, max(rises, key=rises.__getitem__, default=None))
+
+
+def _rise(times_s: Sequence[float]) -> float:
+    third = len(times_s) // 3
+    return median(times_s[-third:]) - median(times_s[:third])
+
+
+def _growth_row(quantity: str, growth: Growth, holder: kept.Kept | None, phase: str | None) -> found.GrowthRow:
+    return {
+        "quantity": quantity,
+        "steps": growth.steps,
+        "first": growth.first,
+        "last": growth.last,
+        "per_step": growth.per_step,
+        "kept": holder.name if holder else None,
+        "kept_tensors": holder.what if holder else None,
+        "place": holder.place if holder else None,
+        "phase": phase,
+    }
+
+
+class Memory:
+    """Readings of the memory of the process and of the device at the ends of steps."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._page = device, os.sysconf("SC_PAGE_SIZE")
+        try:
+            self._file: int | None = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = None
+        self._last_s = 0.0
+        self.clear()
+
+    def clear(self) -> None:
+        self.host: list[tuple[int, float]] = []
+        self.of_device: list[tuple[int, float]] = []
+
+    def after(self, step: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
+        """Return the readings of the host and of the device after this step."""
+        host, device = ([(n, size) for n, size in of if n > step] for of in (self.host, self.of_device))
+        return host, device
+
+    def read(self, now_s: float, step: int) -> None:
+        """Read both, unless that was done a short time ago."""
+        if now_s - self._last_s < MEMORY_EVERY_S:
+            return
+        self._last_s = now_s
+        if self._file is not None:
+            self.host.append((step, int(os.pread(self._file, 200, 0).split()[1]) * self._page))
+        if self._device.is_cuda:
+            self.of_device.append((step, self._device.allocated_bytes()))
+
+
+class Collections:
+    """Observer of Python's garbage collector."""
+
+    def __init__(self) -> None:
+        self._count, self._total_s, self._longest_s = 0, 0.0, 0.0
+        self._began_s: float | None = None  # None: no collection is in progress
+        self._places: Counter[Line] = Counter()
+        self._step: int | None = None
+        self._by_step: Counter[int] = Counter()
+
+    def step_begins(self, number: int | None) -> None:
+        """Begin a step; None: what follows is no step of the loop."""
+        self._step = number
+
+    def begin(self) -> None:
+        gc.callbacks.append(self._collects)
+
+    def end(self) -> None:
+        if self._collects in gc.callbacks:
+            gc.callbacks.remove(self._collects)
+
+    def total(self) -> float:
+        """Return the time of all collections so far, with the part of one in progress."""
+        began_s = self._began_s
+        return self._total_s + (0.0 if began_s is None else time.perf_counter() - began_s)
+
+    @untraced
+    def _collects(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began_s = time.perf_counter()
+            return
+        lasted_s = time.perf_counter() - (self._began_s or 0.0)
+        was_seen, self._began_s = self._began_s is not None, None
+        if self._step is None or not was_seen:
+            return
+        self._total_s += lasted_s  # first, without a call in between, at which a look may come
+        self._by_step[self._step] += lasted_s  # type: ignore[assignment]
+        self._count += 1
+        self._longest_s = max(self._longest_s, lasted_s)
+        if lasted_s > COLLECTION_S:
+            chain, leaf = own_lines(sys._getframe(1))
+            line = leaf or (chain[-1] if chain else None)
+            if line is not None:
+                self._places[line] += lasted_s  # type: ignore[assignment]
+
+    def _in_steps(self) -> int:
+        """Return the fewest steps with nine tenths of the time."""
+        sums = accumulate(sorted(self._by_step.values(), reverse=True))
+        return 1 + sum(1 for sum_s in sums if sum_s < 0.9 * self._total_s)
+
+    def row(self, steps: int, total_s: float) -> found.CollectionRow | None:
+        if not self._count or not total_s:
+            return None
+        most = most_of(self._places) if self._places else None
+        callee = callee_of(most) if most else None
+        return {
+            "steps": steps,
+            "collections": self._count,
+            "time_s": self._total_s,
+            "in_steps": self._in_steps(),
+            "longest_s": self._longest_s,
+            "total_s": total_s,
+            "function": function_of(most) if most else None,
+            "place": place_of(most) if most else None,
+            "is_called": bool(callee and callee.rpartition(".")[2] == "collect"),
+        }

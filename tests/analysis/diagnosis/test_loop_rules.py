@@ -1,0 +1,237 @@
+"""Rules about a recorded loop: each finds the fault that is planted for it, and is silent without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cs_systems.analysis.diagnosis import Answer, Diagnosis, apply_rules
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import RunConfig
+from cs_systems.record import Measurement, Sample
+
+STEP_S = 0.1
+PHASES = {"forward": 0.03, "loss": 0.002, "backward": 0.06, "optimizer": 0.006, "other": 0.002}
+LOOP = RunConfig(workload="loop mine", device="cpu", warmup=0, steps=10)  # type: ignore[arg-type]
+
+
+def loop(tables: Any = None, other: float = 0.002, **known: Any) -> Evidence:
+    """Return the evidence of a recorded loop on a CPU, with these tables."""
+    phases = PHASES | {"other": other}
+    sample = Sample(0, False, STEP_S, phases, phases)
+    measurement = Measurement("monotonic", (sample,) * 10, 0.0)
+    return Evidence(tables or {}, measurement, LOOP, judged="the step's time", **known)
+
+
+def own(function: str, line: int, time_s: float, calls: str | None = None, phase: str = "other") -> dict[str, Any]:
+    return {"phase": phase, "function": function, "place": f"train.py:{line}", "calls": calls, "time_s": time_s,
+            "share": 0.5, "samples": 100}  # fmt: skip
+
+
+def slow(**known: Any) -> dict[str, Any]:
+    return {"every": 10, "steps": 4, "median_s": 1.1, "usual_s": 0.1, "extra_s": 4.0, "total_s": 8.0,
+            "function": "evaluate", "place": "train.py:88", "calls": "model", "place_share": 0.9,
+            "without_gradients": True, "sampled": 1} | known  # fmt: skip
+
+
+def growing(quantity: str, first: float, last: float, **known: Any) -> dict[str, Any]:
+    return {"quantity": quantity, "steps": 50, "first": first, "last": last, "per_step": (last - first) / 50,
+            "kept": None, "kept_tensors": None, "place": None, "phase": None} | known  # fmt: skip
+
+
+def collected(time_s: float, **known: Any) -> dict[str, Any]:
+    return {"steps": 40, "collections": 4, "time_s": time_s, "in_steps": 4, "longest_s": time_s / 2, "total_s": 4.0,
+            "function": "", "place": "train.py:9", "is_called": False} | known  # fmt: skip
+
+
+def outcome(**known: Any) -> dict[str, Any]:
+    row = {"loss": 2.0, "fault": None, "skipped_steps": None, "optimizer_steps": None, "first_scale": None}
+    return row | {"last_scale": None} | known
+
+
+PADDED = {"share": 0.8, "steps": 20, "basis": "tokens", "shape": "8 × 250", "filler": None}
+SKIPPED = outcome(skipped_steps=20, optimizer_steps=20, first_scale=2.0**127, last_scale=1e31)
+
+# rule → its fault, the bound, and the sentence up to the numbers of its gain
+PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
+    "own-python": (
+        loop({"own_python": [own("augment", 8, 0.04), own("", 9, 0.02, "time.sleep")]}, other=0.06),
+        0.04,
+        "60% of the step is the script's own Python: augment() at train.py:8 (40%), train.py:9, time.sleep (20%): move "
+        "it into the workers of a data loader, do it less often, or make it faster; not below 40 ms, now 100 ms",
+    ),
+    "periodic-steps": (
+        loop({"slow_steps": [slow()]}),
+        4.0,
+        "50% of the loop is in every tenth step: evaluate() at train.py:88, forward passes without gradients: evaluate "
+        "less often or on fewer batches; not below 4.0 s, now 8.0 s",
+    ),
+    "rollouts": (
+        loop({"own_python": [own("act", 40, 0.02, "policy", "forward without gradients")]}),
+        None,
+        "20% of the step is forward passes without gradients: act() at train.py:40 (20%): do it less often, or in "
+        "fewer and larger batches",
+    ),
+    "growth": (
+        loop({"growth": [growing("host memory", 1e9, 3e9, kept="losses", kept_tensors="tensors with their graphs",
+                                 place="train.py:11")]}),
+        None,
+        "host memory grows by 38.1 MiB a step: 1.86 GiB in 50 steps; tensors with their graphs are kept in losses at "
+        "train.py:11: keep numbers in place of tensors with their graph: .item() or .detach()",
+    ),
+    "garbage-collection": (
+        loop({"garbage_collection": [collected(2.0, is_called=True)]}),
+        2.0,
+        "50% of the loop is Python's garbage collector: 4 collections, the longest 1.00 s (train.py:9): leave out "
+        "gc.collect(), or call it every 100th step; not below 2.0 s, now 4.0 s",
+    ),
+    "padding": (
+        loop({"padding": [PADDED]}),
+        None,
+        "80% of each batch (8 × 250) is padding, by the tokens given to step(): put sequences of similar length into a "
+        "batch and pad to the longest of each batch, or pack several into one row",
+    ),
+    "no-training": (
+        loop({"outcome": [outcome(loss=None, fault="NaN")]}),
+        None,
+        "the loss is NaN after the timed steps, so that no time of this loop is that of a training: lower the learning "
+        "rate, or use a precision with a larger range",
+    ),
+}  # fmt: skip
+TRIED = tuple(PLANTED)
+
+
+def causes(evidence: Evidence) -> tuple[Diagnosis, ...]:
+    return apply_rules(evidence).diagnoses
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_fault_of_a_loop_is_found_alone_with_its_bound(fault: str) -> None:
+    evidence, at_best, sentence = PLANTED[fault]
+    (found,) = causes(evidence)
+    assert (found.code, found.sentence) == (fault, sentence)
+    assert found.at_best == (None if at_best is None else pytest.approx(at_best))
+    assert found.evidence
+
+
+def test_sound_loop_has_no_cause() -> None:
+    sound = {"outcome": [outcome()], "own_python": [own("augment", 8, 0.002)], "garbage_collection": [collected(0.01)],
+             "padding": [PADDED | {"share": 0.1}]}  # fmt: skip
+    answer = apply_rules(loop(sound))
+    assert answer == Answer(judged="the step's time")
+    assert answer.others == ["nothing found that would save more than 5% of the step's time"]
+
+
+@pytest.mark.parametrize(
+    ("call", "remedy"),
+    [("torch.save", "save less often"), ("time.sleep", "remove the pause"), ("print", "print less often"),
+     ("loss.item", "read values less often"), ("self.log", "log less often"), (None, "move it into the workers")],
+)  # fmt: skip
+def test_remedy_of_own_python_follows_from_what_is_called(call: str | None, remedy: str) -> None:
+    (found,) = causes(loop({"own_python": [own("step", 8, 0.05, call)]}, other=0.06))
+    assert found.remedy.startswith(remedy)
+    (later,) = causes(loop({"slow_steps": [slow(calls=call, without_gradients=False)]}))
+    assert later.remedy.startswith(remedy if call else "do this less often")
+
+
+def test_other_time_without_samples_is_unknown() -> None:
+    """A share of the step that nothing explains is neither a cause nor nothing."""
+    why = [{"reason": "--stop ended the script before its stack was sampled", "remedy": "leave out --stop"}]
+    answer = apply_rules(loop({"unsampled": why}, other=0.06))
+    assert answer.others == [
+        "cannot be told: what runs in 60% of the step outside the model's phases: --stop ended the script before its "
+        "stack was sampled; leave out --stop"
+    ]
+    few = own("augment", 8, 0.05) | {"samples": 2}
+    assert apply_rules(loop({"own_python": [few]}, other=0.06)).others == [
+        "cannot be told: what runs in 60% of the step outside the model's phases"
+    ]
+
+
+def test_garbage_collection_between_the_phases_is_no_own_python() -> None:
+    collector = own("garbage collector", 0, 0.045) | {"place": ""}
+    tables = {"own_python": [collector, own("augment", 8, 0.01)], "garbage_collection": [collected(2.0)]}
+    found = causes(loop(tables, other=0.06))
+    assert [each.code for each in found] == ["garbage-collection", "own-python"]
+    assert found[1].sentence.startswith("15% of the step is the script's own Python: augment() at train.py:8 (10%): ")
+    assert found[1].at_best == pytest.approx(0.085)
+
+
+def test_own_python_of_a_cell_that_is_no_loop_is_not_judged() -> None:
+    evidence = PLANTED["own-python"][0]
+    assert causes(replace(evidence, config=RunConfig())) == ()
+
+
+@pytest.mark.parametrize(
+    ("every", "words"),
+    [(2, "every second step"), (10, "every tenth step"), (21, "every 21st step"), (112, "every 112th step"),
+     (None, "4 slow steps")],
+)  # fmt: skip
+def test_slow_steps_are_named_by_their_distance(every: int | None, words: str) -> None:
+    (found,) = causes(loop({"slow_steps": [slow(every=every)]}))
+    assert f"50% of the loop is in {words}: evaluate() at" in found.sentence
+
+
+def test_slow_steps_that_were_not_sampled_have_no_place() -> None:
+    (found,) = causes(loop({"slow_steps": [slow(place=None, function=None, calls=None, sampled=0)]}))
+    assert found.sentence.startswith("50% of the loop is in every tenth step: see what the loop does there")
+
+
+def test_single_slow_step_comes_after_what_the_usual_steps_lose() -> None:
+    """A step that is slow once, such as the first evaluation, is no cause in a training that lasts."""
+    tables = {"slow_steps": [slow(steps=1, every=None, extra_s=7.0)], "own_python": [own("augment", 8, 0.02)]}
+    assert [each.code for each in causes(loop(tables, other=0.03))] == ["own-python", "periodic-steps"]
+
+
+def test_steps_that_the_garbage_collector_makes_slow_have_its_rule() -> None:
+    tables = {"slow_steps": [slow()], "garbage_collection": [collected(3.0)]}
+    assert [each.code for each in causes(loop(tables))] == ["garbage-collection"]
+    once = {"slow_steps": [slow()], "garbage_collection": [collected(3.0, in_steps=1)]}
+    assert [each.code for each in causes(loop(once))] == ["periodic-steps"]
+
+
+def test_calls_of_phases_are_no_own_python() -> None:
+    around = own("calls of phases", 0, 0.055) | {"place": ""}
+    assert causes(loop({"own_python": [around]}, other=0.06)) == ()
+
+
+def test_usual_steps_count_for_their_share_of_the_loop() -> None:
+    """Rank 60% of a usual step as 24% of a loop in which slow steps take 60%."""
+    tables = {"slow_steps": [slow(extra_s=4.8)], "own_python": [own("augment", 8, 0.06)]}
+    assert [each.code for each in causes(loop(tables, other=0.06))] == ["periodic-steps", "own-python"]
+
+
+def test_growing_step_names_its_phase() -> None:
+    (found,) = causes(loop({"growth": [growing("step time", 0.02, 0.07, phase="other")]}))
+    assert found.sentence.startswith(
+        "a step takes 1.00 ms longer with each step: 20.0 ms at first, 70.0 ms after 50 steps, most of it in other: "
+    )
+
+
+def test_growth_without_a_name_has_a_general_remedy() -> None:
+    (found,) = causes(loop({"growth": [growing("device memory", 1e9, 3e9)]}))
+    assert "device memory grows by 38.1 MiB a step: 1.86 GiB in 50 steps: find what is kept" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("skipped", "words"),
+    [(20, "the GradScaler skips all 20 optimizer steps (scale 1.70e+38 at first, 1.00e+31 at last), so that the loop "),
+     (15, "the GradScaler skips 15 of 20 optimizer steps (scale 1.70e+38 at first, 1.00e+31 at last): set a lower"),
+     (9, None)],
+)  # fmt: skip
+def test_skipped_optimizer_steps_come_before_all_times(skipped: int, words: str | None) -> None:
+    tables = {"outcome": [SKIPPED | {"skipped_steps": skipped}], "slow_steps": [slow(extra_s=7.9)]}
+    first, *others = causes(loop(tables))
+    if words is None:
+        assert (first.code, others) == ("periodic-steps", [])
+    else:
+        assert first.sentence.startswith(words)
+        assert [each.code for each in others] == ["periodic-steps"]
+
+
+def test_loop_with_a_loss_that_is_no_number_needs_no_times() -> None:
+    evidence = replace(loop({"outcome": [outcome(loss=None, fault="infinite")]}), measurement=None)
+    (found,) = causes(evidence)
+    assert found.sentence.startswith("the loss is infinite after the timed steps")

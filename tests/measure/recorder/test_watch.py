@@ -1,0 +1,113 @@
+"""Parts of the watch over a loop: growth, padding, containers that grow, and the record that is written again."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cs_systems.analysis.comparison.loop_growth import memory_growth, time_growth
+from cs_systems.measure.recorder import kept
+from cs_systems.measure.recorder.padding import Padding, filled_share
+from cs_systems.record import append_record, read_records
+from tests.measure.recorder.loops import train
+
+MIB = 2**20
+
+
+def test_steady_growth_of_memory_is_found() -> None:
+    found = memory_growth([(step, 1000 * MIB + 40.0 * MIB * step) for step in range(5, 45)])
+    assert found is not None
+    assert found.steps == 39
+    assert found.per_step == pytest.approx(40 * MIB)
+    assert found.last - found.first == pytest.approx(39 * 40 * MIB)
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        [1000.0] * 40,  # constant
+        [1000.0 + 40 * min(step, 8) for step in range(40)],  # an allocator's pools fill
+        [1000.0 + 800 * (step >= 20) for step in range(40)],  # a jump
+        [1000.0 + 0.1 * step for step in range(40)],  # too little to matter
+        [1000.0 + 40 * step for step in range(9)],  # too few readings
+    ],
+)
+def test_memory_that_settles_or_jumps_does_not_grow(readings: list[float]) -> None:
+    assert memory_growth([(step, size * MIB) for step, size in enumerate(readings)]) is None
+
+
+def test_noise_of_times_is_no_growth() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        assert time_growth([(step, rng.lognormvariate(0, 0.5)) for step in range(40)]) is None
+    rising = time_growth([(step, 0.02 + 0.001 * step) for step in range(40)])
+    assert rising is not None
+    assert rising.per_step == pytest.approx(0.001)
+
+
+def padded(lengths: list[int], width: int = 40, filler: int = 0, left: bool = False) -> torch.Tensor:
+    rows = torch.full((len(lengths), width), filler)
+    for row, length in zip(rows, lengths, strict=True):
+        row[(width - length) if left else 0 : width if left else length] = torch.randint(5, 99, (length,))
+    return rows
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("filler", [0, 50256])
+def test_filler_at_the_ends_of_rows_is_padding(left: bool, filler: int) -> None:
+    torch.manual_seed(0)
+    found = filled_share(padded([40, 10, 10, 20], filler=filler, left=left))
+    assert found == (pytest.approx(0.5), filler)
+
+
+def test_vectors_of_zeros_are_padding_but_a_border_is_not() -> None:
+    vectors = torch.randn(2, 10, 3)
+    vectors[0, 4:] = 0
+    assert filled_share(vectors) == (pytest.approx(0.3), None)
+    vectors[:, 4:] = 0
+    assert filled_share(vectors) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.randn(8, 40), torch.randint(9, (40,)), torch.ones(8, 40, dtype=torch.bool),
+               torch.ones(8, 40, dtype=torch.long).tril(), torch.randint(9, (1, 40))]
+)  # fmt: skip
+def test_other_tensors_are_not_judged(tensor: torch.Tensor) -> None:
+    assert filled_share(tensor) is None
+
+
+def test_samples_are_not_taken_for_tokens() -> None:
+    """`tokens=` may count samples, of which a batch has as many as rows."""
+    assert Padding().rows([(8, 250)] * 2, [8, 8]) == []
+    assert Padding().rows([(8, 250)] * 2, [2000, 2000]) == []
+    (row,) = Padding().rows([(8, 250)] * 2, [400, 600])
+    assert (row["share"], row["basis"], row["shape"]) == (0.75, "tokens", "8 × 250")
+
+
+def test_container_that_grows_is_named() -> None:
+    outputs: list[Any] = []
+    constant = [1, 2, 3]
+    before = kept.sizes(sys._getframe())
+    outputs.extend(torch.ones(2, requires_grad=True) * 2 for _ in range(10))
+    found = kept.grown(sys._getframe(), before, 10)
+    assert found is not None
+    assert (found.name, found.what) == ("outputs", "tensors with their graphs")
+    assert str(found.place).startswith("test_watch.py:")
+    assert kept.grown(sys._getframe(), kept.sizes(sys._getframe()), 10) is None
+    assert len(constant) == 3
+
+
+def test_record_of_a_loop_is_read_in_its_latest_form(tmp_path: Path) -> None:
+    (record,) = train(tmp_path)[0].records
+    assert len((tmp_path / "records.jsonl").read_bytes().splitlines()) == 2, "after the timing, and at the end"
+    (read,) = read_records(tmp_path)[0]
+    assert read.results["unsampled"] == [{"reason": "stacks is False", "remedy": "leave out stacks=False"}]
+    assert record.origin is not None
+    append_record(tmp_path, replace(record, origin=replace(record.origin, recorded_unix_s=1.0)))
+    assert len(read_records(tmp_path)[0]) == 2, "another run of the same loop is another record"
