@@ -8,7 +8,8 @@ with torch.profiler. From these the expected duration after each remedy is writt
 measured, in rounds of before and after that take turns, as the median of their ratios. A remedy of the host (graph,
 no `.item()`, no input, no work of its own, copies ahead) is replayed. For one of the kernels (compile, bf16, TF32) only
 the bound of the diagnosis is known, and is held against the measurement. Except for graphs, what was expected is
-compared as a share of the step before: the host of such a machine is some percent faster or slower from minute to minute.
+compared as a share of the step before: the host of such a machine is some percent faster or slower from minute to
+minute.
 
 Output: a table of all pairs, with expected and measured time and their ratio; the summary; the same as JSON.
 """

@@ -312,6 +312,11 @@ def _trace_corpus(folder: Path) -> str:
     )
 
 
+def _expected_times(folder: Path) -> str:
+    text = next(line for line in (folder / "table.md").read_text().splitlines() if "with an expected time" in line)
+    return f"On one NVIDIA H100, {text.rstrip('.')}."
+
+
 def _trace_truth(folder: Path) -> str:
     rows = table(folder / "table.md")
     told = sum(row["cause"] != "cannot be told" for row in rows)
@@ -440,6 +445,9 @@ BENCHMARKS = {
     ),
     "trace_corpus": Benchmark(
         "Which public traces does `cs-systems analyze` read, how, and what stays unknown?", _trace_corpus, "table.md"
+    ),
+    "expected_times": Benchmark(
+        "Is a step after a remedy as long as was expected before it was tried?", _expected_times, "table.md"
     ),
     "trace_truth": Benchmark(
         "What is the main cause of lost time in public traces, judged by hand?", _trace_truth, "table.md"

@@ -227,7 +227,7 @@ class Replay:
 
     @cached_property
     def _long_recurs(self) -> bool:
-        """Whether most steps have a long stretch of the host; in a few it is a stall, which is not of the program."""
+        """Flag for a long stretch of the host in most steps; in a few it is a stall, which is not of the program."""
         steps = having = 0
         for part in self.parts:
             for begins, ends in part.graph.recorded.marks.tolist():

@@ -175,7 +175,9 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         0.07,
         "30% of the step the GPU is idle although the next kernel is launched: find what the kernel after the gap",
     ),
-    "host-synchronisation": (gap("synchronisation"), 0.07, "30% of the step the GPU is idle because the host synchronises with it"),
+    "host-synchronisation": (
+        gap("synchronisation"), 0.07, "30% of the step the GPU is idle because the host synchronises with it"
+    ),
     "device-allocation": (gap("cudaMalloc"), 0.07, "while the host allocates device memory"),
     "blocking-copies": (gap("copy"), 0.07, "30% of the step the GPU copies memory and computes nothing: pin"),
     "unfused-attention": (
