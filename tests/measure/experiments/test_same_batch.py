@@ -139,7 +139,7 @@ def test_cells_share_the_time_for_experiments() -> None:
             "model= and inputs=, or a TrainingSetup, or leave out experiments_s",
         ),
     ],
-    ids=str,
+    ids=("negative", "toy", "memory", "function"),
 )
 def test_time_for_experiments_without_effect_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
