@@ -242,9 +242,11 @@ HOST_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Change]] = {
 }
 
 
-def of_host(name: str, size: str) -> Iterator[Row]:
-    """Yield a row for each remedy of the host."""
+def of_model(name: str, size: str, only_graph: bool) -> Iterator[Row]:
+    """Yield a row for each remedy, or for the graph alone."""
     for remedy, (faulty, mended, change) in HOST_FAULTS.items():
+        if only_graph:
+            break
         with cleared():
             step = Step(made(name, size), faulty)
             row, seen, clean = base(step)
@@ -262,7 +264,8 @@ def of_host(name: str, size: str) -> Iterator[Row]:
         else:
             yield {"remedy": "CUDA graph", **row, **_compared(step, replay)}
             del replay
-        yield from of_kernels(name, size, step, row["step_s"], bounds)
+        if not only_graph:
+            yield from of_kernels(name, size, step, row["step_s"], bounds)
 
 
 def of_kernels(name: str, size: str, before: Step, step_s: float, bounds: Mapping[str, float | None]) -> Iterator[Row]:
@@ -360,6 +363,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*families.FAMILIES])
     parser.add_argument("--sizes", nargs="*", default=["small"], choices=[*SIZES])
+    parser.add_argument("--only-graph", action="store_true", help="try the CUDA graph alone")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no further model after this time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
@@ -373,7 +377,7 @@ def main() -> None:
                 print(f"{name} {size} is left out: the time is over", file=sys.stderr)
                 continue
             try:
-                for row in of_host(name, size):
+                for row in of_model(name, size, given.only_graph):
                     rows.append({"model": name, "size": size, **row})
                     print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
             except Exception as error:

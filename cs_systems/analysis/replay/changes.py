@@ -18,6 +18,8 @@ from cs_systems.readers.forms.columns import UNKNOWN, Bools, Floats, Ranges
 from cs_systems.readers.forms.trace import Trace
 
 LONG_S = 5e-3  # of host time between two calls
+# Of nine models on one H100, whose captured steps took 0.2 to 1.0 µs per kernel less than with their launches queued.
+NEARER_S = 0.6e-6
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,11 @@ class LaunchesFree:
 
     Attributes:
         keeps_long: whether a stretch of the host of over LONG_S stays, as it does more than launch.
+        nearer_s: by how much kernels follow each other faster in a graph than in a stream whose queue is full.
     """
 
     keeps_long: bool = True
+    nearer_s: float = NEARER_S
 
     @property
     def loosely(self) -> LaunchesFree:
@@ -81,6 +85,7 @@ class LaunchesFree:
                 waits=costs.waits & (~inside | marks),
                 blocks=False,
                 lead=np.where(launched, 0.0, costs.lead),
+                gap=np.where(launched, np.maximum(costs.gap - self.nearer_s, np.minimum(costs.gap, 0.0)), costs.gap),
             )
         )
 

@@ -134,7 +134,7 @@ def test_launches_in_a_graph_keep_the_waits_between_streams() -> None:
     machine = Machine(launch_s=0.0, routine_s=TINY)
     truth = simulated(free, machine=machine)[2]
     trace, steps, _ = simulated(step)
-    expected = replayed(trace, steps).what_if(LaunchesFree())
+    expected = replayed(trace, steps).what_if(LaunchesFree(nearer_s=0.0))
     assert isinstance(expected, Expected)
     assert expected.value == pytest.approx(truth, rel=1e-6)
 
@@ -162,7 +162,7 @@ def test_a_batch_loaded_beforehand_leaves_the_rest_of_the_step() -> None:
 def test_launches_in_a_graph_leave_the_loading_of_the_batch() -> None:
     step = (*LOADED, *FORWARD)
     trace, steps, _ = simulated(step)
-    expected = replayed(trace, steps).what_if(LaunchesFree())
+    expected = replayed(trace, steps).what_if(LaunchesFree(nearer_s=0.0))
     assert isinstance(expected, Expected)
     assert expected.value == pytest.approx(2 * MS, rel=0.01)
 

@@ -44,7 +44,7 @@ STEP = (Host(100 * US), *(Launch(20 * US) for _ in range(20)), Sync(), Host(50 *
 
 
 def refused(replay: Replay) -> str:
-    answer = replay.what_if(LaunchesFree())
+    answer = replay.what_if(LaunchesFree(nearer_s=0.0))
     assert isinstance(answer, Refusal)
     return answer.reason
 
@@ -135,7 +135,7 @@ def test_a_gain_below_the_spread_of_the_steps_is_refused() -> None:
 
 def test_a_long_stretch_of_the_host_stays_and_widens_the_range() -> None:
     trace, steps, now = simulated((Host(20 * MS), *STEP))
-    expected = replayed(trace, steps).what_if(LaunchesFree())
+    expected = replayed(trace, steps).what_if(LaunchesFree(nearer_s=0.0))
     assert isinstance(expected, Expected)
     assert expected.value == pytest.approx(20 * MS, rel=0.01)
     assert expected.low == pytest.approx(20 * 21 * US, rel=0.2)
@@ -147,7 +147,7 @@ def test_kineto_slows_the_host_and_the_range_says_so() -> None:
     slow = (Host(20 * US), *(one for _ in range(60) for one in (Host(16 * US), Launch(8 * US, cost_s=9 * US))), Sync())
     trace, steps, _ = simulated(slow)
     replay = replayed(replace(trace, profiler="kineto"), steps)
-    expected = replay.what_if(LaunchesFree())
+    expected = replay.what_if(LaunchesFree(nearer_s=0.0))
     assert isinstance(expected, Expected)
     truth = 60 * 9 * US
     assert expected.low <= truth <= expected.high
@@ -217,7 +217,7 @@ def test_recorded_steps_of_an_h200_are_reproduced(name: str) -> None:
     assert replay.why_not is None
     assert replay.error < 0.001
     assert replay.unexplained < 0.001
-    expected = replay.what_if(LaunchesFree())
+    expected = replay.what_if(LaunchesFree(nearer_s=0.0))
     assert isinstance(expected, Expected)
     kernels = replay.trace.kernels
     busy_s = float((kernels.end_s - kernels.start_s).sum()) / len(replay.steps)
