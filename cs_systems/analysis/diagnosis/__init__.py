@@ -68,8 +68,9 @@ def apply_rules(evidence: Evidence) -> Answer:
                 remedy = one.remedy if takes_options else without_options(one.remedy)
                 subject = one.subject or evidence.subject
                 code = name.replace("_", "-")
-                then = AFTER_HOST * is_second
-                known = replace(one, remedy=remedy, at_best=at_best, subject=subject, code=code, then=then)
+                if is_second:
+                    one = replace(one, cause=one.cause.replace("of the step", "of the kernels' time"), then=AFTER_HOST)
+                known = replace(one, remedy=remedy, at_best=at_best, subject=subject, code=code)
                 found.append(replace(known, weight=1.0 if rule.judges_loop else evidence.usual_share))
             case Unknown(text):
                 unknowns.append(text)

@@ -267,7 +267,7 @@ class Evidence:
         """Time of a step with a kernel on the first device; None without a trace."""
         if self.step_s is None or ("gaps" not in self.tables and "steps" not in self.tables):
             return None
-        return max(0.0, self.step_s - sum(self.idle_s.values()))
+        return max(0.0, self.step_s - sum(idle_by_cause(self.tables, self.clean_s).values()))
 
     @cached_property
     def host_bound_s(self) -> float:
