@@ -318,9 +318,12 @@ def _expected_times(folder: Path) -> str:
 
 
 def _trace_truth(folder: Path) -> str:
-    rows = table(folder / "table.md")
+    rows = table(folder / "table.md", 1)
     told = sum(row["cause"] != "cannot be told" for row in rows)
-    return f"Of {len(rows)} public files, {told} tell a main cause."
+    right = sum(row["verdict"] == "true" for row in rows)
+    return (
+        f"Of {len(rows)} public files, {told} tell a main cause. The first sentence of the analysis is true of {right}."
+    )
 
 
 # Folder of profiles/ → its benchmark.
