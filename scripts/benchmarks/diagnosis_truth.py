@@ -56,8 +56,10 @@ CODES: dict[str, tuple[str, ...]] = {
     "data-input": ("data-loading",),
     "device-allocation": ("device-allocation",),
     "exposed-communication": ("exposed-communication",),
-    "fragmentation": ("fragmentation", "cached-memory"),
+    "fragmentation": ("fragmentation",),
+    "garbage-collection": ("garbage-collection",),
     "gradient-accumulation": ("no-sync-missing",),
+    "growth": ("growth",),
     "graphs-recorded-whole": ("graph-recorded-whole",),
     "host-synchronisation": ("host-sync",),
     "host-time": ("host-python",),
@@ -70,12 +72,17 @@ CODES: dict[str, tuple[str, ...]] = {
     "nan-loss": ("nan-loss",),
     "optimizer-state": ("optimizer-state",),
     "out-of-memory": ("out-of-memory",),
+    "no-training": ("nan-loss", "skipped-steps"),
+    "own-python": ("host-python",),
     "own-tools": ("own-profiler",),
+    "padding": ("padding",),
+    "periodic-steps": ("periodic-pause",),
     "pipeline-bubbles": ("pipeline-bubble",),
     "recompilation": ("recompilation",),
     "recompiled": ("recompilation",),
     "recomputation": ("recomputation",),
     "recomputed": ("recomputation",),
+    "returned-segments": ("device-allocation",),
     "score-matrices": ("score-matrices",),
     "short-warmup": ("start-up",),
     "skipped-steps": ("skipped-steps",),
@@ -90,6 +97,16 @@ CODES: dict[str, tuple[str, ...]] = {
     "unused-parameters": ("find-unused-parameters",),
     "unused-tensor-cores": ("fp32-products",),
 }
+NAMES = {
+    r"garbage|gc\.collect|\bcollect\b": "garbage-collection",
+    r"checkpoint|torch\.save|\bsave(_\w+)?\(\)|state_dict": "checkpoint-writing",
+    r"evaluat|validat|without gradients|\bgenerate\(\)": "evaluation",
+    r"\blog(_\w+)?\(\)|\blog\b|\bprint\b|wandb|add_(scalar|histogram|figure)|savefig": "logging",
+    r"compiles|dynamo|inductor": "recompilation",
+}
+"""Names and words in a sentence about work of the host that tell its cause, beside what the code stands for."""
+OF_HOST = ("host-time", "own-python", "periodic-steps")
+
 NEUTRAL = {"unstable-times", "unstable", "throttled-clock", "throttled", "few-samples", "nothing", "unknown"}
 """Codes that name no cause of the program."""
 
@@ -247,16 +264,19 @@ def code_of(sentence: str, made: Sequence[dict[str, str]]) -> str:
     return "unmapped"
 
 
-def causes_of(code: str) -> tuple[str, ...]:
-    """Return the causes that a code stands for."""
-    return CODES.get(code, ())
+def causes_of(code: str, sentence: str) -> tuple[str, ...]:
+    """Return the causes that a sentence with this code names; those of names come first, as they say more."""
+    cause = sentence.partition(": ")[0] if code == "host-time" else sentence.rpartition(": ")[0]
+    text = re.sub(r"\S+\.py:\d+", "", sentence)  # a file's name is that of the case
+    named = [word for pattern, word in NAMES.items() if code in OF_HOST and re.search(pattern, text)]
+    return (*named, *CODES.get(code, ()))
 
 
 def judge(case: Case, answer: Answer) -> Verdict:
     """Compare the first three sentences with the truth."""
     if answer.failure and set(answer.codes) <= {"nothing"}:
         return Verdict("failed")
-    named = [causes_of(code) for code in answer.codes[:3]]
+    named = [causes_of(*pair) for pair in zip(answer.codes[:3], answer.sentences, strict=False)]
     if case.healthy:
         alarms = [causes[0] for causes in named if causes and not set(causes) & set(case.also)]
         return Verdict("false alarm", tuple(alarms)) if alarms else Verdict("right")
