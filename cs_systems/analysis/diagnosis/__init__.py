@@ -75,7 +75,7 @@ def apply_rules(evidence: Evidence) -> Answer:
             case Unknown(text):
                 unknowns.append(text)
     if evidence.replay is not None:
-        found = planned(found, evidence.replay)
+        found = planned(found, evidence.replay, evidence.busy_s or 0.0)
     return Answer(ranked(found), tuple(unknowns), evidence.judged, evidence.not_judged)
 
 

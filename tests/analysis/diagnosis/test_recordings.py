@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from cs_systems.analysis.attribution.profile import profile
 from cs_systems.analysis.attribution.usual_steps import usual_steps
 from cs_systems.analysis.diagnosis import Answer, apply_rules
 from cs_systems.analysis.diagnosis._evidence import of_profile
+from cs_systems.analysis.diagnosis._plan import planned
+from cs_systems.analysis.replay import LaunchesFree
 from cs_systems.readers import read
 from tests.programs import ELEMENTWISE, PRODUCT, Program
 
@@ -202,3 +205,19 @@ def test_host_that_runs_ahead_has_steps_of_the_gpus_pace(tmp_path: Path) -> None
     usual = usual_steps(profile(read(program.write(tmp_path / "trace.json"))))
     assert (usual.name, usual.apart) == ("", ())
     assert usual.step_s == pytest.approx(5005e-6, rel=0.01)
+
+
+def test_step_is_never_expected_below_the_time_of_its_kernels(tmp_path: Path) -> None:
+    program = Program()
+
+    def body(number: int) -> None:
+        for _ in range(100):
+            program.launch(3.0, then=100.0)
+
+    evidence = of_profile(profile(read(steps(program, 5, body).write(tmp_path / "trace.json"))))
+    (found,) = apply_rules(replace(evidence, usual=None)).diagnoses
+    found = replace(found, change=LaunchesFree())
+    assert evidence.replay is not None
+    (told,) = planned([found], evidence.replay, least_s=0.3e-3)
+    assert told.expected is not None
+    assert planned([found], evidence.replay, least_s=1e-3) == [found]
