@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cs_systems.analysis.comparison.precision import HOPELESS
 from cs_systems.analysis.comparison.runs import speedups
 from cs_systems.config import FIELDS, RunConfig
 from cs_systems.record import RunRecord
@@ -34,6 +35,8 @@ def verdict(records: Sequence[RunRecord]) -> str:
     if found.verdict == "unknown" or found.low is None or found.high is None:
         return ""
     if found.verdict == "no difference":
+        if found.resolution is not None and found.resolution > HOPELESS:
+            return f"too noisy: not even a doubling between {slow} and {fast} would have been noticed"
         least, most = 1 / found.high, 1 / found.low
         return f"no difference is shown between {slow} and {fast}: {1 / found.ratio:.2f} ({least:.2f} … {most:.2f})"
     if found.ratio > 1:

@@ -38,6 +38,11 @@ def test_difference_within_the_noise_is_none(walls: list[float]) -> None:
     assert text.startswith("no difference is shown between naive and sdpa_flash: ")
 
 
+def test_noise_that_hides_a_doubling_is_named_in_place_of_a_difference() -> None:
+    records = [timed([0.1, 0.9] * 3, attention="naive"), timed([0.9, 0.1] * 3, attention="sdpa_flash")]
+    assert verdict(records) == "too noisy: not even a doubling between naive and sdpa_flash would have been noticed"
+
+
 @pytest.mark.parametrize(
     "records",
     [
