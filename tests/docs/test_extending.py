@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from cs_systems.analysis.diagnosis import Unknown
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.replay import HostScaled
 from cs_systems.config import RunConfig
 from cs_systems.measure.profilers import Profiler
 from cs_systems.measure.workloads import Cell
@@ -28,7 +31,7 @@ def _namespace(kind: str) -> dict[str, Any]:
 
 
 def test_page_shows_every_kind_of_plug_in() -> None:
-    assert sorted(CODE) == ["attention", "parallel", "parts", "profilers", "readers", "workloads"]
+    assert sorted(CODE) == ["attention", "diagnosis", "parallel", "parts", "profilers", "readers", "workloads"]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -37,6 +40,21 @@ def test_attention_agrees_with_the_reference(causal: bool) -> None:
     assert isinstance(backend, AttentionBackend)
     q, k, v = torch.randn(3, 2, 2, 5, 4, dtype=torch.float64)
     torch.testing.assert_close(backend(q, k, v, causal=causal), attention(q, k, v, causal=causal))
+
+
+def test_rule_finds_its_cause_or_says_that_it_cannot_tell() -> None:
+    find = _namespace("diagnosis")["RULE"].find
+    tables: dict[str, Any] = {
+        "steps": [{"device": 0, "wall_s": 0.010, "busy_share": 0.5}],
+        "ranges": [{"range": "log", "total_s": 0.004}],
+    }
+    unknown = find(Evidence(tables=tables))
+    assert isinstance(unknown, Unknown)
+    assert unknown.text.startswith("whether the GPU waits for the range log")
+    found = find(Evidence(tables={**tables, "gaps": []}))
+    assert found.sentence == "40% of the step the host logs: log each tenth step; not below 6.4 ms, now 10 ms"
+    assert isinstance(found.change, HostScaled)
+    assert find(Evidence(tables={**tables, "ranges": []})) is None
 
 
 def test_workload_is_measured() -> None:
