@@ -59,6 +59,7 @@ HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels de
 # under Kineto, and of ten sizes on one H200 under nsys.
 SLOWER_UNDER = {"kineto": (1.5, 3.6), "nsys": (1.2, 1.6)}
 FEWEST_KERNELS = 20  # of a pass that does not repeat; with fewer it is set-up, or a test
+ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
 MOSTLY = 0.5  # share of the kernels' time
 TABLES = ("steps", "gaps", "host_gaps", "waits", "phases", "families", "kernels", "attention", "overlap", "ranges")
 # The columns that rules read of each table. A record may come from any program: other rows are left out.
@@ -473,7 +474,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
         device_bytes=config.memory_limit_bytes or (environment.device_memory_bytes if environment else None),
         memory=memory,
         judged=judged if on_gpu or memory or records[-1].is_loop else "",
-        not_judged="" if on_gpu or memory else "on a CPU no GPU is idle and no kernel is slow; measure on a GPU",
+        not_judged="" if on_gpu or memory or not (timed or profiled) else ON_CPU,
         has_mixed_steps=any(caveat.code in UNEVEN for r in timed for caveat in r.warnings),
     )
 
