@@ -103,6 +103,11 @@ def peak_flops(device_name: str, precision: Precision | str) -> Peak | None:
     return Peak(rate * TERA, sheet.source) if sheet and rate else None
 
 
+def has_tensor_cores(device_name: str) -> bool:
+    """Return whether a device is known to have tensor cores: by its data sheet, or as every RTX card has them."""
+    return peak_flops(device_name, Precision.FP16) is not None or "RTX" in device_name.split()
+
+
 def peak_bandwidth(device_name: str) -> Peak | None:
     """Return the memory bandwidth of the device in bytes/s; None for an unknown device."""
     sheet = _find(device_name)

@@ -11,7 +11,7 @@ from cs_systems.analysis.diagnosis._measured import with_part
 from cs_systems.config import Phase, Precision
 from cs_systems.core.tables import Row
 from cs_systems.formulas.cost import COST
-from cs_systems.formulas.peaks import CEILING
+from cs_systems.formulas.peaks import CEILING, has_tensor_cores
 
 # Names of cuBLAS's and CUTLASS's products on the CUDA cores: fp32 in and out, without TF32.
 FP32_KERNEL = re.compile(r"sgemm|simt|ffma|f32f32_f32f32", re.IGNORECASE)
@@ -26,7 +26,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of fp32 products: from their kernels or, without a trace, from the phases that contain them."""
     step_s, now = evidence.step_s, evidence.peak_flops_per_s(Precision.FP32)
     then = next(filter(None, map(evidence.peak_flops_per_s, FASTER)), None)
-    if step_s is None or now is None or then is None:
+    if step_s is None or not (then or has_tensor_cores(evidence.device_name or "")):
         return None
     rows = _products(evidence, now)
     products_s = min(step_s, sum(row["time_s"] for row in rows))
@@ -34,7 +34,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     what = "matrix products" if "family" in rows[0] else " and ".join(row["phase"] for row in rows)
     cause = f"{products_s / step_s:.0%} of the step is {what} in fp32, which leaves the tensor cores idle"
-    least_s = _least_s(evidence, then)
+    least_s = _least_s(evidence, then) if then else None
     return Diagnosis(
         cause,
         REMEDY,
@@ -61,11 +61,11 @@ def _least_s(evidence: Evidence, peak_flops_per_s: float) -> float | None:
     return sum(max((each or 0) / peak_flops_per_s, least_s) for each, least_s in zip(flops, moved, strict=True))
 
 
-def _products(evidence: Evidence, peak_flops_per_s: float) -> list[Row]:
+def _products(evidence: Evidence, peak_flops_per_s: float | None) -> list[Row]:
     """Return the most exact data on fp32 products: their kernels, their family, or phases that may contain them."""
     if kernels := [row for row in evidence.kernels() if row["family"] == "matmul"]:
         return [row for row in kernels if FP32_KERNEL.search(row["kernel"])]
-    if evidence.setting("precision") != Precision.FP32:
+    if evidence.setting("precision") != Precision.FP32 or peak_flops_per_s is None:
         return []
     if "families" in evidence.tables:
         return [row for row in families.of(evidence.tables) if row["family"] == "matmul"]

@@ -221,3 +221,11 @@ def test_step_is_never_expected_below_the_time_of_its_kernels(tmp_path: Path) ->
     (told,) = planned([found], evidence.replay, least_s=0.3e-3)
     assert told.expected is not None
     assert planned([found], evidence.replay, least_s=1e-3) == [found]
+
+
+@pytest.mark.parametrize(("gpu", "found"), [("NVIDIA GeForce RTX 3060", True), ("NVIDIA GeForce GTX 1660", False)])
+def test_rtx_card_without_a_known_data_sheet_has_tensor_cores(tmp_path: Path, gpu: str, found: bool) -> None:
+    program = Program(gpu)
+    for _ in range(100):
+        program.launch(1000.0, "ampere_sgemm_128x64_tn")
+    assert codes(answer(program, tmp_path)) == ["unused-tensor-cores"] * found
