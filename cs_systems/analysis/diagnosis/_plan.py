@@ -10,29 +10,32 @@ from cs_systems.analysis.replay import Change, LaunchesFree, Replay
 from cs_systems.analysis.replay import Expected as Predicted
 
 ALIKE = 0.8  # share of the largest saving: a remedy of one cause that saves as much comes before a CUDA graph
-NEARLY = 0.9  # of the kernels' time; a graph takes some of the gaps between them
+MOST_BEYOND = 2  # times the share of a cause; a replay that saves more removes other causes with it
+SHORTER = 0.5  # times the kernels' time: several streams may overlap more than they did
 ON_TOP = "then, on top of that"
 
 
-def planned(found: Iterable[Diagnosis], replay: Replay, least_s: float = 0.0) -> list[Diagnosis]:
+def planned(found: Iterable[Diagnosis], replay: Replay, busy_s: float = 0.0) -> list[Diagnosis]:
     """Return the diagnoses with the duration that the replay expects; what it finds to gain nothing is left out.
 
     The first is expected alone, each next one on top of those before it. A diagnosis whose change the replay cannot
-    carry, or refuses, stays as it is.
+    carry, or refuses, stays as it is; so does one of which it expects more than the cause takes, or a step that is
+    shorter than its kernels.
 
-    least_s: the time of the step's kernels, below which no change of the host brings a step.
+    busy_s: the time of the kernels of a step.
     """
     found = [one for one in found if one.share >= WORTH]
     answers = {id(one): replay.what_if(one.change) for one in found if one.change is not None}
     told = [(one, answer) for one in found if isinstance(answer := answers.get(id(one)), Predicted)]
-    others = [
+    beyond = [one for one, answer in told if answer.share > MOST_BEYOND * one.share or answer.value < SHORTER * busy_s]
+    told = [(one, answer) for one, answer in told if one not in beyond]
+    others = beyond + [
         one
         for one in found
         if not isinstance(answer := answers.get(id(one)), Predicted)
         and (answer is None or answer.share is None or answer.share >= WORTH)
     ]
-    others += [one for one, answer in told if answer.value < NEARLY * least_s]
-    told = [(one, answer) for one, answer in told if answer.share >= WORTH and answer.value >= NEARLY * least_s]
+    told = [(one, answer) for one, answer in told if answer.share >= WORTH]
     most = max((answer.share for _, answer in told), default=0.0)
     told.sort(
         key=lambda pair: (isinstance(pair[0].change, LaunchesFree) or pair[1].share < ALIKE * most, -pair[1].share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.attribution.gaps import SYNC
+from cs_systems.analysis.attribution.gaps import LAUNCH, SYNC
 from cs_systems.analysis.attribution.tables import gaps, waits
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -17,17 +17,19 @@ REMEDY = "remove .item(), .cpu(), print and torch.cuda.synchronize() from the st
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time that a step without these waits would save by its replay; without one, the idle time in them.
 
-    A replay knows more: after a wait the device is idle until the host has launched again.
+    A replay knows more: after a wait the device is idle until the host has launched again. What it saves beyond that
+    time and the waits has other causes, such as work of the host between them.
     """
     step_s, idle_s = evidence.step_s, evidence.idle_s.get(SYNC, 0.0)
     places = waits.of(evidence.tables)
     if step_s is None or not (idle_s or places):
         return None
     answer = evidence.replay.what_if(SyncRemoved()) if evidence.replay is not None and places else None
-    replayed = isinstance(answer, Expected) and answer.share >= WORTH
+    waited_s = idle_s + evidence.idle_s.get(LAUNCH, 0.0)
+    replayed = isinstance(answer, Expected) and answer.share >= WORTH and waited_s >= WORTH * step_s
     if not idle_s and not replayed:
         return None
-    share = answer.share if isinstance(answer, Expected) and replayed else idle_s / step_s
+    share = min(answer.share, waited_s / step_s) if isinstance(answer, Expected) and replayed else idle_s / step_s
     cause = f"{share:.0%} of the step the GPU is idle because the host synchronises with it"
     named = [row for row in places if row["within"]]
     where = "; ".join(

@@ -218,9 +218,9 @@ def test_step_is_never_expected_below_the_time_of_its_kernels(tmp_path: Path) ->
     (found,) = apply_rules(replace(evidence, usual=None)).diagnoses
     found = replace(found, change=LaunchesFree())
     assert evidence.replay is not None
-    (told,) = planned([found], evidence.replay, least_s=0.3e-3)
+    (told,) = planned([found], evidence.replay, busy_s=0.3e-3)
     assert told.expected is not None
-    assert planned([found], evidence.replay, least_s=1e-3) == [found]
+    assert planned([found], evidence.replay, busy_s=1e-3) == [found]
 
 
 @pytest.mark.parametrize(("gpu", "found"), [("NVIDIA GeForce RTX 3060", True), ("NVIDIA GeForce GTX 1660", False)])
@@ -229,3 +229,37 @@ def test_rtx_card_without_a_known_data_sheet_has_tensor_cores(tmp_path: Path, gp
     for _ in range(100):
         program.launch(1000.0, "ampere_sgemm_128x64_tn")
     assert codes(answer(program, tmp_path)) == ["unused-tensor-cores"] * found
+
+
+def test_work_of_the_host_between_two_waits_is_no_synchronisation(tmp_path: Path) -> None:
+    """Without the waits the host would run ahead, but what the GPU waits for is the host's own work."""
+    program = Program()
+
+    def body(number: int) -> None:
+        for _ in range(8):
+            program.launch(10e3)
+        program.wait("cudaStreamSynchronize")
+        program.now += 20e3
+
+    found = answer(steps(program, 8, body), tmp_path)
+    assert codes(found) == ["host-time"]
+    assert found.causes[0].startswith("20% of the step the GPU is idle while the host makes no CUDA call")
+
+
+def test_replay_that_removes_other_causes_is_no_expectation_of_one(tmp_path: Path) -> None:
+    """In the range the host first works for 10 ms and then allocates for 40 ms; without the range both are gone."""
+    program = Program()
+
+    def body(number: int) -> None:
+        start = program.now
+        program.now += 10e3
+        program.event("cuda_runtime", "cudaMalloc", program.now, 40e3)
+        program.now += 40e3
+        program.during("generation", start)
+        for _ in range(10):
+            program.launch(5e3)
+
+    found = answer(steps(program, 8, body), tmp_path)
+    assert codes(found) == ["device-allocation", "host-time"]
+    assert "(100% in generation)" in found.causes[1]
+    assert "not below 90 ms, now 100 ms" in found.causes[1]
