@@ -353,7 +353,7 @@ def _window(trace: Trace, from_s: float = 0.0, to_s: float = math.inf) -> Step:
     """Return the step between two times since the start of the recording; by default, the whole recording."""
     kernels, ranges, operators = trace.kernels, trace.ranges, trace.operators
     begins = [ranges.start_s, kernels.start_s, kernels.launch_start_s]
-    ends = [ranges.end_s, kernels.end_s, kernels.launch_end_s]
+    ends = [ranges.end_s, kernels.end_s, kernels.launch_end_s, trace.lost_launches]
     if operators is not None:
         begins, ends = [*begins, operators.start_s], [*ends, operators.end_s]
     start, end = float(np.nanmin(np.concatenate(begins))), float(np.nanmax(np.concatenate(ends)))

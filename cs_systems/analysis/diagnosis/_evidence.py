@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
-from cs_systems.analysis.attribution.gaps import HOST, LAUNCH, MALLOC, PROFILER, SYNC, idle_by_cause
+from cs_systems.analysis.attribution.gaps import COPY, HOST, LAUNCH, MALLOC, PROFILER, SYNC, idle_by_cause
 from cs_systems.analysis.attribution.kernel_families import softmax_of_attention
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.attribution.tables import KernelRow, kernels, ranges, steps
@@ -26,7 +26,8 @@ from cs_systems.core.units import counted, human
 from cs_systems.formulas.cost import COST
 from cs_systems.formulas.memory.forecast import Forecast
 from cs_systems.formulas.peaks import CEILING, peak_flops
-from cs_systems.readers.forms.trace import steps_of
+from cs_systems.readers._lost_kernels import launches_kernel
+from cs_systems.readers.forms.trace import Trace, steps_of
 from cs_systems.record import Measurement, RunRecord, measured_by
 
 if TYPE_CHECKING:
@@ -492,7 +493,7 @@ def of_profile(profile: Profile) -> Evidence:
     from cs_systems.analysis.attribution.usual_steps import usual_steps, whole_graph_share
 
     if not profile.trace.kernels:
-        return Evidence(judged="", not_judged="the trace has no kernels; record on a machine with a GPU")
+        return Evidence(judged="", not_judged=_no_kernels(profile.trace))
     if profile.incomplete and profile.trace.lacks_kernels:
         return Evidence(judged="")
     usual = usual_steps(profile)
@@ -503,10 +504,8 @@ def of_profile(profile: Profile) -> Evidence:
         from cs_systems.readers._nsys import NODES
 
         unknowns.append(f"{share:.0%} of the kernels' time is in CUDA graphs recorded as a whole; record with {NODES}")
-    if not unknowns and usual.is_once and sum(each.calls for each in usual.profile.by_step.values()) < FEWEST_KERNELS:
-        return Evidence(usual=usual, judged="", unknowns=(_too_little(usual),))
     tables: Tables = {name: MADE[name](usual.profile, NO_COSTS) for name in TABLES}
-    return replace(
+    found = replace(
         of_trace(tables, profile.trace.devices.get(profile.devices[0])),
         usual=usual,
         distribution=distribution(usual.profile),
@@ -515,11 +514,28 @@ def of_profile(profile: Profile) -> Evidence:
         judged=usual.name or "the step",
         unknowns=tuple(unknowns),
     )
+    worked_s, are_few = (found.busy_s or 0.0) + found.idle_s.get(COPY, 0.0), _kernels_of(usual) < FEWEST_KERNELS
+    if not unknowns and usual.is_once and are_few and worked_s < MOSTLY * usual.step_s:
+        return Evidence(usual=usual, judged="", unknowns=(_too_little(usual),))
+    return found
+
+
+def _no_kernels(trace: Trace) -> str:
+    """Return why nothing is judged: without a GPU there are no launches either."""
+    launches = len(trace.calls.where(launches_kernel))
+    if not launches:
+        return "the trace has no kernels; record on a machine with a GPU"
+    launched = counted(launches, "launch", "launches")
+    return f"the profiler recorded {launched} and no kernel; stop other profilers (ncu, DCGM), and record again"
+
+
+def _kernels_of(usual: Usual) -> int:
+    return sum(each.calls for each in usual.profile.by_step.values())
 
 
 def _too_little(usual: Usual) -> str:
     """Return why a recording of one pass with hardly a kernel tells nothing of a step."""
-    count = sum(each.calls for each in usual.profile.by_step.values())
+    count = _kernels_of(usual)
     time_s, of_s = human(usual.profile.time_s, "s"), human(usual.step_s, "s")
     return (
         f"what limits a step: {counted(count, 'kernel')} in {of_s} ({time_s} of kernels), and nothing repeats; mark it "

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from cs_systems.analysis.attribution.gaps import COPY
 from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.replay import CopiesOverlapped
 from cs_systems.core.tables import Row
+from cs_systems.readers.forms.trace import steps_of
 
 PLAIN = "copy from pinned memory, in a stream of its own, while kernels run"
+AHEAD = "copy less, such as a smaller data type, or copy ahead in a stream of its own, while kernels run"
 REMEDY = "pin the host's memory (pin_memory=True), copy with non_blocking=True, and copy the next batch ahead"
 
 
@@ -20,8 +24,21 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU copies memory and computes nothing"
     rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == COPY)
-    remedy = REMEDY if evidence.uses_torch else PLAIN
+    remedy = AHEAD if _are_pinned(evidence) else REMEDY if evidence.uses_torch else PLAIN
     return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=rows, change=CopiesOverlapped())
+
+
+def _are_pinned(evidence: Evidence) -> bool:
+    """Return whether most time of the copies between host and device is from or to pinned memory already."""
+    if evidence.usual is None:
+        return False
+    copies = evidence.usual.profile.trace.copies
+    copies = copies.take(steps_of(copies.start_s, evidence.usual.profile.steps)[1])
+    pinned, pageable = (
+        float((copies.end_s - copies.start_s)[copies.name.codes_where(re.compile(memory).search)].sum())
+        for memory in ("pinned", "pageable")
+    )
+    return pinned > pageable
 
 
 RULE = Rule(find)

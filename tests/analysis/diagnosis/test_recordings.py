@@ -223,6 +223,57 @@ def test_step_is_never_expected_below_the_time_of_its_kernels(tmp_path: Path) ->
     assert planned([found], evidence.replay, busy_s=1e-3) == [found]
 
 
+def without_kernels(program: Program, kept: int) -> Program:
+    """Leave out all kernels but the first ones, as a profiler does that drops them."""
+    numbers = [place for place, event in enumerate(program.events) if event["cat"] == "kernel"]
+    for place in reversed(numbers[kept:]):
+        del program.events[place]
+    return program
+
+
+def test_launches_after_the_last_recorded_kernel_make_the_trace_incomplete(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(1000):
+        program.launch(3.0, then=20.0)
+    program.wait()
+    found = profile(read(without_kernels(program, 40).write(tmp_path / "trace.json")))
+    assert found.incomplete is not None
+    assert "960 of 1,000 launched kernels (96.0%) are missing" in found.incomplete
+    assert apply_rules(of_profile(found)).causes == []
+
+
+def test_launches_without_a_kernel_show_that_there_was_a_gpu(tmp_path: Path) -> None:
+    program = Program()
+    busy(program, 40)
+    program.during("aten::mm", 1000.0, "cpu_op")
+    found = answer(without_kernels(program, 0), tmp_path)
+    assert found.nothing.startswith("nothing was judged: the profiler recorded 40 launches and no kernel")
+
+
+def copied(program: Program, lasts: float, memory: str) -> None:
+    """Copy memory to the device, and wait for it."""
+    program.number += 1
+    call = {"correlation": program.number}
+    program.event("cuda_runtime", "cudaMemcpyAsync", program.now, 4.0, **call)
+    name, where = f"Memcpy HtoD ({memory} -> Device)", {"device": 0, "stream": 7, "bytes": 1 << 20, "thread": 7}
+    start = max(program.now, program.free) + 4.0
+    program.event("gpu_memcpy", name, start, lasts, **where, **call)
+    program.now = program.free = start + lasts
+
+
+@pytest.mark.parametrize(("memory", "remedy"), [("Pageable", "pin the host's memory"), ("Pinned", "copy less")])
+def test_copies_from_pinned_memory_are_not_told_to_pin_it(tmp_path: Path, memory: str, remedy: str) -> None:
+    program = Program()
+
+    def body(number: int) -> None:
+        copied(program, 1000.0, memory)
+        program.launch(100.0, ELEMENTWISE)
+
+    found = answer(steps(program, 1, body), tmp_path)
+    assert codes(found)[0] == "blocking-copies"
+    assert f": {remedy}" in found.causes[0]
+
+
 @pytest.mark.parametrize(("gpu", "found"), [("NVIDIA GeForce RTX 3060", True), ("NVIDIA GeForce GTX 1660", False)])
 def test_rtx_card_without_a_known_data_sheet_has_tensor_cores(tmp_path: Path, gpu: str, found: bool) -> None:
     program = Program(gpu)
