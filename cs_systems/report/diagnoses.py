@@ -16,7 +16,7 @@ def sentences(answer: Answer, doubt: str | None = None) -> list[str]:
 
     doubt: a sentence about all numbers, which comes first.
     """
-    return [plain(sentence) for sentence in [*filter(None, [doubt]), *answer.causes, *answer.others]]
+    return [plain(sentence) for sentence in [*filter(None, [doubt, answer.verdict]), *answer.causes, *answer.others]]
 
 
 def text(answer: Answer, format: str = "terminal", width: int | None = None, doubt: str | None = None) -> str:
@@ -26,7 +26,8 @@ def text(answer: Answer, format: str = "terminal", width: int | None = None, dou
     comes first.
     """
     first = f"{_line('', doubt, format, width)}\n\n" if doubt else ""
-    lines = [_line(f"{n}. ", each, format, width) for n, each in enumerate(answer.causes, 1)]
+    lines = [_line("", answer.verdict, format, width)] if answer.verdict else []
+    lines += [_line(f"{n}. ", each, format, width) for n, each in enumerate(answer.causes, 1)]
     lines += [_line("", each, format, width) for each in answer.others]
     return first + ("\n".join(lines) + "\n\n" if lines else "")
 

@@ -43,7 +43,8 @@ LONG_CALL_S = 5e-3  # a launch takes some µs; one that lasts longer loads or co
 LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual work are not named
 START_UP_S = 5e-3  # a shorter time before the first launch is none
 COLD = 0.3  # share of the time in which first uses leave nothing to judge
-FIRST_HALF = 0.5  # of the kernels: a start-up that ends later leaves no usual stretch
+WHOLE_PROCESS = ("nsys", "rocprofv3")  # profilers that start the program, so that each recording has a start-up
+FIRST_HALF = 0.5  # of the kernels and of their time: a start-up that ends later leaves no usual stretch
 
 
 class Apart(NamedTuple):
@@ -74,6 +75,7 @@ class Usual:
         is_cold: first uses go on until the end, so that no step is usual.
         is_once: no work is known to repeat, so that nothing tells whether this is how it usually runs.
         is_named: the program marks this work by ranges.
+        is_rest: it is what is left of such a range after its own start-up.
     """
 
     profile: Profile
@@ -86,6 +88,7 @@ class Usual:
     is_cold: bool = False
     is_once: bool = False
     is_named: bool = True
+    is_rest: bool = False
 
 
 def usual_steps(profile: Profile) -> Usual:
@@ -95,26 +98,36 @@ def usual_steps(profile: Profile) -> Usual:
     if [step.name for step in profile.steps] != [RECORDING]:
         return _of_steps(profile)
     trace, whole = profile.trace, profile.steps[0]
+    if whole.takes_earlier and trace.profiler in WHOLE_PROCESS:  # it opens its context before it launches
+        whole = whole._replace(start_s=min(whole.start_s, trace.calls.start_s.min(initial=math.inf)))
     steps, name, is_named = _found(profile)
     if len(steps) > 1:
         found = _of_steps(_restricted(profile, steps), name)
         began_s = found.profile.steps[0].start_s
     else:
-        window, is_cold = _warm(trace, steps[0] if steps else whole)
-        if window.start_s > whole.start_s + START_UP_S and not name:
-            name = "the time after the start-up"
+        around = steps[0] if steps else whole
+        window, is_cold = _warm(trace, around)
+        is_rest = window.start_s > around.start_s + START_UP_S
+        if is_rest:
+            name = f"{name or 'the time'} after the start-up"
         found = Usual(
-            _restricted(profile, [window]), window.end_s - window.start_s, name, is_cold=is_cold, is_once=True
+            _restricted(profile, [window]),
+            window.end_s - window.start_s,
+            name,
+            is_cold=is_cold,
+            is_once=True,
+            is_rest=is_rest,
         )
         began_s = window.start_s
     total_s = whole.end_s - whole.start_s
     causes = {} if found.is_cold else ranges_before(trace, began_s, LEAST_NAMED * total_s)
     causes |= long_calls(trace, whole.start_s, whole.end_s if found.is_cold else began_s)
+    lost_s = math.fsum(long_calls(trace, began_s, whole.end_s).values())
     return replace(
         found,
         total_s=total_s,
         start_up=_in_words(causes),
-        start_up_s=sum(causes.values()) if found.is_cold else max(0.0, began_s - whole.start_s),
+        start_up_s=max(0.0, began_s - whole.start_s) + (lost_s if found.is_cold else 0.0),
         is_named=is_named,
     )
 
@@ -291,7 +304,7 @@ def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
     """Return the window from the end of its start-up on, to the end of its kernels, and whether it is cold throughout.
 
     The time before its first launch is of no step. The start-up ends with the last launch that loads code, if most
-    kernels follow it.
+    kernels follow it and most of their time.
     """
     kernels = trace.kernels
     inside = steps_of(kernels.launched_s, [window])[1]
@@ -307,8 +320,8 @@ def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
     if not long.any():
         return Step(window.name, start_s, end_s), False
     loaded_s = float(kernels.launch_end_s[long].max())
-    after = inside & (kernels.launched_s >= loaded_s)
-    if after.sum() < FIRST_HALF * inside.sum():
+    after, lasted = inside & (kernels.launched_s >= loaded_s), kernels.end_s - kernels.start_s
+    if after.sum() < FIRST_HALF * inside.sum() or lasted[after].sum() < FIRST_HALF * lasted[inside].sum():
         lost_s = math.fsum(long_calls(trace, start_s, end_s).values())
         return Step(window.name, start_s, end_s), lost_s > COLD * (end_s - start_s)
     return Step(window.name, loaded_s, end_s), False

@@ -229,16 +229,25 @@ class Answer:
         return [diagnosis.sentence for diagnosis in self.diagnoses[:MOST]]
 
     @property
+    def verdict(self) -> str:
+        """Return that nothing is to be gained, where no cause but those that come last was found; it comes first."""
+        return self.nothing if self.diagnoses and all(one.comes_last for one in self.diagnoses) else ""
+
+    @property
     def others(self) -> list[str]:
         """Return what the run refutes, what cannot be told, and that nothing else is to be gained."""
-        return [*self.refuted, *(f"cannot be told: {text}" for text in self.unknowns), *filter(None, [self.nothing])]
+        unknown = (f"cannot be told: {text}" for text in self.unknowns)
+        return [*self.refuted, *unknown, *filter(None, [self.nothing if not self.verdict else ""])]
 
 
 NO_ANSWER = Answer()
 
 
 def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses that are worth a change, the largest first; those that come last after all others."""
+    """Return the diagnoses that are worth a change, the largest first; those that come last after all others.
+
+    What outweighs the usual steps comes before their causes.
+    """
     worth = [diagnosis for diagnosis in found if diagnosis.share >= WORTH]
     causes = [diagnosis for diagnosis in worth if not diagnosis.is_last_resort] or worth
-    return tuple(sorted(causes, key=lambda d: (d.comes_last, bool(d.then), -d.share * d.weight)))
+    return tuple(sorted(causes, key=lambda d: (d.comes_last, not d.is_outside, bool(d.then), -d.share * d.weight)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.attribution.usual_steps import START_UP
+from cs_systems.analysis.attribution.usual_steps import START_UP, WHOLE_PROCESS, Usual
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.core.tables import Row
@@ -11,6 +11,8 @@ from cs_systems.core.units import human
 REMEDY = "warm up before recording, and leave this time out of every mean"
 COLD = "run the step several times before recording it, because every kernel here runs for the first time"
 MOST_NAMED = 2
+TRIAL = 0.01  # share of the recording; steps that take less are a trial, though they repeat
+OUTWEIGHS = 0.9  # share of the recording; more comes before what is left of a range after its own start-up
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -39,8 +41,20 @@ def find(evidence: Evidence) -> Diagnosis | None:
         evidence=(row,),
         subject=" ",
         is_outside=True,
-        comes_last=usual.is_named or usual.start_up_s < MOSTLY * usual.total_s,
+        comes_last=_comes_last(usual, usual.start_up_s / usual.total_s),
     )
+
+
+def _comes_last(usual: Usual, share: float) -> bool:
+    """Return whether the usual steps are the subject of the recording, and not its start-up."""
+    if share < MOSTLY:
+        return True
+    if usual.is_named:
+        return not usual.is_rest or share < OUTWEIGHS
+    if usual.profile.trace.profiler not in WHOLE_PROCESS:
+        return False
+    usual_s = usual.step_s * len(usual.profile.steps)
+    return usual_s >= (WORTH if usual.is_once else TRIAL) * usual.total_s
 
 
 RULE = Rule(find)

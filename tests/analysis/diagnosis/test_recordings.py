@@ -16,7 +16,9 @@ from cs_systems.analysis.diagnosis._evidence import of_profile
 from cs_systems.analysis.diagnosis._plan import planned
 from cs_systems.analysis.replay import LaunchesFree
 from cs_systems.readers import read
+from cs_systems.report.diagnoses import sentences, text
 from tests.programs import ELEMENTWISE, PRODUCT, Program
+from tests.recorded import MAIN
 
 
 def answer(program: Program, folder: Path) -> Answer:
@@ -250,6 +252,53 @@ def test_launches_without_a_kernel_show_that_there_was_a_gpu(tmp_path: Path) -> 
     assert found.nothing.startswith("nothing was judged: the profiler recorded 40 launches and no kernel")
 
 
+def test_start_up_that_leaves_hardly_any_work_of_a_range_comes_first(tmp_path: Path) -> None:
+    """The range holds a compilation, which its name does not tell, and 50 short kernels after it."""
+    program = Program()
+    program.launch(3.0, call=3e6)
+    for _ in range(50):
+        program.launch(3.0, then=100.0)
+    program.wait()
+    program.during("compile", 1000.0)
+    found = answer(program, tmp_path)
+    assert codes(found) == ["start-up", "launch-bound"]
+    assert "(range 'compile' after the start-up)" in found.causes[1]
+
+
+def process(export: Callable[..., Path], passes: int) -> Answer:
+    """Judge a process that opens its context for 500 ms and then launches four kernels again and again."""
+    launches, kernels = [], []
+    for number in range(4 * passes):
+        start = 500_000_000 + 100_000 * number
+        launches.append((start, start + 4_000, MAIN, number + 1))
+        kernels.append((f"kernel_{number % 4}", start + 8_000, start + 106_000, number + 1))
+    opened = ("cudaMalloc", 0, 499_000_000, MAIN)
+    return apply_rules(of_profile(profile(read(export((), launches, kernels, [opened])))))
+
+
+@pytest.mark.parametrize(("passes", "comes_first"), [(400, False), (8, True)])
+def test_start_of_a_process_comes_first_only_before_a_trial(
+    export: Callable[..., Path], passes: int, comes_first: bool
+) -> None:
+    found = process(export, passes)
+    assert codes(found) == ["start-up"]
+    assert "499 ms in cudaMalloc" in found.causes[0]
+    assert found.diagnoses[0].comes_last != comes_first
+    assert bool(found.verdict) != comes_first
+
+
+@pytest.mark.parametrize("call", [4.0, 9e3])
+def test_few_kernels_that_fill_a_pass_are_judged(tmp_path: Path, call: float) -> None:
+    """A first launch that loads code is no start-up of a kernel that then takes nearly all the time."""
+    program = Program()
+    program.launch(3e6, "monte_carlo", call=call)
+    program.launch(20.0, "reduce")
+    program.wait()
+    found = answer(program, tmp_path)
+    assert codes(found) == []
+    assert found.nothing == "nothing found that would save more than 5% of the step"
+
+
 def copied(program: Program, lasts: float, memory: str) -> None:
     """Copy memory to the device, and wait for it."""
     program.number += 1
@@ -314,3 +363,17 @@ def test_replay_that_removes_other_causes_is_no_expectation_of_one(tmp_path: Pat
     assert codes(found) == ["device-allocation", "host-time"]
     assert "(100% in generation)" in found.causes[1]
     assert "not below 90 ms, now 100 ms" in found.causes[1]
+
+
+def test_answer_without_a_cause_in_the_usual_steps_begins_with_that(tmp_path: Path) -> None:
+    program = Program()
+
+    def body(number: int) -> None:
+        program.launch(1000.0, call=50e3 if not number else 4.0)
+        busy(program)
+
+    found = answer(steps(program, 12, body), tmp_path)
+    first, second = sentences(found)
+    assert first == "nothing found that would save more than 5% of steps 1–11 of 12"
+    assert second.startswith("step 0 takes 81.0 ms")
+    assert text(found).startswith(first)
