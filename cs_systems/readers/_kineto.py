@@ -335,7 +335,7 @@ class _Reader:
     def _module(self, event: Event, start: float, end: float) -> None:
         if (name := _text(event.name)).startswith(PREFIX):
             self._process_of(event).modules.append(Range(name, start, end, int(event.tid)))
-        elif end - start >= LONG_FUNCTION_S and not name.startswith("<"):
+        elif end - start >= LONG_FUNCTION_S and (not name.startswith("<") or name.startswith("<built-in")):
             self._process_of(event).functions.append(Range(self._name(event), start, end, self._thread(event)))
 
     def _cpu_op(self, event: Event, start: float, end: float) -> None:

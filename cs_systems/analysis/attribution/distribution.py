@@ -28,6 +28,7 @@ _SIGNS = {
     FSDP: ("FSDP::", "fsdp::", "FullyShardedDataParallel"),
 }
 SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
+_FIND_TENSORS, _PREPARE = ": _find_tensors", "prepare_for_backward"  # DistributedDataParallel calls the first to search
 _BACKWARD = "autograd::engine::evaluate_function"
 _UPDATE = "Optimizer.step#"
 
@@ -97,6 +98,12 @@ def distribution(profile: Profile) -> Distribution | None:
         which &= steps_of(operators.start_s, steps)[1]
         searches = int(which.sum())
         search_s = float((operators.end_s - operators.start_s)[which].sum()) / len(steps)
+    if not searches:  # Python's part of the search, where the file has functions in place of the reducer's operator
+        runs = trace.functions.named(lambda name: name.endswith(_FIND_TENSORS) or _PREPARE in name)
+        inside = steps_of(np.array([run.start_s for run in runs]), steps)[1].tolist()
+        runs = [run for run, is_inside in zip(runs, inside, strict=True) if is_inside]
+        searches = sum(run.name.endswith(_FIND_TENSORS) for run in runs)
+        search_s = searches and sum(run.end_s - run.start_s for run in runs) / len(steps)
     return Distribution(
         world_size,
         wrapper,

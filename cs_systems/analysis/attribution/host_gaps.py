@@ -13,6 +13,7 @@ from typing import Annotated, TypedDict
 import numpy as np
 
 from cs_systems.analysis.attribution.gaps import Gaps, silences
+from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.core.range_names import general, is_operator
 from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.tables import Column
@@ -23,6 +24,7 @@ from cs_systems.readers.forms.trace import Calls, Step, Trace, steps_of
 NO_CALL = "no CUDA call, and nothing recorded"
 # Name of a Python function as torch.profiler writes it: `train.py(88): evaluate`.
 _FUNCTION = re.compile(r"(?P<file>.*\.py)\((?P<line>\d+)\): (?P<name>.*)")
+_BUILT_IN = re.compile(r"<built-in (function|method) (?P<name>\S+).*>")
 _INSTALLED = re.compile(
     r"(site|dist)-packages|/lib/python3|^(torch|lightning|transformers|accelerate)/|^(contextlib|threading|runpy)\.py"
 )
@@ -118,8 +120,18 @@ def _work(trace: Trace, time_s: Floats) -> tuple[list[str], Ints]:
             opened = line.index(time_s)
             for stack in np.unique(opened).tolist():
                 if own := named(trace, line.stacks[stack]):
-                    codes[opened == stack] = numbers.setdefault(own[-1], len(numbers))
+                    name = _with_call(own[-1], line.stacks[stack])
+                    codes[opened == stack] = numbers.setdefault(name, len(numbers))
     return list(numbers), codes
+
+
+def _with_call(name: str, stack: Sequence[str]) -> str:
+    """Return a name with the innermost function of a known kind of work, which a name of the user's may hide."""
+    if host_work(name):
+        return name
+    called = (_FUNCTION.sub(r"\g<name>", frame) for frame in reversed(stack))
+    known = next((each for each in called if host_work(each)), None)
+    return name if known is None else f"{name}, " + _BUILT_IN.sub(r"\g<name>", known)
 
 
 def _written(trace: Trace, names: Iterable[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from cs_systems.formulas.cost import COST
 from cs_systems.formulas.memory.forecast import Forecast
 from cs_systems.formulas.peaks import CEILING, peak_flops
 from cs_systems.readers._lost_kernels import launches_kernel
+from cs_systems.readers._stalls import Kind, kind
 from cs_systems.readers.forms.trace import Trace, steps_of
 from cs_systems.record import Measurement, RunRecord, measured_by
 
@@ -61,6 +63,7 @@ HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels de
 SLOWER_UNDER = {"kineto": (1.5, 3.6), "nsys": (1.2, 1.6)}
 FEWEST_KERNELS = 20  # of a pass that does not repeat; with fewer it is set-up, or a test
 ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
+OF_HOST_MEMORY = re.compile(r"(cuda|hip)(Host(Alloc|Malloc|Register|Free|Unregister)|FreeHost|MallocHost)|cuMemHost")
 MOSTLY = 0.5  # share of the kernels' time
 TABLES = ("steps", "gaps", "host_gaps", "waits", "phases", "families", "kernels", "attention", "overlap", "ranges")
 # The columns that rules read of each table. A record may come from any program: other rows are left out.
@@ -325,6 +328,26 @@ class Evidence:
 
         made = replayed(self.usual.profile)
         return made if made.why_not is None else None
+
+    @cached_property
+    def pinned_share(self) -> float:
+        """Share of the time in allocating calls of the usual steps that pins the host's memory; 0 without a trace."""
+        if self.usual is None:
+            return 0.0
+        calls = self.usual.profile.trace.calls.where(lambda name: kind(name) == Kind.ALLOCATION)
+        calls = calls.take(steps_of(calls.start_s, self.usual.profile.steps)[1])
+        lasted = calls.end_s - calls.start_s
+        whole_s = float(lasted.sum())
+        return float(lasted[calls.name.codes_where(OF_HOST_MEMORY.search)].sum()) / whole_s if whole_s else 0.0
+
+    @cached_property
+    def blocking_share(self) -> float:
+        """Share of the usual steps' kernels whose launch lasts until their end; 0 without a trace."""
+        if self.usual is None:
+            return 0.0
+        kernels = self.usual.profile.trace.kernels
+        known = steps_of(kernels.launched_s, self.usual.profile.steps)[1] & (kernels.launch_end_s > 0)
+        return float((kernels.launch_end_s >= kernels.end_s)[known].mean()) if known.sum() >= FEWEST_KERNELS else 0.0
 
     @property
     def silent_s(self) -> float:

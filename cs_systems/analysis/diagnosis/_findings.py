@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from cs_systems.analysis.replay import Change
 
 WORTH = 0.05  # share of the step or the peak; what takes less is within the noise of most machines
+SMALL = 0.1  # share; a cause that takes less comes after those outside of the usual steps
+EXPLAINS = 0.5  # share of a general cause
 MOST = 3  # sentences that a page or a command begins with
 
 
@@ -80,6 +82,7 @@ class Diagnosis:
         change: the remedy as a change of the recorded step, which a replay can carry; None without one.
         then: the words for a remedy that follows others: `now` is the step after those; "" for the first.
         recorded: the step as a profiler recorded it, where `now` is without the profiler's usual slowdown.
+        refines: the codes of causes that this one explains in part or whole.
         unprofiled: least and most that `now` may be without the profiler, where only a profiled step is known.
     """
 
@@ -105,6 +108,7 @@ class Diagnosis:
     then: str = ""
     unprofiled: tuple[float, float] | None = None
     recorded: float | None = None
+    refines: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
@@ -187,11 +191,13 @@ class Rule:
 
     shortens_kernels: its remedy does nothing else, and so gains nothing while the host limits the step.
     judges_loop: its causes are about a whole loop, and not about a usual step of it.
+    refines: the codes of rules whose causes it explains: it comes before them if it explains half of what they take.
     """
 
     find: Callable[[Evidence], Diagnosis | Unknown | None]
     shortens_kernels: bool = False
     judges_loop: bool = False
+    refines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,4 +256,19 @@ def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
     """
     worth = [diagnosis for diagnosis in found if diagnosis.share >= WORTH]
     causes = [diagnosis for diagnosis in worth if not diagnosis.is_last_resort] or worth
-    return tuple(sorted(causes, key=lambda d: (d.comes_last, not d.is_outside, bool(d.then), -d.share * d.weight)))
+    order = sorted(causes, key=_rank)
+    for one in [*order]:
+        explained = [at for at, other in enumerate(order) if other.code in one.refines and _explains(one, other)]
+        if explained and explained[0] < (at := order.index(one)):
+            order.insert(explained[0], order.pop(at))
+    return tuple(order)
+
+
+def _rank(one: Diagnosis) -> tuple[int, bool, bool, float]:
+    """Return the place in the order: what concerns no usual step comes last, but before a small share of one."""
+    is_small = one.share < SMALL and not one.comes_last
+    return 2 * is_small + one.comes_last, not one.is_outside, bool(one.then), -one.share * one.weight
+
+
+def _explains(one: Diagnosis, other: Diagnosis) -> bool:
+    return one.share >= EXPLAINS * other.share

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.attribution.gaps import MALLOC
 from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.core.tables import Row
 
 PLAIN = "allocate once and reuse the memory, or take it from a pool (cudaMallocAsync)"
@@ -18,7 +18,7 @@ REMEDY = (
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the gaps in which the host was allocating device memory."""
     step_s, idle_s = evidence.step_s, evidence.idle_s.get(MALLOC)
-    if step_s is None or not idle_s:
+    if step_s is None or not idle_s or evidence.pinned_share >= MOSTLY:  # `pinned_allocation` reports this time
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU is idle while the host allocates device memory"
     rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == MALLOC)
@@ -26,4 +26,4 @@ def find(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=rows)
 
 
-RULE = Rule(find)
+RULE = Rule(find, refines=("host-synchronisation",))

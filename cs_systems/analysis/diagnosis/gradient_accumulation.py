@@ -25,4 +25,4 @@ def find(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, REMEDY, step_s, step_s - exposed_s, subject=evidence.subject)
 
 
-RULE = Rule(find)
+RULE = Rule(find, refines=("exposed-communication",))

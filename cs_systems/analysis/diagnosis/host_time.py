@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.attribution.host_gaps import NO_CALL
+from collections import Counter
+from collections.abc import Iterable
+
+from cs_systems.analysis.attribution.host_gaps import NO_CALL, HostGapRow
+from cs_systems.analysis.attribution.host_work import HostWork, host_work
 from cs_systems.analysis.attribution.tables import host_gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -12,6 +16,8 @@ from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
 MOST_NAMED = 2
+MOSTLY = 0.5  # share of the time: work that takes less is not all that the host does
+NO_CALLS = "makes no CUDA call"
 REMEDY = "move this work out of the step, or into another process"
 UNNAMED = "find what the program does there: record with with_stack=True, or mark it by record_function"
 
@@ -25,17 +31,27 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     named = [row for row in rows if row["host"] != NO_CALL]
     longest = max(row["longest_s"] for row in rows)
-    cause = (
-        f"{silent_s / step_s:.0%} of the step the GPU is idle while the host makes no CUDA call, for up to "
-        f"{human(longest, 's')}"
-    )
     whole_s = sum(row["time_s"] for row in rows)
+    work = _work(named, whole_s)
+    cause = (
+        f"{silent_s / step_s:.0%} of the step the GPU is idle while the host {work.words if work else NO_CALLS}, for "
+        f"up to {human(longest, 's')}"
+    )
     where = ", ".join(f"{row['time_s'] / whole_s:.0%} in {row['host']}" for row in named[:MOST_NAMED])
     evidence_rows: tuple[Row, ...] = tuple(rows)
-    remedy = REMEDY if named else UNNAMED
+    remedy = work.remedy if work else REMEDY if named else UNNAMED
     ranges = evidence.usual.profile.trace.ranges.name.values if evidence.usual else ()
     change = HostScaled(0.0, named[0]["host"]) if named and named[0]["host"] in ranges else None
     return Diagnosis(cause, remedy, step_s, step_s - silent_s, evidence=evidence_rows, where=where, change=change)
+
+
+def _work(rows: Iterable[HostGapRow], whole_s: float) -> HostWork | None:
+    """Return the kind of work that takes most of the time; None if the names tell none that does."""
+    times = Counter[HostWork]()
+    for row in rows:
+        if work := host_work(row["host"]):
+            times[work] += row["time_s"]
+    return next((work for work, time_s in times.most_common(1) if time_s >= MOSTLY * whole_s), None)
 
 
 RULE = Rule(find)

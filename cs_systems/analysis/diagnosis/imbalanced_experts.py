@@ -27,4 +27,4 @@ def find(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, REMEDY, job.step_s, late.least_s, subject=late.in_words)
 
 
-RULE = Rule(find)
+RULE = Rule(find, refines=("exposed-communication",))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.analysis.comparison.loop_findings import CALLS, COLLECTOR, OWN_PYTHON, UNSAMPLED, OwnPythonRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -13,18 +12,6 @@ NOTABLE = 0.10  # share of the step; a smaller one is the loop's own bookkeeping
 LEAST = 0.02  # share of the step of a function that is named
 MOST = 3  # functions that are named
 FEWEST = 3  # samples of the stack that show a function
-# Functions by the last part of their name → the remedy for them.
-REMEDIES = {
-    "save": "save less often, or in another thread",
-    "sleep": "remove the pause",
-    "print": "print less often",
-    "item": "read values less often",
-    "tolist": "read values less often",
-    "cpu": "read values less often",
-    "log": "log less often",
-    "info": "log less often",
-    "add_scalar": "log less often",
-}
 REMEDY = "move it into the workers of a data loader, do it less often, or make it faster"
 
 
@@ -34,14 +21,10 @@ def named(row: OwnPythonRow) -> str:
     return f"{function}, {row['calls']}" if row.get("calls") else function
 
 
-def remedy(rows: Sequence[OwnPythonRow]) -> str:
-    """Return the remedy for what most of the time is called for."""
-    return REMEDIES.get(last(rows[0].get("calls")), REMEDY) if rows else REMEDY
-
-
-def last(calls: str | None) -> str:
-    """Return the last part of the name of a function that is called, such as `save` of `torch.save`."""
-    return (calls or "").rpartition(".")[2]
+def remedy(calls: str | None) -> str:
+    """Return the remedy for the kind of work that is called; REMEDY if it is unknown."""
+    work = host_work(calls or "")
+    return work.remedy if work else REMEDY
 
 
 def find(evidence: Evidence) -> Diagnosis | Unknown | None:
@@ -63,7 +46,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         return Unknown(f"what runs in {share} outside the model's phases{why}")
     lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
     cause = f"{share} is the script's own Python: {lines}"
-    return Diagnosis(cause, remedy(shown), step_s, step_s - lasted_s, evidence=tuple(rows))
+    return Diagnosis(cause, remedy(shown[0].get("calls")), step_s, step_s - lasted_s, evidence=tuple(rows))
 
 
 RULE = Rule(find)

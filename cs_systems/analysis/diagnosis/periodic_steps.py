@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, SLOW_STEPS, SlowStepsRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.garbage_collection import FEWEST
-from cs_systems.analysis.diagnosis.own_python import REMEDIES, last
 from cs_systems.core.units import counted
 
 _ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth",
@@ -46,7 +46,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
             cause, remedy = f"{cause}: {what}, forward passes without gradients", EVALUATION
         else:
             cause = f"{cause}: {what}{f', {calls}' if calls else ''}"
-            remedy = REMEDIES.get(last(calls), REMEDY)
+            work = host_work(calls or "")
+            remedy = work.remedy if work else REMEDY
     else:
         remedy = "see what the loop does there besides a usual step"
     is_once = most["steps"] == 1

@@ -19,4 +19,4 @@ def find(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, REMEDY, memory.peak_bytes, at_best, "bytes", memory.rows, expected=then)
 
 
-RULE = Rule(find)
+RULE = Rule(find, refines=("kept-activations",))

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
-from cs_systems.analysis.attribution.distribution import DDP
+import numpy as np
+
+from cs_systems.analysis.attribution.collectives import Collective
+from cs_systems.analysis.attribution.distribution import DDP, FSDP, Distribution
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.units import human
 
 SMALL_BYTES = 1 << 20  # an all-reduce of less takes its latency, not its bandwidth; PyTorch's first bucket has 1 MiB
 MANY = 4  # all-reduces of a pass; a small model has few of any size
+OWN = "send several gradients in one all-reduce: wrap the model in DistributedDataParallel, or flatten them"
 REMEDY = "send larger buckets (bucket_cap_mb of DistributedDataParallel, 25 by default)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find small all-reduces of gradients; in one bucket, at best none of their exposed time is left."""
     found, step_s = evidence.distribution, evidence.step_s
-    if found is None or step_s is None or found.wrapper != DDP or not found.passes:
+    if found is None or step_s is None or found.wrapper == FSDP or not found.has_backward:
         return None
     reduces = [call for call in found.calls if call.name == "all_reduce" and call.size_bytes]
     small = [call for call in reduces if (call.size_bytes or 0) < SMALL_BYTES]
+    if found.wrapper != DDP and not _in_a_row(found, small):
+        return None
     of_pass = len(small) / max(found.steps, found.passes)
     if of_pass < MANY or 2 * len(small) < len(reduces):
         return None
     size = human(median(call.size_bytes or 0 for call in small), "bytes")
     cause = f"each backward sends {of_pass:.0f} all-reduces of {size} (median), too small to use the bandwidth"
-    return Diagnosis(cause, REMEDY, step_s, step_s - found.exposed_s(small), subject=evidence.subject)
+    remedy = REMEDY if found.wrapper == DDP else OWN
+    return Diagnosis(cause, remedy, step_s, step_s - found.exposed_s(small), subject=evidence.subject)
 
 
-RULE = Rule(find)
+def _in_a_row(found: Distribution, calls: Sequence[Collective]) -> bool:
+    """Return whether most calls follow another one without computation between, unlike those that divide a layer."""
+    begun = np.searchsorted(found.computing.start_s, sorted(call.start_s for call in calls))
+    return 2 * int((np.diff(begun) == 0).sum()) > len(calls)
+
+
+RULE = Rule(find, refines=("exposed-communication",))

@@ -38,4 +38,4 @@ def find(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-RULE = Rule(find, shortens_kernels=True)
+RULE = Rule(find, shortens_kernels=True, refines=("unfused-elementwise",))

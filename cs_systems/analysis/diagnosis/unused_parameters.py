@@ -32,4 +32,4 @@ def _size(call: Collective) -> float:
     return float("inf") if call.size_bytes is None else call.size_bytes
 
 
-RULE = Rule(find)
+RULE = Rule(find, refines=("exposed-communication",))

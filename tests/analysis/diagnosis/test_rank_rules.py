@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cs_systems.analysis.attribution.collectives import Collective
-from cs_systems.analysis.attribution.distribution import DDP, Distribution, distribution
+from cs_systems.analysis.attribution.distribution import DDP, FSDP, Distribution, distribution
 from cs_systems.analysis.attribution.overlap import NOTHING, Intervals
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.comparison.rank_work import INPUT, KERNELS, OPERATORS, PYTHON, Work, longer
@@ -207,7 +207,17 @@ def test_many_small_all_reduces_are_small_buckets() -> None:
     assert (found.now, found.at_best) == pytest.approx((0.1, 0.088))
     for others in ([64 << 10] * 3, [1 << 20] * 6, [None] * 6, [64 << 10] * 5 + [25 << 20] * 6):
         assert "small-buckets" not in codes(sends(*others))
-    assert "small-buckets" not in codes(sends(*[64 << 10] * 6, wrapper=""))
+    assert "small-buckets" not in codes(sends(*[64 << 10] * 6, wrapper=FSDP))
+
+
+def test_small_all_reduces_without_a_wrapper_are_of_gradients_if_nothing_is_computed_between() -> None:
+    alone = sends(*[64 << 10] * 6, wrapper="")
+    assert "small-buckets" in codes(alone)
+    times = 0.01 * np.arange(6)
+    between = Intervals(times + 3e-3, times + 5e-3)
+    assert alone.distribution is not None
+    divided = replace(alone, distribution=replace(alone.distribution, computing=between))
+    assert "small-buckets" not in codes(divided)
 
 
 def test_search_for_unused_parameters_costs_itself_and_the_smallest_all_reduce() -> None:

@@ -20,6 +20,9 @@ from cs_systems.report.diagnoses import sentences, text
 from tests.programs import ELEMENTWISE, PRODUCT, Program
 from tests.recorded import MAIN
 
+# Rules whose faults are planted, and left out, in this file.
+TRIED = ("blocking-launches", "pinned-allocation")
+
 
 def answer(program: Program, folder: Path) -> Answer:
     return apply_rules(of_profile(profile(read(program.write(folder / "trace.json")))))
@@ -377,3 +380,71 @@ def test_answer_without_a_cause_in_the_usual_steps_begins_with_that(tmp_path: Pa
     assert first == "nothing found that would save more than 5% of steps 1–11 of 12"
     assert second.startswith("step 0 takes 81.0 ms")
     assert text(found).startswith(first)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_launches_that_last_until_their_kernel_ends_are_named(tmp_path: Path, blocking: bool) -> None:
+    program = Program()
+
+    def body(_: int) -> None:
+        for _ in range(30):
+            start = program.now
+            program.launch(200.0, then=100.0)
+            if blocking:
+                launched, kernel = program.events[-2:]
+                launched["dur"] = kernel["ts"] + kernel["dur"] + 1.0 - start
+                program.now = start + launched["dur"] + 100.0
+
+    found = answer(steps(program, 6, body), tmp_path)
+    assert ("blocking-launches" in codes(found)[:1]) == blocking
+    told = "100% of the launches return only when their kernel has ended (CUDA_LAUNCH_BLOCKING)"
+    assert any(told in cause for cause in found.causes) == blocking
+
+
+@pytest.mark.parametrize(
+    ("call", "code"), [("cudaHostAlloc", "pinned-allocation"), ("cudaMalloc", "device-allocation")]
+)
+def test_allocation_of_the_host_is_told_from_that_of_the_device(tmp_path: Path, call: str, code: str) -> None:
+    program = Program()
+
+    def body(_: int) -> None:
+        start = program.now
+        program.now += 13e3
+        program.event("cuda_runtime", call, start, 13e3)
+        busy(program, 10)
+
+    assert codes(answer(steps(program, 8, body), tmp_path))[0] == code
+
+
+@pytest.mark.parametrize(
+    ("called", "words"), [("<built-in function collect>", "collects garbage"), ("other", "makes no")]
+)
+def test_work_that_a_function_calls_is_named(tmp_path: Path, called: str, words: str) -> None:
+    program = Program()
+
+    def body(_: int) -> None:
+        busy(program, 10)
+        program.wait()
+        start = program.now
+        program.now += 20e3
+        program.during(called, start, "python_function")
+        program.during("train.py(61): cleanup", start, "python_function")
+
+    found = answer(steps(program, 8, body), tmp_path)
+    assert codes(found)[0] == "host-time"
+    assert f"the host {words}" in found.causes[0]
+    assert "cleanup() at train.py:61" in found.causes[0]
+
+
+def test_iterations_that_a_program_numbers_are_its_steps(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(8):
+        start = program.now
+        program.now += 20e3
+        program.during("load_batch", start)
+        busy(program, 10)
+        program.wait()
+        program.during(f"iteration {number}", start)
+    found = answer(program, tmp_path)
+    assert codes(found)[0] == "host-time"
+    assert "64% of the step the GPU is idle while the host loads the next batch" in found.causes[0]

@@ -28,6 +28,7 @@ from cs_systems.analysis.diagnosis import (
     without_options,
 )
 from cs_systems.analysis.diagnosis._evidence import TABLES, Evidence, MemoryUse, of_records, of_snapshot, of_trace
+from cs_systems.analysis.diagnosis._findings import ranked
 from cs_systems.analysis.diagnosis._measured import with_part
 from cs_systems.analysis.memory.allocations import replay
 from cs_systems.analysis.memory.categories import attribute
@@ -44,6 +45,7 @@ from cs_systems.report import diagnoses
 from tests.analysis.diagnosis.test_loop_rules import TRIED as OF_LOOPS
 from tests.analysis.diagnosis.test_memory_rules import TRIED as OF_MEMORY
 from tests.analysis.diagnosis.test_rank_rules import TRIED as OF_RANKS
+from tests.analysis.diagnosis.test_recordings import TRIED as OF_RECORDINGS
 from tests.recorded import MAIN
 
 PROFILES = Path(__file__).parents[3] / "profiles"
@@ -204,6 +206,32 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         0.07,
         "30% of the step the GPU is idle while the host makes no CUDA call, for up to 20.0 ms (67% in augment)",
     ),
+    "host-time, a checkpoint": (
+        with_tables(
+            gaps=[{"device": 0, "cause": "host", "time_s": 0.03}],
+            host_gaps=[{"host": "save_checkpoint() at train.py:140", "time_s": 0.03, "longest_s": 0.02}],
+        ),
+        0.07,
+        "30% of the step the GPU is idle while the host writes a checkpoint, for up to 20.0 ms (100% in "
+        "save_checkpoint() at train.py:140): save less often, or in another thread",
+    ),
+    "double-precision": (
+        with_tables(kernels=[{"kernel": "cutlass_dgemm_64x64", "family": "matmul", "time_s": 0.05}], phases=[]),
+        None,
+        "50% of the step is matrix products in fp64: compute in fp32 or bf16",
+    ),
+    "layout-conversions": (
+        with_tables(kernels=[{"kernel": "cudnn::nchwToNhwcKernel", "family": "copy", "time_s": 0.04}], phases=[]),
+        0.06,
+        "40% of the step is conversions between NCHW and NHWC: keep one layout",
+    ),
+    "index-gradients": (
+        with_tables(
+            kernels=[{"kernel": "indexing_backward_kernel<float>", "family": "reduction", "time_s": 0.03}], phases=[]
+        ),
+        None,
+        "30% of the step is the gradient of an index or embedding lookup",
+    ),
     "small-grids": (
         with_tables(
             phases=[],
@@ -286,6 +314,11 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
     "kept-activations": (in_memory(activations=60), 40, "activations take 60% of the memory at the peak: checkpoint"),
     "score-matrices": (in_memory(attention_scores=30), 70, "attention's score matrices take 30% of the memory"),
     "fragmentation": (in_memory(reserved=2 * PEAK), 100, "50% of the reserved memory is in no allocation"),
+    "cached-memory": (
+        Evidence(memory=MemoryUse(PEAK, 3 * PEAK, "backward", {}, unusable_bytes=0)),
+        100,
+        "200 GiB of 300 GiB reserved stay cached without any use, even at the peak: call torch.cuda.empty_cache() once",
+    ),
     "loss-spike": (in_memory(logits=20), 80, "logits and loss take 20% of the memory at the peak: compute lm_head"),
     "optimizer-state": (in_memory(optimizer_state=40), 60, "optimizer state takes 40% of the memory at the peak"),
     "kept-gradients": (
@@ -311,9 +344,26 @@ def test_planted_fault_is_found_first_with_its_bound(fault: str) -> None:
     assert first.evidence or first.unit == "bytes"
 
 
+def test_special_cause_comes_before_the_general_one_that_it_explains() -> None:
+    parts = {"general": 0.8, "special": 0.5, "other": 0.9}
+    found = [Diagnosis(code, "mend", 1.0, 1.0 - share, code=code) for code, share in parts.items()]
+    refined = [replace(one, refines=("general",)) if one.code == "special" else one for one in found]
+    assert [one.code for one in ranked(found)] == ["other", "general", "special"]
+    assert [one.code for one in ranked(refined)] == ["other", "special", "general"]
+    minor = replace(refined[1], at_best=0.7)
+    assert [one.code for one in ranked([refined[0], minor])] == ["general", "special"]
+
+
+def test_small_cause_comes_after_one_outside_of_the_usual_steps() -> None:
+    outside = Diagnosis("start-up", "warm up", 1.0, 0.4, code="start-up", comes_last=True, is_outside=True)
+    small, large = (Diagnosis("fuse", "compile", 1.0, rest, code="fuse") for rest in (0.92, 0.8))
+    assert [one.code for one in ranked([small, outside])] == ["start-up", "fuse"]
+    assert [one.code for one in ranked([outside, large])] == ["fuse", "start-up"]
+
+
 def test_every_rule_has_a_planted_fault() -> None:
     rules = {name.replace("_", "-") for name in plugins.names("diagnosis")}
-    assert rules == {fault.partition(",")[0] for fault in PLANTED} | {*OF_LOOPS, *OF_MEMORY, *OF_RANKS}
+    assert rules == {fault.partition(",")[0] for fault in PLANTED} | {*OF_LOOPS, *OF_MEMORY, *OF_RANKS, *OF_RECORDINGS}
 
 
 def late(longest_s: float) -> Evidence:

@@ -16,6 +16,7 @@ from cs_systems.report import diagnoses
 from tests.analysis.diagnosis.test_loop_rules import TRIED as OF_LOOPS
 from tests.analysis.diagnosis.test_memory_rules import TRIED as OF_MEMORY
 from tests.analysis.diagnosis.test_rank_rules import TRIED as OF_RANKS
+from tests.analysis.diagnosis.test_recordings import TRIED as OF_RECORDINGS
 from tests.analysis.diagnosis.test_rules import (
     CHECKPOINTED,
     ELEMENTWISE,
@@ -166,6 +167,20 @@ SILENT: dict[str, tuple[Evidence, ...]] = {
         of_trace(traced(kernels=FP32_GEMM, phases=[]), "an unknown GPU"),  # type: ignore[arg-type]
     ),
     "slow_products": (with_tables(phases=[]), timed(), timed(RunConfig(), tables={"phases": SLOW})),
+    "double_precision": tuple(
+        with_tables(kernels=[{"kernel": name, "family": "matmul", "time_s": time_s}], phases=[])
+        for name, time_s in (("cutlass_dgemm_64x64", 0.009), ("cutlass::GroupedGemm<bfloat16_t>", 0.09))
+    ),
+    **{
+        rule: (timed(), with_tables(kernels=[{"kernel": name, "family": "matmul", "time_s": time_s}], phases=[]))
+        for rule, name, time_s in (
+            ("layout_conversions", "cudnn::nchwToNhwcKernel", 0.009),
+            ("index_gradients", "indexing_backward_kernel<float>", 0.019),
+        )
+    },
+    "cached_memory": (
+        timed(), in_memory(0, peak=10), Evidence(memory=MemoryUse(10, 10 << 40, None, {}, unusable_bytes=9 << 40)),
+    ),
     "late_kernels": (with_tables(), timed(), late(None)),
     "host_time": (with_tables(), timed(), with_tables(gaps=[{"device": 0, "cause": "host", "time_s": 0.03}])),
     "small_grids": (with_tables(), timed(), with_tables(kernels=[GRID | {"grid": "3×3×1"}])),
@@ -196,7 +211,7 @@ def test_rule_is_silent_without_its_fault(rule: str) -> None:
 
 
 def test_every_rule_is_tried_without_its_fault() -> None:
-    elsewhere = {name.replace("-", "_") for name in (*OF_LOOPS, *OF_MEMORY, *OF_RANKS)}
+    elsewhere = {name.replace("-", "_") for name in (*OF_LOOPS, *OF_MEMORY, *OF_RANKS, *OF_RECORDINGS)}
     assert SILENT.keys() | elsewhere == {*plugins.names("diagnosis")}
 
 
