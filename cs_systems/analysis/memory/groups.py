@@ -19,7 +19,7 @@ from cs_systems.analysis.memory.categories import (
     Attributed,
     Attribution,
 )
-from cs_systems.analysis.memory.sites import python_frames
+from cs_systems.analysis.memory.sites import of_torch, python_frames
 from cs_systems.config import Phase
 
 LOGITS, FOREACH, EARLIER_GRADIENTS = "logits", "foreach temporaries", "earlier gradients"
@@ -39,7 +39,7 @@ def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequ
     is_trained = any(place.phase == Phase.BACKWARD for place in found.places)  # else nothing is kept for backward
     kept = [one for one in own if is_trained and one.category == ACTIVATIONS and id(one) not in of_logits]
     in_blocks = [one for one in kept if (one.layer or "").startswith("block")]
-    scores = [one for one in in_blocks if _of_softmax(found, one)]
+    scores = _scores(found, in_blocks or kept)
     of_scores = {*map(id, scores)}
     return {
         ACTIVATIONS: [one for one in kept if id(one) not in of_scores],
@@ -71,6 +71,19 @@ def weight_copies(found: Attribution) -> Sequence[Attributed]:
     if len(copied) < 2 or 2 * sum(copied.values()) < sum(weights.values()):
         return ()
     return [one for one in found.allocations if one.phase == Phase.FORWARD and one.allocation.requested_bytes in copied]
+
+
+def _scores(found: Attribution, kept: Sequence[Attributed]) -> Sequence[Attributed]:
+    """Return what a softmax made, and what its function keeps of the same size: scores before it, or with a mask."""
+    of_softmax = [one for one in kept if _of_softmax(found, one)]
+    alike = {(one.allocation.requested_bytes, _function(found, one)) for one in of_softmax}
+    return [one for one in kept if (one.allocation.requested_bytes, _function(found, one)) in alike]
+
+
+def _function(found: Attribution, one: Attributed) -> tuple[str, str] | None:
+    """Return file and name of the innermost function outside of PyTorch that made the allocation."""
+    stack = python_frames(found.replay.snapshot.stacks[one.allocation.stack])
+    return next(((frame.file, frame.function) for frame in stack if not of_torch(frame.file)), None)
 
 
 def _of_softmax(found: Attribution, one: Attributed) -> bool:

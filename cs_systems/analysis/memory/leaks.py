@@ -49,7 +49,15 @@ class Leak:
 
 def leak(found: Attribution) -> Leak | None:
     """Return what each step of a snapshot leaves allocated, or None; None also for fewer than LEAST_STEPS steps."""
-    return next(filter(None, (_leak(found, ends) for ends in _step_ends(found))), None)
+    leaks = ((each, ends) for ends in _step_ends(found) if (each := _leak(found, ends)))
+    return next((each for each, ends in leaks if not each.is_graph or _are_apart(found, ends)), None)
+
+
+def _are_apart(found: Attribution, ends: Sequence[int]) -> bool:
+    """Return whether something happens outside of forward between steps: layers of one pass have equal stacks too."""
+    outside = [event for event, place in enumerate(found.places) if place.phase != Phase.FORWARD]
+    before = [bisect_left(outside, end + 1) for end in ends[:-1]]
+    return len({*before}) == len(before)
 
 
 def _leak(found: Attribution, ends: Sequence[int]) -> Leak | None:

@@ -17,7 +17,7 @@ def sites(stacks: Iterable[Stack]) -> list[str | None]:
     gives None.
     """
     python = [python_frames(stack) for stack in stacks]
-    own = [tuple(f for f in frames if not _of_torch(f.file)) for frames in python]
+    own = [tuple(f for f in frames if not of_torch(f.file)) for frames in python]
     callers: dict[Frame, set[Frame]] = defaultdict(set)
     for frames in own:
         callers[frames[0] if frames else _NOWHERE].update(frames[1:2])
@@ -46,7 +46,7 @@ def outside_forward(stack: Stack) -> str | None:
     """Return the line outside torch that calls the outermost function named forward, as `train.py:31 main`."""
     frames = python_frames(stack)
     last = max((n for n, frame in enumerate(frames) if frame.function == "forward"), default=-1)
-    caller = next((f for f in frames[last + 1 :] if not _of_torch(f.file)), None)
+    caller = next((f for f in frames[last + 1 :] if not of_torch(f.file)), None)
     return f"{short_file(caller.file)}:{caller.line} {caller.function}" if caller else None
 
 
@@ -77,7 +77,7 @@ def short_file(file: str) -> str:
     return _posix(file).rpartition("/")[2]
 
 
-def _of_torch(file: str) -> bool:
+def of_torch(file: str) -> bool:
     return _posix(file).startswith("torch/") or "/torch/" in _posix(file)
 
 

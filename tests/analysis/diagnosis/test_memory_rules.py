@@ -219,6 +219,30 @@ def test_leak_of_many_lines_of_forward_is_that_of_a_graph(write_snapshot: Write)
     assert leak.cause.startswith("6.00 MiB of each step's graph stay alive")
 
 
+def test_layers_of_one_forward_that_fails_are_no_leak(write_snapshot: Write) -> None:
+    allocator = CachingAllocator(recording=True)
+    for _ in range(12):  # one line of a loop calls every layer
+        for line in (7, 8, 9):
+            allocator.alloc(20 * MIB, (frame("forward", line=line), *MODULE))
+    assert "leak" not in [one.code for one in answer(write_snapshot(allocator.snapshot())).diagnoses]
+
+
+@pytest.mark.parametrize(("line", "inner"), [(41, ()), (44, (frame("softmax", "site-packages/torch/functional.py"),))])
+def test_what_the_function_of_a_softmax_keeps_is_of_its_scores(write_snapshot: Write, line: int, inner: Any) -> None:
+    allocator = CachingAllocator(recording=True)
+    softmax = (frame("softmax", "site-packages/torch/functional.py"),)
+    kept = [
+        allocator.alloc(size * MIB, (*within, frame("attention", line=at), *FORWARD))
+        for size, within, at in ((64, inner, line), (64, softmax, 44), (32, (), 43))
+    ]
+    gradient = allocator.alloc(8 * MIB, BACKWARD)
+    for address in (*kept, gradient):
+        allocator.free(address, BACKWARD)
+    found = answer(write_snapshot(allocator.snapshot())).diagnoses
+    assert found[0].code == "score-matrices"
+    assert found[0].cause == "attention's score matrices take 76% of the memory at the peak"
+
+
 def test_tensor_that_each_step_replaces_by_a_longer_one_is_no_leak(write_snapshot: Write) -> None:
     """Build a cache of keys and values that torch.cat makes longer."""
     allocator = CachingAllocator(recording=True)
@@ -302,7 +326,7 @@ def test_whole_segments_without_a_block_in_use_are_no_fragmentation(write_snapsh
     events = [event("segment_alloc", a, 10 * GIB, 1), event("segment_alloc", b, 10 * GIB, 2)]
     events += [event("segment_alloc", c, 2 * GIB, 3), event("alloc", b, 9 * GIB, 4), event("alloc", c, 2 * GIB, 5)]
     data = snapshot([segment(a, 10 * GIB, 0), segment(b, 10 * GIB, 9 * GIB), segment(c, 2 * GIB, 2 * GIB)], events)
-    assert answer(write_snapshot(data)).diagnoses == ()
+    assert [one.code for one in answer(write_snapshot(data)).diagnoses] == ["cached-memory"]
     split: Data = snapshot([segment(a, 10 * GIB, 6 * GIB)], [events[0], event("alloc", a, 6 * GIB, 2)])
     (found,) = answer(write_snapshot(split)).diagnoses
     assert found.cause == "40% of the reserved memory is in no allocation even at the peak"
