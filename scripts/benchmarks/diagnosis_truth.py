@@ -53,8 +53,11 @@ TOOL = ("-m", "cs_systems")
 
 CODES: dict[str, tuple[str, ...]] = {
     "blocking-copies": ("pageable-copies", "exposed-copies"),
+    "blocking-launches": ("blocking-call",),
+    "cached-memory": ("cached-memory",),
     "data-input": ("data-loading",),
     "device-allocation": ("device-allocation",),
+    "double-precision": ("fp64-products",),
     "exposed-communication": ("exposed-communication",),
     "fragmentation": ("fragmentation",),
     "garbage-collection": ("garbage-collection",),
@@ -64,8 +67,10 @@ CODES: dict[str, tuple[str, ...]] = {
     "host-synchronisation": ("host-sync",),
     "host-time": ("host-python",),
     "imbalanced-experts": ("expert-imbalance",),
+    "index-gradients": ("index-backward",),
     "kept-activations": ("activations",),
     "kept-gradients": ("gradient-memory",),
+    "layout-conversions": ("layout-conversion",),
     "launch-bound": ("launch-bound", "small-operators"),
     "leak": ("growth",),
     "loss-spike": ("logits",),
@@ -77,16 +82,18 @@ CODES: dict[str, tuple[str, ...]] = {
     "own-tools": ("own-profiler",),
     "padding": ("padding",),
     "periodic-steps": ("periodic-pause",),
+    "pinned-allocation": ("blocking-call",),
     "pipeline-bubbles": ("pipeline-bubble",),
     "recompilation": ("recompilation",),
     "recompiled": ("recompilation",),
     "recomputation": ("recomputation",),
     "recomputed": ("recomputation",),
     "returned-segments": ("device-allocation",),
+    "rollouts": ("evaluation",),
     "score-matrices": ("score-matrices",),
     "short-warmup": ("start-up",),
     "skipped-steps": ("skipped-steps",),
-    "slow-products": ("slow-products", "fp64-products"),
+    "slow-products": ("slow-products",),
     "small-buckets": ("small-buckets",),
     "small-grids": ("low-occupancy",),
     "start-up": ("start-up",),
@@ -102,6 +109,7 @@ NAMES = {
     r"checkpoint|torch\.save|\bsave(_\w+)?\(\)|state_dict": "checkpoint-writing",
     r"evaluat|validat|without gradients|\bgenerate\(\)": "evaluation",
     r"\blog(_\w+)?\(\)|\blog\b|\bprint\b|wandb|add_(scalar|histogram|figure)|savefig": "logging",
+    r"loads the next batch": "data-loading",
     r"compiles|dynamo|inductor": "recompilation",
 }
 """Names and words in a sentence about work of the host that tell its cause, beside what the code stands for."""
@@ -266,7 +274,6 @@ def code_of(sentence: str, made: Sequence[dict[str, str]]) -> str:
 
 def causes_of(code: str, sentence: str) -> tuple[str, ...]:
     """Return the causes that a sentence with this code names; those of names come first, as they say more."""
-    cause = sentence.partition(": ")[0] if code == "host-time" else sentence.rpartition(": ")[0]
     text = re.sub(r"\S+\.py:\d+", "", sentence)  # a file's name is that of the case
     named = [word for pattern, word in NAMES.items() if code in OF_HOST and re.search(pattern, text)]
     return (*named, *CODES.get(code, ()))

@@ -25,6 +25,7 @@ from cs_systems.config import RunConfig
 from cs_systems.readers import read
 from cs_systems.record import read_records
 from tests.analysis.comparison.test_limits import call, rank
+from tests.programs import Program
 
 # Rules whose faults are planted, and left out, in this file.
 TRIED = ("gradient-accumulation", "imbalanced-experts", "pipeline-bubbles", "small-buckets", "unused-parameters")
@@ -300,3 +301,24 @@ def test_program_with_gloo_shows_its_late_rank_its_passes_and_its_search(tmp_pat
     _, answer = of_ranks(found[0])
     late = by_code(answer)["straggler"]
     assert re.match(r"rank 1 delays the others by .* of each step, because its host is .* longer in Python", late.cause)
+
+
+@pytest.mark.parametrize("searches", [True, False])
+def test_search_is_found_by_its_functions_in_python(tmp_path: Path, searches: bool) -> None:
+    program = Program()
+    for number in range(4):
+        start = program.now
+        if searches:
+            program.now += 4e3
+            program.during("torch/nn/parallel/distributed.py(1601): _find_tensors", start, "python_function")
+        begun = program.now
+        program.now += 2e3
+        name = "<built-in method prepare_for_backward of torch._C._distributed_c10d.Reducer>"
+        program.during(name, begun, "python_function")
+        program.launch(5e3)
+        program.launch(1e3, "ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+        program.wait()
+        program.during(f"ProfilerStep#{number}", start)
+    found = distribution(profile(read(program.write(tmp_path / "trace.json"))))
+    assert found is not None
+    assert (found.searches, found.search_s) == ((4, pytest.approx(6e-3)) if searches else (0, 0))

@@ -1,0 +1,52 @@
+"""Bench of our conclusions: its fast cases, whose causes come first, and how it reads a sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmarks" / "diagnosis_truth.py"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("diagnosis_truth", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_fast_cases_have_their_cause_first_and_healthy_ones_none(bench: ModuleType) -> None:
+    chosen = [case for case in bench.cases(("traces",)) if case.name in bench.SAMPLE]
+    assert {case.name for case in chosen} == {*bench.SAMPLE}
+    with ThreadPoolExecutor(2) as pool:
+        answers = [*pool.map(bench.ask, chosen)]
+    words = {case.name: bench.judge(case, one).word for case, one in zip(chosen, answers, strict=True)}
+    assert words == {case.name: "right" if case.healthy else "top-1" for case in chosen}
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence", "cause"),
+    [
+        (
+            "own-python",
+            "50% of the step is own Python: save() at a.py:9, torch.save",
+            "checkpoint-writing",
+        ),
+        ("own-python", "50% of the step is the script's own Python: main() at evaluation.py:9", "host-python"),
+        ("host-time", "the GPU is idle while the host writes a log, for up to 2 ms", "logging"),
+        ("launch-bound", "the GPU waits for kernel launches in torch.save", "launch-bound"),
+    ],
+)
+def test_names_of_the_hosts_work_tell_the_cause_but_those_of_files_do_not(
+    bench: ModuleType, code: str, sentence: str, cause: str
+) -> None:
+    assert bench.causes_of(code, sentence)[0] == cause
