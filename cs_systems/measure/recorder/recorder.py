@@ -324,7 +324,7 @@ class Recorder:
 
     def _conclude(self) -> None:
         """Write the record of the timing again, with what the whole loop has shown since."""
-        number = next((n for n, r in enumerate(self.records) if r.config["profiler"] == "none"), None)
+        number = next((n for n, r in enumerate(self.records) if not r.is_profiled), None)
         if number is None or (record := self.records[number]).status != "ok" or record.measurement is None:
             return
         names = record.measurement.phase_names()

@@ -62,7 +62,7 @@ def test_rates_of_padded_batches_are_of_all_timed_steps_together() -> None:
     assert (
         caveat.remedy == "compare tokens/s or samples/s, not times; or pad to one length, and drop the last short batch"
     )
-    assert "unstable-times" not in [found.code for found in diagnose([record])]
+    assert "unstable-times" not in [found.code for found in diagnose([record]).diagnoses]
 
 
 def test_flops_of_a_single_batch_are_not_used_for_unequal_steps() -> None:
