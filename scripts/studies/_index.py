@@ -249,7 +249,10 @@ def _diagnosis_truth(folder: Path) -> str:
         alarms = f"and a cause is named on {row['with a cause named']} of {row['healthy']} healthy ones"
         return f"{row['top-1']} of {row['faults']} programs, one of the first three that of {row['top-3']}, {alarms}"
 
-    return f"The first sentence names the planted cause of {score(last)}; with the rules at first, of {score(first)}."
+    return (
+        f"The first sentence names the planted cause of {score(last)}; with the first rules, of {score(first)}. "
+        "Rules of traces and snapshots were mended after their misses had been seen."
+    )
 
 
 def _verdicts(folder: Path) -> str:

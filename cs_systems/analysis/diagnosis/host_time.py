@@ -47,11 +47,12 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 def _work(rows: Iterable[HostGapRow], whole_s: float) -> HostWork | None:
     """Return the kind of work that takes most of the time; None if the names tell none that does."""
-    times = Counter[HostWork]()
+    times: dict[HostWork, float] = {}
     for row in rows:
         if work := host_work(row["host"]):
-            times[work] += row["time_s"]
-    return next((work for work, time_s in times.most_common(1) if time_s >= MOSTLY * whole_s), None)
+            times[work] = times.get(work, 0.0) + row["time_s"]
+    most = max(times, key=lambda work: times[work], default=None)
+    return most if most is not None and times[most] >= MOSTLY * whole_s else None
 
 
 RULE = Rule(find)
