@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from cs_systems.analysis.attribution.host_gaps import NO_CALL, HostGapRow
