@@ -175,6 +175,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "profiles/public_scripts/cpu.md": PUBLIC_SCRIPTS,
     "profiles/public_scripts/h100.md": PUBLIC_SCRIPTS,
+    "profiles/expected_times/table.md": ("cs_systems/analysis/replay/*.py", "scripts/benchmarks/expected_times.py"),
     "profiles/foreign_memory/held_out.md": (*FORECAST, "scripts/benchmarks/_held_out_families.py"),
     "profiles/foreign_memory/table.md": FORECAST,
     "profiles/memory_prediction/speed.md": (
