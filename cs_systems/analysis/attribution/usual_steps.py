@@ -330,18 +330,23 @@ def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
 def long_calls(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
     """Return the time of calls that load code, or keep an idle device waiting for long, the longest first.
 
-    A wait for the device is none of them, nor a launch that waits for room in the queue: while these last, kernels run.
+    A copy or a wait for the device is none of them, nor a launch that waits for room in the queue: while these last,
+    the device works.
     """
     calls = trace.calls.take((trace.calls.start_s >= from_s) & (trace.calls.start_s < to_s))
     loads = calls.name.codes_where(LOADS.search)
     long = calls.end_s - calls.start_s > LONG_CALL_S
-    calls = calls.take(long | loads).where(lambda name: stalls(name) != SYNCHRONISATION)
+    calls = calls.take(long | loads).where(_is_of_host)
     idle_s = idle_during(trace.kernels, calls.start_s, np.minimum(calls.end_s, to_s))
     found: dict[str, float] = defaultdict(float)
     for name, time_s in zip(calls.name, idle_s.tolist(), strict=True):
         if time_s > LONG_CALL_S or LOADS.search(name):
             found[FIRST_LAUNCHES if kind(name) in (Kind.LAUNCH, Kind.GRAPH_LAUNCH) else unversioned(name)] += time_s
     return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _is_of_host(name: str) -> bool:
+    return stalls(name) != SYNCHRONISATION and "Memcpy" not in name
 
 
 def ranges_before(trace: Trace, until_s: float, least_s: float) -> dict[str, float]:

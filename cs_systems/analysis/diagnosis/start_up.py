@@ -11,6 +11,7 @@ from cs_systems.core.units import human
 REMEDY = "warm up before recording, and leave this time out of every mean"
 COLD = "run the step several times before recording it, because every kernel here runs for the first time"
 MOST_NAMED = 2
+LEAST = 0.1  # share of the recording; every recording begins somewhere
 TRIAL = 0.01  # share of the recording; steps that take less are a trial, though they repeat
 OUTWEIGHS = 0.9  # share of the recording; more comes before what is left of a range after its own start-up
 
@@ -18,7 +19,7 @@ OUTWEIGHS = 0.9  # share of the recording; more comes before what is left of a r
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the first steps that take longer than the usual ones, or the stretch before a recording is warm."""
     usual = evidence.usual
-    if usual is None or not usual.total_s or usual.start_up_s < WORTH * usual.total_s:
+    if usual is None or not usual.total_s or usual.start_up_s < LEAST * usual.total_s:
         return None
     first = next((apart for apart in usual.apart if apart.kind == START_UP and usual.is_named), None)
     why = f" ({', '.join(usual.start_up[:MOST_NAMED])})" if usual.start_up else ""

@@ -448,3 +448,14 @@ def test_iterations_that_a_program_numbers_are_its_steps(tmp_path: Path) -> None
     found = answer(program, tmp_path)
     assert codes(found)[0] == "host-time"
     assert "64% of the step the GPU is idle while the host loads the next batch" in found.causes[0]
+
+
+def test_short_start_up_and_a_long_copy_are_no_cause(tmp_path: Path) -> None:
+    """A recording begins with a copy of 20 ms, a tenth of the work after it."""
+    program = Program()
+    program.event("cuda_runtime", "cudaMemcpyAsync", program.now, 20e3)
+    program.now += 20e3
+    busy(program, 300)
+    found = answer(program, tmp_path)
+    assert found.causes == []
+    assert found.nothing.startswith("nothing found that would save more than 5% of ")
