@@ -122,9 +122,9 @@ class Sampler:
             sys.setswitchinterval(SWITCH_S)
 
     def _restore_switching(self) -> None:
-        if self._switch_s is not None and abs(sys.getswitchinterval() - SWITCH_S) < SWITCH_S / 10:
-            sys.setswitchinterval(self._switch_s)
-        self._switch_s = None
+        before, self._switch_s = self._switch_s, None  # at once: the other thread may restore it at the same time
+        if before is not None and abs(sys.getswitchinterval() - SWITCH_S) < SWITCH_S / 10:
+            sys.setswitchinterval(before)
 
     def _run(self) -> None:
         """Ask the main thread for a look, again and again, while its step is to be sampled."""
