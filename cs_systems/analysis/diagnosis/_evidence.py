@@ -414,6 +414,18 @@ class Evidence:
     def kernels(self) -> Sequence[KernelRow]:
         return kernels.of(self.tables)
 
+    def kernels_named(self, pattern: re.Pattern[str], families: Collection[str] = ()) -> tuple[tuple[Row, ...], float]:
+        """Return the kernels whose name has the pattern, of these families (none: of all), and their seconds of a step.
+
+        Kernels of several streams run at once, so their sum is bounded by the step.
+        """
+        rows: tuple[Row, ...] = tuple(
+            {**row}
+            for row in self.kernels()
+            if pattern.search(row["kernel"]) and (not families or row["family"] in families)
+        )
+        return rows, min(self.step_s or 0.0, sum(row["time_s"] for row in rows))
+
     @property
     def has_compiled_kernels(self) -> bool:
         """Flag for a step that a compiler fused, by its kernels or its configuration."""

@@ -6,7 +6,6 @@ import re
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.core.tables import Row
 
 KERNEL = re.compile(r"indexing_backward|embedding_(dense_)?backward|compute_grad_weight|sum_and_scatter", re.IGNORECASE)
 NOTABLE = 0.2  # share of the step
@@ -20,8 +19,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s = evidence.step_s
     if step_s is None:
         return None
-    rows: tuple[Row, ...] = tuple({**row} for row in evidence.kernels() if KERNEL.search(row["kernel"]))
-    time_s = min(step_s, sum(row["time_s"] for row in rows))
+    rows, time_s = evidence.kernels_named(KERNEL)
     if time_s < NOTABLE * step_s:
         return None
     cause = f"{time_s / step_s:.0%} of the step is the gradient of an index or embedding lookup"
