@@ -89,9 +89,6 @@ def most_of(lines: Counter[Line]) -> Line:
     return max((line for line in lines if place_of(line) == place), key=lines.__getitem__)
 
 
-COVERED = 0.6  # share of a step that must have been sampled
-
-
 class Usual(NamedTuple):
     """Times of a usual step: of all of it, of its phases, and of its own lines where its stack was sampled."""
 

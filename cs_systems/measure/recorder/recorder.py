@@ -121,8 +121,8 @@ class Recorder:
         profile: "kineto", "none", or "nsys" in a process that runs under `nsys profile`.
         profile_steps: steps under the profiler and under the memory history; may be 0 without either.
         snapshot: also record a CUDA memory snapshot.
-        stacks: after all others, record some more steps (3, or half a second's) in which a thread samples the stack, to
-            name the lines of the program's own Python.
+        stacks: after all others, record some more steps (3, or half a second's; up to two seconds' on a busy machine)
+            in which a thread samples the stack, to name the lines of the program's own Python.
         tokens: tokens (or samples) of a step on one rank, from which the rate is computed; where steps differ, give
             them to `step`.
         device: the device of the loop; by default the device of the model's parameters.
@@ -449,7 +449,8 @@ class Recorder:
             tracker.at_inputs = None
         if self._stages[0].is_timed and not is_warmup:
             self._slowed_by |= self._tools.slowing()
-        if len(self._timed) == self._stages[0].steps:
+        stage = self._stages[0]
+        if len(self._timed) >= stage.steps and (stage.is_recorded or self._watch.samples_enough()):
             self._complete(tracker)
         else:
             tracker.start()

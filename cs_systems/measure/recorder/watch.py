@@ -31,8 +31,9 @@ from cs_systems.measure.recorder.stacks import Line, Sampler, callee_of, functio
 FEWEST_STEPS = 3  # whose median says how long a step usually lasts
 SLOW = 2.0  # times the median: from there a step is sampled
 LATEST = 15  # steps of the running median
-SAMPLED_S = 0.5  # total time to sample after the timing
+SAMPLED_S, MOST_SAMPLED_S = 0.5, 2.0  # total time to sample after the timing; the longer one where looks are rare
 LEAST_SAMPLED, MOST_SAMPLED = 3, 200  # limits of the number of these steps
+ENOUGH_LOOKS = 100  # at the stack; fewer come on a machine that other programs keep busy
 MEMORY_EVERY_S = 0.02  # least time between two readings of memory
 COLLECTION_S = 0.001  # a shorter collection is counted without its place
 
@@ -114,6 +115,13 @@ class Watch:
         wanted = max(LEAST_SAMPLED, min(MOST_SAMPLED, round(SAMPLED_S / usual_s)))
         periods = [kind.every for kind in kinds if kind.every and kind.every <= MOST_SAMPLED]
         return max([wanted, *periods])
+
+    def samples_enough(self) -> bool:
+        """Return whether the steps sampled from their begin so far show enough, or more of them would take too long."""
+        lasted_s = self.durations_s[self.all_sampled.start :]
+        if len(lasted_s) >= MOST_SAMPLED or sum(lasted_s) >= MOST_SAMPLED_S:
+            return True
+        return sum(1 for sample in self._sampler.samples if sample.step in self.all_sampled) >= ENOUGH_LOOKS
 
     def _kinds(self) -> list[StepKind]:
         """Return the kinds of the steps that did not compile."""

@@ -45,7 +45,7 @@ class History:
 
 total, history, seen = 0.0, History(), []
 kept = [[] for _ in range(200_000 if kind == "collect" else 0)]
-for step in range(45):
+for step in range(150 if kind == "busy" else 45):
     tokens = augment(batch()) if kind == "busy" else batch()
     if kind == "padding":
         for row in range(1, 16):

@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from cs_systems.analysis.comparison.loop_growth import memory_growth, time_growth
+from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import kept
 from cs_systems.measure.recorder.padding import Padding, filled_share
+from cs_systems.measure.recorder.stacks import Sample
+from cs_systems.measure.recorder.watch import Watch
 from cs_systems.record import append_record, read_records
 from tests.measure.recorder.loops import train
 
@@ -111,3 +114,23 @@ def test_record_of_a_loop_is_read_in_its_latest_form(tmp_path: Path) -> None:
     assert record.origin is not None
     append_record(tmp_path, replace(record, origin=replace(record.origin, recorded_unix_s=1.0)))
     assert len(read_records(tmp_path)[0]) == 2, "another run of the same loop is another record"
+
+
+@pytest.mark.parametrize(
+    ("steps", "step_s", "looks", "is_enough"),
+    [(20, 0.02, 99, False), (20, 0.02, 100, True), (100, 0.0201, 0, True), (199, 1e-4, 0, False), (200, 1e-4, 0, True)],
+)
+def test_stack_is_sampled_until_enough_is_seen_or_it_takes_too_long(
+    steps: int, step_s: float, looks: int, is_enough: bool
+) -> None:
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch.durations_s += [5.0] * 3  # before the sampled steps
+        watch.sample_all(True)
+        watch.durations_s += [0.5, *[step_s] * steps]
+        watch._sampler.samples += [Sample(3, None, (), None, 0.5)] * 100  # of the step in which it began
+        watch._sampler.samples += [Sample(4 + at % steps, None, (), None, 1e-3) for at in range(looks)]
+        before = watch.samples_enough()
+    finally:
+        watch.close()
+    assert before is is_enough
