@@ -37,6 +37,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).with_suffix("")
+COMMITTED = ROOT / "profiles" / "diagnosis_truth" / "table.md"
 sys.path.insert(0, str(FOLDER))
 from causes import CAUSES  # noqa: E402
 
@@ -375,12 +376,14 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of input")
     parser.add_argument("--cases", nargs="+", default=["*"], metavar="NAME", help="names of cases, or patterns")
     parser.add_argument("--jobs", type=int, default=2, help="cases at once (default: 2)")
-    parser.add_argument("--output", type=Path, default=ROOT / "profiles" / "diagnosis_truth" / "table.md")
+    parser.add_argument("--output", type=Path, help="the page (default, of all cases: that of profiles/)")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep all that the tool printed")
     options = parser.parse_args()
     chosen = cases(options.kinds, options.cases)
     if not chosen:
         parser.error(f"no case matches {' '.join(options.cases)}; the names are those of the files below {FOLDER}")
+    if options.output is None and len(chosen) == len(cases(KINDS, ["*"])):
+        options.output = COMMITTED
     results: list[tuple[Case, Answer, Verdict]] = []
 
     def done(case: Case, answer: Answer, verdict: Verdict) -> None:
@@ -389,11 +392,12 @@ def main() -> int:
         if options.save:
             options.save.mkdir(parents=True, exist_ok=True)
             (options.save / f"{case.kind}-{case.name}.txt").write_text(answer.output)
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(page(results))
+        if options.output:
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            options.output.write_text(page(results))
 
     run_all(chosen, options.jobs, done)
-    print("\n".join(summary(results)))
+    print("\n".join(summary(results)) if options.output else page(results))
     return 0
 
 
