@@ -26,6 +26,7 @@ from cs_systems.core.shapes import ALIGNMENTS as ALIGNMENTS
 from cs_systems.core.shapes import PRESETS as PRESETS
 from cs_systems.core.shapes import AttentionShape as AttentionShape
 from cs_systems.core.shapes import ModelConfig as ModelConfig
+from cs_systems.core.shapes import edition as edition
 from cs_systems.core.shapes import preset as preset
 from cs_systems.core.validation import (
     OPTIONS,

@@ -19,6 +19,7 @@ from cs_systems.config import (
     Precision,
     RunConfig,
     describe,
+    edition,
     grid,
     preset,
 )
@@ -28,6 +29,8 @@ PUBLISHED = {  # d_model, d_ff, num_layers, num_heads
     "medium": (1024, 4096, 24, 16),
     "large": (1280, 5120, 36, 20),
     "xl": (1600, 6400, 48, 25),
+    "xl-2025": (1600, 6400, 48, 25),
+    "xl-2026": (2560, 10240, 32, 32),
     "2.7B": (2560, 10240, 32, 32),
     "10B": (4608, 12288, 50, 36),
     "8B": (4096, 11008, 34, 32),
@@ -59,8 +62,21 @@ def test_presets_are_the_published_sizes(name: str) -> None:
 def test_presets_have_published_vocabulary_and_context() -> None:
     assert (PRESETS["small"].vocab_size, PRESETS["small"].context_length) == (10_000, 512)
     assert (PRESETS["8B"].vocab_size, PRESETS["8B"].context_length) == (151_936, 32_768)
-    assert PRESETS["xl-2026"] is PRESETS["2.7B"]
     assert (RunConfig().batch_size, RunConfig().tokens_per_sequence) == (4, 512)
+
+
+def test_a_size_keeps_the_name_that_was_typed() -> None:
+    assert [cell.model.label for cell in grid(size=["xl", "xl-2025", "xl-2026", "2.7B"])] == [
+        "xl", "xl-2025", "xl-2026", "2.7B",
+    ]  # fmt: skip
+
+
+def test_edition_names_both_shapes_of_a_name_that_has_two() -> None:
+    assert edition("xl") == (
+        "size xl means xl-2025 (d_model 1600, d_ff 6400, 48 layers, 25 heads); the later shape of that name is "
+        "xl-2026 (d_model 2560, d_ff 10240, 32 layers, 32 heads)"
+    )
+    assert [edition(name) for name in PRESETS if name != "xl"] == [None] * (len(PRESETS) - 1)
 
 
 @given(configs)

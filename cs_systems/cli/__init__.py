@@ -17,8 +17,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Any
 
-from cs_systems.config import ConfigError, one_of
+from cs_systems.config import ConfigError, edition, one_of
 from cs_systems.core import origin
 from cs_systems.core.printable import LEGIBLE, command_line, visible
 from cs_systems.core.version import __version__
@@ -154,9 +155,19 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
         _flush()  # also after --help, where tyro exits
     from cs_systems.cli._options import typed
 
+    _say_editions(args)
     with typed(words):
         status: int = module.run(args)
     return status
+
+
+def _say_editions(args: Any) -> None:
+    """Print which shape is meant by a size whose name has two."""
+    from cs_systems.cli._options import sizes_of
+
+    for name in sizes_of(args):
+        if said := edition(name):
+            print(said, file=sys.stderr)
 
 
 @contextmanager

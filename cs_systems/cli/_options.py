@@ -168,6 +168,16 @@ def given(args: Any, default: Any = None) -> list[str]:
     ]
 
 
+def sizes_of(args: Any) -> Iterator[str]:
+    """Yield the sizes that a command's options name, those of nested options included."""
+    for each in fields(args):
+        value = getattr(args, each.name)
+        if is_dataclass(value):
+            yield from sizes_of(value)
+        elif each.name in ("size", "model") and value:
+            yield from [value] if isinstance(value, str) else value
+
+
 @dataclass(frozen=True)
 class Option:
     """One option of a command, or one argument without a name.

@@ -101,18 +101,38 @@ PRESETS: dict[str, ModelConfig] = {
         _preset("medium", 1024, 4096, 24, 16),
         _preset("large", 1280, 5120, 36, 20),
         _preset("xl", 1600, 6400, 48, 25),
+        _preset("xl-2025", 1600, 6400, 48, 25),
         _preset("2.7B", 2560, 10240, 32, 32),
+        _preset("xl-2026", 2560, 10240, 32, 32),
         _preset("10B", 4608, 12288, 50, 36),
         _preset("8B", 4096, 11008, 34, 32, vocab_size=151_936, context_length=32_768),
     )
 }
-# The public course that made these names moved its `xl` to the 2.7B shape in 2026.
-PRESETS["xl-2026"] = PRESETS["2.7B"]
+# The public course that made these names gave its `xl` another shape in 2026. A plain `xl` keeps the first one, because
+# records and tables of earlier versions say `xl` for it.
+EDITIONS = {"xl": ("xl-2025", "xl-2026")}  # of a name that changed its shape: the edition that it means, and the other
+
+
+def edition(name: str) -> str | None:
+    """Return which shape a size name means that has two, with the name of the other; None for any other name."""
+    if name not in EDITIONS:
+        return None
+    taken, other = EDITIONS[name]
+    return f"size {name} means {taken} ({_numbers(taken)}); the later shape of that name is {other} ({_numbers(other)})"
+
+
+def _numbers(name: str) -> str:
+    """Return the shape of a preset in words."""
+    size = PRESETS[name]
+    return f"d_model {size.d_model}, d_ff {size.d_ff}, {size.num_layers} layers, {size.num_heads} heads"
 
 
 @arguments_checked
 def preset(name: str, **overrides: Any) -> ModelConfig:
-    """Return the preset `name` with fields replaced: `preset("large", num_layers=32)`."""
+    """Return the preset `name` with fields replaced: `preset("large", num_layers=32)`.
+
+    `xl` is `xl-2025`, the shape of the course's handout of 2025; that of 2026 is `xl-2026`.
+    """
     one_of("size", name, PRESETS)
     return replace(PRESETS[name], **overrides)
 

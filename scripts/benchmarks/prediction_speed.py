@@ -32,7 +32,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 def main() -> int:
     rows = []
-    for name in [name for name in PRESETS if PRESETS[name].name == name]:
+    for name in [name for name in PRESETS if name not in ("xl-2025", "xl-2026")]:  # shapes of other names, too
         model = preset(name, context_length=2048)
         config = RunConfig(model=model, precision=Precision.BF16, attention="sdpa_flash", device="cuda")
         needed = needed_bytes(config)

@@ -40,7 +40,7 @@ from cs_systems.record import RunRecord
 
 STRATEGIES: list[Told] = [("ddp_bucketed", {}), ("zero1_flat", {}), ("fsdp", {}), ("torch_fsdp2", {})]
 FULL = RunConfig(
-    model=preset("xl-2026", context_length=512), precision=Precision.BF16, attention="sdpa_flash", warmup=3, steps=10
+    model=preset("2.7B", context_length=512), precision=Precision.BF16, attention="sdpa_flash", warmup=3, steps=10
 )
 SMALL = RunConfig(model=preset("tiny"), device="cpu", warmup=1, steps=3)
 

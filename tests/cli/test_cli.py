@@ -230,7 +230,23 @@ def test_error_wraps_at_terminal_width(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert main(["memory", "--size", "tinny"]) == 2
     first, *rest = capsys.readouterr().err.splitlines()
     assert first.startswith("cs-systems: unknown size 'tinny'; did you mean tiny? The names are ")
-    assert rest == ["medium, large, xl, 2.7B, 10B, 8B, xl-2026"]
+    assert rest == ["medium, large, xl, xl-2025, 2.7B, xl-2026, 10B, 8B"]
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ("xl", "size xl means xl-2025 (d_model 1600, d_ff 6400, 48 layers, 25 heads); "),
+        ("xl-2025", ""),
+        ("xl-2026", ""),
+    ],
+)
+def test_a_command_says_which_shape_a_plain_xl_has(size: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", "--size", size, "--fits", "500GiB"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{size} ctx 512 batch 4")
+    assert err.startswith(said)
+    assert bool(err) == bool(said)
 
 
 def test_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
