@@ -84,6 +84,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "padding": ("padding",),
     "periodic-steps": ("periodic-pause",),
     "pinned-allocation": ("blocking-call",),
+    "precision-casts": ("casts",),
     "pipeline-bubbles": ("pipeline-bubble",),
     "recompilation": ("recompilation",),
     "recompiled": ("recompilation",),

@@ -79,27 +79,38 @@ def is_collective(kernels: Kernels) -> Bools:
 _AROUND = ("matmul", "attention", "norm", "optimizer", "collective")  # families that tell what a softmax belongs to
 
 
-def softmax_of_attention(kernels: Kernels) -> Bools:
-    """Return for each kernel whether it is a softmax between two matrix products, as attention computes it.
+_LOSS = re.compile(r"LogSoftMax|nll_loss|cross_?entropy", re.IGNORECASE)
+AS_LARGE = 0.25  # times the softmax of the same scores; a shorter kernel accesses something smaller
 
-    Elementwise kernels and copies may stand between them: scale, mask, cast. A softmax by itself, of a loss or of a
-    program without products, is none.
+
+def scores_of_attention(kernels: Kernels) -> Bools:
+    """Return for each kernel whether it accesses the scores of unfused attention: a softmax between two products.
+
+    The elementwise kernels and copies between the same products that take about as long access these scores too: scale,
+    mask, dropout, cast. A softmax by itself, of a loss or of a program without products, is none.
     """
-    names = [family(function.name) for function in kernels.function.values]
+    functions = kernels.function.values
+    names = [family(function.name) for function in functions]
+    of_loss = np.array([_LOSS.search(function.name) is not None for function in functions], bool)[
+        kernels.function.codes
+    ]
     code = np.array([_AROUND.index(name) if name in _AROUND else -1 for name in names], np.int64)[
         kernels.function.codes
     ]
     softmax = np.array([name == "softmax" for name in names], bool)[kernels.function.codes]
+    beside = np.array([name in ("elementwise", "copy") for name in names], bool)[kernels.function.codes]
+    lasted = kernels.end_s - kernels.start_s
     found = np.zeros(len(kernels), bool)
     for stream in np.unique(kernels.stream[softmax]).tolist():
         mine = np.flatnonzero(kernels.stream == stream)
         known = np.flatnonzero(code[mine] >= 0)
-        at = np.flatnonzero(softmax[mine])
-        after = np.searchsorted(known, at)
-        both = (after > 0) & (after < len(known))
-        at, after = at[both], after[both]
-        matmul = (code[mine[known[after - 1]]] == 0) & (code[mine[known[after]]] == 0)
-        found[mine[at[matmul]]] = True
+        after = np.unique(np.searchsorted(known, np.flatnonzero(softmax[mine])))
+        for first, last in ((known[n - 1], known[n]) for n in after.tolist() if 0 < n < len(known)):
+            between = mine[first + 1 : last]
+            if code[mine[first]] or code[mine[last]] or of_loss[between].any():
+                continue
+            least_s = AS_LARGE * lasted[between[softmax[between]]].min()
+            found[between] = softmax[between] | (beside[between] & (lasted[between] >= least_s))
     return found
 
 

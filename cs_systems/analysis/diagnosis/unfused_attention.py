@@ -11,6 +11,7 @@ from cs_systems.core.tables import Row
 # Parts of attention that a fused kernel computes together; projections and rotation remain separate.
 OVER_SCORES = ("attention.scores", "attention.softmax", "attention.value")
 PRODUCTS = ("matmul", "attention")
+SCORES = "mask, softmax and copies of the score matrix take"
 OPTIONS = {"attention": ("sdpa_flash", "flash_triton", "flash_cuda", "flash_attn", "flex")}
 REMEDY = "use a fused kernel (scaled_dot_product_attention; --attention sdpa_flash or flash_triton)"
 
@@ -18,24 +19,27 @@ REMEDY = "use a fused kernel (scaled_dot_product_attention; --attention sdpa_fla
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the kernels over the score matrix other than matrix products, which a fused kernel still computes.
 
-    A trace without ranges inside attention shows only the softmax between two matrix products.
+    A trace without ranges inside attention shows only what lies between two matrix products, with a softmax.
     """
-    step_s = evidence.step_s
-    if step_s is None or any(row["family"] == "attention" for row in families.of(evidence.tables)):
-        return None
-    rows: list[Row] = [row for row in attention.of(evidence.tables) if row["part"] in OVER_SCORES]
-    lost = [row for row in rows if row["family"] not in PRODUCTS]
-    if not rows:
-        lost = [*evidence.attention_softmax]
+    step_s, lost = evidence.step_s, over_scores(evidence)
     lost_s = sum(row["time_s"] for row in lost)
-    if not lost_s:
+    if step_s is None or not lost_s:
         return None
-    what = "mask, softmax and copies of the score matrix take" if rows else "the softmax of unfused attention takes"
+    is_softmax_alone = not any("part" in row for row in lost) and {row["family"] for row in lost} == {"softmax"}
+    what = "the softmax of unfused attention takes" if is_softmax_alone else SCORES
     cause = f"{what} {lost_s / step_s:.0%} of the step"
     expected = with_part(evidence, "attention")
     return Diagnosis(
         cause, REMEDY, step_s, step_s - lost_s, evidence=tuple(lost), options=OPTIONS, expected=expected, takes=lost_s
     )
+
+
+def over_scores(evidence: Evidence) -> list[Row]:
+    """Return the kernels over the score matrix other than matrix products; none where attention is fused."""
+    if any(row["family"] == "attention" for row in families.of(evidence.tables)):
+        return []
+    rows: list[Row] = [row for row in attention.of(evidence.tables) if row["part"] in OVER_SCORES]
+    return [row for row in rows if row["family"] not in PRODUCTS] if rows else [*evidence.attention_scores]
 
 
 RULE = Rule(find, shortens_kernels=True, refines=("unfused-elementwise",))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.precision_casts import casts
+from cs_systems.analysis.diagnosis.unfused_attention import over_scores
 from cs_systems.config import Phase
 from cs_systems.core.statistics import ROUNDING_S
 
@@ -13,15 +15,19 @@ REMEDY = "compile (torch.compile; --compile), which fuses them"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of elementwise kernels, casts and norms outside the optimizer, if nothing was compiled."""
+    """Find the time of elementwise kernels, casts and norms outside the optimizer, if nothing was compiled.
+
+    Those that `unfused_attention` or `precision_casts` names are left out.
+    """
     step_s = evidence.step_s
     if step_s is None or evidence.has_compiled_kernels:
         return None
     rows = evidence.rows_of(*FAMILIES, without=(Phase.OPTIMIZER,)) if evidence.mostly_torch(FAMILIES) else []
-    lost_s = sum(row["time_s"] for row in rows)
-    if not lost_s:
+    named = [row for row in (*over_scores(evidence), *casts(evidence)) if row["family"] in FAMILIES] if rows else []
+    lost_s = sum(row["time_s"] for row in rows) - sum(row["time_s"] for row in named)
+    if lost_s <= ROUNDING_S:
         return None
-    calls = sum(row["calls_per_step"] for row in rows)
+    calls = sum(row["calls_per_step"] for row in rows) - sum(row["calls_per_step"] for row in named)
     kernels = "kernel" if round(calls) == 1 else "kernels"
     cause = f"{calls:,.0f} elementwise {kernels}, casts and norms take {lost_s / step_s:.0%} of the step"
     # A compiler also takes the host's time between the kernels away.

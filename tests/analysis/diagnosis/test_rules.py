@@ -46,6 +46,7 @@ from tests.analysis.diagnosis.test_loop_rules import TRIED as OF_LOOPS
 from tests.analysis.diagnosis.test_memory_rules import TRIED as OF_MEMORY
 from tests.analysis.diagnosis.test_rank_rules import TRIED as OF_RANKS
 from tests.analysis.diagnosis.test_recordings import TRIED as OF_RECORDINGS
+from tests.analysis.diagnosis.test_trace_rules import TRIED as OF_TRACES
 from tests.recorded import MAIN
 
 PROFILES = Path(__file__).parents[3] / "profiles"
@@ -190,7 +191,7 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
     "unfused-attention, without ranges": (
         replace(
             with_tables(families=NO_ATTENTION, phases=[]),
-            attention_softmax=({"kernel": "softmax_warp_forward<float>", "time_s": 0.02},),
+            attention_scores=({"kernel": "softmax_warp_forward<float>", "family": "softmax", "time_s": 0.02},),
         ),
         0.08,
         "the softmax of unfused attention takes 20% of the step",
@@ -363,7 +364,8 @@ def test_small_cause_comes_after_one_outside_of_the_usual_steps() -> None:
 
 def test_every_rule_has_a_planted_fault() -> None:
     rules = {name.replace("_", "-") for name in plugins.names("diagnosis")}
-    assert rules == {fault.partition(",")[0] for fault in PLANTED} | {*OF_LOOPS, *OF_MEMORY, *OF_RANKS, *OF_RECORDINGS}
+    tried = {*OF_LOOPS, *OF_MEMORY, *OF_RANKS, *OF_RECORDINGS, *OF_TRACES}
+    assert rules == {fault.partition(",")[0] for fault in PLANTED} | tried
 
 
 def late(longest_s: float) -> Evidence:
@@ -564,7 +566,7 @@ def test_synchronisation_planted_in_an_export_is_found(export: Callable[..., Pat
 @pytest.mark.parametrize(
     ("run", "codes"),
     [
-        ("top_kernels", ["unused-tensor-cores", "launch-bound", "unfused-elementwise"]),
+        ("top_kernels", ["unused-tensor-cores", "launch-bound", "precision-casts"]),
         ("nvidia_smi_memory", ["kept-activations", "score-matrices", "optimizer-state"]),
         ("fully_sharded", ["launch-bound", "exposed-communication"]),
     ],

@@ -17,6 +17,7 @@ from tests.analysis.diagnosis.test_loop_rules import TRIED as OF_LOOPS
 from tests.analysis.diagnosis.test_memory_rules import TRIED as OF_MEMORY
 from tests.analysis.diagnosis.test_rank_rules import TRIED as OF_RANKS
 from tests.analysis.diagnosis.test_recordings import TRIED as OF_RECORDINGS
+from tests.analysis.diagnosis.test_trace_rules import TRIED as OF_TRACES
 from tests.analysis.diagnosis.test_rules import (
     CHECKPOINTED,
     ELEMENTWISE,
@@ -211,7 +212,7 @@ def test_rule_is_silent_without_its_fault(rule: str) -> None:
 
 
 def test_every_rule_is_tried_without_its_fault() -> None:
-    elsewhere = {name.replace("-", "_") for name in (*OF_LOOPS, *OF_MEMORY, *OF_RANKS, *OF_RECORDINGS)}
+    elsewhere = {name.replace("-", "_") for name in (*OF_LOOPS, *OF_MEMORY, *OF_RANKS, *OF_RECORDINGS, *OF_TRACES)}
     assert SILENT.keys() | elsewhere == {*plugins.names("diagnosis")}
 
 
