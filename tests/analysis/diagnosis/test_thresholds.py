@@ -17,7 +17,6 @@ from tests.analysis.diagnosis.test_loop_rules import TRIED as OF_LOOPS
 from tests.analysis.diagnosis.test_memory_rules import TRIED as OF_MEMORY
 from tests.analysis.diagnosis.test_rank_rules import TRIED as OF_RANKS
 from tests.analysis.diagnosis.test_recordings import TRIED as OF_RECORDINGS
-from tests.analysis.diagnosis.test_trace_rules import TRIED as OF_TRACES
 from tests.analysis.diagnosis.test_rules import (
     CHECKPOINTED,
     ELEMENTWISE,
@@ -35,6 +34,7 @@ from tests.analysis.diagnosis.test_rules import (
     traced,
     with_tables,
 )
+from tests.analysis.diagnosis.test_trace_rules import TRIED as OF_TRACES
 
 GIB = 1 << 30
 
