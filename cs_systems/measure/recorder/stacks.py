@@ -138,7 +138,9 @@ class Sampler:
                 continue
             self._switch_often()
             if not self._is_asked:
-                self._is_asked = ctypes.pythonapi.Py_AddPendingCall(self._call, None) == 0
+                self._is_asked = True  # before the call: the look may come before it returns
+                if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
+                    self._is_asked = False
             time.sleep(PERIOD_S if self._samples_all else SLOW_PERIOD_S)
 
     def _left_s(self) -> float:

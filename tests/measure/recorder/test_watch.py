@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from cs_systems.analysis.comparison.loop_growth import memory_growth, time_growt
 from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import kept
 from cs_systems.measure.recorder.padding import Padding, filled_share
-from cs_systems.measure.recorder.stacks import Sample
+from cs_systems.measure.recorder.stacks import Sample, Sampler
 from cs_systems.measure.recorder.watch import Watch
 from cs_systems.record import append_record, read_records
 from tests.measure.recorder.loops import train
@@ -134,3 +135,17 @@ def test_stack_is_sampled_until_enough_is_seen_or_it_takes_too_long(
     finally:
         watch.close()
     assert before is is_enough
+
+
+def test_looks_at_the_stack_go_on_until_the_sampler_is_closed() -> None:
+    """A look may come before the call that asked for it returns, as threads are switched often meanwhile."""
+    sampler = Sampler(lambda: None, lambda: 0.0)
+    sampler.sample_all(True)
+    sampler.step_begins(0, 0.0)
+    end_s = time.perf_counter() + 20
+    try:
+        while len(sampler.samples) < 300 and time.perf_counter() < end_s:
+            pass
+    finally:
+        sampler.close()
+    assert len(sampler.samples) >= 300
