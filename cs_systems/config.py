@@ -211,8 +211,8 @@ class RunConfig:
     optimizer: Annotated[
         str,
         Field(
-            ", ".join(OPTIMIZERS), _TRAINED | _OWN | {Subject.TOY},
-            takes="one", usual="adamw_fused", values=OPTIMIZERS,
+            f"{', '.join(OPTIMIZERS)}, or path.py:class", _TRAINED | _OWN | {Subject.TOY},
+            takes="many", usual="adamw_fused", values=OPTIMIZERS, plugin="training.optimizers",
         ),
     ] = "default"  # fmt: skip
     clip: Annotated[
@@ -383,8 +383,7 @@ class RunConfig:
     @property
     def plugin_names(self) -> dict[str, tuple[str, ...]]:
         """Names of plug-ins, by the field that has them."""
-        values = {name: getattr(self, name) for name, each in FIELDS.items() if each.field.plugin}
-        return {name: value if isinstance(value, tuple) else (value,) * bool(value) for name, value in values.items()}
+        return {name: each.plugin_names(getattr(self, name)) for name, each in FIELDS.items() if each.field.plugin}
 
     @property
     def sources(self) -> tuple[str, ...]:

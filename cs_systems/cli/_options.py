@@ -376,7 +376,7 @@ class ModelCells:
     def configs(self, base: RunConfig, workloads: Workloads | None = None) -> list[RunConfig]:
         check_modes(self.mode, STEP_MODES)
         check_keep_graph(self.keep_graph, self.mode)
-        if self.optimizer != RunConfig.optimizer and Mode.TRAIN_STEP not in self.mode:
+        if {*self.optimizer} != {RunConfig.optimizer} and Mode.TRAIN_STEP not in self.mode:
             refuse(["optimizer"], f"--optimizer requires mode train-step, got {' and '.join(self.mode)}")
         if {*self.checkpoint} != {"none"} and {*self.mode} == {Mode.FORWARD} and not self.keep_graph:
             raise ConfigError(

@@ -87,7 +87,8 @@ class Field:
         least, above: limits of a number.
         example: an example of a text, or what another value must be.
         joined, empty: how a tuple is written as text.
-        plugin: the kind of plug-ins that it names.
+        plugin: the kind of plug-ins that it names; where it has `values` too, only code of the user's own is one.
+        separator: the character between several names of plug-ins in a text.
     """
 
     meaning: str
@@ -115,6 +116,7 @@ class Field:
     joined: str = " "
     empty: str | None = None
     plugin: str = ""
+    separator: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +166,14 @@ class Declared:
             value = value.get(name, self.default)
         return value
 
+    def plugin_names(self, value: Any) -> tuple[str, ...]:
+        """Return the names of plug-ins in a value; a word of `values`, or the default next to them, is none."""
+        if not self.field.plugin or not value or (self.field.values and value in (self.default, *self.field.values)):
+            return ()
+        if isinstance(value, tuple):
+            return value
+        return tuple(value.split(self.field.separator)) if self.field.separator else (value,)
+
     def check(self, config: Any) -> None:
         """Raise ConfigError for a wrong value, and convert one that JSON or a program may write in another way."""
         name, field = self.name, self.field
@@ -176,7 +186,7 @@ class Declared:
             if not isinstance(value, self.kind):
                 object.__setattr__(config, name, self.kind(one_of(name, value, self.kind)))
         elif field.values:
-            if not (isinstance(value, str) and value == self.default):  # an array has no single truth value
+            if not (isinstance(value, str) and (value == self.default or self._names_a_file(value))):
                 one_of(field.called or name.replace("_", " "), value, field.values, field.meant)
         elif self.kind is bool:
             flags(config, name)
@@ -185,6 +195,10 @@ class Declared:
             self._check_limits(getattr(config, name))
         else:
             of_type(config, self.kind, field.example or "a text", name)
+
+    def _names_a_file(self, text: str) -> bool:
+        """Return whether a text names code of the user's own, which is looked up once a cell is to be measured."""
+        return bool(self.field.plugin) and (is_foreign(text) or text.endswith(".py"))
 
     def _check_limits(self, value: float) -> None:
         least, above = self.field.least, self.field.above

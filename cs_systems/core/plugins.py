@@ -53,6 +53,7 @@ KINDS = {
     "workloads": Kind("measure/workloads", "WORKLOAD", "workload"),
     "profilers": Kind("measure/profilers", "PROFILER", "profiler"),
     "parallel": Kind("model/parallel", "STRATEGY", "parallel strategy", foreign=False),
+    "training.optimizers": Kind("model/training", "OPTIMIZER", "optimizer"),
     "training.parts": Kind("model/training/parts", "PART", "part of the training step"),
     "experiments": Kind("measure/experiments", "EXPERIMENT", "experiment", foreign=False),
     "diagnosis": Kind("analysis/diagnosis", "RULE", "rule"),
@@ -234,6 +235,11 @@ def takes(function: Any, *arguments: Any, **named: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def takes_a_class(argument: str) -> bool:
+    """Return whether an argument of this name is the class of an optimizer, as in (params, optimizer_cls, **kwargs)."""
+    return argument.lower().endswith(("cls", "class", "type"))
 
 
 def signature(function: Any) -> str:

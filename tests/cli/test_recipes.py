@@ -36,7 +36,7 @@ def test_fast_updates_weights_in_backward_only_where_a_step_updates_them() -> No
 
 
 def test_given_option_replaces_the_one_of_the_recipe() -> None:
-    (cell,) = cells(recipe=("fast",), optimizer="adamw_bf16_state", attention=("sdpa_cudnn",))
+    (cell,) = cells(recipe=("fast",), optimizer=("adamw_bf16_state",), attention=("sdpa_cudnn",))
     assert (cell.optimizer, cell.attention, cell.graph) == ("adamw_bf16_state", "sdpa_cudnn", "step")
 
 

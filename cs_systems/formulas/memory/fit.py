@@ -27,8 +27,12 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
     """Return the attention algorithm of the config's backend; valid for memory only, because its tiles are not real.
 
     Raises:
-        ConfigError: the backend is outside the package, so that its memory is not declared.
+        ConfigError: the backend or the optimizer is outside the package, so that its memory is not declared.
     """
+    if plugins.is_foreign(config.optimizer):
+        raise ConfigError(
+            f"the memory that optimizer {config.optimizer} keeps is unknown; use a built-in optimizer to predict it"
+        )
     name, on_cpu = config.attention, config.device == "cpu"
     declared = plugins.declared("attention", name)
     if plugins.is_foreign(name):

@@ -109,17 +109,7 @@ class ModuleStep(Training):
             self.optimizer, self.optimizer_name = given, type(given).__name__
         else:
             self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), given)
-            if not callable(getattr(self.optimizer, "step", None)):
-                raise ConfigError(
-                    f"optimizer returned {shown(self.optimizer)}, which is no optimizer; give a "
-                    "class, or a function of the parameters that returns one"
-                )
             self.optimizer_name = type(self.optimizer).__name__
-        if self.optimizer is not None and _needs_closure(self.optimizer):
-            raise Unavailable(
-                f"optimizer {self.optimizer_name} requires an argument of step(), such as a closure, and a measured "
-                "step gives none; measure your own training loop with cs_systems.Recorder or cs-systems run"
-            )
 
     def _make_scheduler(self) -> Any:
         given = self.setup.scheduler
@@ -258,16 +248,6 @@ def _precision(config: RunConfig, model: nn.Module) -> str:
     if dtypes == {torch.bfloat16}:
         return Precision.BF16_PURE.value
     return "+".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-
-
-def _needs_closure(optimizer: Any) -> bool:
-    step = getattr(type(optimizer), "step", None)  # of the class, because a scheduler replaces that of an instance
-    try:
-        if step is not None:
-            inspect.signature(step).bind(optimizer)
-    except TypeError:
-        return True
-    return False
 
 
 def _is_torchs(loss: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 
 from cs_systems.config import CAPTURED_COMPILE_MODES, ConfigError, Mode, Phase, Precision
 from cs_systems.core.tables import Tables
+from cs_systems.core.validation import shown
 from cs_systems.formulas.communication import NARROW_BYTES, SENT, Payload, SentRow
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads._graph import StepGraph
+from cs_systems.measure.workloads._own_optimizer import optimizer_error
 from cs_systems.model.parallel._collectives import Call, counting
 from cs_systems.model.training.optimizers import optimizer_class
 
@@ -50,6 +53,7 @@ class Training:
         self.optimizer_name: str | None = None
         if self.config.mode is Mode.TRAIN_STEP:
             self._make_optimizer()
+            self._check_optimizer()
         self.loss: Tensor | None = None
         self.graph = None if self.config.graph == "none" else StepGraph(self._phases)
 
@@ -62,6 +66,19 @@ class Training:
             self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), cls, **options)
         except ConfigError as error:  # the optimizer cannot take these parameters
             raise Unavailable(str(error)) from error
+
+    def _check_optimizer(self) -> None:
+        """Raise unless what was made steps without an argument."""
+        if not callable(getattr(self.optimizer, "step", None)):
+            raise ConfigError(
+                f"optimizer returned {shown(self.optimizer)}, which is no optimizer; give a "
+                "class, or a function of the parameters that returns one"
+            )
+        if _needs_closure(self.optimizer):
+            raise Unavailable(
+                f"optimizer {self.optimizer_name} requires an argument of step(), such as a closure, and a measured "
+                "step gives none; measure your own training loop with cs_systems.Recorder or cs-systems run"
+            )
 
     def prepare(self) -> None:
         if self.graph is not None and self.graph.captured:
@@ -99,16 +116,17 @@ class Training:
             yield Phase.OPTIMIZER, self._update
 
     def tables(self) -> Tables:
-        """Return the table `sent` of a step on ranks."""
+        """Return the table `sent` of a step on ranks, and `optimizer_error` of an optimizer of the user's own."""
+        own = optimizer_error(self.optimizer_name, self.device.torch)
         if not self.config.is_distributed:
-            return {}
+            return own
         counted = self.strategy.counted
         row: SentRow = {
             "collectives": len(self.calls) if counted else None,
             "sent_bytes": sum(call.sent_bytes for call in self.calls) if counted else None,
             "formula_sent_bytes": self._formula_sent_bytes(),
         }
-        return SENT.filled([row])
+        return {**own, **SENT.filled([row])}
 
     def _formula_sent_bytes(self) -> float | None:
         """Return the bytes that a rank sends in a whole training step, by formula.
@@ -153,6 +171,16 @@ class Training:
         assert self.optimizer is not None
         self.scaler.step(self.optimizer)
         self.scaler.update()
+
+
+def _needs_closure(optimizer: Any) -> bool:
+    step = getattr(type(optimizer), "step", None)  # of the class, because a scheduler replaces that of an instance
+    try:
+        if step is not None:
+            inspect.signature(step).bind(optimizer)
+    except TypeError:
+        return True
+    return False
 
 
 def clip_unavailable(name: str, cell: Cell) -> str | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.core import recipes
 from cs_systems.core.checkpoint_plan import segments
+from cs_systems.core.plugins import is_foreign
 from cs_systems.formulas import cost
 from cs_systems.formulas.communication import Payload, payload, tensor_rank_cost
 from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES
@@ -111,8 +112,10 @@ class TrainStep(Training):
             if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
                 raise Unavailable(reason)
         strategy = cell.strategy
-        # No formula covers tensor-parallel blocks, other parts than the plain ones, and a graph's own memory.
-        if backend is None or "features" in strategy.splits or config.parts or config.graph != "none":
+        # No formula covers tensor-parallel blocks, other parts than the plain ones, a graph's own memory, and the state
+        # of an optimizer of the user's own.
+        is_plain = not config.parts and config.graph == "none" and not is_foreign(config.optimizer)
+        if backend is None or not is_plain or "features" in strategy.splits:
             return None
         known = replace(config, device=device.torch.type, precision=config.computes_in)
         return _predicted_bytes(known, backend.algorithm(call), strategy)
@@ -176,6 +179,8 @@ class TrainStep(Training):
             head_in_loss=self.head_loss is not None,
             update_bytes=cost.UPDATE_BYTES.get(c.optimizer, cost.plain_update_bytes(c.precision)),
         )
+        if is_foreign(c.optimizer) and Phase.OPTIMIZER in whole:
+            whole[Phase.OPTIMIZER] = replace(whole[Phase.OPTIMIZER], bytes=None)
         if self.update:
             updates = whole[Phase.OPTIMIZER]
             whole[Phase.BACKWARD] = cost.total([whole[Phase.BACKWARD], updates])

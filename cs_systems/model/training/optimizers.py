@@ -1,22 +1,40 @@
-"""Optimizers by their names in config.OPTIMIZERS, both our own and torch's."""
+"""Optimizers by their names: those in config.OPTIMIZERS, and those of the user's own, `path.py:name`."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from cs_systems.config import ConfigError
+from cs_systems.core import plugins
+from cs_systems.core.validation import shown
 from cs_systems.model.training.adamw import AdamW as AdamW
 from cs_systems.model.training.master_adamw import MOMENTS, MasterAdamW
 
+KIND = "training.optimizers"
+FORMS = "a class such as AdamW(params, lr=1e-3, weight_decay=0.01), or a function of the parameters that returns one"
+# Given to an optimizer of the user's own if its signature takes them: the values of the built-in ones.
+HYPERPARAMETERS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(AdamW).parameters.items()
+    if parameter.default is not parameter.empty
+}
+
 
 def optimizer_class(name: str) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
-    """Return (class, options) of the optimizer `name` of config.OPTIMIZERS.
+    """Return (class, options) of the optimizer `name`.
 
     `default` is not accepted: the caller resolves it.
+
+    Raises:
+        ConfigError: one of the user's own cannot be called with parameters.
     """
+    if plugins.is_foreign(name):
+        return _own(name)
     if name == "adamw":
         return AdamW, {}
     if name in MOMENTS:
@@ -28,3 +46,24 @@ def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) ->
     """Return the optimizer of that name for one process."""
     cls, own = optimizer_class(name)
     return cls(params, **own, **options)
+
+
+def _own(name: str) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+    """Return an optimizer of the user's own with those of HYPERPARAMETERS that its signature takes."""
+    made = plugins.get(KIND, name)
+    if not callable(made):
+        raise ConfigError(f"optimizer {name} is {shown(made)}; name {FORMS}")
+    written = plugins.signature(made)
+    others = [*inspect.signature(made).parameters.values()][1:] if written else []
+    by_name = {p.name for p in others if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    options = {option: value for option, value in HYPERPARAMETERS.items() if option in by_name}
+    if plugins.takes(made, [], **options):
+        return made, options
+    needed = [p.name for p in others if p.default is p.empty and p.name in by_name - {*options}]
+    if any(plugins.takes_a_class(argument) for argument in needed):
+        raise ConfigError(
+            f"optimizer {name}{written} wraps the class of another optimizer; name it as strategy, such as "
+            f"ddp_bucketed+{name}"
+        )
+    what = f"requires {', '.join(needed)}" if needed else "does not take the parameters as its first argument"
+    raise ConfigError(f"optimizer {name}{written} {what}; name {FORMS}")
