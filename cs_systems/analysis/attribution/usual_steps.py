@@ -44,17 +44,22 @@ LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual wo
 START_UP_S = 5e-3  # a shorter time before the first launch is none
 COLD = 0.3  # share of the time in which first uses leave nothing to judge
 WHOLE_PROCESS = ("nsys", "rocprofv3")  # profilers that start the program, so that each recording has a start-up
+MOST_OF_IT = 0.5  # of the time of a slow step beyond the usual
 FIRST_HALF = 0.5  # of the kernels and of their time: a start-up that ends later leaves no usual stretch
 
 
 class Apart(NamedTuple):
-    """Steps that are not usual, and the time that they take beyond as many usual ones."""
+    """Steps that are not usual, and the time that they take beyond as many usual ones.
+
+    windows: each from the end of the kernels of the step before to the end of its own.
+    """
 
     kind: str
     steps: tuple[int, ...]
     each_s: float
     usual_s: float
     every: int | None = None
+    windows: tuple[Step, ...] = ()
 
     @property
     def beyond_s(self) -> float:
@@ -76,6 +81,7 @@ class Usual:
         is_once: no work is known to repeat, so that nothing tells whether this is how it usually runs.
         is_named: the program marks this work by ranges.
         is_rest: it is what is left of such a range after its own start-up.
+        windows: the usual steps, each from the end of the kernels of the step before to the end of its own.
     """
 
     profile: Profile
@@ -89,6 +95,7 @@ class Usual:
     is_once: bool = False
     is_named: bool = True
     is_rest: bool = False
+    windows: tuple[Step, ...] = ()
 
 
 def usual_steps(profile: Profile) -> Usual:
@@ -194,26 +201,41 @@ def _of_steps(profile: Profile, name: str = "") -> Usual:
     numbers = [step.number for step in profile.steps]
     apart = []
     if cold:
-        apart.append(Apart(START_UP, tuple(numbers[:cold]), math.fsum(lasted[:cold]) / cold, usual_s))
+        of_first = tuple(windows[:cold])
+        apart.append(Apart(START_UP, tuple(numbers[:cold]), math.fsum(lasted[:cold]) / cold, usual_s, windows=of_first))
     for other in kinds[1:]:
         if other.median_s > usual_s:
-            which = tuple(numbers[cold + position] for position in other.positions)
-            apart.append(
-                Apart(PERIODIC if other.every else SLOW, which, other.total_s / len(which), usual_s, other.every)
-            )
-    chosen = [profile.steps[number] for number in usual]
+            positions = [cold + position for position in other.positions]
+            which, of_which = tuple(numbers[at] for at in positions), tuple(windows[at] for at in positions)
+            one = Apart(PERIODIC, which, other.total_s / len(which), usual_s, other.every, of_which)
+            apart.append(one if other.every else one._replace(kind=START_UP if _loads(profile.trace, one) else SLOW))
+    chosen, own = [profile.steps[number] for number in usual], tuple(windows[number] for number in usual)
     if len(chosen) == count:
-        return Usual(profile, max(total_s, walls_s) / count, name, total_s=total_s)
+        return Usual(profile, max(total_s, walls_s) / count, name, total_s=total_s, windows=own)
+    start_ups = [one for one in apart if one.kind == START_UP]
     causes = long_calls(profile.trace, profile.steps[0].start_s, profile.steps[cold].start_s) if cold else {}
+    for window in (window for one in start_ups[bool(cold) :] for window in one.windows):
+        for cause, time_s in long_calls(profile.trace, window.start_s, window.end_s).items():
+            causes[cause] = causes.get(cause, 0.0) + time_s
     return Usual(
-        _restricted(profile, chosen, [windows[number] for number in usual]),
+        _restricted(profile, chosen, own),
         math.fsum(lasted[number] for number in usual) / len(usual),
         _named(chosen, count, name),
         tuple(apart),
         total_s,
         start_up=_in_words(causes),
-        start_up_s=math.fsum(lasted[:cold]) - cold * usual_s,
+        start_up_s=math.fsum(one.beyond_s for one in start_ups),
+        windows=own,
     )
+
+
+def _loads(trace: Trace, one: Apart) -> bool:
+    """Return whether first uses, which load code, take most of the time of these steps beyond the usual."""
+    lost_s = 0.0
+    for window in one.windows:
+        calls = long_calls(trace, window.start_s, window.end_s)
+        lost_s += sum(time_s for name, time_s in calls.items() if name == FIRST_LAUNCHES or LOADS.search(name))
+    return lost_s > MOST_OF_IT * one.beyond_s
 
 
 def _named(steps: Sequence[Step], count: int, name: str) -> str:

@@ -41,6 +41,14 @@ class Work(NamedTuple):
 Works = Mapping[tuple[str, str], Work]  # kind and name
 
 
+class Longer(NamedTuple):
+    """Work that one rank does longer than the others: its kind, the cause in words, and the remedy."""
+
+    kind: str
+    cause: str
+    remedy: str
+
+
 class HostTime(NamedTuple):
     """Time per step of the host's own work, and what of it is Python, by the user's innermost range."""
 
@@ -142,8 +150,8 @@ def _is_torch(name: str) -> bool:
     return is_operator(name) or name.startswith(_OF_TORCH)
 
 
-def longer(late: Works, others: Sequence[Works], lost_s: float) -> tuple[str, str] | None:
-    """Return (cause, remedy) of the work that the last rank does longer than the median of the others.
+def longer(late: Works, others: Sequence[Works], lost_s: float) -> Longer | None:
+    """Return the work that the last rank does longer than the median of the others.
 
     None unless it takes at least half of the time that the step loses by the delay.
     """
@@ -153,23 +161,26 @@ def longer(late: Works, others: Sequence[Works], lost_s: float) -> tuple[str, st
     in_kernels_s = sum(extra[key] for key in of_kernels)
     if of_kernels and in_kernels_s >= EXPLAINS * lost_s:
         key = max(of_kernels, key=lambda key: extra[key])
-        return _slower_kernels(key[1], late[key], usual[key], in_kernels_s)
+        return Longer(KERNELS, *_slower_kernels(key[1], late[key], usual[key], in_kernels_s))
     rest = [key for key in late if key[0] != KERNELS]
     if not rest or extra[key := max(rest, key=lambda key: extra[key])] < EXPLAINS * lost_s:
         return None
     kind, name = key
     size = human(extra[key], "s")
     if kind == INPUT:
-        return (
+        return Longer(
+            INPUT,
             f"it waits {size} longer for its batch",
             "look for what makes its data slow: its files, its workers, its share of the data",
         )
     if kind == OPERATORS:
         if late[key].calls > (1 + SAME) * usual[key].calls:
-            return f"it runs more operators, {size} longer", "give each rank the same work"
-        return f"its operators take {size} longer", "give each rank as many tokens, and compare the hosts' load"
+            return Longer(kind, f"it runs more operators, {size} longer", "give each rank the same work")
+        return Longer(
+            kind, f"its operators take {size} longer", "give each rank as many tokens, and compare the hosts' load"
+        )
     where = f"in {name!r}" if name else "in Python between operators"
-    return f"its host is {size} longer {where}", "let all ranks do this work, or none in the step"
+    return Longer(kind, f"its host is {size} longer {where}", "let all ranks do this work, or none in the step")
 
 
 def _median(found: Sequence[Work]) -> Work:

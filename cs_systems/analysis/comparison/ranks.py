@@ -25,7 +25,7 @@ from cs_systems.analysis.attribution.collectives import Collective, collectives,
 from cs_systems.analysis.attribution.overlap import NOTHING, Intervals, intersection, of_kernels, streams, union
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.usual_steps import usual_steps
-from cs_systems.analysis.comparison.rank_work import Works, longer, works
+from cs_systems.analysis.comparison.rank_work import Longer, Works, longer, works
 from cs_systems.config import ConfigError
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
 from cs_systems.core.tables import Column, by_name, table
@@ -36,7 +36,6 @@ from cs_systems.readers.forms.trace import Trace
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # end on all ranks at once
 TOLERANCE_S = 100e-6  # by which aligned clocks may still differ
 APART_S = 60.0  # between recordings; ranks of one job are recorded together
-UNEVEN = 1.2  # times the mean tokens of all ranks; routers keep experts about that even
 MOST_TOLD = 4  # ranks; those of a larger job are in the table alone
 MOST_BESIDE = 2  # kinds of computation named beside a collective
 
@@ -183,8 +182,7 @@ class Straggler:
         more_s: by how much that is more than the delay by any other rank: ranks may be late in turns.
         last: the number of collectives, of `of`, in which it arrives last.
         least_s: what the step takes at least without the delay: no other rank is faster by itself.
-        cause: what it does longer than the others; "" if nothing explains half of the lost time.
-        remedy: the change to make; "" without a cause.
+        does_longer: what it does longer than the others; None if nothing explains half of the lost time.
     """
 
     rank: int
@@ -193,8 +191,7 @@ class Straggler:
     last: int
     of: int
     least_s: float
-    cause: str
-    remedy: str
+    does_longer: Longer | None
 
     @property
     def in_words(self) -> str:
@@ -477,34 +474,15 @@ def straggler(job: Merged) -> Straggler | None:
     others = [one for one in job.ranks if one is not own]
     delay_s = min(delays_s[rank] / own.steps, job.step_s)
     least_s = min(job.step_s, max(job.step_s - delay_s, *(_alone_s(job, one) for one in others)))
-    cause, remedy = longer(own.works, [one.works for one in others], job.step_s - least_s) or ("", "")
+    does_longer = longer(own.works, [one.works for one in others], job.step_s - least_s)
     more_s = (delays_s[rank] - sorted(delays_s.values())[-2]) / own.steps
-    return Straggler(rank, delay_s, more_s, last[rank], len(job.matches), least_s, cause, remedy)
+    return Straggler(rank, delay_s, more_s, last[rank], len(job.matches), least_s, does_longer)
 
 
 def _alone_s(job: Merged, one: Rank) -> float:
     """Return the time that a rank's step takes without waiting for others: its host's, or its GPU's if longer."""
     times = job.times_of(one)
     return max(one.host_s, one.compute_s + (times.exposed_transfer_s if times else 0.0))
-
-
-def tokens(job: Merged) -> Mapping[int, int]:
-    """Return the elements that each rank receives in uneven all-to-alls, which bring tokens to experts.
-
-    The all-to-all that sends them back is even, where the ranks have batches of equal size.
-    """
-    received = Counter[int]()
-    for match in job.matches:
-        sizes = {rank: call.received for rank, call in match.calls.items()}
-        if match.any.name == "all_to_all" and None not in sizes.values() and len({*sizes.values()}) > 1:
-            received.update({rank: size or 0 for rank, size in sizes.items()})
-    return received
-
-
-def imbalance(job: Merged, rank: int) -> float:
-    """Return how many times the mean of all ranks a rank receives in uneven all-to-alls; 0 without any."""
-    received = tokens(job)
-    return received.get(rank, 0) * len(received) / sum(received.values()) if received else 0.0
 
 
 def leading(job: Merged) -> Rank:

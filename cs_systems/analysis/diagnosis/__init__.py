@@ -66,11 +66,13 @@ def apply_rules(evidence: Evidence) -> Answer:
             case Diagnosis() as one:
                 at_best = None if one.at_best is None else min(max(one.at_best, 0), one.now)
                 remedy = one.remedy if takes_options else without_options(one.remedy)
-                subject = one.subject or evidence.subject
+                subject = "" if one.is_of_recording else one.subject or evidence.subject
                 code = name.replace("_", "-")
                 if is_second:
                     one = replace(one, cause=one.cause.replace("of the step", "of the kernels' time"), then=AFTER_HOST)
-                known = replace(one, remedy=remedy, at_best=at_best, subject=subject, code=code, refines=rule.refines)
+                known = replace(
+                    one, remedy=remedy, at_best=at_best, subject=subject, code=code, refines=one.refines or rule.refines
+                )
                 found.append(replace(known, weight=1.0 if rule.judges_loop else evidence.usual_share))
             case Unknown(text):
                 unknowns.append(text)

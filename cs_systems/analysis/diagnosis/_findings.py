@@ -74,6 +74,7 @@ class Diagnosis:
         code: the rule's name.
         cells: the affected cells of a run, if there are several.
         comes_last: others come first.
+        is_of_recording: its numbers are of the whole recording, and not of the steps that the evidence is about.
         is_outside: the cause is outside the usual steps, in which nothing may be wrong.
         is_last_resort: it names no cause, only a distance from a ceiling, and is left out where a cause is found.
         options: the fields of a cell that carry out the remedy, with the values that do: a run that has such a cell
@@ -100,6 +101,7 @@ class Diagnosis:
     code: str = ""
     cells: str = ""
     comes_last: bool = False
+    is_of_recording: bool = False
     is_outside: bool = False
     is_last_resort: bool = False
     options: Mapping[str, Collection[Any]] = field(default_factory=dict)
@@ -121,7 +123,7 @@ class Diagnosis:
 
     @property
     def sentence(self) -> str:
-        where = "; ".join(filter(None, [self.where, self.subject.strip(), self.cells]))
+        where = "; ".join(filter(None, [self.where, self.subject, self.cells]))
         then = f"{self.then}: " if self.then else ""
         return f"{then}{self.cause}{f' ({where})' if where else ''}: {self.remedy}{self._gain()}"
 

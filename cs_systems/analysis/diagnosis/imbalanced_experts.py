@@ -10,20 +10,18 @@ REMEDY = "balance the experts: an auxiliary loss or bias of the router, a capaci
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the rank with most of the tokens; at best the step takes as long as without its delay."""
+    """Find the rank with most tokens or most computation in its experts; at best without its delay."""
     job = evidence.job
     if job is None:
         return None
     # Few steps have the traces of all ranks.
-    from cs_systems.analysis.comparison.ranks import UNEVEN, imbalance, straggler
+    from cs_systems.analysis.comparison.expert_work import imbalance
+    from cs_systems.analysis.comparison.ranks import straggler
 
     late = straggler(job)
-    if late is None or (times := imbalance(job, late.rank)) < UNEVEN:
+    if late is None or (words := imbalance(job, late.rank)) is None:
         return None
-    cause = (
-        f"rank {late.rank} receives {times:.2g} times the mean of all ranks in all-to-all, and delays the others by "
-        f"{human(late.delay_s, 's')} of each step"
-    )
+    cause = f"rank {late.rank} {words}, and delays the others by {human(late.delay_s, 's')} of each step"
     return Diagnosis(cause, REMEDY, job.step_s, late.least_s, subject=late.in_words)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.attribution.usual_steps import START_UP, WHOLE_PROCESS, Usual
+from cs_systems.analysis.attribution.usual_steps import START_UP, WHOLE_PROCESS, Apart, Usual
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.core.tables import Row
@@ -10,6 +10,7 @@ from cs_systems.core.units import human
 
 REMEDY = "warm up before recording, and leave this time out of every mean"
 COLD = "run the step several times before recording it, because every kernel here runs for the first time"
+LATER = "run each branch of the program once before recording or serving it, or set CUDA_MODULE_LOADING=EAGER"
 MOST_NAMED = 2
 LEAST = 0.1  # share of the recording; every recording begins somewhere
 TRIAL = 0.01  # share of the recording; steps that take less are a trial, though they repeat
@@ -17,7 +18,7 @@ OUTWEIGHS = 0.9  # share of the recording; more comes before what is left of a r
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the first steps that take longer than the usual ones, or the stretch before a recording is warm."""
+    """Find the steps that take longer because of first uses, or the stretch before a recording is warm."""
     usual = evidence.usual
     if usual is None or not usual.total_s or usual.start_up_s < LEAST * usual.total_s:
         return None
@@ -27,23 +28,30 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if usual.is_cold:
         cause = f"{share}{why}, and no step is warm"
     elif first:
-        count = len(first.steps)
-        which = f"step {first.steps[0]}" if count == 1 else f"each of the first {count} steps"
-        lasted, usually = human(first.each_s, "s"), human(first.usual_s, "s")
-        cause = f"{which} takes {lasted} where the usual ones take {usually}: {share}{why}"
+        cause = f"{_which(first)} {human(first.each_s, 's')} where the usual ones take {human(first.usual_s, 's')}: "
+        cause += f"{share}{why}"
     else:
         cause = f"{share}, before the usual work begins{why}"
     row: Row = {"start_up_s": usual.start_up_s, "recording_s": usual.total_s}
     return Diagnosis(
         cause,
-        COLD if usual.is_cold else REMEDY,
+        COLD if usual.is_cold else LATER if first and first.steps[0] else REMEDY,
         usual.total_s,
         takes=usual.start_up_s,
         evidence=(row,),
-        subject=" ",
+        is_of_recording=True,
         is_outside=True,
         comes_last=_comes_last(usual, usual.start_up_s / usual.total_s),
     )
+
+
+def _which(apart: Apart) -> str:
+    """Return the steps with their verb: "step 0 takes", "each of the first 2 steps takes", or with their numbers."""
+    if len(apart.steps) == 1:
+        return f"step {apart.steps[0]} takes"
+    if apart.steps == tuple(range(len(apart.steps))):
+        return f"each of the first {len(apart.steps)} steps takes"
+    return f"each of steps {', '.join(map(str, apart.steps))} takes"
 
 
 def _comes_last(usual: Usual, share: float) -> bool:

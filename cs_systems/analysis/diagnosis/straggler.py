@@ -38,22 +38,26 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
 def _of_job(job: Merged) -> Diagnosis | Unknown | None:
     """Find the rank that delays the others, and what it does longer than they do."""
     # Few steps have the traces of all ranks.
-    from cs_systems.analysis.comparison.ranks import UNEVEN, imbalance, rank_rows, straggler
+    from cs_systems.analysis.comparison.expert_work import imbalance
+    from cs_systems.analysis.comparison.rank_work import INPUT
+    from cs_systems.analysis.comparison.ranks import rank_rows, straggler
 
     late = straggler(job)
     if late is None:
         return Unknown("who waits for whom, because no collective of these traces could be matched across the ranks")
-    if imbalance(job, late.rank) >= UNEVEN:
+    if imbalance(job, late.rank) is not None:
         return None  # the rule of experts names it
-    because = f", because {late.cause}" if late.cause else ""
+    because = f", because {late.does_longer.cause}" if late.does_longer else ""
+    is_late_for_data = late.does_longer is not None and late.does_longer.kind == INPUT
     return Diagnosis(
         f"rank {late.rank} delays the others by {human(late.delay_s, 's')} of each step{because}",
-        late.remedy or REMEDY,
+        late.does_longer.remedy if late.does_longer else REMEDY,
         job.step_s,
         late.least_s,
         evidence=tuple(cast(Row, row) for row in rank_rows(job)),
         subject=late.in_words,
         takes=min(late.more_s, job.step_s - late.least_s),
+        refines=("data-input",) if is_late_for_data else (),
     )
 
 

@@ -144,7 +144,8 @@ def test_straggler_is_named_with_its_delay_and_cause(job: Merged) -> None:
     assert found is not None
     assert (found.rank, found.in_words) == (2, "last to arrive in 6 of 6 collectives")
     assert found.delay_s == pytest.approx(2601e-6, rel=1e-3)  # and 1 µs at the second collective
-    assert found.cause == "the same kernels take 2.80 ms longer (most in matmul)"
+    assert found.does_longer is not None
+    assert found.does_longer.cause == "the same kernels take 2.80 ms longer (most in matmul)"
     assert any("the hosts' clocks differ by up to 5.00 s; this is corrected" in note for note in job.notes)
 
 

@@ -14,15 +14,17 @@ import pytest
 
 from cs_systems.analysis.attribution.collectives import Collective
 from cs_systems.analysis.attribution.distribution import DDP, FSDP, Distribution, distribution
-from cs_systems.analysis.attribution.overlap import NOTHING, Intervals
+from cs_systems.analysis.attribution.overlap import NOTHING, Intervals, union
 from cs_systems.analysis.attribution.profile import Profile, profile
+from cs_systems.analysis.comparison.expert_work import imbalance
 from cs_systems.analysis.comparison.rank_work import INPUT, KERNELS, OPERATORS, PYTHON, Work, longer
-from cs_systems.analysis.comparison.ranks import Merged, merged, straggler, summary
+from cs_systems.analysis.comparison.ranks import Merged, Rank, merged, straggler, summary
 from cs_systems.analysis.diagnosis import Answer, Diagnosis, apply_rules, diagnose
 from cs_systems.analysis.diagnosis._evidence import Evidence, of_job, of_profile
 from cs_systems.cli import main
 from cs_systems.config import RunConfig
 from cs_systems.readers import read
+from cs_systems.readers.forms.jobs import Job
 from cs_systems.record import read_records
 from tests.analysis.comparison.test_limits import call, rank
 from tests.programs import Program
@@ -173,7 +175,7 @@ def test_cause_is_what_the_last_rank_does_longer(case: str) -> None:
     others = [works(**{kind: USUAL[kind] for kind, _ in own}) for _ in range(3)]
     found = longer(own, others, 0.03)
     assert found is not None
-    assert found[0].startswith(words)
+    assert found.cause.startswith(words)
     assert longer(own, others, 0.061) is None, "less than half of the lost time explains nothing"
     assert longer(own, [own, own], 0.03) is None
 
@@ -181,8 +183,9 @@ def test_cause_is_what_the_last_rank_does_longer(case: str) -> None:
 def test_host_of_a_user_range_is_named() -> None:
     found = longer({(PYTHON, "augment"): Work(0.03)}, [{}, {}], 0.03)
     assert found is not None
-    assert found[0] == "its host is 30.0 ms longer in 'augment'"
+    assert found.cause == "its host is 30.0 ms longer in 'augment'"
     assert longer({(KERNELS, "softmax"): Work(0.03, 5.0)}, [{}], 0.03) == (
+        KERNELS,
         "it runs kernels of softmax that the others do not, 30.0 ms longer",
         "give each rank the same work",
     )
@@ -322,3 +325,59 @@ def test_search_is_found_by_its_functions_in_python(tmp_path: Path, searches: bo
     found = distribution(profile(read(program.write(tmp_path / "trace.json"))))
     assert found is not None
     assert (found.searches, found.search_s) == ((4, pytest.approx(6e-3)) if searches else (0, 0))
+
+
+def without_sizes(job: Merged) -> Merged:
+    """Return a job whose recordings tell no sizes of the collectives."""
+    ranks = tuple(
+        replace(one, collectives=tuple(call._replace(received=None, size_bytes=None) for call in one.collectives))
+        for one in job.ranks
+    )
+    unknown = [
+        replace(match, calls={rank: call._replace(received=None) for rank, call in match.calls.items()})
+        for match in job.matches
+    ]
+    return replace(job, ranks=ranks, matches=tuple(unknown))
+
+
+def test_computation_between_all_to_alls_tells_the_experts_that_their_sizes_tell() -> None:
+    job, _ = of_ranks([traced("experts", number) for number in (0, 1)])
+    assert imbalance(job, 1) == "receives 1.5 times the mean of all ranks in all-to-all"
+    assert imbalance(without_sizes(job), 1) == (
+        "computes 1.5 times the mean of all ranks between two all-to-alls, and as long as they elsewhere"
+    )
+    assert imbalance(without_sizes(job), 0) is None
+
+
+def computing(rank: int, experts_s: float, rest_s: float) -> Rank:
+    """Return a rank with four all-to-alls, each second one after its experts."""
+    calls, intervals, now = list[Collective](), list[tuple[float, float]](), 0.0
+    for number in range(4):
+        lasts = rest_s if number % 2 == 0 else experts_s
+        intervals.append((now, now + lasts))
+        now += lasts
+        calls.append(Collective(0, "all_to_all", "", 4, number, 1000, now, now + 1e-3, 0.0, {}))
+        now += 1e-3
+    starts, ends = np.array(intervals).T
+    return Rank(rank, "", "kineto", Job(), now, 1, now, now, 0.0, 0.0, 0.0, tuple(calls), computing=union(starts, ends))
+
+
+@pytest.mark.parametrize(
+    ("experts_s", "rest_s", "words"),
+    [
+        (0.0131, 0.01, "computes 1.2 times the mean"),
+        (0.0128, 0.01, None),
+        (0.02, 0.02, None),
+    ],
+    ids=["uneven", "about even", "a slow GPU"],
+)
+def test_experts_are_uneven_only_if_the_rest_is_even(experts_s: float, rest_s: float, words: str | None) -> None:
+    job = Merged((*(computing(rank, 0.01, 0.01) for rank in range(3)), computing(3, experts_s, rest_s)), (), ())
+    found = imbalance(job, 3)
+    assert (found or "").startswith(words or "")
+    assert (found is None) == (words is None)
+
+
+def test_rank_that_waits_for_data_is_named_before_the_wait() -> None:
+    found = answered("late_data")
+    assert [one.code for one in found.diagnoses][:2] == ["straggler", "data-input"]

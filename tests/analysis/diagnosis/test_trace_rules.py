@@ -71,3 +71,88 @@ def test_casts_come_before_the_elementwise_kernels_from_their_threshold_on(tmp_p
 )
 def test_casts_are_told_from_copies_by_name(name: str, is_cast: bool) -> None:
     assert bool(CAST_KERNEL.search(name)) == is_cast
+
+
+MISALIGNED = "cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align1>(Params)"
+BF16_S = 2 * 4096**3 / 500e12 * 1e6  # of a product of 4096³ at 500 TFLOP/s, in µs
+
+
+def product(program: Program, lasts: float, name: str, sizes: tuple[int, int, int] | None) -> None:
+    """Launch a matrix product, in an operator with the shapes of its inputs if they are known."""
+    start, (m, k, n) = program.now, sizes or (0, 0, 0)
+    program.launch(lasts, name)
+    if sizes:
+        program.event("cpu_op", "aten::mm", start, program.now - start, **{"Input Dims": [[m, k], [k, n]]})
+
+
+def multiplied(folder: Path, *products: tuple[float, str, tuple[int, int, int] | None]) -> Answer:
+    program = Program("NVIDIA H100 80GB HBM3")
+
+    def body(_: int) -> None:
+        for one in products * 10:
+            product(program, *one)
+
+    return answer(steps(program, 4, body), folder)
+
+
+LARGE = (BF16_S, PRODUCT, (4096, 4096, 4096))
+
+
+@pytest.mark.parametrize(("times", "is_slow"), [(4.2, True), (3.9, False)])
+def test_product_far_below_the_rate_of_the_others_is_slow(tmp_path: Path, times: float, is_slow: bool) -> None:
+    found = multiplied(tmp_path, LARGE, (times * BF16_S, MISALIGNED, (4096, 4096, 4097)))
+    assert codes(found) == (["slow-products"] if is_slow else [])
+    if is_slow:
+        assert found.causes[0].startswith(
+            "81% of the step is matrix products that take 4 times as long as their FLOPs and bytes need (4096×4096 by "
+            "4096×4097; 4097 is no multiple of 8): pad these sizes to multiples of 64"
+        )
+
+
+def test_small_products_are_to_be_merged(tmp_path: Path) -> None:
+    found = multiplied(tmp_path, LARGE, (300.0, MISALIGNED, (8192, 1024, 3)))
+    assert codes(found) == ["slow-products"]
+    assert "(8192×1024 by 1024×3; 3 is no multiple of 8): compute several of these products as one" in found.causes[0]
+
+
+def test_product_that_the_memory_limits_is_not_slow(tmp_path: Path) -> None:
+    """A product with a vector moves 268 MB, for which 80 µs are the least at 3.35 TB/s."""
+    assert codes(multiplied(tmp_path, LARGE, (110.0, PRODUCT, (1, 8192, 16384)))) == []
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.11, True), (0.09, False)])
+def test_without_shapes_the_kernels_name_tells_sizes_that_are_not_aligned(
+    tmp_path: Path, share: float, is_named: bool
+) -> None:
+    found = multiplied(tmp_path, (1000 * (1 - share), PRODUCT, None), (1000 * share, MISALIGNED, None))
+    assert codes(found) == (["slow-products"] if is_named else [])
+    if is_named:
+        assert found.causes[0].startswith("11% of the step is 16-bit matrix products of sizes that are no multiples of")
+
+
+def loading(folder: Path, number: int, load_us: float, call: str = "cuModuleLoadData") -> Answer:
+    """Return the answer about eight steps of 30 ms, of which one loads a module in its middle."""
+    program = Program()
+
+    def body(step: int) -> None:
+        for kernel in range(30):
+            if (step, kernel) == (number, 15):
+                start = program.now
+                program.now += load_us
+                program.event("cuda_driver", call, start, load_us, correlation=10**6 + step)
+            program.launch(1000.0)
+
+    return answer(steps(program, 8, body), folder)
+
+
+def test_module_that_a_later_step_loads_is_start_up(tmp_path: Path) -> None:
+    found = loading(tmp_path, 3, 400e3)
+    assert codes(found) == ["start-up"]
+    assert found.causes[0].startswith("step 3 takes")
+    assert "is start-up (" in found.causes[0]
+    assert "in cuModuleLoadData): run each branch of the program once before" in found.causes[0]
+    assert found.nothing == "nothing found that would save more than 5% of 7 usual of 8 steps"
+
+
+def test_slow_step_without_a_known_first_use_is_not_start_up(tmp_path: Path) -> None:
+    assert codes(loading(tmp_path, 3, 400e3, call="cuStreamGetCtx")) == []

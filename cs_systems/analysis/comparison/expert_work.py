@@ -1,0 +1,82 @@
+"""Imbalance of a job's experts: by the tokens that all-to-alls bring to each rank, or by the computation between them.
+
+A layer of experts computes between two all-to-alls: one brings the tokens, the next sends the results back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from statistics import mean
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cs_systems.analysis.attribution.collectives import Collective
+from cs_systems.analysis.attribution.overlap import intersection, union
+
+if TYPE_CHECKING:
+    from cs_systems.analysis.comparison.ranks import Merged, Rank
+
+UNEVEN = 1.2  # times the mean of all ranks; routers keep experts about that even
+SAME_ELSEWHERE = 1.1  # times the mean of all ranks; a rank on a slower GPU takes longer in all of its work
+COUNTS = 0.01  # of the largest all-to-all; a smaller one sends the numbers of tokens alone
+ALL_TO_ALL = "all_to_all"
+
+
+def imbalance(job: Merged, rank: int) -> str | None:
+    """Return in words how unevenly a rank's experts are used; None if they are not, or nothing tells.
+
+    Where the sizes of the all-to-alls are alike or unknown, the computation between two of them tells: it is longer on
+    this rank, while the rest of its computation takes about as long as on the others.
+    """
+    if received := tokens(job):
+        times = received.get(rank, 0) * len(received) / sum(received.values())
+        return f"receives {times:.2g} times the mean of all ranks in all-to-all" if times >= UNEVEN else None
+    times = _of_computation(job, rank)
+    what = f"computes {times:.2g} times the mean of all ranks between two all-to-alls, and as long as they elsewhere"
+    return what if times >= UNEVEN else None
+
+
+def tokens(job: Merged) -> Mapping[int, int]:
+    """Return the elements that each rank receives in uneven all-to-alls, which bring tokens to experts.
+
+    The all-to-all that sends them back is even, where the ranks have batches of equal size.
+    """
+    received = Counter[int]()
+    for match in job.matches:
+        sizes = {rank: call.received for rank, call in match.calls.items()}
+        if match.any.name == ALL_TO_ALL and None not in sizes.values() and len({*sizes.values()}) > 1:
+            received.update({rank: size or 0 for rank, size in sizes.items()})
+    return received
+
+
+def _of_computation(job: Merged, rank: int) -> float:
+    """Return how many times the mean of all ranks a rank computes in the experts; 0 if it differs elsewhere too."""
+    largest = max((match.any.size_bytes or 0 for match in job.matches if match.any.name == ALL_TO_ALL), default=0)
+    if not all(sum(_is_of_tokens(call, largest) for call in one.collectives) > 1 for one in job.ranks):
+        return 0.0
+    halves = {one.rank: _between(one, largest) for one in job.ranks}
+    ratios = [
+        halves[rank][half] / whole if (whole := mean(each[half] for each in halves.values())) else 0.0
+        for half in (0, 1)
+    ]
+    return max(ratios) if min(ratios) <= SAME_ELSEWHERE else 0.0
+
+
+def _is_of_tokens(call: Collective, largest: int) -> bool:
+    return call.name == ALL_TO_ALL and (call.size_bytes or largest) >= COUNTS * largest
+
+
+def _between(one: Rank, largest: int) -> tuple[float, float]:
+    """Return a rank's computation after every other all-to-all and after the rest: one of the two is the experts'."""
+    calls = sorted(
+        (call for call in one.collectives if _is_of_tokens(call, largest)), key=lambda call: (call.start_s, call.end_s)
+    )
+    begins = np.array([call.end_s for call in calls])
+    ends = np.array([call.start_s for call in calls[1:]] + [calls[-1].end_s])
+    ends = np.maximum(ends, begins)
+    return (
+        intersection(one.computing, union(begins[0::2], ends[0::2])).length_s,
+        intersection(one.computing, union(begins[1::2], ends[1::2])).length_s,
+    )
