@@ -115,7 +115,7 @@ def _work(trace: Trace, time_s: Floats) -> tuple[list[str], Ints]:
             found[inner] = trace.operators.parent[found[inner]]
         for code in np.unique(found[found != UNKNOWN]).tolist():
             codes[found == code] = numbers.setdefault(trace.operators.signature[code].name, len(numbers))
-    for ranges, named in ((trace.ranges, _own), (trace.functions, _written)):
+    for ranges, named in ((trace.ranges, own_names), (trace.functions, written_names)):
         if line := ranges.timelines.get(thread):
             opened = line.index(time_s)
             for stack in np.unique(opened).tolist():
@@ -134,7 +134,7 @@ def _with_call(name: str, stack: Sequence[str]) -> str:
     return name if known is None else f"{name}, " + _BUILT_IN.sub(r"\g<name>", known)
 
 
-def _written(trace: Trace, names: Iterable[str]) -> list[str]:
+def written_names(trace: Trace, names: Iterable[str]) -> list[str]:
     """Return the Python functions of the user, as `evaluate() at train.py:88`, without those of installed packages."""
     found = (_FUNCTION.fullmatch(name) for name in names)
     own = [one for one in found if one and not _INSTALLED.search(one["file"])]
@@ -143,7 +143,7 @@ def _written(trace: Trace, names: Iterable[str]) -> list[str]:
     ]
 
 
-def _own(trace: Trace, names: Iterable[str]) -> list[str]:
+def own_names(trace: Trace, names: Iterable[str]) -> list[str]:
     """Return the names that the user gave: no operators, modules, or the profiler's own steps."""
     own = (general(name) for name in names if not is_operator(name) and not _is_module(trace, name))
     return [name for name in own if not name.startswith("ProfilerStep")]
@@ -198,8 +198,8 @@ def _callers(trace: Trace, calls: Calls) -> tuple[list[str], Ints]:
         lines = [ranges.timelines.get(thread) for ranges in (trace.ranges, trace.functions)]
         opened, called = (line.index(calls.start_s[mine]) if line else np.zeros(len(mine), np.int64) for line in lines)
         for at, stack, frames in {*zip(operator[mine].tolist(), opened.tolist(), called.tolist(), strict=True)}:
-            own = _own(trace, lines[0].stacks[stack]) if lines[0] else []
-            own = (_written(trace, lines[1].stacks[frames]) if lines[1] else []) or own
+            own = own_names(trace, lines[0].stacks[stack]) if lines[0] else []
+            own = (written_names(trace, lines[1].stacks[frames]) if lines[1] else []) or own
             signature = (
                 trace.operators.signature.values[at].name if trace.operators is not None and at != UNKNOWN else ""
             )

@@ -15,6 +15,7 @@ from cs_systems.analysis.attribution.kernel_families import family, scores_of_at
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.attribution.tables import KernelRow, kernels, ranges, steps
 from cs_systems.analysis.attribution.tables import phases as phase_rows
+from cs_systems.analysis.attribution.usual_steps import START_UP
 from cs_systems.analysis.comparison.loop_findings import OUTCOME, SLOW_STEPS
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import CONFIGURED, Phase, RunConfig
@@ -240,7 +241,10 @@ class Evidence:
 
     @property
     def usual_share(self) -> float:
-        """Share of a loop's time that its steps would take if all were usual ones; 1 if nothing else is known."""
+        """Share of a loop's or recording's time that its steps would take if all were usual; 1 if that is unknown."""
+        if self.usual is not None and self.usual.total_s:
+            slow_s = sum(one.beyond_s for one in self.usual.apart if one.kind != START_UP)
+            return max(0.0, 1 - slow_s / self.usual.total_s)
         rows = SLOW_STEPS.of(self.tables)
         return max(0.0, 1 - sum(row["extra_s"] / row["total_s"] for row in rows if row["total_s"]))
 

@@ -1,8 +1,10 @@
-"""Rule for slow steps of a loop, such as every tenth one, with what they do besides a usual step."""
+"""Rule for slow steps of a loop or a recording, such as every tenth one, with what they do besides a usual step."""
 
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.host_work import host_work
+from cs_systems.analysis.attribution.slow_steps import beyond
+from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, SLOW_STEPS, SlowStepsRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -12,14 +14,18 @@ from cs_systems.core.units import counted
 _ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth",
              10: "tenth", 20: "twentieth", 50: "fiftieth", 100: "hundredth"}  # fmt: skip
 EVALUATION = "evaluate less often or on fewer batches"
+LOOK = "see what the loop does there besides a usual step"
 REMEDY = "do this less often, or make it faster"
 
 
 def steps_of(row: SlowStepsRow) -> str:
     """Return the slow steps in words: `every tenth step`, `3 slow steps`."""
-    every = row.get("every")
+    return _in_words(row["steps"], row.get("every"))
+
+
+def _in_words(count: int, every: int | None) -> str:
     if every is None:
-        return counted(row["steps"], "slow step")
+        return counted(count, "slow step")
     return f"every {_ORDINALS.get(every) or _ordinal(every)} step"
 
 
@@ -31,7 +37,9 @@ def _ordinal(number: int) -> str:
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the kind of steps with the most time above that of usual steps."""
     rows = SLOW_STEPS.of(evidence.tables)
-    if not rows or not (most := max(rows, key=lambda row: row["extra_s"]))["total_s"]:
+    if not rows:
+        return _of_trace(evidence.usual) if evidence.usual else None
+    if not (most := max(rows, key=lambda row: row["extra_s"]))["total_s"]:
         return None
     total_s, extra_s = most["total_s"], most["extra_s"]
     collected = next(iter(COLLECTIONS.of(evidence.tables)), None)
@@ -49,7 +57,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
             work = host_work(calls or "")
             remedy = work.remedy if work else REMEDY
     else:
-        remedy = "see what the loop does there besides a usual step"
+        remedy = LOOK
     is_once = most["steps"] == 1
     return Diagnosis(
         cause,
@@ -60,6 +68,32 @@ def find(evidence: Evidence) -> Diagnosis | None:
         evidence=tuple(rows),
         comes_last=is_once,
         is_outside=is_once,
+    )
+
+
+def _of_trace(usual: Usual) -> Diagnosis | None:
+    """Find the slow steps of a recording; the update of accumulated gradients is none, nor one step without a name."""
+    found = [one for one in usual.apart if one.kind != START_UP]
+    if not found or not usual.total_s:
+        return None
+    most = max(found, key=lambda one: one.beyond_s)
+    work = beyond(usual, most)
+    if work.is_update or not (most.every or work.name or work.only_forward):
+        return None
+    passes = "forward passes without backward" if work.only_forward else ""
+    what = ", ".join(filter(None, [work.name, passes]))
+    share = most.beyond_s / usual.total_s
+    known = host_work(work.name)
+    count = len(most.steps)
+    return Diagnosis(
+        f"{share:.0%} of the recording is in {_in_words(count, most.every)}{what and ': '}{what}",
+        known.remedy if known else EVALUATION if work.only_forward else REMEDY if what else LOOK,
+        usual.total_s,
+        usual.total_s - most.beyond_s,
+        evidence=({"steps": count, "mean_s": most.each_s, "usual_s": most.usual_s, "every": most.every},),
+        is_of_recording=True,
+        comes_last=count == 1,
+        is_outside=count == 1,
     )
 
 

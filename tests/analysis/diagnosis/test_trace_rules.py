@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,61 @@ def test_module_that_a_later_step_loads_is_start_up(tmp_path: Path) -> None:
 
 def test_slow_step_without_a_known_first_use_is_not_start_up(tmp_path: Path) -> None:
     assert codes(loading(tmp_path, 3, 400e3, call="cuStreamGetCtx")) == []
+
+
+def with_slow_steps(folder: Path, slow: Callable[[Program], None], every: int = 4) -> Answer:
+    """Return the answer about twelve training steps of 30 ms, of which each fourth does more."""
+    program = Program()
+
+    def body(step: int) -> None:
+        for name in ("forward", "backward"):
+            start = program.now
+            for _ in range(15):
+                program.launch(1000.0)
+            program.during(name, start)
+        if step % every == every - 1:
+            slow(program)
+
+    return answer(steps(program, 12, body), folder)
+
+
+def passes(count: int, name: str = "", kernel: str = PRODUCT, phase: str = "forward") -> Callable[[Program], None]:
+    def run(program: Program) -> None:
+        begun = program.now
+        for _ in range(count):
+            start = program.now
+            program.launch(1000.0, kernel)
+            program.during(phase, start)
+        if name:
+            program.during(name, begun)
+
+    return run
+
+
+def test_evaluation_in_each_fourth_step_is_named_by_its_range(tmp_path: Path) -> None:
+    found = with_slow_steps(tmp_path, passes(90, "validation"))
+    assert codes(found) == ["periodic-steps"]
+    assert found.causes[0].startswith(
+        "43% of the recording is in every fourth step: validation, forward passes without backward: evaluate less often"
+    )
+
+
+def test_forward_passes_without_a_name_are_told_from_training(tmp_path: Path) -> None:
+    found = with_slow_steps(tmp_path, passes(90))
+    assert "every fourth step: forward passes without backward: evaluate" in found.causes[0]
+
+
+def test_update_of_accumulated_gradients_is_no_slow_step(tmp_path: Path) -> None:
+    assert codes(with_slow_steps(tmp_path, passes(90, "Optimizer.step#AdamW.step", phase="optimizer"))) == []
+
+
+def test_host_work_of_slow_steps_has_its_remedy(tmp_path: Path) -> None:
+    def save(program: Program) -> None:
+        program.wait()
+        start = program.now
+        program.now += 200e3
+        program.during("save_checkpoint", start)
+        program.launch(1000.0)
+
+    found = with_slow_steps(tmp_path, save)
+    assert "every fourth step: save_checkpoint: save less often" in found.causes[0]
