@@ -1,15 +1,22 @@
-"""Rule for a loop that grows from step to step: its memory, or the time of its steps."""
+"""Rule for a loop or recording that grows from step to step: its memory, or the time of its steps."""
 
 from __future__ import annotations
 
+from cs_systems.analysis.attribution.step_growth import growing
+from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import GROWTH, GrowthRow
+from cs_systems.analysis.comparison.loop_growth import time_growth
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
 GRAPH = "keep numbers in place of tensors with their graph: .item() or .detach()"
 HOLDER = "keep fewer of them, or write them to a file"
 MEMORY = "find what is kept from step to step, such as losses with their graph, outputs or a cache without a limit"
+BUFFER = "write into a buffer of the final size in place of torch.cat, which copies all earlier entries in each step"
+MOSTLY = 0.5  # share of what a step takes longer
+CONCATENATES = "CatArray"
 TIME = "find what each step does for all steps before it, such as reading a list that grows"
 
 
@@ -19,7 +26,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     memory = [row for row in rows if row["quantity"] != "step time"]
     if memory:
         return _of_memory(max(memory, key=lambda row: row["last"] - row["first"]))
-    return next(map(_of_time, rows), None)
+    if rows:
+        return _of_time(rows[0])
+    return _of_trace(evidence.usual) if evidence.usual else None
 
 
 def _of_memory(row: GrowthRow) -> Diagnosis:
@@ -44,6 +53,33 @@ def _of_time(row: GrowthRow) -> Diagnosis:
         f"{human(last, 's')} after {row['steps']} steps{phase}"
     )
     return Diagnosis(cause, TIME, last, takes=last - first, evidence=(row,))
+
+
+def _of_trace(usual: Usual) -> Diagnosis | None:
+    """Find steps that become slower; attention over a context that grows has to."""
+    slow = (window for one in usual.apart if one.kind != START_UP for window in one.windows)
+    windows = sorted((*usual.windows, *slow), key=lambda window: window.start_s)
+    found = time_growth([(window.number, window.end_s - window.start_s) for window in windows])
+    if found is None:
+        return None
+    more_s, kernels = found.last - found.first, growing(usual.profile.trace.kernels, windows)
+    if sum(one.more_s for one in kernels if one.family == "attention") > MOSTLY * more_s:
+        return None
+    most = kernels[0] if kernels and kernels[0].more_s > MOSTLY * more_s else None
+    cause = (
+        f"a step takes {human(found.per_step, 's')} longer with each step: {human(found.first, 's')} at first, "
+        f"{human(found.last, 's')} after {found.steps} steps{f', most of it in {most.kernel}' if most else ''}"
+    )
+    row: Row = {"steps": found.steps, "first_s": found.first, "last_s": found.last, "per_step_s": found.per_step}
+    return Diagnosis(
+        cause,
+        BUFFER if most and most.kernel.startswith(CONCATENATES) else TIME,
+        found.last,
+        takes=more_s,
+        evidence=(row,),
+        is_of_recording=True,
+        refines=("unfused-elementwise",) if most and most.family in ("copy", "elementwise", "norm") else (),
+    )
 
 
 RULE = Rule(find, judges_loop=True)

@@ -215,3 +215,33 @@ def test_host_work_of_slow_steps_has_its_remedy(tmp_path: Path) -> None:
 
     found = with_slow_steps(tmp_path, save)
     assert "every fourth step: save_checkpoint: save less often" in found.causes[0]
+
+
+CAT = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<OpaqueType<2u>, unsigned int, 4>(int)"
+FLASH = "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128> >(Params)"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "per_step_us", "count", "named"),
+    [
+        (CAT, 20.0, 10, True),
+        (CAT, 16.0, 12, True),
+        (CAT, 10.0, 12, False),
+        (CAT, 20.0, 9, False),
+        (FLASH, 40.0, 12, False),
+    ],
+    ids=["ten steps", "by 1.4 times", "by 1.2 times", "too few steps", "attention"],
+)
+def test_step_that_grows_is_named_with_the_kernel_that_does(
+    tmp_path: Path, kernel: str, per_step_us: float, count: int, named: bool
+) -> None:
+    def body(step: int) -> None:
+        program.launch(400.0, PRODUCT)
+        program.launch(50 + per_step_us * step, kernel)
+
+    program = Program()
+    found = answer(steps(program, count, body), tmp_path)
+    assert ("growth" in codes(found)) == named
+    if named:
+        assert found.diagnoses[0].code == "growth"
+        assert ", most of it in CatArrayBatchedCopy: write into a buffer of the final size" in found.causes[0]
