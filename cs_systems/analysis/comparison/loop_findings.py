@@ -67,7 +67,7 @@ class GrowthRow(TypedDict):
     last: float
     per_step: float
     kept: str | None  # the name of a container that grows in step with it, such as `outs`
-    kept_tensors: str | None  # its elements: "tensors with their graphs", "tensors" or "objects"
+    kept_tensors: str | None  # its elements: "tensors with their graphs", "tensors in storages of 1 MiB", "objects" …
     place: str | None  # the line that appends to it
     phase: str | None  # of step time: the phase that grows most
 

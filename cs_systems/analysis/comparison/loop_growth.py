@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
-from statistics import median
+from itertools import combinations, pairwise
+from statistics import mean, median
 from typing import NamedTuple
 
 FEWEST = 10  # readings that show a growth
@@ -13,6 +13,8 @@ TAU = 0.7  # least share of rising minus falling pairs: noise and a sudden chang
 LEAST_MEMORY = 32e6  # bytes; an allocator's pools grow by less
 LEAST_TIMES = 1.3  # ratio of the last steps to the first ones
 LEAST_SLOPE = 0.3  # of the first half's growth by step; below, the quantity reaches its final value
+PARTS = 5  # into which readings of memory are divided
+LEAST_RISE = 0.3  # of the mean rise from one part to the next; an allocator's pools rest between two rises
 
 
 class Growth(NamedTuple):
@@ -27,7 +29,11 @@ class Growth(NamedTuple):
 def memory_growth(readings: Sequence[tuple[int, float]]) -> Growth | None:
     """Return the growth of memory, given as (step, bytes); None if it does not grow steadily."""
     found = _steady(readings)
-    return found if found is not None and found.last - found.first >= LEAST_MEMORY else None
+    if found is None or found.last - found.first < LEAST_MEMORY:
+        return None
+    levels = [median(size for _, size in part) for part in _parts(readings)]
+    rises = [after - before for before, after in pairwise(levels)]
+    return found if min(rises) >= LEAST_RISE * mean(rises) else None
 
 
 def time_growth(durations_s: Sequence[tuple[int, float]]) -> Growth | None:
@@ -56,6 +62,12 @@ def _steady(points: Sequence[tuple[int, float]]) -> Growth | None:
     )
     first = points[0][1]
     return Growth(steps, first, max(points[-1][1], first), per_step)
+
+
+def _parts(readings: Sequence[tuple[int, float]]) -> list[Sequence[tuple[int, float]]]:
+    """Return the readings in order, divided into parts of nearly the same size."""
+    ends = [round(len(readings) * number / PARTS) for number in range(PARTS + 1)]
+    return [readings[begin:end] for begin, end in pairwise(ends)]
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> float:

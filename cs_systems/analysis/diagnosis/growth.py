@@ -12,6 +12,7 @@ from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
 GRAPH = "keep numbers in place of tensors with their graph: .item() or .detach()"
+COPIES = "keep numbers (.item()) or copies (.clone()) in place of tensors in a large storage"
 HOLDER = "keep fewer of them, or write them to a file"
 MEMORY = "find what is kept from step to step, such as losses with their graph, outputs or a cache without a limit"
 BUFFER = "write into a buffer of the final size in place of torch.cat, which copies all earlier entries in each step"
@@ -39,10 +40,11 @@ def _of_memory(row: GrowthRow) -> Diagnosis:
     )
     if not name:
         return Diagnosis(cause, MEMORY, row["last"], unit="bytes", takes=grown, evidence=(row,))
-    what, has_graph = row.get("kept_tensors") or "objects", "graph" in (row.get("kept_tensors") or "")
+    what = row.get("kept_tensors") or "objects"
+    remedy = GRAPH if "graph" in what else COPIES if "storage" in what else HOLDER
     where = f" at {row['place']}" if row.get("place") else ""
     cause += f"; {name} keeps {what}{where}" if what.startswith("a ") else f"; {what} are kept in {name}{where}"
-    return Diagnosis(cause, GRAPH if has_graph else HOLDER, row["last"], unit="bytes", takes=grown, evidence=(row,))
+    return Diagnosis(cause, remedy, row["last"], unit="bytes", takes=grown, evidence=(row,))
 
 
 def _of_time(row: GrowthRow) -> Diagnosis:

@@ -10,13 +10,14 @@ import linecache
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
+from cs_systems.core.units import human
 from cs_systems.instrument.compiler import untraced
 from cs_systems.measure.recorder.stacks import is_own
 
@@ -24,6 +25,7 @@ CONTAINERS = (list, dict, set, deque)
 MOST_NAMES = 1000  # of one namespace
 MOST_KEYS = 50  # of a dict with lists
 GROWS = 0.5  # elements by step, at least
+LARGE_BYTES, LARGER = 1 << 16, 16  # of a storage, and its ratio to the tensor in it, from which it is named
 _ADDS = r"\s*(?:\.(?:append|extend|add|appendleft|update)\(|\+=|\[[^\]]*\]\s*=[^=])"
 
 
@@ -125,8 +127,20 @@ def _elements(value: Any) -> str:
     if any(each.grad_fn is not None for each in tensors):
         return "tensors with their graphs"
     if tensors:
-        return "tensors"
+        return _tensors(tensors)
     return "arrays" if any(type(each).__module__ == "numpy" for each in inner) else "objects"
+
+
+def _tensors(tensors: Sequence[torch.Tensor]) -> str:
+    """Return tensors in words; a small one may keep a large storage, as the loss that torch computes on a CPU does."""
+    stored = max((each for each in tensors if each.layout is torch.strided), key=_stored_bytes, default=None)
+    if stored is None or _stored_bytes(stored) < max(LARGE_BYTES, LARGER * stored.nbytes):
+        return "tensors"
+    return f"tensors in storages of {human(_stored_bytes(stored), 'bytes')}"
+
+
+def _stored_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
 
 
 def _place(name: str, file: str) -> str | None:

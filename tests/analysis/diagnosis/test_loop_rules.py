@@ -210,6 +210,26 @@ def test_growing_step_names_its_phase() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("what", "remedy"),
+    [("tensors with their graphs", "keep numbers in place of tensors with their graph"),
+     ("tensors in storages of 768 KiB", "keep numbers (.item()) or copies (.clone()) in place of"),
+     ("objects", "keep fewer of them")],
+)  # fmt: skip
+def test_remedy_of_growth_follows_from_what_is_kept(what: str, remedy: str) -> None:
+    (found,) = causes(loop({"growth": [growing("host memory", 1e9, 3e9, kept="losses", kept_tensors=what)]}))
+    assert found.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(("wait_s", "is_named"), [(0.0245, False), (0.0255, True)])
+def test_wait_for_a_batch_is_named_if_the_rest_of_the_step_varies_less(wait_s: float, is_named: bool) -> None:
+    """A machine that other programs keep busy slows down a loader's workers, too."""
+    rests_s = [0.1 + 0.05 * number / 8 for number in range(-1, 10)]  # the middle 80% within 50 ms
+    samples = [Sample(0, False, rest + wait_s, phases := {"input": wait_s, "forward": rest}, phases) for rest in rests_s]
+    evidence = replace(loop(), measurement=Measurement("monotonic", tuple(samples), 0.0))
+    assert [each.code for each in causes(evidence)] == ["data-input"] * is_named
+
+
 def test_growth_without_a_name_has_a_general_remedy() -> None:
     (found,) = causes(loop({"growth": [growing("device memory", 1e9, 3e9)]}))
     assert "device memory grows by 38.1 MiB a step: 1.86 GiB in 50 steps: find what is kept" in found.sentence

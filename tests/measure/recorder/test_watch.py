@@ -40,10 +40,18 @@ def test_steady_growth_of_memory_is_found() -> None:
         [1000.0 + 800 * (step >= 20) for step in range(40)],  # a jump
         [1000.0 + 0.1 * step for step in range(40)],  # too little to matter
         [1000.0 + 40 * step for step in range(9)],  # too few readings
+        [1000.0 + 40 * min(step, 14) + 40 * max(step - 28, 0) for step in range(40)],  # two pools, one after the other
     ],
 )
 def test_memory_that_settles_or_jumps_does_not_grow(readings: list[float]) -> None:
     assert memory_growth([(step, size * MIB) for step, size in enumerate(readings)]) is None
+
+
+@pytest.mark.parametrize(("rest", "is_growth"), [(4, True), (12, False)])
+def test_memory_grows_if_it_rises_in_each_fifth_of_the_steps(rest: int, is_growth: bool) -> None:
+    """A rest of a few steps, as until the next garbage collection, does not end the growth."""
+    sizes = [40.0 * MIB * (min(step, 12) + max(step - 12 - rest, 0)) for step in range(40)]
+    assert (memory_growth([*enumerate(sizes)]) is not None) is is_growth
 
 
 def test_noise_of_times_is_no_growth() -> None:
@@ -105,6 +113,16 @@ def test_container_that_grows_is_named() -> None:
     assert str(found.place).startswith("test_watch.py:")
     assert kept.grown(sys._getframe(), kept.sizes(sys._getframe()), 10) is None
     assert len(constant) == 3
+
+
+def test_small_tensors_that_keep_a_large_storage_are_named() -> None:
+    """On a CPU, the scalar that mse_loss returns holds the storage of all its terms."""
+    losses: list[Any] = []
+    before = kept.sizes(sys._getframe())
+    losses.extend(torch.nn.functional.mse_loss(torch.ones(256, 256), torch.ones(256, 256)) for _ in range(3))
+    found = kept.grown(sys._getframe(), before, 3)
+    assert found is not None
+    assert (found.name, found.what) == ("losses", "tensors in storages of 256 KiB")
 
 
 def test_record_of_a_loop_is_read_in_its_latest_form(tmp_path: Path) -> None:
