@@ -110,7 +110,8 @@ NAMES = {
     r"garbage|gc\.collect|\bcollect\b": "garbage-collection",
     r"checkpoint|torch\.save|\bsave(_\w+)?\(\)|state_dict": "checkpoint-writing",
     r"evaluat|validat|without gradients|\bgenerate\(\)": "evaluation",
-    r"\blog(_\w+)?\(\)|\blog\b|\bprint\b|wandb|add_(scalar|histogram|figure)|savefig": "logging",
+    r"\blog(_\w+)?\(\)|\blog\b|\bprint\b|wandb|add_(scalar|histogram|figure)|savefig"
+    r"|_?(stats|metrics?)\(\)": "logging",
     r"loads the next batch": "data-loading",
     r"compiles|dynamo|inductor": "recompilation",
 }

@@ -1,4 +1,7 @@
-"""Kinds of work of the host, told by the names of functions and ranges: a checkpoint, a log, a compilation."""
+"""Kinds of work of the host, told by the names of functions and ranges: a checkpoint, a log, a compilation.
+
+A remedy must be right for any loop: it cannot assume that the work prepares data, unless its name says so.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ _KINDS = {
     ),
     _BEGIN + r"sav(e|ing)_?(checkpoint|ckpt|model|pretrained|state)|checkpoint_?sav(e|ing)|write_checkpoint|torch\.save"
     r"|\bsave\b": HostWork("writes a checkpoint", "save less often, or in another thread"),
-    r"wandb|tensorboard|mlflow|\binfo\b|savefig|"
+    r"\bplt\b|pyplot|savefig|\bimshow\b|seaborn|plotly|" + _BEGIN + f"(plot|draw){_END}": HostWork(
+        "draws figures", "log figures less often"
+    ),
+    r"wandb|tensorboard|mlflow|\binfo\b|"
     + _BEGIN
     + r"add_(scalar|histogram|figure|image)|(?<![a-z_])_?log(ging|_(metric|dict|scalar|stat)s?)?"
     + r"(?![a-z_])": HostWork("writes a log", "log less often"),
@@ -35,6 +41,36 @@ _KINDS = {
     ),
     _BEGIN + f"(evaluate|evaluation|validate|validation){_END}": HostWork(
         "evaluates", "evaluate less often or on fewer batches"
+    ),
+    r"subprocess\.|\bPopen\b|\bcheck_(output|call)\b|os\.(system|popen)\b": HostWork(
+        "starts other programs", "start them less often, or do their work in this process"
+    ),
+    r"\b(or)?json\.dumps?\b|yaml\.\w*dump|csv\.\w*writer|\bwriterows?\b|\bto_(csv|json)\b|savetxt": HostWork(
+        "writes values as text", "log fewer values, or log less often"
+    ),
+    r"\bfsync\b|\bflush\b|\bwrite(lines|_text|_bytes)?\b|np\.savez?\b|pickle\.dump\b|\bto_(parquet|pickle)\b": HostWork(
+        "writes a file", "write it less often or in another thread, and flush it at the end"
+    ),
+    r"tqdm|set_(postfix|description)(_str)?\b|\bpbar\b": HostWork(
+        "updates a progress bar", "update it less often (mininterval, miniters)"
+    ),
+    r"sklearn|torchmetrics|\b\w+_score\b|confusion_matrix|roc_curve|classification_report|"
+    + _BEGIN
+    + r"(metrics?|accuracy|stats|confusion|perplexity|bleu)"
+    + _END: HostWork("computes metrics", "compute them less often, or by a few operators on whole tensors"),
+    r"\bdeepcopy\b": HostWork("copies objects", "copy values into tensors that exist (Tensor.copy_, load_state_dict)"),
+    r"\bnp\.histogram\w*|\bhistc\b": HostWork("makes histograms", "make them less often"),
+    r"requests\.(get|post|put|request)\b|urlopen|urllib|httpx|aiohttp|boto3": HostWork(
+        "waits for a server", "fetch in advance, or send from another thread"
+    ),
+    r"token(ize|ise)r?\b|encode_(plus|batch)\b|batch_encode": HostWork(
+        "tokenizes text", "tokenize it once, in advance"
+    ),
+    r"Image\.open\b|\bim(read|decode)\b|decode_(image|jpeg|png)\b|\bread_image\b": HostWork(
+        "decodes images", "decode them in a data loader's workers (num_workers), or store them decoded"
+    ),
+    r"\bpd\.|pandas|DataFrame": HostWork(
+        "fills a pandas table", "keep the values in a list, and make the table after the loop"
     ),
     r"\bprint\b": HostWork("prints", "print less often"),
     r"\bsleep\b": HostWork("sleeps", "remove the pause"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.attribution.host_work import host_work
+from cs_systems.analysis.attribution.host_work import HostWork, host_work
 from cs_systems.analysis.comparison.loop_findings import CALLS, COLLECTOR, OWN_PYTHON, UNSAMPLED, OwnPythonRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -12,7 +12,8 @@ NOTABLE = 0.10  # share of the step; a smaller one is the loop's own bookkeeping
 LEAST = 0.02  # share of the step of a function that is named
 MOST = 3  # functions that are named
 FEWEST = 3  # samples of the stack that show a function
-REMEDY = "move it into the workers of a data loader, do it less often, or make it faster"
+MOSTLY = 0.5  # share of this time that one function takes, from which its kind of work is named
+REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
 
 
 def named(row: OwnPythonRow) -> str:
@@ -21,10 +22,9 @@ def named(row: OwnPythonRow) -> str:
     return f"{function}, {row['calls']}" if row.get("calls") else function
 
 
-def remedy(calls: str | None) -> str:
-    """Return the remedy for the kind of work that is called; REMEDY if it is unknown."""
-    work = host_work(calls or "")
-    return work.remedy if work else REMEDY
+def work_of(row: OwnPythonRow) -> HostWork | None:
+    """Return the kind of work by the function that is called, else by the program's own function."""
+    return host_work(row.get("calls") or "") or host_work(row["function"].rpartition(".")[2])
 
 
 def find(evidence: Evidence) -> Diagnosis | Unknown | None:
@@ -45,8 +45,10 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         why = f": {reasons[0]['reason']}; {reasons[0]['remedy']}" if reasons else ""
         return Unknown(f"what runs in {share} outside the model's phases{why}")
     lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
-    cause = f"{share} is the script's own Python: {lines}"
-    return Diagnosis(cause, remedy(shown[0].get("calls")), step_s, step_s - lasted_s, evidence=tuple(rows))
+    work = work_of(shown[0])
+    does = f", which {work.words}" if work and shown[0]["time_s"] >= MOSTLY * lasted_s else ""
+    cause = f"{share} is the script's own Python{does}: {lines}"
+    return Diagnosis(cause, work.remedy if work else REMEDY, step_s, step_s - lasted_s, evidence=tuple(rows))
 
 
 RULE = Rule(find)

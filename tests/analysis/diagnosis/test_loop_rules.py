@@ -59,8 +59,9 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
     "own-python": (
         loop({"own_python": [own("augment", 8, 0.04), own("", 9, 0.02, "time.sleep")]}, other=0.06),
         0.04,
-        "60% of the step is the script's own Python: augment() at train.py:8 (40%), train.py:9, time.sleep (20%): move "
-        "it into the workers of a data loader, do it less often, or make it faster; not below 40 ms, now 100 ms",
+        "60% of the step is the script's own Python: augment() at train.py:8 (40%), train.py:9, time.sleep (20%): do "
+        "it less often, make it faster, or, if it prepares data, move it into the workers of a data loader; not below "
+        "40 ms, now 100 ms",
     ),
     "periodic-steps": (
         loop({"slow_steps": [slow()]}),
@@ -127,13 +128,30 @@ def test_sound_loop_has_no_cause() -> None:
 @pytest.mark.parametrize(
     ("call", "remedy"),
     [("torch.save", "save less often"), ("time.sleep", "remove the pause"), ("print", "print less often"),
-     ("loss.item", "read values less often"), ("self.log", "log less often"), (None, "move it into the workers")],
+     ("loss.item", "read values less often"), ("self.log", "log less often"),
+     ("json.dumps", "log fewer values"), ("os.fsync", "write it less often"),
+     ("subprocess.run", "start them less often"), ("plt.plot", "log figures less often"),
+     ("pbar.set_postfix", "update it less often"),
+     ("accuracy_score", "compute them less often"), ("copy.deepcopy", "copy values into tensors that exist"),
+     ("requests.post", "fetch in advance, or send"), ("pd.concat", "keep the values in a list"),
+     (None, "do it less often")],
 )  # fmt: skip
 def test_remedy_of_own_python_follows_from_what_is_called(call: str | None, remedy: str) -> None:
     (found,) = causes(loop({"own_python": [own("step", 8, 0.05, call)]}, other=0.06))
     assert found.remedy.startswith(remedy)
     (later,) = causes(loop({"slow_steps": [slow(calls=call, without_gradients=False)]}))
     assert later.remedy.startswith(remedy if call else "do this less often")
+
+
+def test_kind_of_work_is_named_by_the_own_function_where_its_calls_tell_none() -> None:
+    (found,) = causes(loop({"own_python": [own("Trainer.update_metrics", 8, 0.05, "int")]}, other=0.06))
+    assert found.sentence.startswith(
+        "60% of the step is the script's own Python, which computes metrics: Trainer.update_metrics() at train.py:8, "
+        "int (50%): compute them less often"
+    )
+    half = {"own_python": [own("update_metrics", 8, 0.029), own("augment", 9, 0.03)]}
+    (found,) = causes(loop(half, other=0.06))
+    assert "own Python: update_metrics() at" in found.sentence, "less than half of the time is no kind of all of it"
 
 
 def test_other_time_without_samples_is_unknown() -> None:
@@ -225,7 +243,9 @@ def test_remedy_of_growth_follows_from_what_is_kept(what: str, remedy: str) -> N
 def test_wait_for_a_batch_is_named_if_the_rest_of_the_step_varies_less(wait_s: float, is_named: bool) -> None:
     """A machine that other programs keep busy slows down a loader's workers, too."""
     rests_s = [0.1 + 0.05 * number / 8 for number in range(-1, 10)]  # the middle 80% within 50 ms
-    samples = [Sample(0, False, rest + wait_s, phases := {"input": wait_s, "forward": rest}, phases) for rest in rests_s]
+    samples = [
+        Sample(0, False, rest + wait_s, phases := {"input": wait_s, "forward": rest}, phases) for rest in rests_s
+    ]
     evidence = replace(loop(), measurement=Measurement("monotonic", tuple(samples), 0.0))
     assert [each.code for each in causes(evidence)] == ["data-input"] * is_named
 
