@@ -53,6 +53,7 @@ SAMPLE = (  # fast ones, for a test
 TOOL = ("-m", "cs_systems")
 
 CODES: dict[str, tuple[str, ...]] = {
+    "autotuning": ("autotuning",),
     "blocking-copies": ("pageable-copies", "exposed-copies"),
     "blocking-launches": ("blocking-call",),
     "cached-memory": ("cached-memory",),

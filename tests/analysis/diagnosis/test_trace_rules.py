@@ -14,7 +14,7 @@ from tests.analysis.diagnosis.test_recordings import answer, codes, steps
 from tests.programs import ELEMENTWISE, PRODUCT, Program
 
 # Rules whose faults are planted, and left out, in this file.
-TRIED = ("precision-casts",)
+TRIED = ("autotuning", "precision-casts")
 
 SOFTMAX = "void softmax_warp_forward<float, float, float, 10, false>(float*)"
 LOG_SOFTMAX = "void cunn_SoftMaxForward<8, float, float, LogSoftMaxForwardEpilogue>(float*)"
@@ -245,3 +245,36 @@ def test_step_that_grows_is_named_with_the_kernel_that_does(
     if named:
         assert found.diagnoses[0].code == "growth"
         assert ", most of it in CatArrayBatchedCopy: write into a buffer of the final size" in found.causes[0]
+
+
+def tried(folder: Path, algorithms: int, *, waits: bool = True, has_operators: bool = True) -> Answer:
+    """Return the answer about steps of ten convolutions, each of which tries algorithms before it runs the first."""
+    program = Program()
+
+    def body(_: int) -> None:
+        for _ in range(10):
+            start = program.now
+            if waits:
+                program.wait()
+            for algorithm in range(algorithms):
+                program.launch(300.0, f"sm90_xmma_fprop_implicit_gemm_bf16_tilesize{32 * (algorithm + 1)}x128x64")
+                if waits:
+                    program.wait("cudaEventSynchronize")
+            program.launch(300.0, "sm90_xmma_fprop_implicit_gemm_bf16_tilesize32x128x64")
+            if has_operators:
+                program.event("cpu_op", "aten::cudnn_convolution", start, program.now - start)
+            program.launch(100.0, ELEMENTWISE)
+
+    return answer(steps(program, 4, body), folder)
+
+
+@pytest.mark.parametrize("has_operators", [True, False])
+@pytest.mark.parametrize(("algorithms", "waits", "named"), [(3, True, True), (2, True, False), (3, False, False)])
+def test_trials_of_kernels_in_each_step_are_autotuning(
+    tmp_path: Path, algorithms: int, waits: bool, named: bool, has_operators: bool
+) -> None:
+    found = tried(tmp_path, algorithms, waits=waits, has_operators=has_operators)
+    assert ("autotuning" in codes(found)) == named
+    if named:
+        of = " of aten::cudnn_convolution" if has_operators else ""
+        assert f"of the step tries kernels: 3 in each of 10 calls{of}, with a wait after each" in found.causes[0]
