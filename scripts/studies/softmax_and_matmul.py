@@ -22,6 +22,7 @@ from _kernels import clean, profiled, twin, twins, unknown
 from _study import Study, row_table, run
 from step_time import LARGE_OF_32_LAYERS, PRECISIONS
 
+from cs_systems.analysis.attribution.tables import softmax_to_products
 from cs_systems.analysis.comparison.warmup import warmup_curve
 from cs_systems.config import Mode, Precision, RunConfig, grid
 from cs_systems.core.units import human
@@ -150,7 +151,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 def explain(cells: list[Cell]) -> list[str]:
     timed = [cell for cell in clean(cells) if cell.measured]
-    return [*_ratio(timed), *_bytes(cells), *_between(cells), *_slow(timed), *unknown(cells)]
+    return [*_ratio(timed), *_to_products(cells), *_bytes(cells), *_between(cells), *_slow(timed), *unknown(cells)]
 
 
 def _ratio(cells: list[Cell]) -> list[str]:
@@ -160,6 +161,17 @@ def _ratio(cells: list[Cell]) -> list[str]:
     return [
         f"by formula softmax has {SOFTMAX_OPERATIONS} operations a score where a product has 2·{d_head}: "
         f"1/{2 * d_head / SOFTMAX_OPERATIONS:.0f} of the FLOPs"
+    ]
+
+
+def _to_products(cells: list[Cell]) -> list[str]:
+    """Return sentences on the time of softmax beside that of the products in forward, without and with projections."""
+    found = twins(cells)
+    profiles = [(cell, other) for cell in clean(cells) if cell.measured and (other := twin(cell, found))]
+    return [
+        f"ctx {cell['seq_len']} {cell['precision']}: {note}"
+        for cell, other in profiles
+        for note in softmax_to_products("forward", attention_rows(other, "forward"))
     ]
 
 

@@ -31,6 +31,7 @@ from cs_systems.readers.forms.trace import Function, steps_of
 ALL = "all"
 DISAGREES = 0.03  # share of the wall clock; above it, a step's times disagree
 K = TypeVar("K")
+PRODUCTS = ("attention.scores", "attention.value")  # parts whose products are of attention itself, not projections
 PHASES = (*(phase.value for phase in Phase), COMMUNICATION, *LOOP_PHASES, UNATTRIBUTED)
 
 
@@ -560,22 +561,34 @@ def _unsplit_backward(profile: Profile) -> list[str]:
 def _split(rows: Sequence[Row]) -> list[str]:
     found = []
     for phase in dict.fromkeys(row["phase"] for row in rows):
-        time: dict[str, float] = defaultdict(float)
-        for row in rows:
-            if row["phase"] == phase:
-                time[row["family"]] += row["time_s"]
-        softmax, matmul, fused = time["softmax"], time["matmul"], time["attention"]
-        if fused:
+        own = [row for row in rows if row["phase"] == phase]
+        if any(row["family"] == "attention" for row in own):
             found.append(
                 f"{phase}: a fused kernel computes scores, softmax and value together, so they have no separate times"
             )
-        elif softmax and matmul:
-            found.append(f"{phase}: softmax takes {softmax / matmul:.2f} times as long as the matrix products")
+        else:
+            found += softmax_to_products(phase, own)
     if not rows:
         found.append(
             "no range named attention, scores, softmax or value holds a kernel; mark these ranges to split attention"
         )
     return found
+
+
+def softmax_to_products(phase: str, rows: Sequence[Row]) -> list[str]:
+    """Return a note on softmax and the products of scores and value, and on all products of the layer."""
+    softmax = sum(row["time_s"] for row in rows if row["family"] == "softmax")
+    products = [row for row in rows if row["family"] == "matmul"]
+    within = sum(row["time_s"] for row in products if row["part"] in PRODUCTS)
+    every = sum(row["time_s"] for row in products)
+    if not softmax or not every:
+        return []
+    if not within:
+        ratio = f"{softmax / every:.2f} times as long as all matrix products of the layer"
+        return [f"{phase}: softmax takes {ratio}; mark ranges scores and value to leave out projections"]
+    inside = f"within attention, softmax takes {softmax / within:.2f} times as long as the products of scores and value"
+    whole = f"; with the projections, {softmax / every:.2f} times" if every > within else ""
+    return [f"{phase}: {inside}{whole}"]
 
 
 def _reconciled(rows: Sequence[Row]) -> list[str]:

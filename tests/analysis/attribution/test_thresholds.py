@@ -154,16 +154,27 @@ def test_backward_of_which_half_has_no_layer_is_noted(write_trace: WriteTrace, u
     assert any("backward is not split" in note for note in tables.notes("layers", made, tables.layers(made))) is noted
 
 
-def test_softmax_is_compared_with_products_where_a_phase_has_both() -> None:
+def test_softmax_is_compared_with_products_within_attention_and_with_the_projections() -> None:
     rows: Any = [
-        {"phase": phase, "family": family, "time_s": time_s}
-        for phase, family, time_s in (
-            *(("forward", "softmax", 1.0), ("forward", "softmax", 2.0), ("forward", "matmul", 4.0)),
-            *(("backward", "softmax", 1.0), ("loss", "matmul", 1.0), ("optimizer", "attention", 1.0)),
+        {"phase": phase, "part": f"attention{part}", "family": family, "time_s": time_s}
+        for phase, part, family, time_s in (
+            *(("forward", ".softmax", "softmax", 1.0), ("forward", ".softmax", "softmax", 2.0)),
+            *(
+                ("forward", ".scores", "matmul", 3.0),
+                ("forward", ".value", "matmul", 1.0),
+                ("forward", "", "matmul", 4.0),
+            ),
+            *(("backward", ".softmax", "softmax", 1.0), ("backward", ".scores", "matmul", 2.0)),
+            *(("recompute", "", "softmax", 1.0), ("recompute", "", "matmul", 2.0)),
+            *(("loss", ".scores", "matmul", 1.0), ("optimizer", "", "attention", 1.0)),
         )
     ]
     assert tables._split(rows) == [
-        "forward: softmax takes 0.75 times as long as the matrix products",
+        "forward: within attention, softmax takes 0.75 times as long as the products of scores and value; with the "
+        "projections, 0.38 times",
+        "backward: within attention, softmax takes 0.50 times as long as the products of scores and value",
+        "recompute: softmax takes 0.50 times as long as all matrix products of the layer; mark ranges scores and value "
+        "to leave out projections",
         "optimizer: a fused kernel computes scores, softmax and value together, so they have no separate times",
     ]
 
