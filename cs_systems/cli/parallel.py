@@ -50,18 +50,9 @@ from cs_systems.record import RunRecord
 WITH = ("overlap", "rank_memory")
 DDP = ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "torch_ddp")
 CELL = ("strategy", "ranks", "repeat")
-# Time beyond the baseline.
-EXCESS = {"by_difference_s", "of_step", "difference_s", "traced_difference_s", "slower_compute_s", "waits_longer_s"}
-PERCENT = ("efficiency", "of_step", "hidden", "off")
+PERCENT = ("efficiency", "of_step", "exposed", "hidden", "off")
 ALLOCATED = "allocated: total of the device's allocator"
 BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
-
-UNKNOWN = "–"
-MOST_EFFICIENT = 1.05  # above this, the excess over 100% is more than noise
-DISTURBED = (
-    f"an efficiency over {MOST_EFFICIENT:.0%} is not shown, nor the time beyond that baseline: other programs probably "
-    "disturbed the baseline; measure again with --fresh"
-)
 
 
 @dataclass(frozen=True)
@@ -232,36 +223,28 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     written = []
     trained = [r for r in records if r.subject in (Subject.STEP, Subject.OWN)]
     for group, own in parallel.groups(trained).items():
-        steps, communication = parallel.steps(own), parallel.communication(own)
-        disturbed = [_cell(row) for row in steps if (row["efficiency"] or 0) > MOST_EFFICIENT]
+        communication = parallel.communication(own)
         tables: list[tuple[Table[Any], Sequence[Row]]] = [
-            (replace(parallel.steps, caption=f"{describe(group)}: steps"), steps),
-            (parallel.communication, _without_excess(communication, disturbed)),
+            (replace(parallel.steps, caption=f"{describe(group)}: steps"), parallel.steps(own)),
+            (parallel.communication, communication),
             (parallel.skew, communication),
-            (parallel.differences, _without_excess(parallel.differences(own), disturbed)),
+            (parallel.differences, parallel.differences(own)),
             (parallel.volumes, parallel.volumes(own)),
             (parallel.stages, parallel.stages(own)),
         ]
         written += [
-            _table(table, rows, [*_notes_of(rows), *_of_a_cpu(table.name, own)], format, width)
+            _table(table, rows, [*_notes_of(table.name, rows, own), *_of_a_cpu(table.name, own)], format, width)
             for table, rows in tables
             if any(row[name] is not None for row in rows for name in table.titles if name not in CELL)
         ]
     return written
 
 
-def _cell(row: Row) -> Row:
-    return {name: row[name] for name in CELL}
-
-
-def _without_excess(rows: Sequence[Row], disturbed: Sequence[Row]) -> list[Row]:
-    """Return the rows with an unknown time beyond the baseline in cells whose baseline was disturbed."""
-    return [{**row, **(dict.fromkeys(EXCESS & row.keys()) if _cell(row) in disturbed else {})} for row in rows]
-
-
-def _notes_of(rows: Sequence[Row]) -> list[str]:
+def _notes_of(key: str, rows: Sequence[Row], group: Sequence[RunRecord]) -> list[str]:
     """Return notes on `allocated`, and on an efficiency over 100%: N ranks cannot do more than N times the work."""
-    notes = [DISTURBED] if any((row.get("efficiency") or 0) > MOST_EFFICIENT for row in rows) else []
+    from cs_systems.analysis.comparison.strategies import disturbance
+
+    notes = disturbance(group) if key == "steps" else []
     return notes + [ALLOCATED] * any(row.get("component") == "allocated" for row in rows)
 
 
@@ -269,7 +252,7 @@ def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:
     """Return a note on CPU traces: they hold phases only, so communication within one counts as hidden."""
     recorded = [record.environment for record in records if record.results.get("overlap")]
     on_cpu = any(machine and machine.device == "cpu" for machine in recorded)
-    return [BLOCKING] if key == "communication" and on_cpu else []
+    return [BLOCKING] if key in ("steps", "communication") and on_cpu else []
 
 
 def _table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str], format: str, width: int | None) -> str:
@@ -284,6 +267,4 @@ def _table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str], format:
 
 
 def _percent(name: str, value: Any) -> Any:
-    if name == "efficiency" and value is not None and value > MOST_EFFICIENT:
-        return UNKNOWN
     return f"{value:.1%}" if name in PERCENT and value is not None else value

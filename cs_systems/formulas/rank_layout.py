@@ -26,6 +26,16 @@ def overlaps(name: str) -> bool:
     return any(entry.get("overlaps", False) for entry in _declared(name))
 
 
+def averages_after_backward(name: str) -> bool:
+    """Return whether all of a strategy's averaging that backward does not hide comes after it, without torch.
+
+    Not so where parameters or features are sent too, or where torch's own wrapper waits inside backward.
+    """
+    declared = _declared(name)
+    own = all(entry.get("counted", True) for entry in declared)
+    return own and "batch" in splits_of(name) and not {"parameters", "features"} & splits_of(name)
+
+
 def data_ranks(config: Mapping[str, Any]) -> int:
     """Return the number of ranks with different rows of the batch in a record's configuration.
 

@@ -53,20 +53,28 @@ def tables(
         for caption, rows_of in asked:
             rows = rows_of(group)
             known = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)] if rows else []
-            made += row_table(
-                [{name: _share(name, row[name]) for name in known} for row in rows], f"{title}: {caption}", format
-            )
+            notes = parallel.disturbance(group) if rows_of is parallel.steps else []
+            shown = [{name: _share(name, row[name]) for name in known} for row in rows]
+            made += row_table(shown, f"{title}: {caption}", format, notes)
     return made
 
 
 def _share(name: str, value: Any) -> Any:
-    shares = ("efficiency", "of_step", "hidden", "off")
+    shares = ("efficiency", "of_step", "exposed", "hidden", "off")
     return f"{value:.1%}" if name in shares and value is not None else value
 
 
 STEP_TABLES = (
-    ("steps", parallel.steps),
-    ("communication; longer: than the step of a rank alone", parallel.communication),
+    (
+        "steps; communication: by the clock, after backward until gradients are averaged, waiting included; exposed, "
+        "hidden: communication alone and beside computation, as shares of a traced step",
+        parallel.steps,
+    ),
+    (
+        "communication; by difference: to the step of a rank alone; communication: in the traced step, of which in "
+        "trace is exposed",
+        parallel.communication,
+    ),
     ("why a step is longer than alone", parallel.differences),
 )
 MEMORY_TABLES = (
@@ -92,7 +100,7 @@ def best_and_torchs(group: Sequence[RunRecord]) -> list[str]:
     """Return the fastest of ours and of torch's on the most ranks, and what each exposes."""
     rows = [row for row in parallel.communication(group) if row["by_difference_s"] is not None]
     if not rows:
-        return []
+        return parallel.disturbance(group)
     most = max(row["ranks"] for row in rows)
     own = [row for row in rows if row["ranks"] == most and not row["strategy"].startswith("torch_")]
     torchs = [row for row in rows if row["ranks"] == most and row["strategy"].startswith("torch_")]

@@ -161,9 +161,9 @@ def index(found: Sequence[Cell], *names: str) -> dict[Any, Cell]:
     return {k[0] if len(k) == 1 else k: cell for k, cell in zip(keys, found, strict=True) if cell.measured}
 
 
-def row_table(rows: Sequence[Row], caption: str, format: str) -> list[str]:
-    """Return the rows as one table, or none where there are no rows."""
-    return [render_rows(rows, format, caption)] if rows else []
+def row_table(rows: Sequence[Row], caption: str, format: str, notes: Sequence[str] = ()) -> list[str]:
+    """Return the rows as one table with notes, or none where there are no rows."""
+    return [render_rows(rows, format, caption, notes)] if rows else []
 
 
 def declared_table(table: Table[Any], rows: Sequence[Row], caption: str, format: str) -> list[str]:

@@ -140,6 +140,7 @@ def bucket_rows(group: Sequence[RunRecord], found: Link) -> list[Row]:
                     "bucket": f"{mb:g} MB",
                     "buckets": len(buckets),
                     "predicted_longer_s": exposed_s(buckets, backward_s, found),
+                    "step_s": record.measurement.median_s() if record.measurement else None,
                     "longer_than_alone_s": row["by_difference_s"],
                     "exposed_in_trace_s": row["in_trace_s"],
                 }
@@ -149,11 +150,11 @@ def bucket_rows(group: Sequence[RunRecord], found: Link) -> list[Row]:
 
 def best_buckets(group: Sequence[RunRecord], line: Link | None) -> str:
     """Return the bucket sizes that are best as predicted and as measured, as a sentence; "" where that is unknown."""
-    rows = [row for row in bucket_rows(group, line) if row["longer_than_alone_s"] is not None] if line else []
+    rows = [row for row in bucket_rows(group, line) if row["step_s"] is not None] if line else []
     if not rows:
         return ""
     predicted = min(rows, key=lambda row: float(row["predicted_longer_s"]))
-    measured = min(rows, key=lambda row: float(row["longer_than_alone_s"]))
+    measured = min(rows, key=lambda row: float(row["step_s"]))
     return f"of the measured sizes, {predicted['bucket']} is the best as predicted, {measured['bucket']} as measured"
 
 

@@ -121,7 +121,7 @@ def test_each_cell_is_timed_without_a_profiler_and_traced_separately(records: li
     assert not any(w.code == "profiled" for r in clean for w in r.warnings)
 
 
-def test_tables_have_captions_and_fit_80_columns(run: Any) -> None:
+def test_tables_have_captions_and_notes(run: Any) -> None:
     output = run[0]
     captions = (
         "steps",
@@ -135,6 +135,10 @@ def test_tables_have_captions_and_fit_80_columns(run: Any) -> None:
     assert re.search(r"^single +[\d.,]+ +.* 100.0%", output, re.MULTILINE)
     assert len(re.findall(r"^zero1_flat 0.1 MB ", output, re.MULTILINE)) == 8
     assert "on a CPU, communication inside a phase counts as hidden" in output
+
+
+def test_tables_fit_a_terminal_of_80_columns(records: list[RunRecord]) -> None:
+    output = re.sub(r"\x1b\[\d*m", "", "".join(parallel_command.texts(records, "terminal", 80)))
     assert max(map(len, output.splitlines())) <= 80
 
 

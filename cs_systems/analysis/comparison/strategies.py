@@ -14,15 +14,20 @@ from dataclasses import replace
 from typing import Annotated, Any, TypedDict
 
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP, RankOverlapRow, Reconciled, reconcile
-from cs_systems.config import STRATEGY_OPTIONS, RunConfig
+from cs_systems.config import STRATEGY_OPTIONS, Phase, RunConfig
 from cs_systems.core import statistics
 from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Column, Row, first_row, table
 from cs_systems.formulas.memory.tables import RANK_MEMORY
-from cs_systems.formulas.rank_layout import data_ranks
+from cs_systems.formulas.rank_layout import averages_after_backward, data_ranks
 from cs_systems.record import RunRecord
 
 _CELL = "strategy ranks repeat"
+MOST_EFFICIENT = 1.05  # above this, the excess over 100% is more than noise: N ranks do not do over N times the work
+DISTURBED = (
+    f"an efficiency over {MOST_EFFICIENT:.0%} is not shown, nor the time beyond that baseline: other programs probably "
+    "disturbed the baseline; measure again with --fresh"
+)
 STAGES = ("built", "forward", "backward", "optimizer")
 
 
@@ -40,8 +45,26 @@ class StepRow(CellColumns):
     step_s: float | None
     p10_s: Annotated[float | None, Column(drop=1)]
     p90_s: Annotated[float | None, Column(drop=2)]
-    tokens_per_s: float | None  # of all ranks
-    # That over the throughput of as many baselines; None without a baseline.
+    # None where gradients are also sent elsewhere, or by code that is not this package's.
+    communication_s: Annotated[
+        float | None,
+        Column(
+            "comm.",
+            "comm.: communication by the clock, after backward until gradients are averaged, waiting included",
+        ),
+    ]
+    of_step: Annotated[float | None, Column("of step")]
+    exposed: Annotated[
+        float | None,
+        Column(
+            "exposed",
+            "exposed, hidden: communication alone and beside computation, as shares of a traced step",
+            drop=5,
+        ),
+    ]
+    hidden: Annotated[float | None, Column(drop=4)]
+    tokens_per_s: Annotated[float | None, Column(drop=3)]  # of all ranks
+    # That over the throughput of as many baselines; None without a baseline, or where it was disturbed.
     efficiency: Annotated[
         float | None, Column(note="efficiency: tokens/s over that of the same number of independent ranks")
     ]
@@ -56,6 +79,11 @@ class CommunicationRow(CellColumns):
 
     by_difference_s: Annotated[float | None, Column("longer", "longer: step time minus that of one rank alone")]
     of_step: float | None  # by_difference_s over the step
+    traced_step_s: Annotated[
+        float | None,
+        Column("traced step", "traced step: of the straggler, under the profiler, which makes it longer", drop=2),
+    ]
+    communication_s: Annotated[float | None, Column("in trace", "in trace: communication, exposed and hidden together")]
     in_trace_s: Annotated[
         float | None,
         Column("exposed", "exposed: communication without simultaneous computation, from a trace of the straggler"),
@@ -63,7 +91,7 @@ class CommunicationRow(CellColumns):
     hidden_s: Annotated[
         float | None, Column(note="hidden: communication with simultaneous computation, from the same trace")
     ]
-    hidden: Annotated[float | None, Column("hidden %")]  # hidden_s over all communication
+    hidden: Annotated[float | None, Column("hidden %", drop=1)]  # hidden_s over all communication
     # Of all collectives, mean over the recorded steps.
     transfer_s: Annotated[float | None, Column(note="transfer: time of the collectives after all ranks have joined")]
     # The longest of any rank, mean over the recorded steps.
@@ -153,23 +181,27 @@ def baseline(group: Iterable[RunRecord], repeat: int = 0) -> RunRecord | None:
     return next((r for r in alone if r.repeat == repeat), None)
 
 
-@table("steps", f"{_CELL} step_s p10_s p90_s tokens_per_s efficiency note")
+@table("steps", f"{_CELL} step_s p10_s p90_s communication_s of_step exposed hidden tokens_per_s efficiency note")
 def steps(group: Sequence[RunRecord]) -> list[StepRow]:
     """Return the step of each cell."""
     rows: list[StepRow] = []
     for record in clean(group):
-        step_s = _step_s(record)
-        alone_s = _step_s(baseline(group, record.repeat))
+        step_s, clocked_s = _step_s(record), _after_backward_s(record)
         times = record.measurement.durations_s("step") if record.measurement else []
         tokens = _tokens(record)
+        seen = straggler(seen_by("overlap", record, group)) if record.run_config.world_size > 1 else None
         rows.append(
             {
                 **_identity(record, group),
                 "step_s": step_s,
                 "p10_s": statistics.quantile(times, 0.1) if times else None,
                 "p90_s": statistics.quantile(times, 0.9) if times else None,
+                "communication_s": clocked_s,
+                "of_step": clocked_s / step_s if clocked_s is not None and step_s else None,
+                "exposed": seen["exposed_s"] / seen["step_s"] if seen else None,
+                "hidden": seen["hidden_s"] / seen["step_s"] if seen else None,
                 "tokens_per_s": tokens / step_s if tokens and step_s else None,
-                "efficiency": _efficiency(record, alone_s, step_s),
+                "efficiency": None if is_disturbed(record, group) else _efficiency(record, group),
                 "note": record.reason if record.status != "ok" else ", ".join(w.code for w in record.warnings),
             }
         )
@@ -184,9 +216,29 @@ def _tokens(record: RunRecord) -> int | None:
     return None if tokens is None else int(tokens) * data_ranks(record.config)
 
 
-def _efficiency(record: RunRecord, alone_s: float | None, step_s: float | None) -> float | None:
+def _efficiency(record: RunRecord, group: Sequence[RunRecord]) -> float | None:
+    step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
     share = data_ranks(record.config) / record.run_config.world_size
     return share * alone_s / step_s if alone_s and step_s else None
+
+
+def is_disturbed(record: RunRecord, group: Sequence[RunRecord]) -> bool:
+    """Return whether a cell is too efficient for its baseline to have been measured undisturbed."""
+    return (_efficiency(record, group) or 0.0) > MOST_EFFICIENT
+
+
+def disturbance(group: Sequence[RunRecord]) -> list[str]:
+    """Return the note on what is not shown of cells whose baseline was disturbed."""
+    return [DISTURBED] if any(is_disturbed(record, group) for record in clean(group)) else []
+
+
+def _after_backward_s(record: RunRecord) -> float | None:
+    """Return the time after backward in which gradients are averaged; None where they are also sent elsewhere."""
+    if _step_s(record) is None or not averages_after_backward(record.run_config.strategy):
+        return None
+    assert record.measurement is not None
+    is_phase = Phase.SYNCHRONIZE in record.measurement.phase_names()
+    return record.measurement.median_s(Phase.SYNCHRONIZE) if is_phase else None
 
 
 def _step_s(record: RunRecord | None) -> float | None:
@@ -196,19 +248,23 @@ def _step_s(record: RunRecord | None) -> float | None:
     return record.measurement.median_s()
 
 
-@table("communication per step", f"{_CELL} by_difference_s of_step in_trace_s hidden_s hidden")
+@table(
+    "communication per step",
+    f"{_CELL} by_difference_s of_step traced_step_s communication_s in_trace_s hidden_s hidden",
+)
 def communication(group: Sequence[RunRecord]) -> list[CommunicationRow]:
     """Return the communication time of each cell on ranks."""
     rows: list[CommunicationRow] = []
     for record in on_ranks(group):
-        step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
+        step_s, longer_s = _step_s(record), _longer_s(record, group)
         seen: Row = straggler(seen_by("overlap", record, group)) or {}
-        exposed_s = step_s - alone_s if step_s and alone_s else None
         rows.append(
             {
                 **_identity(record, group),
-                "by_difference_s": exposed_s,
-                "of_step": exposed_s / step_s if exposed_s is not None and step_s else None,
+                "by_difference_s": longer_s,
+                "of_step": longer_s / step_s if longer_s is not None and step_s else None,
+                "traced_step_s": seen.get("step_s"),
+                "communication_s": seen.get("communication_s"),
                 "in_trace_s": seen.get("exposed_s"),
                 "hidden_s": seen.get("hidden_s"),
                 "hidden": seen["hidden_s"] / seen["communication_s"] if seen.get("communication_s") else None,
@@ -217,6 +273,12 @@ def communication(group: Sequence[RunRecord]) -> list[CommunicationRow]:
             }
         )
     return rows
+
+
+def _longer_s(record: RunRecord, group: Sequence[RunRecord]) -> float | None:
+    """Return by how much a step is longer than the baseline's; None where the baseline was disturbed."""
+    step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
+    return step_s - alone_s if step_s and alone_s and not is_disturbed(record, group) else None
 
 
 skew = replace(
@@ -242,13 +304,16 @@ def straggler(record: RunRecord | None) -> RankOverlapRow | None:
     f"{_CELL} difference_s traced_difference_s exposed_s slower_compute_s waits_longer_s",
 )
 def differences(group: Sequence[RunRecord]) -> list[DifferenceRow]:
-    """Return the reasons why a step on ranks is longer than the baseline's, of cells with traces of both."""
+    """Return the reasons why a step on ranks is longer than the baseline's, of cells with traces of both.
+
+    A cell whose baseline was disturbed has none.
+    """
     rows: list[DifferenceRow] = []
     for record in on_ranks(group):
         alone = baseline(group, record.repeat)
         step_s, alone_s = _step_s(record), _step_s(alone)
         seen, alone_seen = (straggler(r and seen_by("overlap", r, group)) for r in (record, alone))
-        if step_s and alone_s and seen and alone_seen:
+        if step_s and alone_s and seen and alone_seen and not is_disturbed(record, group):
             rows.append({**_identity(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
     return rows
 

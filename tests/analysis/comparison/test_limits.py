@@ -273,6 +273,34 @@ def test_cost_of_a_strategy_is_that_beyond_one_rank() -> None:
     assert difference["waits_longer_s"] == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize(("alone_s", "shown"), [(2.1, True), (2.11, False)])
+def test_cell_that_is_too_efficient_for_its_baseline_has_no_time_beyond_it(alone_s: float, shown: bool) -> None:
+    traces = {"profiler": "overlap", "overlap": [overlap_row(0, 2.2, 2.0, 0.0, 0.2, 0.0)]}
+    group = [
+        cell("single", 1, alone_s),
+        cell("ddp_flat", 2, 2.0),
+        cell("single", 1, alone_s, **traces),
+        cell("ddp_flat", 2, 2.0, **traces),
+    ]
+    (_, row), (communication,) = strategies.steps(group), strategies.communication(group)
+    assert (row["efficiency"] is not None) is shown
+    assert (communication["by_difference_s"] is not None) is shown
+    assert (communication["of_step"] is not None) is shown
+    assert len(strategies.differences(group)) == shown
+    assert strategies.disturbance(group) == ([] if shown else [strategies.DISTURBED])
+
+
+def test_exposed_and_hidden_shares_are_of_the_traced_step_and_add_up_to_its_communication() -> None:
+    traced = [overlap_row(0, 3.1, 2.2, 0.5, 0.4, 0.75), overlap_row(1, 4.0, 2.3, 0.6, 0.4, 0.25)]
+    group = [cell("ddp_flat", 2, 0.5), cell("ddp_flat", 2, 0.5, profiler="overlap", overlap=traced)]
+    (row,), (communication,) = strategies.steps(group), strategies.communication(group)
+    assert row["exposed"] == pytest.approx(0.6 / 4.0)
+    assert row["exposed"] + row["hidden"] == pytest.approx(
+        communication["communication_s"] / communication["traced_step_s"]
+    )
+    assert communication["in_trace_s"] + communication["hidden_s"] == pytest.approx(communication["communication_s"])
+
+
 def test_memory_by_stage_is_that_of_the_first_step_and_the_fullest_rank() -> None:
     def row(step: int, stage: str, size: int | None, expected: int | None = None) -> Any:
         return {"step": step, "component": "optimizer_state", "stage": stage, "bytes": size, "expected_bytes": expected}
