@@ -237,6 +237,20 @@ def test_columns_share_a_unit_unless_a_value_would_vanish(build: Build) -> None:
     assert [c.unit for c in table.columns] == ["s", "µs"]
 
 
+def test_zeros_do_not_set_a_unit(build: Build) -> None:
+    def compiling(config: RunConfig, seconds: float) -> RunRecord:
+        record = build(config, 0.01, 1e12, 10**9)
+        assert record.measurement is not None
+        first, *rest = record.measurement.samples
+        samples = (replace(first, compile_s=seconds), *(replace(sample, compile_s=0.0) for sample in rest))
+        return replace(record, measurement=replace(record.measurement, samples=samples))
+
+    spent = zip((1, 2, 3), (0.0, 0.0, 4.365293864), strict=True)
+    records = [compiling(RunConfig(batch_size=batch), seconds) for batch, seconds in spent]
+    (table,) = tables(records, columns=["batch_size", "median_ms", "compile_s"])
+    assert (table.columns[2].unit, table.columns[2].cells) == ("s", ("0", "0", "4.37"))
+
+
 def test_several_phases_become_rows(train_records: list[RunRecord]) -> None:
     (table,) = tables(train_records[:2], phases=["forward", "backward"])
     assert next(c for c in table.columns if c.name == "phase").cells == ("forward", "backward") * 2

@@ -184,8 +184,8 @@ def spans_units(unit: units.Unit, values: Iterable[float]) -> bool:
 
 
 def _middle(column: Iterable[Any]) -> float:
-    """Return the median magnitude of a column, 0 if nothing is known."""
-    return median([abs(v) for v in _numbers(column)] or [0.0])
+    """Return the median magnitude of a column without its zeros, which fit any unit; 0 if nothing else is known."""
+    return median([abs(v) for v in _numbers(column) if v] or [0.0])
 
 
 def _numbers(column: Iterable[Any]) -> list[float]:
