@@ -1,9 +1,11 @@
-"""Rule for recomputation: checkpoints compute blocks again in backward although their activations would fit."""
+"""Rule for recomputation: checkpoints compute blocks again in backward."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from cs_systems.analysis.attribution.recomputed import recomputed_s
+from cs_systems.analysis.attribution.usual_steps import Usual
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import ConfigError, Phase
@@ -11,12 +13,16 @@ from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row
 from cs_systems.formulas.cost import COST, recomputed_flops
 
+NOTABLE = 0.05  # share of the step
+WHERE_IT_FITS = "where memory allows, checkpoint fewer blocks, or none"
 REMEDY = "leave out --checkpoint, or checkpoint fewer blocks: by prediction, all activations fit the device"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the recomputed share of backward, if the step without checkpoints fits the device by prediction."""
+    """Find the recomputed share of backward; of a cell, if the step without checkpoints fits by prediction."""
     config, step_s = evidence.config, evidence.step_s
+    if evidence.usual is not None and config is None and step_s is not None:
+        return _of_trace(evidence.usual, step_s)
     if config is None or step_s is None or config.subject is not Subject.STEP or config.checkpoint == "none":
         return None
     from cs_systems.formulas.memory.fit import algorithm_of, needed_bytes  # few steps are checkpointed
@@ -36,6 +42,17 @@ def find(evidence: Evidence) -> Diagnosis | None:
     cause = f"--checkpoint {config.checkpoint} computes {again / executed:.0%} of backward a second time"
     row: Row = {"phase": Phase.BACKWARD.value, "time_s": backward_s, "flops": executed, "recomputed_flops": again}
     return Diagnosis(cause, REMEDY, step_s, step_s - gain_s, evidence=(row,))
+
+
+def _of_trace(usual: Usual, step_s: float) -> Diagnosis | None:
+    again_s = min(step_s, recomputed_s(usual.profile))
+    if again_s < NOTABLE * step_s:
+        return None
+    cause = (
+        f"{again_s / step_s:.0%} of the step is forward passes that backward computes again (activation checkpoints)"
+    )
+    row: Row = {"phase": Phase.BACKWARD.value, "time_s": again_s}
+    return Diagnosis(cause, WHERE_IT_FITS, step_s, step_s - again_s, evidence=(row,), takes=again_s)
 
 
 def _kernels_s(evidence: Evidence) -> float:

@@ -278,3 +278,66 @@ def test_trials_of_kernels_in_each_step_are_autotuning(
     if named:
         of = " of aten::cudnn_convolution" if has_operators else ""
         assert f"of the step tries kernels: 3 in each of 10 calls{of}, with a wait after each" in found.causes[0]
+
+
+def checkpointed(folder: Path, how: str) -> Answer:
+    """Return the answer about steps of six layers whose backward runs some operators of forward again."""
+    program = Program()
+
+    def op(name: str, start: float, sequence: int, forward: int) -> None:
+        numbers = {"Sequence number": sequence, "Fwd thread id": forward}
+        program.event("cpu_op", name, start, program.now - start, **numbers)
+
+    def run(name: str, sequence: int, forward: int = 0) -> None:
+        start = program.now
+        program.launch(1000.0, PRODUCT)
+        op(name, start, sequence, forward)
+        program.now += 1.0
+
+    def body(step: int) -> None:
+        for layer in range(6):
+            run("aten::addmm", 100 * step + layer)
+        for layer in reversed(range(6)):
+            start, number = program.now, 100 * step + layer
+            if how == "reentrant":
+                run("aten::addmm", number + 50)
+                op("CheckpointFunctionBackward", start, number, 1)
+                start = program.now
+            elif how in ("not reentrant", "backward of backward"):
+                run("aten::addmm" if how == "not reentrant" else "aten::gelu_backward", number + 50)
+            program.launch(2000.0, PRODUCT)
+            op("AddmmBackward0", start, number, 1)
+
+    return answer(steps(program, 3, body), folder)
+
+
+@pytest.mark.parametrize("how", ["reentrant", "not reentrant", "backward of backward", "plain"])
+def test_forward_inside_backward_is_recomputation(tmp_path: Path, how: str) -> None:
+    found = checkpointed(tmp_path, how)
+    assert ("recomputation" in codes(found)) == ("reentrant" in how)
+    if "reentrant" in how:
+        assert found.causes[0].startswith(
+            "25% of the step is forward passes that backward computes again (activation checkpoints): where memory"
+        )
+
+
+@pytest.mark.parametrize(("again", "named"), [(6, True), (0, False)])
+def test_forward_kernels_in_backward_are_recomputation_where_no_operators_are_known(
+    tmp_path: Path, again: int, named: bool
+) -> None:
+    program = Program()
+
+    def body(_: int) -> None:
+        for name, count in (("forward", 6), ("backward", again)):
+            start = program.now
+            for _ in range(count):
+                program.launch(1000.0, PRODUCT)
+                program.launch(1000.0, "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>()")
+            if name == "backward":
+                for _ in range(12):
+                    program.launch(1000.0, PRODUCT)
+                    program.launch(1000.0, "void flash::flash_bwd_kernel<Flash_bwd_kernel_traits<128>>()")
+            program.during(name, start)
+
+    found = answer(steps(program, 3, body), tmp_path)
+    assert codes(found) == (["recomputation"] if named else [])

@@ -1,0 +1,72 @@
+"""Kernels of forward passes that run again inside backward, because activations were checkpointed.
+
+Operators tell them where torch.profiler or emit_nvtx recorded these. Reentrant checkpoints run forward in a node of
+their own, `CheckpointFunctionBackward`. The others run it where a node unpacks its saved tensors: only there has an
+operator inside a node a sequence number of its own. So has the backward of a backward, which runs operators named so.
+Otherwise the names of kernels tell the share: those that only forward runs, such as a fused attention's.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from cs_systems.analysis.attribution.kernel_families import family
+from cs_systems.analysis.attribution.operator_table import operators_of
+from cs_systems.analysis.attribution.profile import Profile
+from cs_systems.analysis.attribution.sequence_numbers import route_of
+from cs_systems.config import Phase
+from cs_systems.readers.forms.columns import UNKNOWN, Bools
+from cs_systems.readers.forms.operators import Operators
+from cs_systems.readers.forms.trace import Trace, steps_of
+
+CHECKPOINT = re.compile(r"Checkpoint\w*Backward")
+NODE = re.compile(r"Backward\d*\b")
+FORWARD_ONLY = re.compile(r"fwd|forward", re.IGNORECASE)  # in the name of a kernel that has another for backward
+ONCE = ("attention", "softmax", "norm")  # families whose forward kernels no backward runs
+
+
+def recomputed_s(profile: Profile) -> float:
+    """Return the time of recomputed kernels in a mean step; where only names tell, their share of forward's time."""
+    kernels = profile.trace.kernels
+    inside, lasted = steps_of(kernels.launched_s, profile.steps)[1], kernels.end_s - kernels.start_s
+    ops = operators_of(profile.trace)
+    if ops is not None:
+        found = _in_checkpoints(profile.trace, ops) | _in_nodes(profile.trace)
+        return float(lasted[inside & found].sum()) / len(profile.steps)
+    phase = {
+        name: np.array([place.phase == name for place in profile.places.values], bool)[profile.places.codes] & inside
+        for name in (Phase.FORWARD, Phase.BACKWARD)
+    }
+    once = kernels.function.codes_where(lambda one: family(one.name) in ONCE and FORWARD_ONLY.search(one.name))
+    first_s, again_s = (float(lasted[phase[name] & once].sum()) for name in (Phase.FORWARD, Phase.BACKWARD))
+    share = min(1.0, again_s / first_s) if first_s else 0.0
+    return share * float(lasted[phase[Phase.FORWARD]].sum()) / len(profile.steps)
+
+
+def _in_checkpoints(trace: Trace, ops: Operators) -> Bools:
+    """Return for each kernel whether the innermost node of the graph around its launch is that of a checkpoint."""
+    if not any(CHECKPOINT.search(one.name) for one in ops.signature.values):
+        return np.zeros(len(trace.kernels), bool)
+    is_node = ops.signature.codes_where(lambda one: NODE.search(one.name))
+    node = np.where(is_node, np.arange(len(ops)), UNKNOWN)
+    for depth in range(1, int(ops.depth.max(initial=0)) + 1):
+        level = np.flatnonzero((ops.depth == depth) & ~is_node)
+        node[level] = node[ops.parent[level]]
+    by = ops.at(trace.kernels.thread, trace.kernels.launch_start_s)
+    around = np.where(by == UNKNOWN, UNKNOWN, node[by])
+    of_checkpoint = ops.signature.codes_where(lambda one: CHECKPOINT.search(one.name))
+    return np.asarray((around != UNKNOWN) & of_checkpoint[around])
+
+
+def _in_nodes(trace: Trace) -> Bools:
+    """Return for each kernel whether an operator with a number of its own launched it inside a node of the graph."""
+    ops, route = trace.ops, route_of(trace)
+    if ops is None or route is None:
+        return np.zeros(len(trace.kernels), bool)
+    innermost, backward = route.innermost, route.backward
+    found = (innermost != UNKNOWN) & (backward != UNKNOWN)
+    found &= (ops.forward_thread[innermost] == 0) & (ops.start_s[innermost] >= ops.start_s[backward])
+    names = {ops.name.values[code] for code in np.unique(ops.name.codes[innermost[found]]).tolist()}
+    return np.asarray(found & (not any("backward" in name.lower() for name in names)))
