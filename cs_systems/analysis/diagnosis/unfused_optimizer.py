@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.attribution.gaps import LAUNCH
+from cs_systems.analysis.attribution.phase_gaps import launch_waits_s
+from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.config import Phase
 from cs_systems.core.tables import Row
 
@@ -21,7 +23,8 @@ REMEDY = "use a fused optimizer (torch.optim.AdamW(…, fused=True); --optimizer
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of the optimizer, unless its kernels or its name show that it is fused.
 
-    At best the update takes the time of its least bytes, if known, else the fused share of its passes.
+    At best the update takes the time of its least bytes, if known, else the fused share of its passes. Its waits for
+    launches count if they are most of the step's.
     """
     step_s = evidence.step_s
     if step_s is None or evidence.device_name is None or _is_fused(evidence):
@@ -34,8 +37,41 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     floor_s = evidence.floor_s(Phase.OPTIMIZER)
     least_s = lasted_s * FUSED_PASSES / FOREACH_PASSES if floor_s is None else min(floor_s, lasted_s)
-    cause = f"the optimizer takes {lasted_s / step_s:.0%} of the step, and its kernels are not fused"
-    return Diagnosis(cause, REMEDY, step_s, step_s - lasted_s + least_s, evidence=tuple(rows), options=OPTIONS)
+    waits_s = _waits_s(evidence)
+    calls = round(sum(row.get("calls_per_step", 0) for row in rows))
+    share = min(1.0, (lasted_s + waits_s) / step_s)
+    cause = f"the optimizer takes {share:.0%} of the step, and its kernels are not fused"
+    if waits_s:
+        cause = f"the optimizer's {calls:,} kernels and the waits for their launches take {share:.0%} of the step"
+    at_best = step_s - lasted_s - waits_s + least_s
+    return Diagnosis(
+        cause,
+        REMEDY,
+        step_s,
+        at_best,
+        evidence=tuple(rows),
+        options=OPTIONS,
+        unprofiled=_bounded(evidence.unprofiled_s, at_best) if waits_s else None,
+        refines=("launch-bound",) if waits_s else (),
+    )
+
+
+def _waits_s(evidence: Evidence) -> float:
+    """Return the time in which the GPU waits for launches of the optimizer, if these are most of the step's waits.
+
+    It is 0 where the profiler's own cost for each launch explains the waits.
+    """
+    step_s, idle_s = evidence.step_s or 0.0, evidence.idle_s.get(LAUNCH, 0.0)
+    of_profiler_s = step_s - evidence.unprofiled_s[1] if evidence.unprofiled_s else 0.0
+    if evidence.usual is None or evidence.clean_s is not None or idle_s - of_profiler_s <= WORTH * step_s:
+        return 0.0
+    waits_s = launch_waits_s(evidence.usual.profile, Phase.OPTIMIZER)
+    return waits_s if waits_s > MOSTLY * idle_s else 0.0
+
+
+def _bounded(unprofiled: tuple[float, float] | None, least_s: float) -> tuple[float, float] | None:
+    """Return the duration without the profiler, which is no less than the bound."""
+    return (max(least_s, unprofiled[0]), max(least_s, unprofiled[1])) if unprofiled else None
 
 
 def _is_fused(evidence: Evidence) -> bool:

@@ -341,3 +341,23 @@ def test_forward_kernels_in_backward_are_recomputation_where_no_operators_are_kn
 
     found = answer(steps(program, 3, body), tmp_path)
     assert codes(found) == (["recomputation"] if named else [])
+
+
+@pytest.mark.parametrize(("of_optimizer", "first"), [(200, "unfused-optimizer"), (90, "launch-bound")])
+def test_optimizer_of_most_launches_comes_before_the_launches(tmp_path: Path, of_optimizer: int, first: str) -> None:
+    program = Program()
+
+    def body(_: int) -> None:
+        for _ in range(100):
+            program.launch(3.0, PRODUCT, then=100.0)
+        start = program.now
+        for _ in range(of_optimizer):
+            program.launch(3.0, ELEMENTWISE, then=100.0)
+        program.during("Optimizer.step#AdamW.step", start)
+
+    found = answer(steps(program, 4, body), tmp_path)
+    assert codes(found)[0] == first
+    if first == "unfused-optimizer":
+        assert found.causes[0].startswith(
+            "the optimizer's 200 kernels and the waits for their launches take 67% of the step: use a fused optimizer"
+        )
