@@ -42,6 +42,8 @@ def kernel_trials(profile: Profile) -> Trials | None:
     trace, steps, kernels = profile.trace, len(profile.steps), profile.trace.kernels
     which = np.flatnonzero(steps_of(kernels.launched_s, profile.steps)[1] & ~np.isnan(kernels.launch_start_s))
     which = which[np.argsort(kernels.launch_start_s[which], kind="stable")]
+    if not len(which):
+        return None
     waits_s = np.sort(trace.calls.where(lambda name: stalls(name) == SYNCHRONISATION).start_s)
     segment = np.searchsorted(waits_s, kernels.launch_start_s[which])  # the waits before each launch
     multiplies = kernels.function.codes_where(lambda one: family(one.name) == "matmul")[which]

@@ -30,6 +30,8 @@ ONCE = ("attention", "softmax", "norm")  # families whose forward kernels no bac
 def recomputed_s(profile: Profile) -> float:
     """Return the time of recomputed kernels in a mean step; where only names tell, their share of forward's time."""
     kernels = profile.trace.kernels
+    if not len(kernels):
+        return 0.0
     inside, lasted = steps_of(kernels.launched_s, profile.steps)[1], kernels.end_s - kernels.start_s
     ops = operators_of(profile.trace)
     if ops is not None:
