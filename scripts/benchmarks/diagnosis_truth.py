@@ -57,6 +57,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "blocking-copies": ("pageable-copies", "exposed-copies"),
     "blocking-launches": ("blocking-call",),
     "cached-memory": ("cached-memory",),
+    "cpu-offload": ("cpu-offload",),
     "data-input": ("data-loading",),
     "device-allocation": ("device-allocation",),
     "double-precision": ("fp64-products",),

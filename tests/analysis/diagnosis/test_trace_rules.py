@@ -14,7 +14,7 @@ from tests.analysis.diagnosis.test_recordings import answer, codes, steps
 from tests.programs import ELEMENTWISE, PRODUCT, Program
 
 # Rules whose faults are planted, and left out, in this file.
-TRIED = ("autotuning", "precision-casts")
+TRIED = ("autotuning", "cpu-offload", "precision-casts")
 
 SOFTMAX = "void softmax_warp_forward<float, float, float, 10, false>(float*)"
 LOG_SOFTMAX = "void cunn_SoftMaxForward<8, float, float, LogSoftMaxForwardEpilogue>(float*)"
@@ -361,3 +361,64 @@ def test_optimizer_of_most_launches_comes_before_the_launches(tmp_path: Path, of
         assert found.causes[0].startswith(
             "the optimizer's 200 kernels and the waits for their launches take 67% of the step: use a fused optimizer"
         )
+
+
+def copied(program: Program, direction: str, lasts: float) -> None:
+    """Copy between host and device once all kernels have ended."""
+    program.number += 1
+    program.event("cuda_runtime", "cudaMemcpyAsync", program.now, 5.0, correlation=program.number)
+    program.free = max(program.now + 5.0, program.free)
+    ends = {"H": "Pageable", "D": "Device"}
+    name = f"Memcpy {direction} ({ends[direction[0]]} -> {ends[direction[-1]]})"
+    where = {"device": 0, "stream": 7, "correlation": program.number, "bytes": 1 << 20, "thread": 7}
+    program.event("gpu_memcpy", name, program.free, lasts, **where)
+    program.free += lasts
+    program.now = program.free
+
+
+@pytest.mark.parametrize(
+    ("copies", "update", "named"),
+    [
+        (("DtoH", "HtoD"), "Optimizer.step#DeepSpeedCPUAdam.step", True),
+        (("DtoH", "HtoD"), "", True),
+        (("HtoD", "DtoH"), "", False),
+        (("DtoH", "DtoH"), "Optimizer.step#AdamW.step", False),
+        (("DtoH", "HtoD"), "metrics and Optimizer", False),
+        (("DtoH", "HtoD"), "Optimizer.step#Outputs", False),
+    ],
+    ids=[
+        "in the optimizer's range",
+        "without an optimizer",
+        "input and output",
+        "logs",
+        "with an optimizer's kernels",
+        "less back",
+    ],
+)
+def test_update_by_the_cpu_is_told_by_its_copies(
+    tmp_path: Path, copies: tuple[str, str], update: str, named: bool
+) -> None:
+    program = Program()
+
+    def body(_: int) -> None:
+        for name in ("forward", "backward"):
+            start = program.now
+            for _ in range(15):
+                program.launch(1000.0)
+            program.during(name, start)
+        if update.startswith("metrics"):
+            program.launch(1000.0, "multi_tensor_apply_kernel<FusedAdamMathFunctor>()")
+        program.wait()
+        start = program.now
+        copied(program, copies[0], 5000.0)
+        program.now += 30e3
+        copied(program, copies[1], 5000.0 if update != "Optimizer.step#Outputs" else 1200.0)
+        if update:
+            program.during(update, start)
+        program.launch(10.0)
+
+    found = answer(steps(program, 4, body), tmp_path)
+    assert ("cpu-offload" in codes(found)) == named
+    if named:
+        assert codes(found)[0] == "cpu-offload"
+        assert "of the step the CPU updates the weights while the GPU computes nothing, 25% of it in" in found.causes[0]

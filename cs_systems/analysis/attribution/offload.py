@@ -1,0 +1,67 @@
+"""Updates of the weights by the CPU: gradients are copied to the host, and weights back, while no kernel runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cs_systems.analysis.attribution.kernel_families import family
+from cs_systems.analysis.attribution.profile import Profile
+from cs_systems.config import Phase
+from cs_systems.core.range_names import meaning
+from cs_systems.readers.forms.columns import Bools
+from cs_systems.readers.forms.trace import Copies
+
+LONG_S = 1e-3  # a shorter gap holds no update of a model
+LEAST_COPIES = 0.01  # share of the step in each direction; numbers for a log, or a batch of tokens, take less
+ALIKE = 4.0  # times; gradients and weights differ by their precision, outputs and the next batch by more
+MOST_OF_IT = 0.5  # of a gap
+
+
+class Offload(NamedTuple):
+    """Updates by the CPU in a mean step: their time without a kernel, and that of the copies down and up in it."""
+
+    time_s: float
+    down_s: float
+    up_s: float
+
+
+def offload(profile: Profile) -> Offload | None:
+    """Return the updates by the CPU of a mean step; None without any.
+
+    A gap without a kernel holds one if copies to the host come before copies to the device there, and if a range of the
+    optimizer covers most of it; without such a range, if the program trains and runs no optimizer on the device.
+    """
+    trace, device, steps = profile.trace, profile.devices[0], len(profile.steps)
+    gaps, copies = profile.gaps[device], trace.copies.take(trace.copies.device == device)
+    which = np.flatnonzero(gaps.end_s - gaps.start_s > LONG_S)
+    ranges = trace.ranges.take(trace.ranges.name.codes_where(lambda name: meaning(name).phase == Phase.OPTIMIZER))
+    if not len(copies) or not (len(ranges) or _trains_without_optimizer(profile)):
+        return None
+    time_s = down_s = up_s = 0.0
+    for begin_s, end_s in zip(gaps.start_s[which].tolist(), gaps.end_s[which].tolist(), strict=True):
+        down, up = (_inside(copies, direction, begin_s, end_s) for direction in ("DtoH", "HtoD"))
+        if not down.any() or not up.any() or copies.start_s[down].min() > copies.start_s[up].min():
+            continue
+        covered_s = np.clip(np.minimum(ranges.end_s, end_s) - np.maximum(ranges.start_s, begin_s), 0.0, None).sum()
+        if len(ranges) and covered_s < MOST_OF_IT * (end_s - begin_s):
+            continue
+        time_s += end_s - begin_s
+        down_s, up_s = (
+            total + float((copies.end_s - copies.start_s)[own].sum()) for total, own in ((down_s, down), (up_s, up))
+        )
+    wall_s = sum(step.end_s - step.start_s for step in profile.steps)
+    less_s, more_s = sorted((down_s, up_s))
+    is_update = time_s > 0 and less_s >= LEAST_COPIES * wall_s and more_s <= ALIKE * less_s
+    return Offload(time_s / steps, down_s / steps, up_s / steps) if is_update else None
+
+
+def _inside(copies: Copies, direction: str, begin_s: float, end_s: float) -> Bools:
+    middle = (copies.start_s + copies.end_s) / 2
+    return copies.name.codes_where(lambda name: direction in name) & (middle > begin_s) & (middle < end_s)
+
+
+def _trains_without_optimizer(profile: Profile) -> bool:
+    trains = any(place.phase == Phase.BACKWARD for _, place in profile.groups)
+    return trains and not any(family(function.name) == "optimizer" for function, _ in profile.groups)
