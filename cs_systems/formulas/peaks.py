@@ -6,6 +6,7 @@ cards are for fp32 accumulation, as in training. `fp32` is the rate outside the 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -96,6 +97,9 @@ DATA_SHEETS = (
 )
 
 
+_TURING = re.compile(r"\bRTX 20\d\d|\b(Quadro|TITAN) RTX\b|\bTITAN V\b")
+
+
 def peak_flops(device_name: str, precision: Precision | str) -> Peak | None:
     """Return the dense FLOP/s of `precision` ("fp8" too); None for an unknown device or a missing precision."""
     sheet = _find(device_name)
@@ -106,6 +110,13 @@ def peak_flops(device_name: str, precision: Precision | str) -> Peak | None:
 def has_tensor_cores(device_name: str) -> bool:
     """Return whether a device is known to have tensor cores: by its data sheet, or as every RTX card has them."""
     return peak_flops(device_name, Precision.FP16) is not None or "RTX" in device_name.split()
+
+
+def lacks_bf16(device_name: str) -> bool:
+    """Return whether the tensor cores of a device are known to compute in fp16 only: those of Volta and Turing."""
+    if peak_flops(device_name, Precision.FP16) is not None:
+        return peak_flops(device_name, Precision.BF16) is None
+    return _TURING.search(device_name) is not None
 
 
 def peak_bandwidth(device_name: str) -> Peak | None:

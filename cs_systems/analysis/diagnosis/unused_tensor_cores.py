@@ -1,8 +1,9 @@
-"""Rule for unused tensor cores: fp32 matrix products with TF32 off, on a GPU with tensor cores."""
+"""Rule for unused tensor cores: fp32 matrix products and convolutions with TF32 off, on a GPU with tensor cores."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from cs_systems.analysis.attribution.tables import families
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
@@ -11,15 +12,18 @@ from cs_systems.analysis.diagnosis._measured import with_part
 from cs_systems.config import Phase, Precision
 from cs_systems.core.tables import Row
 from cs_systems.formulas.cost import COST
-from cs_systems.formulas.peaks import CEILING, has_tensor_cores
+from cs_systems.formulas.peaks import CEILING, has_tensor_cores, lacks_bf16
 
+# Names of cuDNN's convolutions on the CUDA cores, beside those that it computes as products.
+FP32_CONVOLUTION = re.compile(r"scudnn|convolve_sgemm|(winograd\w*|[dw]grad\w*_engine)<float", re.IGNORECASE)
 # Names of cuBLAS's and CUTLASS's products on the CUDA cores: fp32 in and out, without TF32.
-FP32_KERNEL = re.compile(r"sgemm|simt|ffma|f32f32_f32f32", re.IGNORECASE)
+FP32_KERNEL = re.compile(rf"sgemm|simt|ffma|f32f32_f32f32|{FP32_CONVOLUTION.pattern}", re.IGNORECASE)
 # A phase counts if its products take this share of it, even at the peak; if less, they do not limit it.
 PRODUCTS_SHARE = 0.25
 OPTIONS = {"precision": (Precision.BF16, Precision.FP16, Precision.TF32, Precision.BF16_PURE)}
 FASTER = (Precision.BF16, Precision.FP16)
 REMEDY = "compute in bf16 (torch.autocast; --precision bf16), or at least allow TF32 (--precision tf32)"
+WITHOUT_BF16 = "compute in fp16 (torch.autocast with dtype=torch.float16 and a GradScaler; --precision fp16)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -32,12 +36,12 @@ def find(evidence: Evidence) -> Diagnosis | None:
     products_s = min(step_s, sum(row["time_s"] for row in rows))
     if not products_s:
         return None
-    what = "matrix products" if "family" in rows[0] else " and ".join(row["phase"] for row in rows)
+    what = _names(rows) if "family" in rows[0] else " and ".join(row["phase"] for row in rows)
     cause = f"{products_s / step_s:.0%} of the step is {what} in fp32, which leaves the tensor cores idle"
     least_s = _least_s(evidence, then) if then else None
     return Diagnosis(
         cause,
-        REMEDY,
+        WITHOUT_BF16 if lacks_bf16(evidence.device_name or "") else REMEDY,
         step_s,
         least_s,
         evidence=tuple(rows),
@@ -45,6 +49,15 @@ def find(evidence: Evidence) -> Diagnosis | None:
         options=OPTIONS,
         expected=with_part(evidence, "products", "bf16"),
     )
+
+
+def _names(rows: Sequence[Row]) -> str:
+    """Return what the kernels of these rows compute."""
+    convolving = [FP32_CONVOLUTION.search(row.get("kernel") or "") for row in rows]
+    names = [
+        name for name, found in (("matrix products", not all(convolving)), ("convolutions", any(convolving))) if found
+    ]
+    return " and ".join(names)
 
 
 def _least_s(evidence: Evidence, peak_flops_per_s: float) -> float | None:
