@@ -42,7 +42,8 @@ _LIBRARIES = tuple(
 _MODULE_CALL = torch.nn.modules.module.__file__
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
 _LONGEST_CALLEE = 40
-CLOCKS = {"time.perf_counter", "time.time", "time.monotonic"}  # of loops that wait: the loop itself is the cause
+# Calls of a loop that waits for a time: the loop itself is the cause.
+CLOCKS = {f"time.{name}" for name in ("perf_counter", "time", "monotonic", "thread_time", "process_time")}
 Line = tuple[CodeType, int]
 
 
@@ -81,7 +82,8 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._ends = False
         self._switch_s: float | None = None
-        self._is_asked, self._last_step, self._lost_before_s = False, -1, 0.0
+        self._asked: tuple[float, float] | None = None  # when a pending look was asked for, and the time waited till then
+        self._last_step, self._lost_before_s = -1, 0.0
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last look, and the totals at it
         self._waiting: _Waiting | None = None
         self._call = _Call(self._look)
@@ -128,7 +130,7 @@ class Sampler:
 
     def _run(self) -> None:
         """Ask the main thread for a look, again and again, while its step is to be sampled."""
-        self._waiting = _Waiting()
+        self._waiting = waiting = _Waiting()
         _end_sleeps_on_time()
         while not self._ends and len(self.samples) < MOST_SAMPLES:
             if (left_s := self._left_s()) > 0:
@@ -137,10 +139,10 @@ class Sampler:
                 self._wakes.clear()
                 continue
             self._switch_often()
-            if not self._is_asked:
-                self._is_asked = True  # before the call: the look may come before it returns
+            if self._asked is None:
+                self._asked = time.perf_counter(), waiting.total_s()  # first: the look may come before the call returns
                 if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
-                    self._is_asked = False
+                    self._asked = None
             time.sleep(PERIOD_S if self._samples_all else SLOW_PERIOD_S)
 
     def _left_s(self) -> float:
@@ -153,12 +155,13 @@ class Sampler:
     @untraced
     def _look(self, _: Any) -> int:
         """Take a sample, in the main thread: its stack cannot change meanwhile."""
-        self._is_asked = False
+        asked, self._asked = self._asked, None
         step, now = self._step, time.perf_counter()
-        if step is None or self._ends or self._left_s() > 0:
+        if step is None or self._ends or self._left_s() > 0 or asked is None:
             return 0
         number, begin_s, limit_s = step
         waited_s, lost_s = self._waiting.total_s() if self._waiting else 0.0, self._lost_s()
+        asked_s, waited_till_then_s = asked
         last_s, was_waited_s, was_lost_s = self._last
         if number != self._last_step:  # the time before was another step's
             last_s = begin_s if self._samples_all else max(begin_s + limit_s, last_s)
@@ -168,8 +171,8 @@ class Sampler:
         collected_s = max(0.0, lost_s - was_lost_s)
         before = self.samples[-1] if self.samples else None
         stays = before and before.step == number and before.leaf and leaf and leaf[0] is before.leaf[0]
-        between_s = 0.0 if stays else waited_s - was_waited_s
-        weight_s = max(0.0, now - last_s - between_s - collected_s)
+        before_s = max(0.0, asked_s - last_s - (0.0 if stays else waited_till_then_s - was_waited_s))
+        weight_s = max(0.0, before_s + now - max(asked_s, last_s) - collected_s)
         self.samples.append(Sample(number, self._phase_of(), chain, leaf, weight_s, collected_s))
         self._last = time.perf_counter(), waited_s, lost_s
         return 0

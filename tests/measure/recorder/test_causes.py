@@ -51,13 +51,9 @@ CAUSES = {
 
 @pytest.mark.parametrize("kind", CAUSES)
 def test_first_sentence_names_the_cause_with_its_line(kind: str, tmp_path: Path) -> None:
-    # On a machine that other programs keep busy, the thread that looks at the stack may see a function too seldom.
-    for out in (tmp_path / str(attempt) for attempt in range(3)):
-        found = first_sentence(out, kind, str(tmp_path / "checkpoint.pt"))
-        if re.match(CAUSES[kind], found) or kind != "busy":
-            break
+    found = first_sentence(tmp_path, kind, str(tmp_path / "checkpoint.pt"))
     assert re.match(CAUSES[kind], found), found
-    (record,) = read_records(out / "out")[0]
+    (record,) = read_records(tmp_path / "out")[0]
     noisy = [caveat for caveat in record.warnings if caveat.code == "unstable" and "steps vary" in caveat.message]
     assert not noisy or kind not in ("evaluation", "pause", "save") or "load average" in noisy[0].message
 
