@@ -77,6 +77,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "launch-bound": ("launch-bound", "small-operators"),
     "leak": ("growth",),
     "loss-spike": ("logits",),
+    "model-copies": ("model-copies",),
     "nan-loss": ("nan-loss",),
     "optimizer-state": ("optimizer-state",),
     "out-of-memory": ("out-of-memory",),

@@ -71,7 +71,13 @@ def apply_rules(evidence: Evidence) -> Answer:
                 if is_second:
                     one = replace(one, cause=one.cause.replace("of the step", "of the kernels' time"), then=AFTER_HOST)
                 known = replace(
-                    one, remedy=remedy, at_best=at_best, subject=subject, code=code, refines=one.refines or rule.refines
+                    one,
+                    remedy=remedy,
+                    at_best=at_best,
+                    subject=subject,
+                    code=code,
+                    refines=one.refines or rule.refines,
+                    precedes=rule.precedes,
                 )
                 found.append(replace(known, weight=1.0 if rule.judges_loop else evidence.usual_share))
             case Unknown(text):

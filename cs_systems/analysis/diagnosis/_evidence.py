@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cs_systems.analysis.memory.categories import Attributed, Attribution
     from cs_systems.analysis.memory.graphs import KeptOutput, UnusedGraphs
     from cs_systems.analysis.memory.leaks import Leak
+    from cs_systems.analysis.memory.model_copies import ModelCopies
     from cs_systems.analysis.memory.out_of_memory import Failure, Returned
     from cs_systems.analysis.memory.tensor_names import TensorNames
     from cs_systems.analysis.replay import Replay
@@ -49,6 +50,7 @@ EACH_BLOCK = "every:1"  # plan of checkpoints
 LOGITS, SCORES, FOREACH = "logits", "attention scores", "foreach temporaries"
 ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"
 EARLIER_GRADIENTS, IN_BLOCKS, WEIGHT_COPIES = "earlier gradients", "activations in blocks", "weight copies"
+MODEL_COPIES = "model copies"
 HISTORY = "call torch.cuda.memory._record_memory_history() before the steps, and _dump_snapshot(FILE) after them"
 # Components of the formulas and of fake tensors → their category.
 _CATEGORIES = {
@@ -144,6 +146,7 @@ class MemoryUse:
         graphs: those that no backward uses; in no category.
         output: an output of the last pass that is alive in the next.
         returned: memory that went back to the driver and was asked for again.
+        models: further copies of the weights.
     """
 
     peak_bytes: int
@@ -159,6 +162,7 @@ class MemoryUse:
     graphs: UnusedGraphs | None = None
     output: KeptOutput | None = None
     returned: Returned | None = None
+    models: ModelCopies | None = None
 
     def of(self, *categories: str) -> int:
         return sum(self.categories.get(category, 0) for category in categories)
@@ -615,6 +619,7 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
     from cs_systems.analysis.memory.graphs import kept_output, unused_graphs
     from cs_systems.analysis.memory.groups import groups
     from cs_systems.analysis.memory.leaks import leak
+    from cs_systems.analysis.memory.model_copies import model_copies
     from cs_systems.analysis.memory.out_of_memory import between_blocks, last_failure, returned
     from cs_systems.analysis.memory.tables import composition
 
@@ -644,6 +649,7 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
         graphs,
         None if graphs or leaked else kept_output(found),
         returned(found),
+        model_copies(found),
     )
     return Evidence(memory=memory, failure=failure, judged="the peak")
 

@@ -84,6 +84,7 @@ class Diagnosis:
         then: the words for a remedy that follows others: `now` is the step after those; "" for the first.
         recorded: the step as a profiler recorded it, where `now` is without the profiler's usual slowdown.
         refines: the codes of causes that this one explains in part or whole.
+        precedes: the codes of causes that this one comes before unless it takes little.
         unprofiled: least and most that `now` may be without the profiler, where only a profiled step is known.
     """
 
@@ -111,6 +112,7 @@ class Diagnosis:
     unprofiled: tuple[float, float] | None = None
     recorded: float | None = None
     refines: tuple[str, ...] = ()
+    precedes: tuple[str, ...] = ()
 
     @property
     def share(self) -> float:
@@ -194,12 +196,15 @@ class Rule:
     shortens_kernels: its remedy does nothing else, and so gains nothing while the host limits the step.
     judges_loop: its causes are about a whole loop, and not about a usual step of it.
     refines: the codes of rules whose causes it explains: it comes before them if it explains half of what they take.
+    precedes: the codes of rules whose remedies cost time or precision, while its own costs nothing: it comes before
+        them unless it takes little.
     """
 
     find: Callable[[Evidence], Diagnosis | Unknown | None]
     shortens_kernels: bool = False
     judges_loop: bool = False
     refines: tuple[str, ...] = ()
+    precedes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -260,9 +265,9 @@ def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
     causes = [diagnosis for diagnosis in worth if not diagnosis.is_last_resort] or worth
     order = sorted(causes, key=_rank)
     for one in [*order]:
-        explained = [at for at, other in enumerate(order) if other.code in one.refines and _explains(one, other)]
-        if explained and explained[0] < (at := order.index(one)):
-            order.insert(explained[0], order.pop(at))
+        later = [at for at, other in enumerate(order) if _comes_before(one, other)]
+        if later and later[0] < (at := order.index(one)):
+            order.insert(later[0], order.pop(at))
     return tuple(order)
 
 
@@ -272,5 +277,6 @@ def _rank(one: Diagnosis) -> tuple[int, bool, bool, float]:
     return 2 * is_small + one.comes_last, not one.is_outside, bool(one.then), -one.share * one.weight
 
 
-def _explains(one: Diagnosis, other: Diagnosis) -> bool:
-    return one.share >= EXPLAINS * other.share
+def _comes_before(one: Diagnosis, other: Diagnosis) -> bool:
+    explains = other.code in one.refines and one.share >= EXPLAINS * other.share
+    return explains or (other.code in one.precedes and one.share >= SMALL)

@@ -27,4 +27,4 @@ def find(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(f"{cause}{where}", REMEDY, memory.peak_bytes, at_best, "bytes", memory.rows)
 
 
-RULE = Rule(find)
+RULE = Rule(find, precedes=("optimizer-state", "kept-activations"))

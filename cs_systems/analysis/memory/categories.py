@@ -40,6 +40,7 @@ CATEGORIES = {
 }
 # PyTorch's CUBLAS_WORKSPACE_CONFIG: :4096:2:16:8, on Hopper and later :4096:8 (32 MiB).
 WORKSPACE_BYTES = (8_519_680, 33_554_432)
+MOST_SETS = 4  # of an optimizer's state: moments, master weights and an average
 MOST_WORKSPACES = 2  # one for each thread that calls cuBLAS: forward's and autograd's
 _OF_KIND = {
     "parameter": PARAMETERS,
@@ -193,13 +194,15 @@ def _before_by_size(made: list[Attributed]) -> tuple[list[Attributed], list[str]
     """Infer parameters and optimizer state among the allocations before recording, by the gradients' sizes.
 
     Each parameter has one gradient of its size. If there are at least as many blocks of every gradient's size as
-    gradients, they are the parameters, and whole multiples beyond that are the optimizer's.
+    gradients, they are the parameters, and whole multiples beyond that are the optimizer's. Those may be twice as wide.
     """
-    gradients = _gradient_sizes(made)
+    gradients = gradient_sizes(made)
     before = Counter(a.allocation.requested_bytes for a in made if a.category == BEFORE_RECORDING)
     if not gradients or any(before[size] < count for size, count in gradients.items()):
         return made, []
-    left = {size: (count, (before[size] // count - 1) * count) for size, count in gradients.items()}
+    left = _wider_state(gradients, before) or {
+        size: (count, (before[size] // count - 1) * count) for size, count in gradients.items()
+    }
     result = []
     for a in sorted(made, key=lambda a: (a.allocation.start, a.allocation.address)):
         parameters, state = left.get(a.allocation.requested_bytes, (0, 0))
@@ -215,7 +218,22 @@ def _before_by_size(made: list[Attributed]) -> tuple[list[Attributed], list[str]
     return result, [note]
 
 
-def _gradient_sizes(made: Iterable[Attributed]) -> Counter[int]:
+def _wider_state(gradients: Counter[int], before: Counter[int]) -> dict[int, tuple[int, int]] | None:
+    """Return (parameters, state) by size if the state is twice as wide as the weights: fp32 beside bf16.
+
+    None unless whole sets of it are there, one for each moment and master weight, and none as wide as the weights. For
+    weights of one size alone, a block of twice the size tells nothing.
+    """
+    narrow = min(before[size] // count - 1 for size, count in gradients.items())
+    rest = before - gradients
+    sets = min(rest[2 * size] // count for size, count in gradients.items())
+    if narrow or not sets or len(gradients) < 2:
+        return None
+    state = Counter({2 * size: min(sets, MOST_SETS) * count for size, count in gradients.items()})
+    return {size: (gradients[size], state[size]) for size in {*gradients, *state}}
+
+
+def gradient_sizes(made: Iterable[Attributed]) -> Counter[int]:
     """Return the largest number of gradients of each size that are alive at once."""
     changes = []
     for a in made:

@@ -19,11 +19,13 @@ from cs_systems.analysis.memory.categories import (
     Attributed,
     Attribution,
 )
+from cs_systems.analysis.memory.model_copies import model_copies
 from cs_systems.analysis.memory.sites import of_torch, python_frames
 from cs_systems.config import Phase
 
 LOGITS, FOREACH, EARLIER_GRADIENTS = "logits", "foreach temporaries", "earlier gradients"
 IN_BLOCKS, SCORES, WEIGHT_COPIES = "activations in blocks", "attention scores", "weight copies"
+MODEL_COPIES = "model copies"
 LARGE_BYTES = 1 << 16  # a smaller weight is a vector, which autocast does not copy
 PASS = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 _OF_FOREACH = ("_multi_tensor", "_foreach")  # beginnings of torch.optim's functions that update all parameters at once
@@ -31,8 +33,9 @@ _OF_FOREACH = ("_multi_tensor", "_foreach")  # beginnings of torch.optim's funct
 
 def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequence[Attributed]]:
     """Return the allocations of each group, at any time; those of `apart` are in none."""
-    copies = weight_copies(found)
-    others = {id(one) for one in (*apart, *copies)}
+    copies, models = weight_copies(found), model_copies(found)
+    of_models = models.allocations if models else ()
+    others = {id(one) for one in (*apart, *copies, *of_models)}
     own = [one for one in found.allocations if id(one) not in others]
     logits = [*_logits(found, own)]
     of_logits = {*map(id, logits)}
@@ -45,6 +48,7 @@ def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequ
         ACTIVATIONS: [one for one in kept if id(one) not in of_scores],
         SCORES: scores,
         WEIGHT_COPIES: copies,
+        MODEL_COPIES: of_models,
         IN_BLOCKS: in_blocks or kept,
         LOGITS: logits,
         GRADIENTS: [one for one in own if one.category == GRADIENTS],

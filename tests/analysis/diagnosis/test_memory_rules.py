@@ -34,7 +34,7 @@ from tests.analysis.memory.test_history import GIB, Data, event, segment, snapsh
 # Rules whose faults are planted, and left out, in this file.
 TRIED = (
     *("foreach-temporaries", "kept-output", "leak", "out-of-memory", "returned-segments", "unused-graph"),
-    "weight-copies",
+    *("model-copies", "weight-copies"),
 )
 FAULTS = Path(__file__).parents[2] / "data" / "memory_h200"
 PROFILES = Path(__file__).parents[3] / "profiles"
@@ -441,3 +441,52 @@ def test_bound_without_a_snapshot_is_what_else_is_alive_at_the_peak() -> None:
     told = {one.code: one.at_best for one in apply_rules(Evidence(memory=memory, judged="the peak")).diagnoses}
     assert told == {"optimizer-state": 60 * GIB, "foreach-temporaries": 70 * GIB}
     assert apply_rules(Evidence()).diagnoses == ()
+
+
+def with_models(write: Write, made_by: list[str], sizes: tuple[int, ...] = (3, 1, 4, 4)) -> Answer:
+    """Return the answer about a step of a model of 16 matrices, after further sets of them, one per function."""
+    allocator = CachingAllocator()
+    allocator.start()
+    shapes = [size * MIB for _ in range(4) for size in sizes]
+    weights = [allocator.alloc(size, SETUP) for size in shapes]
+    for number, function in enumerate(made_by):
+        stack = (frame(function, "lib/python3.11/copy.py"), frame(f"make_{number}", "dpo.py", 18), *MAIN)
+        weights += [allocator.alloc(size, stack) for size in shapes]
+    for _ in range(2):
+        kept = [allocator.alloc(MIB, FORWARD) for _ in range(4)]
+        gradients = [allocator.alloc(size, BACKWARD) for size in shapes]
+        for address in kept:
+            allocator.free(address, BACKWARD)
+        for address in gradients:
+            allocator.free(address, (frame("zero_grad", "site-packages/torch/optim/optimizer.py"), *MAIN))
+    return answer(write(allocator.snapshot()))
+
+
+def test_copies_of_the_weights_are_counted_and_their_lines_named(write_snapshot: Write) -> None:
+    found = with_models(write_snapshot, ["deepcopy", "__deepcopy__"])
+    assert [one.code for one in found.diagnoses] == ["model-copies"]
+    assert found.causes[0].startswith(
+        "2 further copies of the weights take 49% of the peak (dpo.py:18 make_0, dpo.py:18 make_1): hold them in bf16"
+    )
+
+
+def test_one_copy_is_one_and_the_weights_themselves_are_none(write_snapshot: Write) -> None:
+    assert (
+        with_models(write_snapshot, ["deepcopy"])
+        .causes[0]
+        .startswith("1 further copy of the weights takes 33% of the peak")
+    )
+    assert with_models(write_snapshot, []).causes == []
+
+
+def test_moments_of_an_own_optimizer_are_no_copies_of_the_weights(write_snapshot: Write) -> None:
+    assert "model-copies" not in [
+        one.code for one in with_models(write_snapshot, ["zeros_like", "zeros_like"]).diagnoses
+    ]
+
+
+@pytest.mark.parametrize(("size_gib", "first"), [(10, "kept-gradients"), (9, "optimizer-state")])
+def test_waste_comes_before_remedies_that_cost_something_unless_it_is_small(size_gib: int, first: str) -> None:
+    categories = {"optimizer state": 40 * GIB, "gradients": size_gib * GIB}
+    found = apply_rules(Evidence(memory=MemoryUse(100 * GIB, None, "forward", categories), judged="the peak"))
+    assert found.diagnoses[0].code == first

@@ -15,8 +15,8 @@ from cs_systems.analysis.memory.categories import (
     GRADIENTS,
     Attributed,
     _before_by_size,
-    _gradient_sizes,
     attribute,
+    gradient_sizes,
 )
 from cs_systems.analysis.memory.tables import _span, at_end, composition, devices, timeline
 from cs_systems.analysis.memory.timeline import MOST_FRAMES, view
@@ -71,7 +71,7 @@ def made(start: int, end: int, category: str, size: int = 512) -> Attributed:
 
 def test_most_gradients_at_once_count_those_that_follow_others() -> None:
     gradients = [made(0, 1, GRADIENTS), made(2, 9, GRADIENTS), made(1, 9, GRADIENTS), made(3, 4, GRADIENTS, 1024)]
-    assert _gradient_sizes([*gradients, made(5, 9, "temporaries")]) == {512: 2, 1024: 1}
+    assert gradient_sizes([*gradients, made(5, 9, "temporaries")]) == {512: 2, 1024: 1}
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,23 @@ def test_blocks_before_recording_are_parameters_and_whole_multiples_of_them(
     assert (names.count("parameters"), names.count("optimizer state")) == (parameters, state)
     assert names.count(BEFORE_RECORDING) == there - parameters - state
     assert bool(notes) is (parameters > 0)
+
+
+@pytest.mark.parametrize(("sets", "others", "state"), [(0, 1, 0), (1, 0, 3), (2, 1, 6), (5, 0, 12)])
+def test_state_before_recording_may_be_twice_as_wide_as_the_weights(sets: int, others: int, state: int) -> None:
+    sizes = (512, 512, 4096)
+    gradients = [made(n, 9, GRADIENTS, size) for n, size in enumerate(sizes)]
+    wide = [2 * size for size in sizes] * sets + [1024] * others
+    before = [made(-1, 9, BEFORE_RECORDING, size) for size in (*sizes, *wide)]
+    names = [one.category for one in _before_by_size([*gradients, *before])[0]]
+    assert (names.count("parameters"), names.count("optimizer state")) == (3, state)
+
+
+def test_weight_twice_as_large_as_another_is_no_state() -> None:
+    gradients = [made(0, 9, GRADIENTS), made(1, 9, GRADIENTS, 1024)]
+    before = [made(-1, 9, BEFORE_RECORDING), made(-1, 9, BEFORE_RECORDING, 1024)]
+    names = [one.category for one in _before_by_size([*gradients, *before])[0]]
+    assert names.count("optimizer state") == 0
 
 
 @pytest.mark.parametrize(("requests", "unexamined"), [(10, 0), (11, 1), (12, 2)])
