@@ -82,7 +82,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._ends = False
         self._switch_s: float | None = None
-        self._asked: tuple[float, float] | None = None  # when a pending look was asked for, and the time waited till then
+        self._asked: tuple[float, float] | None = None  # when a look was asked for, and the time waited till then
         self._last_step, self._lost_before_s = -1, 0.0
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last look, and the totals at it
         self._waiting: _Waiting | None = None
