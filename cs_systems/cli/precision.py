@@ -366,10 +366,10 @@ def failed_text(record: RunRecord, format: str) -> str:
 
 def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:
     """Return the table of one record's dtypes, or only the reason if it has none."""
-    from cs_systems.analysis.comparison.dtypes import FP8_LAYER, SHORT, collapsed, dtypes
+    from cs_systems.analysis.comparison.dtypes import FP8_LAYER, SHORT, collapsed, dtypes, recorded
     from cs_systems.cli._tables import table_text
 
-    rows = dtypes.of(record.results)
+    rows = recorded(record.results)
     if not rows:
         return failed_text(record, format)
     shown = [{name: short(value, SHORT) for name, value in row.items()} for row in collapsed(rows)]

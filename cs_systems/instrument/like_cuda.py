@@ -21,19 +21,10 @@ from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
 from cs_systems.formulas import sdpa
 from cs_systems.instrument import recurrent
+from cs_systems.instrument.cuda_autocast import inside, widened, widens
 from cs_systems.machine.device import resolve
 
-# Functions that CUDA's autocast runs in fp32 and the CPU's does not. Source: aten/src/ATen/autocast_mode.h.
-_WIDENED = {
-    F.layer_norm, F.group_norm, F.softmax, F.log_softmax, F.softplus, F.nll_loss, F.mse_loss, F.smooth_l1_loss,
-    F.l1_loss, F.kl_div, F.cosine_similarity, F.binary_cross_entropy_with_logits, torch.softmax, torch.log_softmax,
-    torch.layer_norm, torch.group_norm, torch.exp, torch.log, torch.pow, torch.rsqrt, torch.reciprocal, torch.cumsum,
-    torch.cumprod, torch.prod, torch.sum, torch.norm, Tensor.softmax, Tensor.log_softmax, Tensor.exp, Tensor.log,
-    Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal, Tensor.cumsum, Tensor.cumprod, Tensor.prod,
-    Tensor.sum, Tensor.norm,
-}  # fmt: skip
 _DROPOUTS: tuple[Callable[..., Any], ...] = (F.dropout, torch.dropout)
-_LOW = (torch.bfloat16, torch.float16)
 _aten: Any = torch.ops.aten
 
 
@@ -56,9 +47,9 @@ class _LikeCuda(TorchFunctionMode):
         if torch.is_autocast_enabled("cpu"):
             if func is F.cross_entropy and _is_by_class(args):
                 return _cross_entropy(*args, **kwargs)
-            if func in _WIDENED:
-                args = tuple(_widened(value) for value in args)
-                kwargs = {name: _widened(value) for name, value in kwargs.items()}
+            if widens(func):
+                args = tuple(map(widened, args))
+                kwargs = {name: widened(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
 
@@ -145,7 +136,7 @@ def _unfused(
     another dropout mask and one more matrix.
     """
     dtype = query.dtype
-    query, key, value = (_widened(tensor) for tensor in (query, key, value))
+    query, key, value = (widened(tensor) for tensor in (query, key, value))
     query = query * scale**0.5
     if is_causal:
         seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
@@ -186,14 +177,6 @@ def _cross_entropy(
     if reduction == "mean":
         smooth = smooth / (is_kept.sum() if weight is None else (weight[target.where(is_kept, 0)] * is_kept).sum())
     return (1 - label_smoothing) * loss + label_smoothing / input.shape[classes] * smooth
-
-
-def _inside(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with mode:
-            return function(*args, **kwargs)
-
-    return call
 
 
 def _ctc_loss(
@@ -267,10 +250,6 @@ def _is_by_class(args: tuple[Any, ...]) -> bool:
     return len(args) >= 2 and not args[1].is_floating_point()
 
 
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in _LOW else value
-
-
 @contextmanager
 def like_cuda() -> Iterator[None]:
     """Run the CPU's operations inside the block with the tensors that they have on CUDA."""
@@ -281,5 +260,5 @@ def like_cuda() -> Iterator[None]:
         stack.enter_context(mode := _LikeCuda())
         # torch calls the engine with the mode off, and checkpoints run forward again inside.
         run_engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-        stack.enter_context(patch("torch.autograd._engine_run_backward", _inside(mode, run_engine)))
+        stack.enter_context(patch("torch.autograd._engine_run_backward", inside(mode, run_engine)))
         yield

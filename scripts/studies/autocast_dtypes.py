@@ -22,7 +22,7 @@ from _cells import Cell, place
 from _numerics import not_measured
 from _study import Study, declared_table, row_table, run
 
-from cs_systems.analysis.comparison.dtypes import SHORT, collapsed
+from cs_systems.analysis.comparison.dtypes import SHORT, collapsed, recorded
 from cs_systems.analysis.comparison.numerics import normalized, ranges, verdicts, where
 from cs_systems.config import PRESETS, Precision, RunConfig, grid
 from cs_systems.record import Row
@@ -38,7 +38,7 @@ ANSWERED = (  # title, module, column of the table of dtypes
     ("loss", "loss", "outputs"),
 )
 COLUMNS = {
-    "what": "module", "parameters": "parameters", "inputs": "input", "outputs": "output",
+    "what": "module", "parameters": "parameters", "inputs": "input", "outputs": "output", "on_cuda": "output on CUDA",
     "output_gradients": "gradient of output", "parameter_gradients": "gradient of parameters",
 }  # fmt: skip
 
@@ -62,10 +62,14 @@ def name(cell: Cell) -> str:
 
 
 def dtypes(cell: Cell) -> list[Row]:
-    return [
-        {title: _short(row[column]) for column, title in COLUMNS.items()}
-        for row in collapsed(cell.record.results.get("dtypes", ()))
-    ]
+    rows = collapsed(recorded(cell.record.results))
+    shown = [column for column in COLUMNS if column != "on_cuda" or any(row["on_cuda"] for row in rows)]
+    return [{COLUMNS[column]: _short(row[column]) for column in shown} for row in rows]
+
+
+def _given(row: Row, column: str) -> str | None:
+    """Return a dtype of a row; of an output that on CUDA, which a CPU's record predicts."""
+    return _short((row.get("on_cuda") if column == "outputs" else None) or row[column])
 
 
 def _short(value: str | None) -> str | None:
@@ -108,8 +112,9 @@ def explain(cells: list[Cell]) -> list[str]:
                 "loss": ("loss", "outputs"),
             }
             parts |= {"gradients of parameters": ("fc1", "parameter_gradients")}
-            values = ", ".join(f"{title} {_short(rows[row][part])}" for title, (row, part) in parts.items())
-            notes.append(f"under {cell.record.config['precision']} autocast: {values}")
+            values = ", ".join(f"{title} {_given(rows[row], part)}" for title, (row, part) in parts.items())
+            where_it_is = ", as on CUDA" if any(row.get("on_cuda") for row in rows.values()) else ""
+            notes.append(f"under {cell.record.config['precision']} autocast{where_it_is}: {values}")
     return [*notes, *(sentence for cell in cells for sentence in verdicts(cell.record))]
 
 
@@ -121,7 +126,7 @@ def answer(cells: list[Cell]) -> str:
     if cell is None or not every:
         return ""
     seen = {row["what"]: row for row in cell.record.results["dtypes"]}
-    given = ", ".join(f"{title} {_short(seen[row][part])}" for title, row, part in ANSWERED)
+    given = ", ".join(f"{title} {_given(seen[row], part)}" for title, row, part in ANSWERED)
     errors = ", ".join(f"{error} at {input}" for input, error in every.items())
     return (
         f"{place(cells)}, bf16 autocast gives {given}; LayerNorm still needs fp32 for inputs with a large mean, "

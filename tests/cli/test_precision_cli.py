@@ -49,7 +49,8 @@ def dtypes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[RunRecor
 def test_dtypes_of_the_toy_model_are_printed(dtypes: tuple[str, list[RunRecord], Path]) -> None:
     text, (record, *_), out = dtypes
     assert text.startswith("toy · bf16 on ")
-    assert re.search(r"^fc1 +fp32 +fp32 +bf16 +bf16 +fp32 +down$", text, re.MULTILINE)
+    assert re.search(r"^fc1 +fp32 +fp32 +bf16 +bf16 +bf16 +fp32 +down$", text, re.MULTILINE)
+    assert re.search(r"^ln +fp32 +bf16 +bf16 +fp32 +bf16 +fp32 +–$", text, re.MULTILINE)
     assert re.search(r"^loss +– +– +fp32 ", text, re.MULTILINE)
     assert max(map(len, text.split("steps.py")[0].splitlines())) <= 80
     assert [row["what"] for row in record.results["dtypes"]][-2:] == ["logits", "loss"]
@@ -64,7 +65,7 @@ def test_model_called_outside_autocast_is_an_error_with_its_table(
     text = " ".join(printed.split())
     cause = "autocast was entered for cpu, but Sequential was called outside of it, in its parameters' dtype; call"
     assert f'error: {cause} Sequential inside torch.autocast("cpu", torch.bfloat16)' in text
-    assert "0 Linear fp32 fp32 fp32 fp32 fp32 1 LayerNorm fp32" in text
+    assert "0 Linear fp32 fp32 fp32 fp32 fp32 fp32 1 LayerNorm fp32" in text
     assert "the step called no nn.Module; call the model as a module" in text
     assert (outside.status, outside.measurement) == ("error", None)
     assert {row["outputs"] for row in outside.results["dtypes"]} == {"float32"}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, TypedDict
 
 from cs_systems.config import Precision
-from cs_systems.core.tables import Column, table
+from cs_systems.core.tables import Column, Tables, table
 from cs_systems.formulas.rounding import AutocastContext, ModuleDtypes
 
 AUTOCAST = {Precision.BF16: "bfloat16", Precision.FP16: "float16", Precision.FP8: "bfloat16"}
@@ -29,6 +29,10 @@ class DtypeRow(TypedDict):
     parameters: Annotated[str | None, Column("param")]
     inputs: Annotated[str | None, Column("input")]
     outputs: Annotated[str | None, Column("output")]
+    on_cuda: Annotated[
+        str | None,
+        Column("on CUDA", "on CUDA: dtype of the output under CUDA's autocast, by torch's list of operations"),
+    ]
     output_gradients: Annotated[
         str | None,
         Column("out grad", "out grad: gradient of the output; param grad: gradients of the module's own parameters"),
@@ -40,12 +44,22 @@ class DtypeRow(TypedDict):
     ]
 
 
-@table("dtypes of a step, by module", "what parameters inputs outputs output_gradients parameter_gradients cast")
-def dtypes(modules: Sequence[ModuleDtypes], loss: Sequence[str]) -> list[DtypeRow]:
+@table(
+    "dtypes of a step, by module", "what parameters inputs outputs on_cuda output_gradients parameter_gradients cast"
+)
+def dtypes(
+    modules: Sequence[ModuleDtypes],
+    loss: Sequence[str],
+    on_cuda: Sequence[ModuleDtypes] = (),
+    loss_on_cuda: Sequence[str] = (),
+) -> list[DtypeRow]:
     """Return a row for each module in the order of the calls, one for the logits, and one for the loss.
 
     The logits are the output of the first module called.
+
+    on_cuda, loss_on_cuda: those of the same step as CUDA's autocast would run it, if it ran on a CPU.
     """
+    outputs_on_cuda = {row["module"]: _joined(row["outputs"]) for row in on_cuda}
     rows: list[DtypeRow] = [
         {
             "what": row["module"],
@@ -54,6 +68,7 @@ def dtypes(modules: Sequence[ModuleDtypes], loss: Sequence[str]) -> list[DtypeRo
             "parameters": _joined(row["parameters"]),
             "inputs": _joined(row["inputs"]),
             "outputs": _joined(row["outputs"]),
+            "on_cuda": outputs_on_cuda.get(row["module"]),
             "output_gradients": _joined(row["output_gradients"]),
             "parameter_gradients": _joined(row["parameter_gradients"]),
             "autocast": _joined(row["autocast"]),
@@ -63,10 +78,11 @@ def dtypes(modules: Sequence[ModuleDtypes], loss: Sequence[str]) -> list[DtypeRo
     ]
     root = next((row for row, module in zip(rows, modules, strict=True) if module["root"]), None)
     outputs, gradients = (root["outputs"], root["output_gradients"]) if root else (None, None)
-    return [*rows, _of_tensor("logits", outputs, gradients), _of_tensor("loss", _joined(loss), None)]
+    logits = _of_tensor("logits", outputs, gradients, root["on_cuda"] if root else None)
+    return [*rows, logits, _of_tensor("loss", _joined(loss), None, _joined(loss_on_cuda))]
 
 
-def _of_tensor(what: str, outputs: str | None, gradients: str | None) -> DtypeRow:
+def _of_tensor(what: str, outputs: str | None, gradients: str | None, on_cuda: str | None) -> DtypeRow:
     """Return the row of a tensor that is not a module's: only its own dtype and its gradient's are known."""
     return {
         "what": what,
@@ -75,6 +91,7 @@ def _of_tensor(what: str, outputs: str | None, gradients: str | None) -> DtypeRo
         "parameters": None,
         "inputs": None,
         "outputs": outputs,
+        "on_cuda": on_cuda,
         "output_gradients": gradients,
         "parameter_gradients": None,
         "autocast": None,
@@ -91,6 +108,11 @@ def _cast(row: ModuleDtypes) -> str | None:
     if not row["leaf"] or len(taken) != 1 or len(given) != 1 or taken == given:
         return None
     return "down" if given <= LOW else "up"
+
+
+def recorded(results: Tables) -> list[DtypeRow]:
+    """Return the rows of a record; those of earlier versions have no dtypes on CUDA."""
+    return [{**row, "on_cuda": row.get("on_cuda")} for row in dtypes.of(results)]
 
 
 def collapsed(rows: Sequence[DtypeRow]) -> list[DtypeRow]:

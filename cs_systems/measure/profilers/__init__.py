@@ -91,6 +91,7 @@ class Profiler:
     tool: the tool that it uses, if a process can use that only once at a time; a key of `recorder.own_tools.TOOLS`.
     result: its result in words; by default "profile by NAME".
     instead: the alternative if `problem` finds something: on the command line, and in Python.
+    again: `(out, device, workload)`, called after the last step, which it may run once more in another way.
     """
 
     problem: Callable[[], str | None] = lambda: None
@@ -107,6 +108,7 @@ class Profiler:
     tool: str | None = None
     result: str | None = None
     instead: tuple[str, str] | None = None
+    again: Callable[[Path, Device, Any], None] = lambda *_: None
 
     @property
     def is_launcher(self) -> bool:

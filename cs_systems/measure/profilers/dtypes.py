@@ -7,7 +7,7 @@ user's own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -27,6 +27,9 @@ class Readings(TypedDict):
     modules: list[ModuleDtypes]
     loss: list[str]
     contexts: list[AutocastContext]
+    # Of the step as CUDA's autocast would run it; nothing where that is this machine's.
+    on_cuda: list[ModuleDtypes]
+    loss_on_cuda: list[str]
 
 
 @contextmanager
@@ -36,7 +39,24 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     readings = DtypeReadings()
     with reading(readings):
         yield
-    leave(out, Readings(modules=readings.rows, loss=readings.loss, contexts=readings.contexts))
+    found = Readings(modules=readings.rows, loss=readings.loss, contexts=readings.contexts, on_cuda=[], loss_on_cuda=[])
+    leave(out, found)
+
+
+def again(out: Path, device: Device, workload: Any) -> None:
+    """Run the step once more with the dtypes of CUDA's autocast, on a CPU whose autocast was on."""
+    from cs_systems.instrument.cuda_autocast import cuda_autocast
+    from cs_systems.instrument.dtype_readings import DtypeReadings, reading
+
+    found: Readings = take(out, "the dtypes were not written")
+    if not device.is_cuda and any(context["enabled"] for context in found["contexts"]):
+        readings = DtypeReadings()
+        with suppress(Exception), reading(readings), cuda_autocast():  # without this step its dtypes are unknown
+            workload.prepare()
+            for _, run in workload.step():
+                run()
+            found["on_cuda"], found["loss_on_cuda"] = readings.rows, readings.loss
+    leave(out, found)
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
@@ -46,11 +66,11 @@ def collect(out: Path, record: RunRecord) -> Collected:
             "no dtype was read, because the step called no nn.Module; call the model as a module, and do not compile it"
         )
     results = {
-        **dtypes.filled(dtypes(found["modules"], found["loss"])),
+        **dtypes.filled(dtypes(found["modules"], found["loss"], found["on_cuda"], found["loss_on_cuda"])),
         **AUTOCAST_CONTEXTS.filled(found["contexts"]),
     }
     cause = contradiction(record.run_config.precision, found["modules"], found["contexts"])
     return Collected({}, results, contradiction=cause)
 
 
-PROFILER = Profiler(region=region, collect=collect, measures="values", checks=frozenset({"precision"}))
+PROFILER = Profiler(region=region, again=again, collect=collect, measures="values", checks=frozenset({"precision"}))

@@ -298,6 +298,8 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
         except _foreign.FactoryFound as found:
             cell.workload = _foreign.from_result(found.result, cell.resolved, device, set())
             cell.samples += samples(cell.workload, region=_region(cell, device, out))
+        if out is not None:
+            cell.resolved.profiler.again(out, device, cell.workload)
         cell.sizes += _sizes(cell.workload)
         cell.graph_breaks += graph_breaks()[known:]
     cell.peaks.append((_own_peak_bytes(cell, device), None if shared else device.peak_reserved_bytes()))
