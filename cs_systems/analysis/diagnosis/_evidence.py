@@ -67,7 +67,7 @@ SLOWER_UNDER = {"kineto": (1.5, 3.6), "nsys": (1.2, 1.6)}
 FEWEST_KERNELS = 20  # of a pass that does not repeat; with fewer it is set-up, or a test
 ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
 OF_HOST_MEMORY = re.compile(r"(cuda|hip)(Host(Alloc|Malloc|Register|Free|Unregister)|FreeHost|MallocHost)|cuMemHost")
-MOSTLY = 0.5  # share of the kernels' time
+MOSTLY = 0.5  # share of a time or size; what takes more is most of it
 TABLES = ("steps", "gaps", "host_gaps", "waits", "phases", "families", "kernels", "attention", "overlap", "ranges")
 # The columns that rules read of each table. A record may come from any program: other rows are left out.
 _TEXTS = {

@@ -14,6 +14,7 @@ from cs_systems.readers.forms.trace import steps_of
 
 PLAIN = "copy from pinned memory, in a stream of its own, while kernels run"
 AHEAD = "copy less, such as a smaller data type, or copy ahead in a stream of its own, while kernels run"
+PINNED, PAGEABLE = re.compile("pinned"), re.compile("pageable")  # in the name of a copy
 REMEDY = "pin the host's memory (pin_memory=True), copy with non_blocking=True, and copy the next batch ahead"
 
 
@@ -35,8 +36,8 @@ def _are_pinned(evidence: Evidence) -> bool:
     copies = evidence.usual.profile.trace.copies
     copies = copies.take(steps_of(copies.start_s, evidence.usual.profile.steps)[1])
     pinned, pageable = (
-        float((copies.end_s - copies.start_s)[copies.name.codes_where(re.compile(memory).search)].sum())
-        for memory in ("pinned", "pageable")
+        float((copies.end_s - copies.start_s)[copies.name.codes_where(memory.search)].sum())
+        for memory in (PINNED, PAGEABLE)
     )
     return pinned > pageable
 

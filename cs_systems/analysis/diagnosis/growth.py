@@ -7,7 +7,7 @@ from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import GROWTH, GrowthRow
 from cs_systems.analysis.comparison.loop_growth import time_growth
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
@@ -16,7 +16,6 @@ COPIES = "keep numbers (.item()) or copies (.clone()) in place of tensors in a l
 HOLDER = "keep fewer of them, or write them to a file"
 MEMORY = "find what is kept from step to step, such as losses with their graph, outputs or a cache without a limit"
 BUFFER = "write into a buffer of the final size in place of torch.cat, which copies all earlier entries in each step"
-MOSTLY = 0.5  # share of what a step takes longer
 CONCATENATES = "CatArray"
 TIME = "find what each step does for all steps before it, such as reading a list that grows"
 

@@ -8,14 +8,13 @@ from cs_systems.analysis.attribution.host_gaps import NO_CALL, HostGapRow
 from cs_systems.analysis.attribution.host_work import HostWork, host_work
 from cs_systems.analysis.attribution.tables import host_gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.replay import HostScaled
 from cs_systems.core.range_names import LOADER
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
 MOST_NAMED = 2
-MOSTLY = 0.5  # share of the time: work that takes less is not all that the host does
 NO_CALLS = "makes no CUDA call"
 REMEDY = "move this work out of the step, or into another process"
 UNNAMED = "find what the program does there: record with with_stack=True, or mark it by record_function"

@@ -7,6 +7,7 @@ from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Expected, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import after
+from cs_systems.analysis.diagnosis._remedies import COMPILED
 from cs_systems.analysis.replay import LaunchesFree
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.core.caveats import GRAPH_BREAKS, REMOVE_BREAKS, broken_graph
@@ -23,7 +24,7 @@ RANKS, COMPILED_RANKS = (
     "compile (torch.compile; --compile), or use a larger batch for each rank",
     "use a larger batch for each rank",
 )
-OPTIONS = {"graph": ("step",), "compile": ("default", "reduce-overhead", "max-autotune")}
+OPTIONS = {"graph": ("step",), **COMPILED}
 
 
 def find(evidence: Evidence) -> Diagnosis | Unknown | None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from cs_systems.analysis.attribution.host_work import HostWork, host_work
 from cs_systems.analysis.comparison.loop_findings import CALLS, COLLECTOR, OWN_PYTHON, UNSAMPLED, OwnPythonRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule, Unknown
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 
 OTHER = "other"  # the phase of time in no phase
 NOTABLE = 0.10  # share of the step; a smaller one is the loop's own bookkeeping
 LEAST = 0.02  # share of the step of a function that is named
 MOST = 3  # functions that are named
 FEWEST = 3  # samples of the stack that show a function
-MOSTLY = 0.5  # share of this time that one function takes, from which its kind of work is named
 REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._remedies import COMPILED
 from cs_systems.analysis.diagnosis.precision_casts import casts
 from cs_systems.analysis.diagnosis.unfused_attention import over_scores
 from cs_systems.config import Phase
 from cs_systems.core.statistics import ROUNDING_S
 
 FAMILIES = ("elementwise", "copy", "norm")  # bound by memory, and fused into their neighbours
-OPTIONS = {"compile": ("default", "reduce-overhead", "max-autotune")}
 REMEDY = "compile (torch.compile; --compile), which fuses them"
 
 
@@ -33,7 +33,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     # A compiler also takes the host's time between the kernels away.
     at_best = max(0.0, (step_s if evidence.busy_s is None else evidence.busy_s) - lost_s)
     at_best = at_best if at_best > ROUNDING_S else 0.0
-    return Diagnosis(cause, REMEDY, step_s, at_best, evidence=tuple(rows), takes=lost_s, options=OPTIONS)
+    return Diagnosis(cause, REMEDY, step_s, at_best, evidence=tuple(rows), takes=lost_s, options=COMPILED)
 
 
 RULE = Rule(find, shortens_kernels=True)

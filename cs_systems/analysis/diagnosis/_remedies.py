@@ -1,0 +1,7 @@
+"""Options of a cell that carry out a remedy which several rules have."""
+
+from __future__ import annotations
+
+from cs_systems.config import CAPTURED_COMPILE_MODES
+
+COMPILED = {"compile": ("default", *CAPTURED_COMPILE_MODES)}  # modes that fuse kernels
