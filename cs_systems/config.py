@@ -84,7 +84,8 @@ _BUILT_IN = frozenset({Subject.STEP, Subject.CURVE, Subject.ERRORS})
 _TRAINED = frozenset({Subject.STEP, Subject.CURVE})
 _OWN = frozenset({Subject.OWN, Subject.MODEL})
 _STEPS = _BUILT_IN | _OWN | {Subject.TOY}
-_RANKS = frozenset({Subject.STEP}) | _OWN
+_RANKS = frozenset({Subject.STEP, Subject.STRATEGY_ERROR}) | _OWN
+_SIZED = _BUILT_IN | {Subject.OWN, Subject.STRATEGY_ERROR}
 _NUMERIC = EVERY - {Subject.COLLECTIVE, Subject.LOOP}
 CONFIGURED = (*sorted(_BUILT_IN), Subject.ATTENTION)  # subjects whose cells are described by the defaults too
 # Arguments that are often given to RunConfig or run, and what to write instead.
@@ -136,19 +137,17 @@ class RunConfig:
     ] = None  # fmt: skip
     model: Annotated[
         ModelConfig,
-        Field(
-            "sizes of the language model", _BUILT_IN | {Subject.OWN}, example="a ModelConfig, such as preset('small')"
-        ),
+        Field("sizes of the language model", _SIZED, example="a ModelConfig, such as preset('small')"),
     ] = PRESETS["small"]
     seq_len: Annotated[
         int | None,
         Field(
-            "tokens per sequence", _BUILT_IN | {Subject.OWN},
+            "tokens per sequence", _SIZED,
             option="--context-length", heading="seq", like="model.context_length", least=1,
         ),
     ] = None  # fmt: skip
     batch_size: Annotated[
-        int, Field("sequences per step", _BUILT_IN | {Subject.OWN}, takes="many", heading="batch", spoken=True, least=1)
+        int, Field("sequences per step", _SIZED, takes="many", heading="batch", spoken=True, least=1)
     ] = 4
     shape: Annotated[
         AttentionShape | None,
@@ -226,7 +225,7 @@ class RunConfig:
         str,
         Field(
             "strategies, joined by +: ddp_bucketed+zero1; options after a colon: ddp_bucketed:comm_dtype=bf16", _RANKS,
-            example="a text, such as 'single' or 'ddp_bucketed'",
+            example="a text, such as 'single' or 'ddp_bucketed'", plugin="parallel", separator="+",
         ),
     ] = "single"  # fmt: skip
     strategy_args: Annotated[

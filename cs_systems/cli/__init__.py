@@ -17,6 +17,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cs_systems.config import ConfigError, edition, one_of
@@ -146,7 +147,7 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
             args = tyro.cli(
                 module.ARGS,
                 prog=f"cs-systems {command}",
-                description=_wrapped(module.__doc__ or ""),
+                description=_description(module) if {"-h", "--help"} & {*words} else "",
                 args=words,
                 # Every option has its help: tyro need not read and tokenize the command's source for comments.
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff),
@@ -192,6 +193,12 @@ def _overview() -> str:
         "Run cs-systems COMMAND --help to see the options of a command.",
     )
     return "\n".join([usage, "", *lines, "", more])
+
+
+def _description(module: ModuleType) -> str:
+    """Return a command's docstring and what its `further_help` adds, for its help."""
+    further: list[str] = getattr(module, "further_help", list)()
+    return "\n".join([_wrapped(module.__doc__ or ""), *(_filled("  " + line, 6) for line in further)])
 
 
 def _wrapped(text: str) -> str:

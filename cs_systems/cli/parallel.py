@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from typing import Annotated, Any
 
 from tyro.conf import arg
@@ -41,9 +42,10 @@ from cs_systems.cli._output import (
     sources_of,
     terminal_width,
 )
-from cs_systems.config import ConfigError, RunConfig, describe, one_of
+from cs_systems.config import STRATEGY_OPTIONS, ConfigError, RunConfig, describe, one_of, preset
 from cs_systems.core import plugins
 from cs_systems.core.fields import Subject
+from cs_systems.core.own_strategy import FORMS
 from cs_systems.core.tables import Row, Table
 from cs_systems.record import RunRecord
 
@@ -54,13 +56,18 @@ PERCENT = ("efficiency", "of_step", "exposed", "hidden", "off")
 ALLOCATED = "allocated: total of the device's allocator"
 BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
 
+# On gloo, as the built-in strategies are tested.
+CHECKED = RunConfig(
+    workload=Subject.STRATEGY_ERROR, model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", warmup=0, steps=1
+)
+
 
 @dataclass(frozen=True)
 class Parallel:
     cells: ModelCells = field(default_factory=ModelCells)
     strategy: Annotated[
         Names,
-        arg(help="strategies, joined by +: ddp_bucketed+zero1; options after a colon: ddp_bucketed:comm_dtype=bf16"),
+        arg(help="names above, or path.py:name; joined by +: ddp_bucketed+zero1; options: ddp_flat:comm_dtype=bf16"),
     ] = DDP
     world_size: Annotated[Numbers, arg(help="number of ranks; if there are GPUs, each rank needs its own")] = (2,)
     bucket_size_mb: Annotated[
@@ -87,6 +94,12 @@ class Parallel:
 
 
 ARGS = Parallel
+
+
+def further_help() -> list[str]:
+    """Return a line for each built-in strategy, and the forms of the user's own."""
+    built_in = [f"  {name}: {plugins.summary('parallel', name)}" for name in plugins.names("parallel")]
+    return ["Built-in strategies:", *built_in, f"Your own, path.py:name: {FORMS}."]
 
 
 def run(args: Parallel) -> int:
@@ -149,8 +162,19 @@ def cells(args: Parallel) -> list[RunConfig]:
         made.append(base)
         made += [cell for name in args.strategy for cell in _of_strategy(base, name, args)]
     made = list(dict.fromkeys(made))
+    checked = _checked(made)
     profilers = [one_of("value of --with", name, WITH) for name in args.with_]
-    return made + [_profiled(cell, name) for name in profilers for cell in made]
+    return made + [_profiled(cell, name) for name in profilers for cell in made] + checked
+
+
+def _checked(cells: Sequence[RunConfig]) -> list[RunConfig]:
+    """Return a cell per strategy that compares it with one process, if one of the strategies is the user's own."""
+    if not any("strategy" in cell.own_code for cell in cells):
+        return []
+    small = replace(CHECKED, seed=cells[0].seed)
+    options = ("strategy", "world_size", *STRATEGY_OPTIONS)
+    found = [replace(small, **{name: getattr(cell, name) for name in options}) for cell in cells if cell.is_distributed]
+    return list(dict.fromkeys(found))
 
 
 def _profiled(cell: RunConfig, name: str) -> RunConfig:
@@ -166,7 +190,7 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
     from cs_systems.model.parallel import check
 
     degree = args.tp_degree if _has_two_dimensions(name) else None
-    written, (name, *settings) = name, name.split(":")
+    written, (name, settings) = name, _split(name)
     if "" in settings:
         where = (
             "ends with a colon; leave out the colon" if written.endswith(":") else "has two colons in a row; write one"
@@ -196,9 +220,21 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
     ]
 
 
+def _split(strategy: str) -> tuple[str, list[str]]:
+    """Return the name and the options of a strategy: `ddp_bucketed:comm_dtype=bf16` or `mine.py:DDP:size=3`.
+
+    The name of the user's own code has a colon too; its options have an equals sign.
+    """
+    first, *others = strategy.split(":")
+    if {*first.split("+")} <= {*plugins.names("parallel")}:
+        return first, others
+    options = [*dropwhile(lambda word: "=" not in word, others)]
+    return ":".join([first, *others[: len(others) - len(options)]]), options
+
+
 def _plain(strategy: str) -> str:
     """Strip a strategy's options: `ddp_bucketed:comm_dtype=bf16` → `ddp_bucketed`."""
-    return strategy.partition(":")[0]
+    return _split(strategy)[0]
 
 
 def _has_two_dimensions(strategy: str) -> bool:
@@ -219,6 +255,7 @@ def _megabytes(text: str) -> float:
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """Return the tables of each group of cells."""
     from cs_systems.analysis.comparison import strategies as parallel
+    from cs_systems.analysis.comparison.own_code import JUDGED, judged
 
     written = []
     trained = [r for r in records if r.subject in (Subject.STEP, Subject.OWN)]
@@ -237,6 +274,8 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
             for table, rows in tables
             if any(row[name] is not None for row in rows for name in table.titles if name not in CELL)
         ]
+    if rows := judged(records):
+        written.append(_table(JUDGED, rows, [], format, width))
     return written
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 _DYNAMIC = {"globals", "locals", "vars", "exec", "modules", "__getattr__"}  # they can define names at run time
-_STATEMENTS = re.compile(r"\.modules|import\s*\*")  # a symbol table does not show the names that these define
+_STATEMENTS = re.compile(r"\bsys\.modules|import\s*\*")  # a symbol table does not show the names that these define
 
 
 def defined_names(path: Path) -> Collection[str] | None:

@@ -29,6 +29,7 @@ class Subject(StrEnum):
     STEP = "train_step"
     CURVE = "training_curve"
     ERRORS = "precision_error"
+    STRATEGY_ERROR = "strategy_error"
     TOY = "toy"
     ATTENTION = "attention"
     COLLECTIVE = "collective"
@@ -45,7 +46,7 @@ class Subject(StrEnum):
     @property
     def is_timed(self) -> bool:
         """Flag of a subject whose step takes a time that means something; the others only make tables."""
-        return self not in (Subject.CURVE, Subject.ERRORS, Subject.STUDY)
+        return self not in (Subject.CURVE, Subject.ERRORS, Subject.STRATEGY_ERROR, Subject.STUDY)
 
     @classmethod
     def of(cls, workload: str) -> Subject:
@@ -261,7 +262,8 @@ def check_values(config: Any) -> None:
 
 def applies(what: str, subjects: Iterable[Subject], workload: str) -> str:
     """Return why something cannot be applied to a workload."""
-    names = [subject.words for subject in Subject if subject in {*subjects} - {Subject.MODEL}]
+    unnamed = {Subject.MODEL, Subject.STRATEGY_ERROR}  # which nobody asks for by name
+    names = [subject.words for subject in Subject if subject in {*subjects} - unnamed]
     if len(names) > MOST_NAMED:
         return f"{what} does not apply to workload {workload}"
     only = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

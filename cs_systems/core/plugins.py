@@ -28,7 +28,7 @@ class Kind:
     """Kind of plug-in.
 
     Attributes:
-        folder: the folder of its files in `cs_systems/`.
+        folder: the folder of its files in `cs_systems/`; "" where the field that names them lists the built-in ones.
         constant: the name of the constant that each file exports.
         words: its name in messages.
         foreign: whether code from outside the package is accepted.
@@ -52,8 +52,8 @@ KINDS = {
     "attention": Kind("model/attention", "BACKEND", "attention backend"),
     "workloads": Kind("measure/workloads", "WORKLOAD", "workload"),
     "profilers": Kind("measure/profilers", "PROFILER", "profiler"),
-    "parallel": Kind("model/parallel", "STRATEGY", "parallel strategy", foreign=False),
-    "training.optimizers": Kind("model/training", "OPTIMIZER", "optimizer"),
+    "parallel": Kind("model/parallel", "STRATEGY", "parallel strategy"),
+    "training.optimizers": Kind("", "", "optimizer"),
     "training.parts": Kind("model/training/parts", "PART", "part of the training step"),
     "experiments": Kind("measure/experiments", "EXPERIMENT", "experiment", foreign=False),
     "diagnosis": Kind("analysis/diagnosis", "RULE", "rule"),
@@ -68,9 +68,18 @@ _held: dict[str, Any] = {}
 def names(package: str) -> tuple[str, ...]:
     """Return the plug-ins of a kind, a key of KINDS, sorted, without importing any."""
     kind = KINDS[package]
+    if not kind.folder:
+        return ()
     inits = (init for init in kind.path.glob("*/__init__.py") if kind.constant in init.read_text(encoding="utf-8"))
     files = [*kind.path.glob("*.py"), *(init.parent for init in inits)]
     return tuple(sorted(p.stem for p in files if not p.stem.startswith("_")))
+
+
+def summary(package: str, name: str) -> str:
+    """Return the first sentence of a built-in plug-in's file, without references and full stop."""
+    with KINDS[package].file(name).open(encoding="utf-8") as stream:
+        line = stream.readline()
+    return line.strip().strip('"').partition(" (")[0].partition(". ")[0].rstrip(".")
 
 
 def is_foreign(name: str) -> bool:
@@ -144,9 +153,12 @@ def _lacks(source: str, attribute: str, known: Iterable[str]) -> str:
 
 def _import_remedy(source: str, error: ImportError) -> str:
     """Return the remedy for a failed import; Python does not look for modules in the folder of a file given by path."""
-    folder, missing = Path(source).parent, (error.name or "").partition(".")[0]
-    if source.endswith(".py") and missing and ((folder / f"{missing}.py").is_file() or (folder / missing).is_dir()):
-        return f"add the folder of {missing} to PYTHONPATH, {folder}"
+    missing = (error.name or "").partition(".")[0]
+    if source.endswith(".py") and "relative import" in str(error):
+        return f"name it as a module of its package, {source.removesuffix('.py').replace('/', '.')}:name"
+    for folder in Path(source).resolve().parents if source.endswith(".py") and missing else ():
+        if (folder / f"{missing}.py").is_file() or (folder / missing).is_dir():
+            return f"add the folder of {missing} to PYTHONPATH, {folder}"
     return "correct the name or the import, or install the missing package"
 
 
@@ -160,12 +172,22 @@ def get(package: str, name: str) -> Any:
         return _held[name]
     source, _, attribute = name.rpartition(":")
     try:
-        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        module = _module(source)
     except ImportError as error:
         raise ConfigError(f"{source} cannot be imported: {error}; {_import_remedy(source, error)}") from error
     if not hasattr(module, attribute):
         raise ConfigError(_lacks(source, attribute, vars(module)))
     return getattr(module, attribute)
+
+
+def sibling(name: str, attribute: str) -> Any:
+    """Return another object of the file or module of foreign code that was imported; None if it has none."""
+    source, _, _ = name.rpartition(":")
+    return getattr(_module(source), attribute, None)
+
+
+def _module(source: str) -> Any:
+    return _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
 
 
 def declared(package: str, name: str) -> dict[str, Any]:
@@ -239,7 +261,8 @@ def takes(function: Any, *arguments: Any, **named: Any) -> bool:
 
 def takes_a_class(argument: str) -> bool:
     """Return whether an argument of this name is the class of an optimizer, as in (params, optimizer_cls, **kwargs)."""
-    return argument.lower().endswith(("cls", "class", "type"))
+    word = argument.lower()
+    return word == "cls" or ("opt" in word and word.endswith(("cls", "class", "type")))
 
 
 def signature(function: Any) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from cs_systems.config import ConfigError
-from cs_systems.core import plugins
+from cs_systems.core.own_strategy import declared
+from cs_systems.core.plugins import is_foreign
 from cs_systems.core.units import counted
 
 Takes = str | tuple[str, ...]  # valid values of an option
@@ -53,7 +54,16 @@ def options_of(name: str) -> dict[str, Takes]:
 
 
 def _declared(name: str) -> list[dict[str, Any]]:
-    return [plugins.declared("parallel", part) for part in name.split("+")]
+    return [_declared_by(part) for part in name.split("+")]
+
+
+def _declared_by(part: str) -> dict[str, Any]:
+    try:
+        return declared(part)
+    except ConfigError:
+        if not is_foreign(part):
+            raise
+        return {}  # a record outlives the file of the user's that it names
 
 
 def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, TypedDict
 
+from cs_systems.analysis.comparison.strategies import name
+from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Column, Table
+from cs_systems.record import RunRecord
 
 
 class OptimizerErrorRow(TypedDict):
@@ -21,3 +25,68 @@ class OptimizerErrorRow(TypedDict):
 
 
 OPTIMIZER_ERROR = Table("optimizer_error", OptimizerErrorRow, "optimizers of your own next to torch's")
+
+# Sums in another order give the built-in strategies less than 1e-5; gradients that are not averaged give more than 0.1.
+SAME = 1e-4
+SAME_LOSS = 1e-5  # the loss moves less: gradients that are not averaged give more than 1e-4
+LOW_PRECISION = 2e-2  # gradients or parameters in bf16, with a unit roundoff of 2⁻⁸, over a few steps
+
+
+class StrategyErrorRow(TypedDict):
+    """Parameters of ranks that trained by a strategy, next to one process on the whole batch."""
+
+    strategy: str
+    ranks: int
+    steps: Annotated[int, Column(drop=1)]
+    error: Annotated[
+        float | None,
+        Column("from one", "from one: distance of the parameters from one process, over their change", form=".1e"),
+    ]
+    between_ranks: Annotated[
+        float | None,
+        Column("between ranks", "between ranks: largest distance from rank 0, likewise", form=".1e"),
+    ]
+    loss_error: Annotated[float | None, Column("loss", "loss: relative error of the last loss", form=".1e")]
+    begins_equal: Annotated[
+        bool | None, Column("rank 0 first", "rank 0 first: all ranks get the parameters of rank 0 at first")
+    ]
+    note: str
+
+
+class JudgedRow(StrategyErrorRow):
+    """Row with the answer: "yes", "in low precision", "no", or "failed"."""
+
+    same: Annotated[str, Column("as one process")]
+
+
+STRATEGY_ERROR = Table("strategy_error", StrategyErrorRow, "ranks next to one process")
+JUDGED = Table(
+    "strategies_checked",
+    JudgedRow,
+    "each strategy on gloo next to one process on the whole batch",
+    "strategy ranks same error between_ranks loss_error begins_equal note",
+)
+
+
+def judged(records: Iterable[RunRecord]) -> list[JudgedRow]:
+    """Return a row for each strategy that was compared with one process, also where its code failed."""
+    rows: list[JudgedRow] = []
+    for record in records:
+        if record.subject is Subject.STRATEGY_ERROR:
+            failed: StrategyErrorRow = {
+                "strategy": name(record.run_config), "ranks": record.run_config.world_size, "steps": 0, "error": None,
+                "between_ranks": None, "loss_error": None, "begins_equal": None, "note": record.reason or record.status,
+            }  # fmt: skip
+            row = next(iter(STRATEGY_ERROR.of(record.results)), failed)
+            rows.append({**row, "same": same_as_one_process(row)})
+    return rows
+
+
+def same_as_one_process(row: StrategyErrorRow) -> str:
+    """Return the answer of a row; by the loss alone where the parameters cannot be read."""
+    if row["error"] is None or row["between_ranks"] is None:
+        return "failed" if row["loss_error"] is None else "yes" if row["loss_error"] <= SAME_LOSS else "no"
+    worst = max(row["error"], row["between_ranks"])
+    if worst <= SAME:
+        return "yes"
+    return "in low precision" if worst <= LOW_PRECISION else "no"  # also for NaN

@@ -128,6 +128,8 @@ def _strategies(strategy: str) -> list[str]:
 
 def _more_overlap(strategy: str) -> str:
     """Return an option that lets the strategy overlap more with backward, or "" if there is none."""
+    if plugins.is_foreign(strategy):
+        return ""
     is_known = {*strategy.split("+")} <= {*plugins.names("parallel")}
     if not is_known or not overlaps(strategy):
         return OVERLAP

@@ -164,6 +164,7 @@ class ModuleStep(Training):
 
     def _forward(self) -> None:
         with torch.set_grad_enabled(self._keeps_graph), self.device.autocast(self.config.precision):
+            self.strategy.before_forward(self.wrapped)
             if self.setup.forward is not None:
                 self.output = self.setup.forward(self.run_model, self.batch)  # type: ignore[arg-type]
             else:

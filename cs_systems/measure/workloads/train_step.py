@@ -112,9 +112,10 @@ class TrainStep(Training):
             if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
                 raise Unavailable(reason)
         strategy = cell.strategy
-        # No formula covers tensor-parallel blocks, other parts than the plain ones, a graph's own memory, and the state
-        # of an optimizer of the user's own.
-        is_plain = not config.parts and config.graph == "none" and not is_foreign(config.optimizer)
+        # No formula covers tensor-parallel blocks, other parts than the plain ones, a graph's own memory, and what an
+        # optimizer or a strategy of the user's own holds.
+        is_own = is_foreign(config.optimizer) or is_foreign(config.strategy)
+        is_plain = not config.parts and config.graph == "none" and not is_own
         if backend is None or not is_plain or "features" in strategy.splits:
             return None
         known = replace(config, device=device.torch.type, precision=config.computes_in)
@@ -134,6 +135,7 @@ class TrainStep(Training):
 
     def _forward(self) -> None:
         with torch.set_grad_enabled(self._keeps_graph), self.device.autocast(self.config.precision):
+            self.strategy.before_forward(self.wrapped)
             options = {} if self.head_loss is None else {"with_head": False}
             self.output = self.run_model(self.tokens, **options)
 

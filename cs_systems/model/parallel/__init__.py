@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError, RunConfig, one_of
-from cs_systems.core import plugins
+from cs_systems.core import own_strategy, plugins
 from cs_systems.core.fields import Subject
 from cs_systems.core.validation import did_you_mean, shown
 from cs_systems.formulas.communication import Payload
@@ -36,6 +36,7 @@ from cs_systems.formulas.rank_layout import (
     require_tp_degree,
     splits_of,
 )
+from cs_systems.model.parallel._unwrapped import unwrapped_state
 
 if TYPE_CHECKING:
     import torch
@@ -70,12 +71,14 @@ class ParallelStrategy:
     counted: whether this package starts all its collectives, so that they can be counted.
     wrap: `(model, **options) -> model`, before the optimizer is made.
     after_wrap: `(wrapped model)`, once every strategy of a composition has wrapped it.
+    before_forward: `(wrapped model)`, before the forward of each step.
     finish_gradients: `(wrapped model)`, after backward and before the optimizer's step.
     make_optimizer: `(params, cls, **kw)` returns an optimizer that steps like `cls(params, **kw)`.
+    whole_parameters: `(wrapped model)` returns the whole parameters by their names without the wrapper.
     sent_bytes: `(payload of a rank's rows, world size)` → bytes that a rank sends in a step by formula; None if
         unknown.
     options: the options of `wrap` by name, with their allowed values: a "flag", a "count" (a whole number of at least
-        1), a "size" (a number above 0), or one of these names. "… for NCCL": omit it on a CPU.
+        1), a "size" (a number above 0), "any", or one of these names. "… for NCCL": omit it on a CPU.
     one_dtype: whether it takes only models with a single dtype of parameters.
     for_unused: the options that it needs if a batch may leave a parameter without a gradient.
     buckets: bytes that it holds all the time in addition to parameters, in Ψ. bucket_view: the option that makes
@@ -88,8 +91,10 @@ class ParallelStrategy:
     counted: bool = True
     wrap: Callable[..., nn.Module] = _unchanged
     after_wrap: Callable[[nn.Module], None] = _nothing
+    before_forward: Callable[[nn.Module], None] = _nothing
     finish_gradients: Callable[[nn.Module], None] = _nothing
     make_optimizer: Callable[..., torch.optim.Optimizer] = _plain_optimizer
+    whole_parameters: Callable[[nn.Module], Mapping[str, torch.Tensor]] = unwrapped_state
     sent_bytes: Callable[[Payload, int], float] | None = None
     options: Mapping[str, Takes] = field(default_factory=dict)
     one_dtype: bool = False
@@ -123,14 +128,13 @@ def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
     Raises ConfigError for an unknown strategy or option, for an invalid value of an option, and for an invalid
     composition.
     """
-    if ":" in name:
+    options, parts = options or {}, name.split("+")
+    if any(part.partition(":")[0] in plugins.names("parallel") for part in parts if ":" in part):
         raise ConfigError(
-            f"strategy {name!r} has a colon; name a built-in strategy, and give its options as strategy_args, such as "
+            f"strategy {name!r} has a colon after a built-in strategy; give its options as strategy_args, such as "
             "strategy_args=('comm_dtype=bf16',)"
         )
-    options = options or {}
-    parts = [plugins.check("parallel", part) for part in name.split("+")]
-    declared = {part: plugins.declared("parallel", part) for part in parts}
+    declared = {part: own_strategy.declared(part) for part in parts}
     splits = {part: frozenset(found.get("splits", {"batch"})) for part, found in declared.items()}
     known: dict[str, Mapping[str, Takes]] = {part: found.get("options", {}) for part, found in declared.items()}
     any_of = {option: takes for of_part in known.values() for option, takes in of_part.items()}
@@ -168,7 +172,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
 
     Raises ConfigError as `check` does.
     """
-    parts: dict[str, ParallelStrategy] = {part: plugins.get("parallel", part) for part in check(name, options)}
+    parts = {part: _found(part) for part in check(name, options)}
     # Tensor parallelism wraps first: the others shard, average and step the parameters that remain on a rank.
     inside_out = sorted(parts.values(), key=lambda part: "features" not in part.splits)
     splits = frozenset[str]().union(*(part.splits for part in parts.values()))
@@ -183,6 +187,10 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
             part.after_wrap(model)
         return model
 
+    def before_forward(model: nn.Module) -> None:
+        for part in parts.values():
+            part.before_forward(model)
+
     def finish_gradients(model: nn.Module) -> None:
         for part in parts.values():
             part.finish_gradients(model)
@@ -194,6 +202,8 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
             if part.make_optimizer is not _plain_optimizer:
                 cls = _making(part.make_optimizer, cls)
         return cls(params, **options)
+
+    gathering = [part.whole_parameters for part in parts.values() if part.whole_parameters is not unwrapped_state]
 
     def sent_bytes(payload: Payload, world_size: int) -> float:
         degree = check_layout(world_size, tp_degree, splits)
@@ -212,7 +222,9 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         overlaps=any(part.overlaps for part in parts.values()),
         counted=all(part.counted for part in parts.values()),
         wrap=wrap,
+        before_forward=before_forward,
         finish_gradients=finish_gradients,
+        whole_parameters=next(iter(gathering), unwrapped_state),
         make_optimizer=make_optimizer,
         sent_bytes=None if any(part.sent_bytes is None for part in parts.values()) else sent_bytes,
         options={option: takes for part in parts.values() for option, takes in part.options.items()},
@@ -222,6 +234,16 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         for_unused={key: value for part in parts.values() for key, value in part.for_unused.items()},
         tp_degree=tp_degree,
     )
+
+
+def _found(name: str) -> ParallelStrategy:
+    """Return one strategy, built-in or the user's own."""
+    made = plugins.get("parallel", name)
+    if isinstance(made, ParallelStrategy):
+        return made
+    from cs_systems.model.parallel._own import fields_of  # imports torch
+
+    return ParallelStrategy(**fields_of(name, made))
 
 
 def _making(make: Callable[..., Any], cls: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,6 +256,8 @@ def _check_value(option: str, value: Any, takes: Takes) -> None:
         return
     if not isinstance(takes, str):
         one_of(option, str(value), takes)
+        return
+    if takes == "any":
         return
     kind, is_number = takes.removesuffix(" for NCCL"), not isinstance(value, str | bool)
     suits, remedy = {
