@@ -9,6 +9,7 @@ Otherwise the names of kernels tell the share: those that only forward runs, suc
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,16 +28,23 @@ FORWARD_ONLY = re.compile(r"fwd|forward", re.IGNORECASE)  # in the name of a ker
 ONCE = ("attention", "softmax", "norm")  # families whose forward kernels no backward runs
 
 
-def recomputed_s(profile: Profile) -> float:
-    """Return the time of recomputed kernels in a mean step; where only names tell, their share of forward's time."""
+class Recomputed(NamedTuple):
+    """Time of the recomputed kernels in a mean step; estimated: names tell only their share of forward's time."""
+
+    time_s: float
+    is_estimated: bool = False
+
+
+def recomputed(profile: Profile) -> Recomputed:
+    """Return the recomputed kernels of a mean step."""
     kernels = profile.trace.kernels
     if not len(kernels):
-        return 0.0
+        return Recomputed(0.0)
     inside, lasted = steps_of(kernels.launched_s, profile.steps)[1], kernels.end_s - kernels.start_s
     ops = operators_of(profile.trace)
     if ops is not None:
         found = _in_checkpoints(profile.trace, ops) | _in_nodes(profile.trace)
-        return float(lasted[inside & found].sum()) / len(profile.steps)
+        return Recomputed(float(lasted[inside & found].sum()) / len(profile.steps))
     phase = {
         name: np.array([place.phase == name for place in profile.places.values], bool)[profile.places.codes] & inside
         for name in (Phase.FORWARD, Phase.BACKWARD)
@@ -44,7 +52,7 @@ def recomputed_s(profile: Profile) -> float:
     once = kernels.function.codes_where(lambda one: family(one.name) in ONCE and FORWARD_ONLY.search(one.name))
     first_s, again_s = (float(lasted[phase[name] & once].sum()) for name in (Phase.FORWARD, Phase.BACKWARD))
     share = min(1.0, again_s / first_s) if first_s else 0.0
-    return share * float(lasted[phase[Phase.FORWARD]].sum()) / len(profile.steps)
+    return Recomputed(share * float(lasted[phase[Phase.FORWARD]].sum()) / len(profile.steps), is_estimated=True)
 
 
 def _in_checkpoints(trace: Trace, ops: Operators) -> Bools:

@@ -10,14 +10,17 @@ import numpy as np
 from cs_systems.analysis.attribution.kernel_families import family, short_name
 from cs_systems.readers.forms.trace import Kernels, Step, steps_of
 
+LARGE = 0.05  # share of the first steps' kernels
+ALIKE = 0.5  # of the growth of all kernels; memory-bound kernels slow down less than products at a lower clock
 ENDS = 5  # parts of the steps of which the first and the last are compared
 
 
 class Growing(NamedTuple):
-    """Kernel by its short name, its family, and by how much the last steps run it longer than the first, in s."""
+    """Kernel by its short name, its family, its time in the first steps, and how much longer the last run it, in s."""
 
     kernel: str
     family: str
+    first_s: float
     more_s: float
 
 
@@ -30,6 +33,13 @@ def growing(kernels: Kernels, windows: Sequence[Step]) -> list[Growing]:
     both = number * len(numbers) + np.array(of_function, np.int64)[kernels.function.codes]
     lasted = np.bincount(both[inside], (kernels.end_s - kernels.start_s)[inside], len(windows) * len(numbers))
     times, count = lasted.reshape(len(windows), len(numbers)), max(1, len(windows) // ENDS)
-    more_s = np.median(times[-count:], axis=0) - np.median(times[:count], axis=0)
-    found = [Growing(*name, each) for name, each in zip(numbers, more_s.tolist(), strict=True)]
-    return sorted(found, key=lambda one: -one.more_s)
+    first_s, last_s = (np.median(part, axis=0) for part in (times[:count], times[-count:]))
+    rows = zip(numbers, first_s.tolist(), (last_s - first_s).tolist(), strict=True)
+    return sorted((Growing(*name, begun, more) for name, begun, more in rows), key=lambda one: -one.more_s)
+
+
+def grows_alike(found: Sequence[Growing]) -> bool:
+    """Return whether all kernels of some time grow in proportion: the device became slower, not the work larger."""
+    first_s, more_s = sum(one.first_s for one in found), sum(one.more_s for one in found)
+    large = [one for one in found if one.first_s >= LARGE * first_s]
+    return len(large) > 1 and all(one.more_s * first_s >= ALIKE * more_s * one.first_s for one in large)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.attribution.step_growth import growing
+from cs_systems.analysis.attribution.step_growth import growing, grows_alike
 from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import GROWTH, GrowthRow
 from cs_systems.analysis.comparison.loop_growth import time_growth
@@ -57,13 +57,15 @@ def _of_time(row: GrowthRow) -> Diagnosis:
 
 
 def _of_trace(usual: Usual) -> Diagnosis | None:
-    """Find steps that become slower; attention over a context that grows has to."""
+    """Find steps that become slower; attention over a longer context has to, and all kernels at a lower clock."""
     slow = (window for one in usual.apart if one.kind != START_UP for window in one.windows)
     windows = sorted((*usual.windows, *slow), key=lambda window: window.start_s)
     found = time_growth([(window.number, window.end_s - window.start_s) for window in windows])
     if found is None:
         return None
     more_s, kernels = found.last - found.first, growing(usual.profile.trace.kernels, windows)
+    if grows_alike(kernels):
+        return None
     if sum(one.more_s for one in kernels if one.family == "attention") > MOSTLY * more_s:
         return None
     most = kernels[0] if kernels and kernels[0].more_s > MOSTLY * more_s else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cs_systems.analysis.attribution.recomputed import recomputed_s
+from cs_systems.analysis.attribution.recomputed import recomputed
 from cs_systems.analysis.attribution.usual_steps import Usual
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -45,14 +45,15 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _of_trace(usual: Usual, step_s: float) -> Diagnosis | None:
-    again_s = min(step_s, recomputed_s(usual.profile))
+    found = recomputed(usual.profile)
+    again_s, about = min(step_s, found.time_s), "about " if found.is_estimated else ""
     if again_s < NOTABLE * step_s:
         return None
-    cause = (
-        f"{again_s / step_s:.0%} of the step is forward passes that backward computes again (activation checkpoints)"
-    )
+    share = f"{about}{again_s / step_s:.0%} of the step"
+    cause = f"{share} is forward passes that backward computes again (activation checkpoints)"
     row: Row = {"phase": Phase.BACKWARD.value, "time_s": again_s}
-    return Diagnosis(cause, WHERE_IT_FITS, step_s, step_s - again_s, evidence=(row,), takes=again_s)
+    at_best = None if found.is_estimated else step_s - again_s
+    return Diagnosis(cause, WHERE_IT_FITS, step_s, at_best, evidence=(row,), takes=again_s)
 
 
 def _kernels_s(evidence: Evidence) -> float:

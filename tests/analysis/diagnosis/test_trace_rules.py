@@ -422,3 +422,13 @@ def test_update_by_the_cpu_is_told_by_its_copies(
     if named:
         assert codes(found)[0] == "cpu-offload"
         assert "of the step the CPU updates the weights while the GPU computes nothing, 25% of it in" in found.causes[0]
+
+
+def test_kernels_that_all_become_slower_tell_of_the_clock_and_not_of_growing_work(tmp_path: Path) -> None:
+    program = Program()
+
+    def body(step: int) -> None:
+        program.launch(400.0 + 20.0 * step, PRODUCT)
+        program.launch(200.0 + 10.0 * step, ELEMENTWISE)
+
+    assert "growth" not in codes(answer(steps(program, 20, body), tmp_path))
