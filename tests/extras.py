@@ -46,6 +46,16 @@ def _chromium() -> str | None:
     return None if CHROMIUM else "Chromium is not installed; apt-get install chromium"
 
 
+def _pdflatex() -> str | None:
+    if shutil.which("pdflatex"):
+        return None
+    return "pdflatex is not on the PATH; install TeX Live: apt-get install texlive-latex-recommended"
+
+
+def _typst() -> str | None:
+    return None if importlib.util.find_spec("typst") else "the package typst is not installed; pip install typst"
+
+
 EXTRAS: dict[str, Callable[[], str | None]] = {
     "nsys": _nsys,
     "ncu": _ncu,
@@ -53,6 +63,8 @@ EXTRAS: dict[str, Callable[[], str | None]] = {
     "nvcc": _nvcc,
     "cuda_core": _cuda_core,
     "chromium": _chromium,
+    "pdflatex": _pdflatex,
+    "typst": _typst,
     "peers": lambda: None,  # each of these tests names its library
 }
 """Function for each extra that returns why it is missing, with the remedy, or None."""

@@ -67,12 +67,14 @@ def test_test_that_is_skipped_without_a_package_or_program_has_the_marker() -> N
             sought = {*re.findall(r"importorskip\('(\w+)", ast.unparse(function))} - installed
             assert markers & extras.EXTRAS.keys() or not sought, f"{file}: mark the test that needs {sought}"
         if file.stem not in ("extras", "test_extras"):
-            assert not re.search(r"which\(\"(nsys|ncu|nvcc|chromium|google)", text), f"{file}: use tests/extras.py"
+            assert not re.search(r"which\(\"(nsys|ncu|nvcc|chromium|google|pdflatex)", text), (
+                f"{file}: use tests/extras.py"
+            )
 
 
 def test_ci_hides_every_program_and_removes_every_package_of_an_extra() -> None:
     """All peers are compared on a GPU, where CI does not run."""
     (hidden,), (removed,) = (re.findall(rf"^{name}=\((.*)\)$", CI, re.MULTILINE) for name in ("PROGRAMS", "PACKAGES"))
-    assert {"nsys", "ncu", "nvcc", "chromium", "chromium-browser", "google-chrome"} <= {*hidden.split()}
+    assert {"nsys", "ncu", "nvcc", "chromium", "chromium-browser", "google-chrome", "pdflatex"} <= {*hidden.split()}
     groups = PYPROJECT["project"]["optional-dependencies"]
-    assert {*groups["gpu"], *groups["ncu"], *groups["flash-attn"]} <= {*removed.split()}
+    assert {*groups["gpu"], *groups["ncu"], *groups["flash-attn"], "typst"} <= {*removed.split()}

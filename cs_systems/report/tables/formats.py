@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 
 from cs_systems.core.diagnostic import NEEDS_GPU
 from cs_systems.core.printable import plain, text_cell, visible
-from cs_systems.report.tables.columns import UNKNOWN, Column
+from cs_systems.report.tables import latex, typst
+from cs_systems.report.tables.columns import Column
+from cs_systems.report.tables.fitting import (
+    NARROW_WIDTH,
+    WRAP_WIDTH,
+    fitting,
+    least,
+    widths,
+    with_short_titles,
+)
 from cs_systems.report.tables.table import Table
 
 if TYPE_CHECKING:
@@ -24,9 +33,6 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 DEFAULT_WIDTH = 80
-WRAP_WIDTH = 22  # text columns of a terminal may wrap down to this width
-NARROW_WIDTH = 10  # used if the columns do not fit otherwise
-SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
 _AT_END = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 STYLES = {"ok": "", "oom": "yellow", "unavailable": "yellow", "missing": "yellow", NEEDS_GPU: "dim"}  # others: red
 STYLED = ("note", "status", "state")  # columns with the colour of the row's status
@@ -43,24 +49,26 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
     out = io.StringIO()
     asked = width or _columns_variable()
     for number, table in enumerate(tables):
-        whole = _least(table.columns, WRAP_WIDTH if asked else sys.maxsize)
+        headings = {column.name: column.heading for column in table.columns}
+        table = with_short_titles(table)
+        whole = least(table.columns, WRAP_WIDTH if asked else sys.maxsize)
         console = _console(out, asked or max(DEFAULT_WIDTH, whole), color)
         if whole > console.width and table.short is not None:
-            table = table.short
-        columns, left_out = _fitting(table, console.width)
+            table = with_short_titles(table.short)
+        columns, left_out = fitting(table, console.width)
         if number:
             console.print()
         console.print(Text(table.caption, style="bold"))
         if columns:
-            wrap = WRAP_WIDTH if _least(columns) <= console.width else NARROW_WIDTH  # the least: the rest may be spare
+            wrap = WRAP_WIDTH if least(columns) <= console.width else NARROW_WIDTH  # the least: the rest may be spare
             room = max(
-                console.width, _least(columns, wrap)
+                console.width, least(columns, wrap)
             )  # wider than the terminal if a number would be cut otherwise
-            _console(out, room, color).print(_rich(table, columns, _widths(columns, room, wrap)))
+            _console(out, room, color).print(_rich(table, columns, widths(columns, room, wrap)))
         if left_out:
-            hidden = ", ".join(c.heading for c in left_out)
+            hidden = ", ".join(headings[c.name] for c in left_out)
             console.print(Text(f"hidden columns: {hidden}; widen the terminal or {table.remedy}", style="dim"))
-        for note in _notes(table, columns):
+        for note in table.notes_of(columns):
             console.print(Text(note, style="dim"))
     return without_trailing_spaces(out.getvalue())
 
@@ -88,50 +96,6 @@ def _console(out: io.StringIO, width: int, color: bool) -> Console:
     return Console(file=out, width=width, height=25, force_terminal=color, no_color=not color, highlight=False)
 
 
-def _fitting(table: Table, width: int) -> tuple[list[Column], list[Column]]:
-    """Return (columns that fit, columns left out); optional columns are dropped in their order."""
-    columns, left_out = list(table.columns), []
-    for name in table.optional:
-        if _least(columns) <= width:
-            break
-        left_out += [c for c in columns if c.name == name]
-        columns = [c for c in columns if c.name != name]
-    return columns, left_out
-
-
-def _least(columns: Sequence[Column], wrap: int = WRAP_WIDTH) -> int:
-    return sum(_width(c, wrap) for c in columns) + 2 * (len(columns) - 1)
-
-
-def _widths(columns: Sequence[Column], room: int, wrap: int) -> list[int]:
-    """Return the widths of the columns in a table: the least ones, and what more the first long texts can use."""
-    spare, widths = room - _least(columns, wrap), []
-    for column in columns:
-        least = _width(column, wrap)
-        more = min(spare, max(map(len, _texts(column))) - least)
-        spare -= more
-        widths.append(least + more)
-    return widths
-
-
-def _texts(column: Column) -> tuple[str, ...]:
-    return (_title(column), column.unit, *column.cells)
-
-
-def _title(column: Column) -> str:
-    """Return the heading, shortened over the times of a phase: a column of the optimizers' names keeps it whole."""
-    return SHORT.get(column.title, column.title) if column.numeric else column.title
-
-
-def _width(column: Column, wrap: int) -> int:
-    """Return the least width of a column: numbers and names are never cut, long texts may wrap between words."""
-    texts = _texts(column)
-    longest = max(map(len, texts))
-    if column.numeric:
-        return longest
-    return min(longest, max(wrap, *(len(word) for text in texts for word in text.split())))
-
-
 def _rich(table: Table, columns: Sequence[Column], widths: Sequence[int]) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
@@ -139,7 +103,7 @@ def _rich(table: Table, columns: Sequence[Column], widths: Sequence[int]) -> Ric
 
     rich = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for c, width in zip(columns, widths, strict=True):
-        heading = Text("\n".join(filter(None, (_title(c), c.unit))))
+        heading = Text("\n".join(filter(None, (c.title, c.unit))))
         justify: JustifyMethod = "right" if c.numeric else "left"
         rich.add_column(heading, justify=justify, width=width, no_wrap=c.numeric)
     for line, status in zip(zip(*(c.cells for c in columns), strict=True), table.statuses, strict=True):
@@ -162,40 +126,8 @@ def markdown(tables: Sequence[Table], width: int | None, color: bool) -> str:
             disable_numparse=True,
         )
         parts += [f"**{_markdown(table.caption)}**", body]
-        if notes := _notes(table, table.columns):
+        if notes := table.notes_of(table.columns):
             parts.append("\n".join(f"- {_markdown(note)}" for note in notes))
-    return "\n\n".join(parts) + "\n"
-
-
-def latex(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    r"""Format tables as floats with booktabs rules (`\usepackage{booktabs}`), with notes as a list under the table."""
-    parts = []
-    for table in tables:
-        align = "".join("r" if c.numeric else "l" for c in table.columns)
-        body = "\n".join(f"  {' & '.join(map(_latex, line))} \\\\" for line in _lines(table))
-        heads = " & ".join(_latex(c.heading) for c in table.columns)
-        notes = "\n".join(rf"\par\footnotesize {_latex(note)}" for note in _notes(table, table.columns))
-        parts.append(
-            "\\begin{table}\n\\centering\n"
-            f"\\caption{{{_latex(table.caption)}}}\n"
-            f"\\begin{{tabular}}{{{align}}}\n\\toprule\n  {heads} \\\\\n\\midrule\n{body}\n\\bottomrule\n"
-            "\\end{tabular}\n" + (notes + "\n" if notes else "") + "\\end{table}"
-        )
-    return "\n\n".join(parts) + "\n"
-
-
-def typst(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """Format tables as Typst figures; text is in string literals, which have only two special characters."""
-    parts = []
-    for table in tables:
-        align = ", ".join("right" if c.numeric else "left" for c in table.columns)
-        heads = ", ".join(_typst(c.heading) for c in table.columns)
-        body = "\n".join(f"    {', '.join(map(_typst, line))}," for line in _lines(table))
-        figure = (
-            f"#figure(\n  caption: {_typst(table.caption)},\n  table(\n    columns: {len(table.columns)},\n"
-            f"    align: ({align},),\n    table.header({heads}),\n{body}\n  ),\n)"
-        )
-        parts.append("\n".join([figure, *(f"- #{_typst(note)}" for note in _notes(table, table.columns))]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -225,15 +157,10 @@ def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> 
 FORMATS: dict[str, Callable[[Sequence[Table], int | None, bool], str]] = {
     "terminal": terminal,
     "markdown": markdown,
-    "latex": latex,
-    "typst": typst,
+    "latex": latex.latex,
+    "typst": typst.typst,
     "csv": comma_separated,
 }
-
-
-def _notes(table: Table, columns: Sequence[Column]) -> list[str]:
-    """Return the legends of the shown columns, then the table's caveats."""
-    return [*dict.fromkeys(c.legend for c in columns if c.legend), *table.notes]
 
 
 def _lines(table: Table) -> list[tuple[str, ...]]:
@@ -248,7 +175,7 @@ def paragraph(text: str, format: str) -> str:
         return out.getvalue()
     if format == "html":
         return f"<p>{escape(plain(text))}</p>\n"
-    escaped = {"markdown": _markdown, "latex": _latex, "typst": lambda sentence: f"#{_typst(sentence)}"}
+    escaped = {"markdown": _markdown, "latex": latex.escaped, "typst": lambda sentence: f"#{typst.literal(sentence)}"}
     return (escaped[format](plain(text)) if format in escaped else visible(text)) + "\n"
 
 
@@ -266,30 +193,3 @@ def _markdown(text: str) -> str:
     text = re.sub(r"^(\d*)([-+.)])(?=[\s-])", r"\1\\\2", text)
     text = re.sub(r"(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])", r"\\_", text)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "µ": r"\textmu{}",
-    "×": r"\ensuremath{\times}",
-    "→": r"\ensuremath{\rightarrow}",
-    "…": r"\ldots{}",
-    "·": r"\textperiodcentered{}",
-    "∞": r"\ensuremath{\infty}",
-    UNKNOWN: "--",
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    **{c: f"{{{c}}}" for c in "[*"},  # after the row above, \\\\ would take them as arguments
-}
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in text)
-
-
-def _typst(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

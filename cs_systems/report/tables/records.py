@@ -117,6 +117,7 @@ def tables(
             if relative_to:
                 table = with_speedups(table, chosen, whole, rows["record"].tolist(), relative_to)
         marked = (*before, *(" ".join(filter(None, [letters.get(d.code), str(d)])) for d in doubts), *after)
+        table = replace(table, name=str(whole["workload"].iloc[0]))
         made.append(replace(table, short=short.short_form(table, letters, marked)))
     return made
 

@@ -20,7 +20,8 @@ from cs_systems.report.tables.table import Table
 
 MEAN_COUNT = "_per_step"  # end of the names of counts that are means over the steps
 NO_DATA = "no data"
-LONGEST_IN_A_FILE = 200  # characters of a name in Markdown, LaTeX and Typst
+LONGEST_IN_A_FILE = 200  # characters of a name in Markdown
+LONGEST_ON_PAPER = 48  # in LaTeX and Typst: it takes two lines of a table in a column
 
 
 def render_rows(
@@ -99,7 +100,7 @@ def table_of(
         columns.append(replace(column, legend=one.note, cells=tuple(cells)))
     statuses = tuple(str(row.get("state") or row.get("status") or "ok") for row in rows)
     made = Table(declared.caption, tuple(columns), (*declared.notes, *notes), statuses)
-    return replace(made, optional=declared.optional)
+    return replace(made, optional=declared.optional, name=declared.name)
 
 
 def flat(rows: Sequence[Row]) -> Sequence[Row]:
@@ -140,7 +141,13 @@ def tells_something(column: str, rows: Sequence[Row]) -> bool:
 
 def _room(format: str, width: int | None, beside: int) -> int:
     """Return how many characters a long name may take."""
-    return {"terminal": max(20, (width or DEFAULT_WIDTH) - beside), "html": LONGEST_NAME}.get(format, LONGEST_IN_A_FILE)
+    rooms = {
+        "terminal": max(20, (width or DEFAULT_WIDTH) - beside),
+        "html": LONGEST_NAME,
+        "latex": LONGEST_ON_PAPER,
+        "typst": LONGEST_ON_PAPER,
+    }
+    return rooms.get(format, LONGEST_IN_A_FILE)
 
 
 def _shorter(column: str, rows: Sequence[Row], room: int) -> dict[Any, str]:

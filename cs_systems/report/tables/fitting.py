@@ -1,0 +1,94 @@
+"""Columns of a table that fit a width, and the width of each, in characters: of a terminal, or of a page of a paper."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from cs_systems.report.tables.columns import Column
+from cs_systems.report.tables.table import Table
+
+WRAP_WIDTH = 22  # text columns may wrap down to this width
+NARROW_WIDTH = 10  # used if the columns do not fit otherwise
+GAP = 2  # characters between two columns
+SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
+LONG_WORD = 12  # characters of a word that stays whole on paper
+_PIECE = re.compile(rf"[^_./:,;<>()=+-]{{1,{LONG_WORD}}}[_./:,;<>()=+-]*|[_./:,;<>()=+-]+")
+
+
+def pieces(text: str) -> list[str]:
+    """Return the parts between which a line may end on paper: words, and parts of long words, such as of a path."""
+    words = text.split()
+    return [piece for word in words for piece in (_PIECE.findall(word) if len(word) > LONG_WORD else [word])]
+
+
+def in_lines(text: str, most: int) -> list[str]:
+    """Return the text in at most so many lines, broken between words so that the longest is as short as possible."""
+    for width in range(max(map(len, text.split()), default=1), len(text) + 1):
+        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        if len(lines) <= most:
+            return lines
+    return [text]
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """Functions that split a heading into lines, and a text into the parts between which a line may end."""
+
+    heading: Callable[[str], list[str]]
+    text: Callable[[str], list[str]]
+
+
+TERMINAL = Breaks(heading=lambda title: [title], text=str.split)
+PAPER = tuple(Breaks(partial(in_lines, most=most), pieces) for most in (2, 3))  # preferred first
+
+
+def fitting(
+    table: Table, width: int, wrap: int = WRAP_WIDTH, breaks: Breaks = TERMINAL
+) -> tuple[list[Column], list[Column]]:
+    """Return (columns that fit, columns left out); optional columns are dropped in their order."""
+    columns, left_out = list(table.columns), []
+    for name in table.optional:
+        if least(columns, wrap, breaks) <= width:
+            break
+        left_out += [c for c in columns if c.name == name]
+        columns = [c for c in columns if c.name != name]
+    return columns, left_out
+
+
+def least(columns: Sequence[Column], wrap: int = WRAP_WIDTH, breaks: Breaks = TERMINAL) -> int:
+    """Return the least width of a table of these columns."""
+    return sum(_width(c, wrap, breaks) for c in columns) + GAP * (len(columns) - 1)
+
+
+def widths(columns: Sequence[Column], room: int, wrap: int, breaks: Breaks = TERMINAL) -> list[int]:
+    """Return the widths of the columns in a table: the least ones, and what more the first long texts can use."""
+    spare, found = room - least(columns, wrap, breaks), []
+    for column in columns:
+        narrow = _width(column, wrap, breaks)
+        more = min(spare, max(map(len, _texts(column, breaks))) - narrow)
+        spare -= more
+        found.append(narrow + more)
+    return found
+
+
+def with_short_titles(table: Table) -> Table:
+    """Return the table with shorter headings over the times of phases; a column of optimizers' names keeps its own."""
+    columns = (replace(c, title=SHORT.get(c.title, c.title)) if c.numeric else c for c in table.columns)
+    return replace(table, columns=tuple(columns))
+
+
+def _texts(column: Column, breaks: Breaks) -> tuple[str, ...]:
+    return (*breaks.heading(column.title), column.unit, *column.cells)
+
+
+def _width(column: Column, wrap: int, breaks: Breaks) -> int:
+    """Return the least width of a column: numbers and names are never cut, long texts may wrap between words."""
+    texts = _texts(column, breaks)
+    longest = max(map(len, texts))
+    if column.numeric:
+        return longest
+    return min(longest, max(wrap, *(len(word) for text in texts for word in breaks.text(text))))
