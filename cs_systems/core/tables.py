@@ -51,7 +51,7 @@ INDEX = {
     "cs_systems.analysis.comparison.precision": "precision_error training_curve",
     "cs_systems.analysis.comparison.own_code": "optimizer_error strategy_error",
     "cs_systems.analysis.comparison.loop_findings": "whole_loop own_python slow_steps garbage_collection growth "
-    "padding outcome unsampled",
+    "padding iterators repeated_forward outcome unsampled",
     "cs_systems.readers.ncu": "counters",
     "cs_systems.record": "ran",
     "cs_systems.core.caveats": "graph_breaks",

@@ -54,6 +54,7 @@ TOOL = ("-m", "cs_systems")
 
 CODES: dict[str, tuple[str, ...]] = {
     "autotuning": ("autotuning",),
+    "batch-preparation": ("data-loading", "host-python"),
     "blocking-copies": ("pageable-copies", "exposed-copies"),
     "blocking-launches": ("blocking-call",),
     "cached-memory": ("cached-memory",),

@@ -25,6 +25,7 @@ class OwnPythonRow(TypedDict):
     time_s: float  # per step
     share: float  # of the phase's samples
     samples: int
+    feeds_model: bool  # it makes what the model is then given
 
 
 class SlowStepsRow(TypedDict):
@@ -93,6 +94,19 @@ class OutcomeRow(TypedDict):
     last_scale: float | None
 
 
+class IteratorsRow(TypedDict):
+    """Timed steps in which a data loader began an iterator, and started its workers if it does not keep them."""
+
+    steps: int
+    with_new: int
+
+
+class RepeatedForwardRow(TypedDict):
+    """Recomputation of forward inside backward, for torch.utils.checkpoint."""
+
+    backward_share: float
+
+
 class UnsampledRow(TypedDict):
     """Reason why the own Python of the usual steps was not sampled."""
 
@@ -106,5 +120,7 @@ SLOW_STEPS = Table("slow_steps", SlowStepsRow, "steps that take longer than the 
 COLLECTIONS = Table("garbage_collection", CollectionRow, "garbage collection")
 GROWTH = Table("growth", GrowthRow, "growth from step to step")
 PADDING = Table("padding", PaddingRow, "padding of the batches")
+ITERATORS = Table("iterators", IteratorsRow, "new iterators of data loaders")
+REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeated in backward")
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UNSAMPLED = Table("unsampled", UnsampledRow, "why own Python was not sampled")

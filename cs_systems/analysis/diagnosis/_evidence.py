@@ -110,6 +110,8 @@ _NUMBERS = {
     "garbage_collection": ("steps", "collections", "time_s", "in_steps", "longest_s", "total_s"),
     "growth": ("steps", "first", "last", "per_step"),
     "padding": ("share", "steps"),
+    "iterators": ("steps", "with_new"),
+    "repeated_forward": ("backward_share",),
     "whole_loop": ("steps", "median_s", "total_s", "share"),
 }
 _MAY_BE_UNKNOWN = {

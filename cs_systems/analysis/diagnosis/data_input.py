@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON
+from cs_systems.analysis.comparison.loop_findings import ITERATORS, OWN_PYTHON, OwnPythonRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import after
@@ -12,6 +12,8 @@ from cs_systems.config import Phase
 from cs_systems.core.statistics import quantile
 
 REMEDY = "raise the data loader's num_workers and prefetch_factor, or prepare the data in advance"
+ANEW = "make the loader and its iterator once, outside of the loop, with persistent_workers=True for several epochs"
+MOSTLY = 0.5  # share of the steps with a new iterator, from which it is not the begin of an epoch
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -19,14 +21,18 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s, waited_s = evidence.step_s, evidence.input_s
     if step_s is None or not waited_s or waited_s < _noise_s(evidence):
         return None
+    is_anew = iterates_anew(evidence)
+    waited_s = min(step_s, waited_s + sum(row["time_s"] for row in ends_of_iterators(evidence)))
     cause = f"{waited_s / step_s:.0%} of the step waits for the next batch"
+    if is_anew:
+        cause += ", from a data loader whose iterator is made anew in each step"
     row = {"phase": Phase.INPUT.value, "time_s": waited_s}
     expected = after(evidence, "same-batch")
     lines = (row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == Phase.INPUT and row["samples"] >= FEWEST)
     where = next((named(row) for row in lines if row["place"]), "")  # the dataset's, if the loop itself reads it
     return Diagnosis(
         cause,
-        REMEDY,
+        ANEW if is_anew else REMEDY,
         step_s,
         step_s - waited_s,
         evidence=(row,),
@@ -35,6 +41,20 @@ def find(evidence: Evidence) -> Diagnosis | None:
         takes=waited_s,
         change=InputRemoved(),
     )
+
+
+def iterates_anew(evidence: Evidence) -> bool:
+    """Return whether a data loader begins an iterator in most steps, and not only at the begin of an epoch."""
+    row = next(iter(ITERATORS.of(evidence.tables)), None)
+    return row is not None and row["with_new"] >= MOSTLY * row["steps"]
+
+
+def ends_of_iterators(evidence: Evidence) -> list[OwnPythonRow]:
+    """Return the own lines of the phase `other` that end an iterator made for one step, and wait for its workers."""
+    if not iterates_anew(evidence):
+        return []
+    rows = (row for row in OWN_PYTHON.of(evidence.tables) if row.get("feeds_model"))
+    return [row for row in rows if row.get("calls") in ("iter", "next")]
 
 
 def _noise_s(evidence: Evidence) -> float:

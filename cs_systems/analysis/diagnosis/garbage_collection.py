@@ -5,6 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.own_python import started_collections
 from cs_systems.core.units import counted, human
 
 FEWEST = 2  # steps with collections that take time; a single one is a slow step
@@ -13,9 +14,11 @@ AUTOMATIC = "call gc.freeze() when model and data exist, or gc.disable() and gc.
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time that the collector takes."""
+    """Find the time that the collector takes, unless an own function that takes time starts it."""
     row = next(iter(COLLECTIONS.of(evidence.tables)), None)
     if row is None or not row["total_s"] or (row["in_steps"] < FEWEST and not row.get("is_called")):
+        return None
+    if started_collections(evidence) is not None:
         return None
     place = row.get("place")
     where = (f"{row['function']}() at {place}" if row.get("function") else place) if place else ""

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.host_work import HostWork, host_work
-from cs_systems.analysis.comparison.loop_findings import CALLS, COLLECTOR, OWN_PYTHON, UNSAMPLED, OwnPythonRow
-from cs_systems.analysis.diagnosis import Diagnosis, Rule, Unknown
+from cs_systems.analysis.comparison.loop_findings import (
+    CALLS,
+    COLLECTIONS,
+    COLLECTOR,
+    OWN_PYTHON,
+    UNSAMPLED,
+    CollectionRow,
+    OwnPythonRow,
+)
+from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
+from cs_systems.analysis.diagnosis._findings import EXPLAINS
 
 OTHER = "other"  # the phase of time in no phase
 NOTABLE = 0.10  # share of the step; a smaller one is the loop's own bookkeeping
@@ -26,13 +35,31 @@ def work_of(row: OwnPythonRow) -> HostWork | None:
     return host_work(row.get("calls") or "") or host_work(row["function"].rpartition(".")[2])
 
 
+def started_collections(evidence: Evidence) -> CollectionRow | None:
+    """Return the garbage collection that starts by itself in an own function, which takes at least half as much time.
+
+    Without what the function does, the collector would not run: it is no cause of its own.
+    """
+    row, step_s = next(iter(COLLECTIONS.of(evidence.tables)), None), evidence.step_s
+    if row is None or row.get("is_called") or not step_s or not row["total_s"]:
+        return None
+    place = (row.get("function"), (row.get("place") or "").partition(":")[0])
+    of_function = (
+        each["time_s"]
+        for each in OWN_PYTHON.of(evidence.tables)
+        if each["phase"] == OTHER and (each["function"], each["place"].partition(":")[0]) == place
+    )
+    own_share, share = sum(of_function) / step_s, row["time_s"] / row["total_s"]
+    return row if own_share >= max(NOTABLE, EXPLAINS * share) and share >= WORTH else None
+
+
 def find(evidence: Evidence) -> Diagnosis | Unknown | None:
-    """Find the phase `other` of a loop, with the functions in which it passes."""
+    """Find the phase `other` of a loop, with the functions in which it passes; batches have a rule of their own."""
     step_s, measurement = evidence.step_s, evidence.measurement
     if not evidence.is_loop or step_s is None or measurement is None or OTHER not in measurement.phase_names():
         return None
     of_phase = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == OTHER and row["samples"] >= FEWEST]
-    rows = [row for row in of_phase if row["function"] not in (COLLECTOR, CALLS)]
+    rows = [row for row in of_phase if row["function"] not in (COLLECTOR, CALLS) and not row.get("feeds_model")]
     not_own_s = sum(row["time_s"] for row in of_phase) - sum(row["time_s"] for row in rows)
     lasted_s = max(0.0, min(step_s, evidence.phase_s(OTHER) or 0.0) - not_own_s)
     if lasted_s < NOTABLE * step_s:
@@ -47,6 +74,9 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     work = work_of(shown[0])
     does = f", which {work.words}" if work and shown[0]["time_s"] >= MOSTLY * lasted_s else ""
     cause = f"{share} is the script's own Python{does}: {lines}"
+    if (collected := started_collections(evidence)) is not None:
+        of_loop = collected["time_s"] / collected["total_s"]
+        cause += f"; objects made there also start Python's garbage collector, {of_loop:.0%} of the loop"
     return Diagnosis(cause, work.remedy if work else REMEDY, step_s, step_s - lasted_s, evidence=tuple(rows))
 
 

@@ -1,4 +1,4 @@
-"""Rule for recomputation: checkpoints compute blocks again in backward."""
+"""Rule for recomputation: checkpoints compute blocks again in backward, which saves only memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from cs_systems.analysis.attribution.recomputed import recomputed
 from cs_systems.analysis.attribution.usual_steps import Usual
+from cs_systems.analysis.comparison.loop_findings import REPEATED_FORWARD
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import ConfigError, Phase
@@ -20,6 +21,8 @@ REMEDY = "leave out --checkpoint, or checkpoint fewer blocks: by prediction, all
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the recomputed share of backward; of a cell, if the step without checkpoints fits by prediction."""
+    if evidence.is_loop:
+        return _of_loop(evidence)
     config, step_s = evidence.config, evidence.step_s
     if evidence.usual is not None and config is None and step_s is not None:
         return _of_trace(evidence.usual, step_s)
@@ -46,13 +49,25 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 def _of_trace(usual: Usual, step_s: float) -> Diagnosis | None:
     found = recomputed(usual.profile)
-    again_s, about = min(step_s, found.time_s), "about " if found.is_estimated else ""
+    return _repeated(found.time_s, step_s, is_estimated=found.is_estimated)
+
+
+def _of_loop(evidence: Evidence) -> Diagnosis | None:
+    row = next(iter(REPEATED_FORWARD.of(evidence.tables)), None)
+    step_s, backward_s = evidence.step_s, evidence.phase_s(Phase.BACKWARD)
+    if row is None or step_s is None or not backward_s:
+        return None
+    return _repeated(backward_s * min(1.0, row["backward_share"]), step_s, is_estimated=False)
+
+
+def _repeated(time_s: float, step_s: float, *, is_estimated: bool) -> Diagnosis | None:
+    again_s, about = min(step_s, time_s), "about " if is_estimated else ""
     if again_s < NOTABLE * step_s:
         return None
     share = f"{about}{again_s / step_s:.0%} of the step"
     cause = f"{share} is forward passes that backward computes again (activation checkpoints)"
     row: Row = {"phase": Phase.BACKWARD.value, "time_s": again_s}
-    at_best = None if found.is_estimated else step_s - again_s
+    at_best = None if is_estimated else step_s - again_s
     return Diagnosis(cause, WHERE_IT_FITS, step_s, at_best, evidence=(row,), takes=again_s)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from cs_systems.analysis.comparison.loop_findings import OUTCOME, PADDING, OutcomeRow
+from cs_systems.analysis.comparison.loop_findings import ITERATORS, OUTCOME, PADDING, REPEATED_FORWARD, OutcomeRow
 from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
@@ -38,10 +38,11 @@ _Batch = Counter[tuple[tuple[int, ...], ...]]  # calls of the models in a step b
 
 
 class StepInputs(NamedTuple):
-    """Calls of the models in one step, and its tokens if the loop gave them."""
+    """Calls of the models in one step, its tokens if the loop gave them, and the iterators that data loaders began."""
 
     calls: Counter[Call]
     tokens: int | None
+    iterators: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,16 @@ def success(
         *caveats_of(outcome),
         *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs),
     )
+    repeated: dict[str, Sequence[Row]] = {}
     if recomputed_s > 0:
-        found = (*found, caveats.recomputed(recomputed_s / sum(measurement.durations_s(BACKWARD))))
+        share = recomputed_s / sum(measurement.durations_s(BACKWARD))
+        found = (*found, caveats.recomputed(share))
+        repeated = REPEATED_FORWARD.filled([{"backward_share": share}])
     counts, differ = _counts(subject.tokens, inputs)
     if differ:
         found = (*found, caveats.mixed_batches(differ))
+    begun = sum(each.iterators > 0 for each in inputs)
+    iterators = ITERATORS.filled([{"steps": len(inputs), "with_new": begun}]) if begun else {}
     found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
     known = {"precision": precision, "graph_breaks": len(noted) or None}
     ran = cast(Ran, {**subject.ran(), **counts, **{name: value for name, value in known.items() if value}})
@@ -149,7 +155,14 @@ def success(
         environment=after,
         measurement=measurement,
         warnings=tuple({caveat.code: caveat for caveat in found}.values()),
-        results={"ran": [ran], **broken, **OUTCOME.filled([outcome]), **_padding(padding, inputs)},
+        results={
+            "ran": [ran],
+            **broken,
+            **repeated,
+            **iterators,
+            **OUTCOME.filled([outcome]),
+            **_padding(padding, inputs),
+        },
     )
 
 

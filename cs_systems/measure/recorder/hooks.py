@@ -1,6 +1,6 @@
 """Removable hooks that find the phases of a loop.
 
-- input: `__next__` of a DataLoader's iterator
+- input: `__iter__` of a DataLoader, which starts its workers, and `__next__` of its iterator
 - copy: `Tensor.to`, `Tensor.cuda` and `copy_` from one device to another
 - forward: the call of the models
 - backward: autograd's engine, also below `Tensor.backward` and `autograd.grad`
@@ -351,10 +351,18 @@ def _reads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     return None if args[0].device.type == "cpu" else HOST_SYNC
 
 
+def _iterates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Count an iterator of a loader that is made in this step."""
+    if _tracker is not None:
+        _tracker.iterators += 1
+    return INPUT
+
+
 _GradScaler = torch.amp.grad_scaler.GradScaler
 # All attributes replaced while a loop is recorded: (owner, attribute, phase by its arguments). Functions that callers
 # may have imported by name are replaced one level lower, where torch itself looks them up at each call.
 _PATCHES: tuple[tuple[Any, str, Tells], ...] = (
+    (dataloader.DataLoader, "__iter__", _iterates),
     (dataloader._BaseDataLoaderIter, "__next__", _always(INPUT)),
     (torch.autograd, "_engine_run_backward", _always(BACKWARD)),
     *((clip_grad, name, _always(CLIP)) for name in ("_get_total_norm", "_clip_grads_with_norm_")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.analysis.comparison.loop_findings import WITHOUT_GRADIENTS
@@ -17,11 +17,16 @@ MOST_ROWS = 10
 AROUND = (OTHER, BETWEEN, INPUT)  # phases in which the program's own code may run
 
 
-def own_python(samples: Sequence[Sample], phases_s: dict[str, float]) -> list[found.OwnPythonRow]:
-    """Return a row per own function and phase of these samples, in seconds of a timed step."""
+def own_python(
+    samples: Sequence[Sample], phases_s: dict[str, float], feeds_model: Callable[[tuple[Line, ...]], bool]
+) -> list[found.OwnPythonRow]:
+    """Return a row per own function and phase of these samples, in seconds of a timed step.
+
+    feeds_model: returns whether own lines make what the model is then given.
+    """
     by_phase: Counter[str] = Counter()
-    times: dict[tuple[str, Any], Counter[Line]] = {}
-    counts: Counter[tuple[str, Any]] = Counter()
+    times: dict[tuple[str, CodeType, bool], Counter[Line]] = {}
+    counts: Counter[tuple[str, CodeType, bool]] = Counter()
     collected: Counter[str] = Counter()
     calls = {_chain(s)[-1] for s in samples if _chain(s) and s.phase is not None and s.phase.phase() not in AROUND}
     around_s = 0.0
@@ -35,10 +40,11 @@ def own_python(samples: Sequence[Sample], phases_s: dict[str, float]) -> list[fo
         if phase == OTHER and line in calls:
             around_s += sample.time_s
         elif line is not None:
-            times.setdefault((phase, line[0]), Counter())[line] += sample.time_s  # type: ignore[assignment]
-            counts[phase, line[0]] += 1
+            kind = phase, line[0], phase == OTHER and feeds_model(_chain(sample))
+            times.setdefault(kind, Counter())[line] += sample.time_s  # type: ignore[assignment]
+            counts[kind] += 1
     rows: list[found.OwnPythonRow] = []
-    for (phase, _code), lines in times.items():
+    for (phase, code, feeds), lines in times.items():
         lasted_s, all_s = sum(lines.values()), by_phase[_timed(phase)]
         if not all_s or _timed(phase) not in phases_s:
             continue
@@ -51,7 +57,8 @@ def own_python(samples: Sequence[Sample], phases_s: dict[str, float]) -> list[fo
                 "calls": callee_of(most),
                 "time_s": lasted_s / all_s * phases_s[_timed(phase)],
                 "share": lasted_s / all_s,
-                "samples": counts[phase, _code],
+                "samples": counts[phase, code, feeds],
+                "feeds_model": feeds,
             }
         )
     rows += [
@@ -63,6 +70,7 @@ def own_python(samples: Sequence[Sample], phases_s: dict[str, float]) -> list[fo
             "time_s": lasted_s / by_phase[_timed(phase)] * phases_s[_timed(phase)],
             "share": lasted_s / by_phase[_timed(phase)],
             "samples": len(samples),
+            "feeds_model": False,
         }
         for phase, lasted_s in collected.items()
         if lasted_s and _timed(phase) in phases_s
@@ -71,7 +79,7 @@ def own_python(samples: Sequence[Sample], phases_s: dict[str, float]) -> list[fo
         share = around_s / by_phase[OTHER]
         time_s = share * phases_s[OTHER]
         rows.append({"phase": OTHER, "function": found.CALLS, "place": "", "calls": None, "time_s": time_s,
-                     "share": share, "samples": len(samples)})  # fmt: skip
+                     "share": share, "samples": len(samples), "feeds_model": False})  # fmt: skip
     return sorted(rows, key=lambda row: -row["time_s"])[:MOST_ROWS]
 
 

@@ -219,6 +219,7 @@ class Tracker:
         stepped: the optimizer was entered in this step.
         seen: all phases that were entered.
         calls: the number of calls of the models in this step by the result of `call_of`.
+        iterators: the number of iterators that data loaders began in this step.
         has_ranges: each phase is also a range of the active profiler.
         before_next: called once, before the next phase begins.
         at_inputs: called with the arguments of each outermost call of a model, if it is set.
@@ -247,6 +248,7 @@ class Tracker:
         self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
         self.seen: set[str] = set()
         self.calls: Counter[Call] = Counter()
+        self.iterators = 0
         self.before_next: Callable[[], object] | None = None
         self.at_inputs: Callable[[Any], object] | None = None
         self.failure: Exception | None = None
@@ -278,6 +280,7 @@ class Tracker:
         self._found.clear()
         self._in_loss, self._rest, self.stepped = False, self.idle, False
         self.calls = Counter()
+        self.iterators = 0
         self.timeline = Timeline(self._clocks, self.idle)
         self._label.switch((), self._ranges)
         self._show()

@@ -439,7 +439,7 @@ class Recorder:
         timeline = tracker.end(synchronize=stage.is_recorded and not stage.is_timed)
         tokens = sum(self._given) if self._given else None
         self._given.clear()
-        size = _result.StepInputs(tracker.calls, tokens)
+        size = _result.StepInputs(tracker.calls, tokens, tracker.iterators)
         taken = Taken(timeline, *self._probes.compilations(), size)
         (self._warm if is_warmup else self._timed).append(taken)
         if is_warmup and len(self._warm) == self._warmup:
@@ -487,6 +487,8 @@ class Recorder:
                 self._watch.sample_all(stage.profiler.measures != "memory")
             if not stage.is_recorded:
                 self._stages[0] = stage._replace(steps=self._watch.steps_to_sample())
+                assert self._tracker is not None
+                self._tracker.at_inputs = lambda _: self._watch.model_called(torch.is_grad_enabled())
                 return
             if not self._is_writer and not stage.profiler.on_each_rank:
                 self._stages.pop(0)

@@ -24,6 +24,7 @@ from cs_systems.core.tables import Row
 from cs_systems.instrument.compiler import untraced
 from cs_systems.machine.device import Device
 from cs_systems.measure.recorder import kept
+from cs_systems.measure.recorder.batches import ModelCalls
 from cs_systems.measure.recorder.lines import Usual, lines_of, most_of, own_python, slow_steps
 from cs_systems.measure.recorder.phases import Moment
 from cs_systems.measure.recorder.stacks import Line, Sampler, callee_of, function_of, own_lines, place_of
@@ -58,6 +59,7 @@ class Watch:
         self._sizes: dict[str, int] = {}
         self._sized_at = 0
         self._kept: kept.Kept | None = None
+        self._model_calls = ModelCalls()
         self.all_sampled = range(0)  # the steps that were sampled from their begin
         self.restart()
         self._own_s = 0.0
@@ -73,6 +75,7 @@ class Watch:
         self._expected = set[int]()
         self._sampler.samples.clear()
         self._memory.clear()
+        self._model_calls.clear()
         self.all_sampled = range(0)
 
     @untraced
@@ -135,6 +138,11 @@ class Watch:
         self.all_sampled = range(done + 1, sys.maxsize) if wanted else range(self.all_sampled.start, done)
         self._sampler.sample_all(wanted)
 
+    @untraced
+    def model_called(self, has_gradients: bool) -> None:
+        """Note the place of the call of a model that begins now."""
+        self._model_calls.add(own_lines(sys._getframe(1))[0], has_gradients)
+
     def close(self) -> None:
         self.sample_all(False)
         self._sampler.close()
@@ -167,9 +175,9 @@ class Watch:
         if whole:
             made |= found.WHOLE_LOOP.filled(whole)
         if kinds:
-            usual = [n for n in kinds[0].positions if n in self.all_sampled]
+            usual = self._usual_sampled(kinds)
             of_usual = [s for s in by_step if s.step in {*usual}]
-            own = own_python(of_usual, phases_s)
+            own = own_python(of_usual, phases_s, self._model_calls.are_fed_by)
             usually = Usual(kinds[0].median_s, phases_s, lines_of(of_usual, len(usual)))
             slow = [
                 slow_steps(kind, usually, durations_s, by_step, self._is_whole)
@@ -183,6 +191,16 @@ class Watch:
         collected = self._collections.row(len(durations_s), sum(durations_s))
         made |= found.COLLECTIONS.filled([collected]) if collected else {}
         return made
+
+    def _usual_sampled(self, kinds: Sequence[StepKind]) -> list[int]:
+        """Return the usual steps among those sampled from their begin.
+
+        Where a machine became busy in the meantime, all of them are slower than the usual ones: then they stand for
+        these, without steps that come at a fixed distance.
+        """
+        periodic = {n for kind in kinds[1:] if kind.every for n in kind.positions}
+        others = [n for kind in kinds for n in kind.positions if n in self.all_sampled and n not in periodic]
+        return [n for n in kinds[0].positions if n in self.all_sampled] or others
 
     def _is_whole(self, step: int) -> bool:
         """Return whether a step was sampled from its begin."""

@@ -63,6 +63,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "it less often, make it faster, or, if it prepares data, move it into the workers of a data loader; not below "
         "40 ms, now 100 ms",
     ),
+    "batch-preparation": (
+        loop({"own_python": [own("batches", 8, 0.05, "torch.tensor") | {"feeds_model": True}]}, other=0.06),
+        0.05,
+        "50% of the step waits for the next batch, which the main process prepares: batches() at train.py:8, "
+        "torch.tensor (50%): prepare batches in the workers of a data loader (num_workers, prefetch_factor), or once "
+        "before the loop; not below 50 ms, now 100 ms",
+    ),
     "periodic-steps": (
         loop({"slow_steps": [slow()]}),
         4.0,
@@ -93,6 +100,12 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         None,
         "80% of each batch (8 × 250) is padding, by the tokens given to step(): put sequences of similar length into a "
         "batch and pad to the longest of each batch, or pack several into one row",
+    ),
+    "recomputation": (
+        loop({"repeated_forward": [{"backward_share": 0.4}]}),
+        0.076,
+        "24% of the step is forward passes that backward computes again (activation checkpoints): where memory allows, "
+        "checkpoint fewer blocks, or none; not below 76 ms, now 100 ms",
     ),
     "no-training": (
         loop({"outcome": [outcome(loss=None, fault="NaN")]}),
@@ -143,6 +156,48 @@ def test_remedy_of_own_python_follows_from_what_is_called(call: str | None, reme
     assert later.remedy.startswith(remedy if call else "do this less often")
 
 
+@pytest.mark.parametrize(
+    ("call", "remedy"),
+    [("rng.permutation", "draw only the indices of the batch"), ("torch.randn", "make the data once"),
+     ("tokenizer", "tokenize it once"), ("Image.open", "decode them in a data loader's workers"),
+     ("time.sleep", "remove the pause"), ("json.loads", "prepare batches in the workers"),
+     ("subprocess.run", "prepare batches in the workers")],
+)  # fmt: skip
+def test_remedy_of_prepared_batches_follows_from_what_is_called(call: str, remedy: str) -> None:
+    row = own("get_batch", 8, 0.06, call) | {"feeds_model": True}
+    (found,) = causes(loop({"own_python": [row]}, other=0.06))
+    assert (found.code, found.remedy.startswith(remedy)) == ("batch-preparation", True)
+
+
+@pytest.mark.parametrize(
+    ("call", "time_s", "is_named"),
+    [
+        ("torch.randn", 0.0249, False),
+        ("torch.randn", 0.0251, True),
+        ("encode", 0.0099, False),
+        ("encode", 0.0101, True),
+    ],
+)
+def test_small_share_of_data_is_not_named(call: str, time_s: float, is_named: bool) -> None:
+    """Random numbers stand for data in a test, and are named only from a quarter of the step."""
+    row = own("", 8, time_s, call) | {"feeds_model": True}
+    found = causes(loop({"own_python": [row]}, other=time_s))
+    assert [each.code for each in found] == ["batch-preparation"] * is_named
+
+
+@pytest.mark.parametrize(("share", "is_named"), [(0.08, False), (0.09, True)])
+def test_recomputation_is_named_from_a_twentieth_of_the_step(share: float, is_named: bool) -> None:
+    found = causes(loop({"repeated_forward": [{"backward_share": share}]}))
+    assert [each.code for each in found] == ["recomputation"] * is_named
+
+
+def test_prepared_batches_and_other_own_python_share_the_time() -> None:
+    rows = [own("augment", 8, 0.04) | {"feeds_model": True}, own("metric", 9, 0.02, "time.sleep")]
+    found = causes(loop({"own_python": rows}, other=0.06))
+    assert [(each.code, each.share) for each in found] == [
+        ("batch-preparation", pytest.approx(0.4)), ("own-python", pytest.approx(0.2))]  # fmt: skip
+
+
 def test_kind_of_work_is_named_by_the_own_function_where_its_calls_tell_none() -> None:
     (found,) = causes(loop({"own_python": [own("Trainer.update_metrics", 8, 0.05, "int")]}, other=0.06))
     assert found.sentence.startswith(
@@ -175,6 +230,27 @@ def test_garbage_collection_between_the_phases_is_no_own_python() -> None:
     assert [each.code for each in found] == ["garbage-collection", "own-python"]
     assert found[1].sentence.startswith("15% of the step is the script's own Python: augment() at train.py:8 (10%): ")
     assert found[1].at_best == pytest.approx(0.085)
+
+
+@pytest.mark.parametrize(
+    ("own_s", "function", "known", "codes"),
+    [(0.03, "update", {}, ["own-python"]), (0.024, "update", {}, ["garbage-collection", "own-python"]),
+     (0.03, "other", {}, ["garbage-collection", "own-python"]),
+     (0.03, "update", {"is_called": True}, ["garbage-collection", "own-python"])],
+)  # fmt: skip
+def test_collections_that_a_function_starts_belong_to_it(
+    own_s: float, function: str, known: dict[str, Any], codes: list[str]
+) -> None:
+    """Half of the loop is in the collector; without the function that makes the objects, it would not run."""
+    collections = collected(2.0, function=function, place="train.py:8", **known)
+    tables = {"own_python": [own("update", 8, own_s, "int")], "garbage_collection": [collections]}
+    found = causes(loop(tables, other=own_s))
+    assert [each.code for each in found] == codes
+    if codes == ["own-python"]:
+        assert found[0].sentence.startswith(
+            "30% of the step is the script's own Python: update() at train.py:8, int (30%); objects made there also "
+            "start Python's garbage collector, 50% of the loop: "
+        )
 
 
 def test_own_python_of_a_cell_that_is_no_loop_is_not_judged() -> None:
@@ -248,6 +324,26 @@ def test_wait_for_a_batch_is_named_if_the_rest_of_the_step_varies_less(wait_s: f
     ]
     evidence = replace(loop(), measurement=Measurement("monotonic", tuple(samples), 0.0))
     assert [each.code for each in causes(evidence)] == ["data-input"] * is_named
+
+
+@pytest.mark.parametrize(("begun", "is_anew"), [(4, False), (5, True)])
+def test_loader_that_is_iterated_anew_in_each_step_is_named(begun: int, is_anew: bool) -> None:
+    phases = {"input": 0.05, "forward": 0.05}
+    measurement = Measurement("monotonic", (Sample(0, False, 0.1, phases, phases),) * 10, 0.0)
+    iterators = [{"steps": 10, "with_new": begun}]
+    (found,) = causes(replace(loop({"iterators": iterators}), measurement=measurement))
+    assert found.code == "data-input"
+    assert ("whose iterator is made anew in each step" in found.cause) is is_anew
+    assert found.remedy.startswith("make the loader and its iterator once" if is_anew else "raise the data loader's")
+
+
+def test_end_of_an_iterator_made_for_one_step_belongs_to_the_wait() -> None:
+    phases = {"input": 0.05, "forward": 0.03, "other": 0.02}
+    measurement = Measurement("monotonic", (Sample(0, False, 0.1, phases, phases),) * 10, 0.0)
+    rows = [own("", 8, 0.02, "next") | {"feeds_model": True}]
+    tables = {"iterators": [{"steps": 10, "with_new": 10}], "own_python": rows}
+    (found,) = causes(replace(loop(tables), measurement=measurement))
+    assert found.cause.startswith("70% of the step waits for the next batch, from a data loader whose iterator is made")
 
 
 def test_growth_without_a_name_has_a_general_remedy() -> None:

@@ -30,8 +30,9 @@ def first_sentence(tmp_path: Path, *words: str, options: tuple[str, ...] = ()) -
 
 
 CAUSES = {
-    "busy": rf"1. \d+% of the step is the script's own Python: (?=.*augment\(\) at {line('busy')} \(\d+%\))"
-    rf".*wait\(\) at {line('pause')}, time.sleep \(\d+%\)",
+    "busy": rf"(?=.*\d+% of the step waits for the next batch, which the main process prepares: augment\(\) at "
+    rf"{line('busy')} \(\d+%\): prepare batches in the workers)(?=.*\d+% of the step is the script's own Python.* "
+    rf"wait\(\) at {line('pause')}, time.sleep \(\d+%\))1. ",
     "evaluation": rf"1. \d+% of the loop is in every tenth step: evaluate\(\) at {line('evaluation')}, forward passes "
     "without gradients: evaluate less often",
     "pause": rf"1. \d+% of the loop is in every fifth step: {line('pause of the loop')}, time.sleep: remove the pause",

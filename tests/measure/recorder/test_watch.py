@@ -162,8 +162,26 @@ def test_looks_at_the_stack_go_on_until_the_sampler_is_closed() -> None:
     sampler.step_begins(0, 0.0)
     end_s = time.perf_counter() + 20
     try:
-        while len(sampler.samples) < 300 and time.perf_counter() < end_s:
+        while len(sampler.samples) < 60 and time.perf_counter() < end_s:
             pass
     finally:
         sampler.close()
-    assert len(sampler.samples) >= 300
+    assert len(sampler.samples) >= 60
+
+
+@pytest.mark.parametrize(
+    ("durations_s", "expected"),
+    [([0.01] * 10 + [0.01] * 5, 5), ([0.01] * 10 + [0.01] * 4 + [0.2], 4), ([0.01] * 10 + [0.2] * 5, 5)],
+)
+def test_sampled_steps_stand_for_usual_ones_on_a_machine_that_became_busy(
+    durations_s: list[float], expected: int
+) -> None:
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch.durations_s += durations_s[:9]
+        watch.sample_all(True)
+        watch.durations_s += durations_s[9:]
+        watch.sample_all(False)
+        assert len(watch._usual_sampled(watch._kinds())) == expected
+    finally:
+        watch.close()

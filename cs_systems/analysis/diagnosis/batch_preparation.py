@@ -1,0 +1,51 @@
+"""Rule for batches that the loop itself prepares: the step waits for its next batch in the main process."""
+
+from __future__ import annotations
+
+import re
+
+from cs_systems.analysis.attribution.host_work import host_work
+from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.data_input import ends_of_iterators
+from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, OTHER, named
+
+REMEDY = "prepare batches in the workers of a data loader (num_workers, prefetch_factor), or once before the loop"
+INDICES = "draw only the indices of the batch, or permute them once per epoch"
+MADE_UP = "make the data once, before the loop"
+NOTABLE_MADE_UP = 0.25  # share of the step; random numbers often stand for data, as in a test
+# Patterns of the function that is called. Of other kinds of work, only the remedies of these are right for data.
+_PERMUTES = re.compile("permutation|shuffle|randperm")
+_MAKES_UP = re.compile(r"\b(randn?|randint|normal|uniform|standard_normal)(_like)?\b")
+_OF_DATA = ("tokenizes text", "decodes images", "waits for a server", "sleeps")
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the own functions whose results the model is given, by the data flow in the loop's source."""
+    step_s, phase_s = evidence.step_s, evidence.phase_s(OTHER)
+    of_loader = ends_of_iterators(evidence)
+    of_model = (row for row in OWN_PYTHON.of(evidence.tables) if row.get("feeds_model") and row not in of_loader)
+    rows = [row for row in of_model if row["samples"] >= FEWEST]
+    if not evidence.is_loop or not rows or step_s is None or phase_s is None:
+        return None
+    calls = rows[0].get("calls") or ""
+    lasted_s = min(sum(row["time_s"] for row in rows), step_s, phase_s)
+    if lasted_s < (NOTABLE_MADE_UP if _MAKES_UP.search(calls) else NOTABLE) * step_s:
+        return None
+    shown = [row for row in rows if row["time_s"] >= LEAST * step_s][:MOST]
+    lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
+    cause = f"{lasted_s / step_s:.0%} of the step waits for the next batch, which the main process prepares: {lines}"
+    return Diagnosis(cause, _remedy(calls), step_s, step_s - lasted_s, evidence=tuple(rows))
+
+
+def _remedy(calls: str) -> str:
+    if _PERMUTES.search(calls):
+        return INDICES
+    if _MAKES_UP.search(calls):
+        return MADE_UP
+    work = host_work(calls)
+    return work.remedy if work and work.words in _OF_DATA else REMEDY
+
+
+RULE = Rule(find)

@@ -1,0 +1,248 @@
+"""Data flow in a loop's source: lines that make what the model is then given.
+
+Names are followed backwards, from the arguments of the model's call through the assignments of its function, and of the
+functions around it. A line feeds the model if it assigns such a name, adds to such a container, yields it to such a
+loop, or stands inside the call. Nothing is run; a source that cannot be read feeds nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cs_systems.measure.recorder.stacks import Line
+
+FILLS = {"append", "appendleft", "extend", "insert"}  # methods that add to a container; and those that end with "_"
+_Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_Inner = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+class Span(NamedTuple):
+    """Range of an instruction in its source: its first line and column, and its last ones."""
+
+    begin: tuple[int, int]
+    end: tuple[int, int]
+
+    def contains(self, other: Span) -> bool:
+        return self.begin <= other.begin and other.end <= self.end
+
+
+class ModelCalls:
+    """Calls of the models in some steps, by the own lines around them.
+
+    Attributes:
+        chains: the own lines of each place that calls a model, outermost first, and whether autograd records it.
+    """
+
+    def __init__(self) -> None:
+        self.chains: dict[tuple[Line, ...], bool] = {}
+        self._known: dict[tuple[Line, ...], bool] = {}
+
+    def add(self, chain: tuple[Line, ...], has_gradients: bool) -> None:
+        self.chains[chain] = self.chains.get(chain, False) or has_gradients
+        self._known.clear()
+
+    def clear(self) -> None:
+        self.chains.clear()
+        self._known.clear()
+
+    def are_fed_by(self, chain: tuple[Line, ...]) -> bool:
+        """Return whether the line makes an input of a training call, and calls no model itself."""
+        if chain not in self._known:
+            self._known[chain] = self._is_fed_by(chain)
+        return self._known[chain]
+
+    def _is_fed_by(self, chain: tuple[Line, ...]) -> bool:
+        trains = any(self.chains.values())
+        for call, has_gradients in self.chains.items():
+            depth = _parting(chain, call)
+            if has_gradients != trains or depth is None:
+                continue
+            if any(other[: depth + 1] == chain[: depth + 1] for other in self.chains):  # it calls a model, as a rollout
+                continue
+            if feeds(chain[depth], call[depth:]):
+                return True
+        return False
+
+
+def _parting(chain: Sequence[Line], call: Sequence[Line]) -> int | None:
+    """Return the depth of the frame in which two stacks are at different places; None if they share no frame."""
+    for depth, (here, there) in enumerate(zip(chain, call, strict=False)):
+        if here[0] is not there[0]:
+            return None
+        if here[1] != there[1]:
+            return depth
+    return None
+
+
+def feeds(line: Line, call: Sequence[Line]) -> bool:
+    """Return whether a line makes an input of a model.
+
+    call: the lines that lead to the model's call; the first is in the same frame as `line`.
+    """
+    here, *outer = (_located(each) for each in (line, *call))
+    if here is None or None in outer:
+        return False
+    needed = set[str]()
+    inner: _Located | None = None
+    for each in (each for each in reversed(outer) if each is not None):
+        if inner is not None and inner.scope is not each.scope:  # what is local to the inner function ends there
+            needed = {name for name in needed if "." in name or name in inner.names}
+        needed, inner = _closure(each.scope, needed.union(*map(_names, each.arguments))), each
+    first = outer[0]
+    if first is not None and any(_span(argument).contains(here.span) for argument in first.arguments):
+        return True
+    return bool(needed & _made(here) - _imported(line[0].co_filename))
+
+
+class _Located(NamedTuple):
+    """Instruction in its source: its range, the arguments if it is a call, its statement, and the function around it.
+
+    names: the names that its code looks up outside of the function.
+    """
+
+    span: Span
+    arguments: list[ast.expr]
+    statement: ast.stmt | None
+    scope: _Scope
+    names: frozenset[str]
+
+
+@functools.lru_cache(maxsize=256)
+def _located(line: Line) -> _Located | None:
+    code, at = line
+    tree, positions = _tree(code.co_filename), [*code.co_positions()]
+    if tree is None or not 0 <= at // 2 < len(positions):
+        return None
+    first, last, begin, end = positions[at // 2]
+    if first is None or last is None or begin is None or end is None:
+        return None
+    span = Span((first, begin), (last, end))
+    around = [*_around(tree, span)]
+    statement = next((node for node in reversed(around) if isinstance(node, ast.stmt)), None)
+    scope: _Scope = next((node for node in reversed(around) if isinstance(node, _Scope)), tree)
+    calls = (node for node in around if isinstance(node, ast.Call) and _span(node) == span)
+    arguments = next(([*node.args, *(each.value for each in node.keywords)] for node in calls), [])
+    return _Located(span, arguments, statement, scope, frozenset((*code.co_names, *code.co_freevars)))
+
+
+@functools.lru_cache(maxsize=32)
+def _tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return None
+
+
+@functools.lru_cache(maxsize=32)
+def _imported(file: str) -> set[str]:
+    """Return the names that a file imports; a method of a module adds to nothing."""
+    tree = _tree(file)
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)) if tree else ()
+    return {(each.asname or each.name).partition(".")[0] for node in imports for each in node.names}
+
+
+def _around(node: ast.AST, span: Span) -> Iterator[ast.AST]:
+    """Yield the nodes around a range, from the outermost."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if hasattr(child, "lineno"):
+            if _span(child).contains(span):
+                yield from _around(child, span)
+        elif any(True for _ in _located_children(child, span)):
+            yield from _around(child, span)
+
+
+def _located_children(node: ast.AST, span: Span) -> Iterator[ast.AST]:
+    return (each for each in ast.walk(node) if hasattr(each, "lineno") and _span(each).contains(span))
+
+
+def _span(node: ast.AST) -> Span:
+    place: ast.expr = node  # type: ignore[assignment]
+    return Span((place.lineno, place.col_offset), (place.end_lineno or place.lineno, place.end_col_offset or 0))
+
+
+def _names(node: ast.AST | None) -> set[str]:
+    """Return the names in an expression: `batch`, and of attributes of self `self.batch`."""
+    found = set[str]()
+    for each in ast.walk(node) if node is not None else ():
+        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == "self":
+            found.add(f"self.{each.attr}")
+        elif isinstance(each, ast.Name) and each.id != "self":
+            found.add(each.id)
+    return found
+
+
+def _statements(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function's own body, without those of functions in it."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, _Inner):
+            yield child
+            yield from _statements(child)
+
+
+def _closure(scope: ast.AST, names: set[str]) -> set[str]:
+    """Return the names from which these are made in a scope."""
+    flows = [(_targets(node), _names(_value(node))) for node in _statements(scope) if _value(node) is not None]
+    needed = {*names}
+    while more := {name for made, used in flows if made & needed for name in used} - needed:
+        needed |= more
+    return needed
+
+
+def _value(node: ast.AST) -> ast.expr | None:
+    """Return the expression from which a statement makes values of names."""
+    match node:
+        case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.NamedExpr():
+            return node.value
+        case ast.For() | ast.AsyncFor() | ast.comprehension():
+            return node.iter
+        case ast.withitem():
+            return node.context_expr
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name)) as call) if name in FILLS or name.endswith("_"):
+            return call
+    return None
+
+
+def _targets(node: ast.AST) -> set[str]:
+    """Return the names that a statement makes, or adds to."""
+    match node:
+        case ast.Assign(targets=targets):
+            return set[str]().union(*map(_bases, targets))
+        case ast.AugAssign() | ast.AnnAssign() | ast.NamedExpr() | ast.For() | ast.AsyncFor() | ast.comprehension():
+            return _bases(node.target)
+        case ast.withitem(optional_vars=ast.expr() as target):
+            return _bases(target)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner))):
+            return _bases(owner)
+    return set()
+
+
+def _bases(target: ast.expr) -> set[str]:
+    """Return the names of targets, without those of an index: `rows` of `rows[i]`."""
+    match target:
+        case ast.Tuple(elts=targets) | ast.List(elts=targets):
+            return set[str]().union(*map(_bases, targets))
+        case ast.Subscript(value=owner) | ast.Starred(value=owner):
+            return _bases(owner)
+    return _names(target)
+
+
+def _made(here: _Located) -> set[str]:
+    """Return the names that the statement of an instruction makes by it."""
+    statement = here.statement
+    if statement is None:
+        return set()
+    parts = [statement, *(_statements(statement) if isinstance(statement, ast.With | ast.AsyncWith) else ())]
+    if isinstance(statement, ast.For | ast.AsyncFor) and _span(statement) == here.span:  # it takes the next item
+        return _targets(statement)
+    values = [(part, _value(part)) for part in parts]
+    return {
+        name
+        for part, value in values
+        if value is not None and _span(value).contains(here.span)
+        for name in _targets(part)
+    }

@@ -1,0 +1,74 @@
+"""Data flow of a loop's source: the lines that make what the model is then given, and those that do not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.measure.recorder.batches import ModelCalls
+from cs_systems.measure.recorder.stacks import own_lines
+
+# program → the functions whose results the model is given; `work` and `other` are the own functions that take time
+FEEDS = {
+    "x = work()\nmodel(x)": True,
+    "x, y = work()\nloss = [model(x), y]": True,
+    "x, y = work()\nmodel(other())": False,
+    "batch = work()\nx = batch * 2\nmodel(inputs=x)": True,
+    "model(work())": True,
+    "model(1)\nlog = work()": False,
+    "x = []\nfor i in range(2):\n    x.append(work())\nmodel(x)": True,
+    "x = [work() for i in range(2)]\nmodel(x)": True,
+    "x, seen = [0, 0], [0]\nfor i in range(1):\n    seen[i] = work()\nmodel(x[i])": False,
+    "for x in batches():\n    model(x)": True,
+    "source = batches()\nx = next(source)\nmodel(x)": True,
+    "import math\nx = math.sqrt(2)\nmodel(x)\nmath.hypot(*work())": False,
+    "class Trainer:\n    def step(self):\n        model(self.batch)\n    def fit(self):\n        self.batch = work()\n"
+    "        self.step()\nTrainer().fit()": True,
+    "class Trainer:\n    def step(self, x):\n        model(x)\n    def fit(self):\n        x = 1\n"
+    "        self.step(x)\n        self.metric = work()\nTrainer().fit()": False,
+    "def train(x):\n    scale = 2\n    model(x * scale)\nx = work()\ntrain(x)": True,
+    "def train(x):\n    y = 1\n    model(y)\nx = 1\ny = work()\ntrain(x)": False,
+    "def play():\n    policy(1)\n    return work()\nx = play()\nmodel(x)": False,
+}
+HEAD = """
+def work():
+    look()
+    return 1, 1
+def other():
+    return 1
+def batches():
+    for _ in range(2):
+        yield work()
+"""
+
+
+@pytest.mark.parametrize("program", FEEDS)
+def test_line_feeds_the_model_if_its_result_flows_into_the_call(program: str, tmp_path: Path) -> None:
+    file, calls = tmp_path / "loop.py", ModelCalls()
+    file.write_text(HEAD + program)
+    looks: list[Any] = []
+
+    def chain() -> Any:
+        own = own_lines(sys._getframe(2))[0]
+        return tuple(line for line in own if line[0].co_filename == str(file))
+
+    names = {
+        "model": lambda *_, **__: calls.add(chain(), True) or 0,
+        "policy": lambda *_: calls.add(chain(), False),
+        "look": lambda: looks.append(chain()),
+    }
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    assert {calls.are_fed_by(each) for each in looks} == {FEEDS[program]}
+
+
+def test_source_that_cannot_be_read_feeds_nothing() -> None:
+    calls, looks = ModelCalls(), list[Any]()
+    names = {
+        "model": lambda _: calls.add(own_lines(sys._getframe(1))[0], True),
+        "look": lambda: looks.append(own_lines(sys._getframe(1))[0]),
+    }
+    exec(compile("x = look()\nmodel(x)", "gone.py", "exec"), names)
+    assert not calls.are_fed_by(looks[0])
