@@ -17,6 +17,7 @@ from cs_systems.core.shapes import PRESETS
 from cs_systems.core.validation import option, settings, shown
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import CallableWorkload, Cell, Unavailable, Workload
+from cs_systems.measure.workloads._language_model import FORM, is_language_model, language_model
 from cs_systems.measure.workloads._module import APPLIED, ModuleStep
 from cs_systems.measure.workloads._observed import observed
 from cs_systems.measure.workloads._setup import TrainingSetup
@@ -135,7 +136,8 @@ def build(cell: Cell, device: Device) -> ForeignWorkload:
     """Turn what a foreign name refers to into a workload.
 
     It is a factory `(config, device)` or `()` of one of FORMS, which also takes the arguments of `--set`; a step, which
-    takes no argument; or with `inputs` a module, or a class or function that makes one.
+    takes no argument; the class of a language model, which sizes make; or with `inputs` a module, or a class or
+    function that makes one.
 
     Raises:
         ConfigError: it is none of these.
@@ -148,6 +150,9 @@ def build(cell: Cell, device: Device) -> ForeignWorkload:
         raise ConfigError(reason)
     if not callable(made):
         return from_result(made, cell, device, set(), verb="is")
+    if is_language_model(made, own):
+        watched, read = observed(config)
+        return from_result(language_model(made, watched, device, own), cell, device, read)
     if _takes_config(made, own):
         watched, read = observed(config)
         is_live = name.startswith(plugins.LIVE)
@@ -183,9 +188,11 @@ def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str |
         if is_live:
             model = f"{made.__name__}(…)" if isinstance(made, type) else "…"
             return f"workload is {shown(made)}, and a module requires inputs; use run(model={model}, inputs=…)"
+        if is_language_model(made, own):
+            return None
         return (
             f"{name} is a module without inputs; name its batch as inputs path.py:name, or name a function (config, "
-            "device) that returns (model, batch)"
+            f"device) that returns (model, batch), or {FORM}"
         )
     if not callable(made):
         if _is_workload(made) or isinstance(made, (TrainingSetup, Mapping, tuple)):
