@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +156,17 @@ def _import_remedy(source: str, error: ImportError) -> str:
     """Return the remedy for a failed import; Python does not look for modules in the folder of a file given by path."""
     missing = (error.name or "").partition(".")[0]
     if source.endswith(".py") and "relative import" in str(error):
-        return f"name it as a module of its package, {source.removesuffix('.py').replace('/', '.')}:name"
+        return f"name it as a module of its package, {_module_name(Path(source).resolve())}:name"
     for folder in Path(source).resolve().parents if source.endswith(".py") and missing else ():
         if (folder / f"{missing}.py").is_file() or (folder / missing).is_dir():
             return f"add the folder of {missing} to PYTHONPATH, {folder}"
     return "correct the name or the import, or install the missing package"
+
+
+def _module_name(file: Path) -> str:
+    """Return the name of a file's module in its package, whose folders have an __init__.py."""
+    package = takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents)
+    return ".".join([*reversed([folder.name for folder in package]), file.stem])
 
 
 def get(package: str, name: str) -> Any:

@@ -78,5 +78,28 @@ def test_module_beside_a_file_needs_its_folder_on_pythonpath(tmp_path: Path) -> 
         plugins.check("workloads", f"{source.with_suffix('')}:Block")
 
 
+def test_module_in_a_folder_above_a_file_needs_that_folder_on_pythonpath(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (source := tmp_path / "tests" / "adapters.py").write_text("from my_systems.ddp import DDP\n")
+    (tmp_path / "my_systems").mkdir()
+    with pytest.raises(ConfigError, match=rf"add the folder of my_systems to PYTHONPATH, {re.escape(str(tmp_path))}$"):
+        plugins.get("parallel", f"{source}:DDP")
+
+
+def test_file_with_relative_imports_is_named_as_a_module_of_its_package(tmp_path: Path) -> None:
+    (folder := tmp_path / "any" / "my_basics" / "nn").mkdir(parents=True)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    (source := folder / "model.py").write_text("from .layers import Block\n")
+    with pytest.raises(ConfigError, match=r"name it as a module of its package, my_basics\.nn\.model:name$"):
+        plugins.get("workloads", f"{source}:Block")
+
+
+def test_method_modules_does_not_hide_the_names_of_a_file(tmp_path: Path) -> None:
+    (source := tmp_path / "own.py").write_text("def wrap(module):\n    return [*module.modules()]\n")
+    with pytest.raises(ConfigError, match="has no 'warp'; did you mean wrap"):
+        plugins.check("parallel", f"{source}:warp")
+
+
 def test_names_of_a_package_include_its_modules() -> None:
     assert plugins.check("workloads", "json:decoder")
