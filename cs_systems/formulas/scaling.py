@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from cs_systems.config import AttentionShape, ModelConfig
 from cs_systems.formulas.communication import all_reduce_bytes, shard_bytes
@@ -275,3 +276,48 @@ def binding_tensor_ranks(
     block_flops, _ = forward_flops(model, rows, seq_len)
     residual = activation_bytes * rows * seq_len * model.d_model
     return 1 + 3 * block_flops * cluster.link_bytes_per_s / (8 * residual * cluster.flops_per_s)
+
+
+class LayerLimit(NamedTuple):
+    """Most ranks of one feed-forward layer before sending takes longer than computing."""
+
+    strategy: str
+    phase: str
+    formula: str
+    ranks: float
+
+
+def feed_forward_limits(
+    tokens: float, d_ff: int, element_bytes: float, flops_per_s: float, bytes_per_s: float
+) -> list[LayerLimit]:
+    """Return the limits of each strategy for w2(silu(w1 x) · w3 x), by ring collectives without latency.
+
+    Each of the three products has 2 B D F FLOPs in forward and 4 B D F in backward, so that a rank computes 6 B D F/N
+    and 12 B D F/N of them. It sends at W bytes/s:
+
+    - averaged gradients: 6 e D F (N−1)/N bytes in backward; sharded: half of them in forward, all of them in backward;
+    - tensor parallel: one all-reduce of the activations in each phase, 2 e B D (N−1)/N bytes;
+    - both, with the gathers beside the all-reduces: each dimension at its own limit; one after the other: their sum
+      equals computing, which is best where each takes half.
+
+    Args:
+        tokens: B, of the whole batch.
+        d_ff: F.
+        element_bytes: e, of a weight, gradient or activation as sent.
+        flops_per_s: C of one rank.
+        bytes_per_s: W that a rank sends.
+    """
+    ratio = bytes_per_s / (element_bytes * flops_per_s)  # W/(e C), in elements per FLOP
+    data, tensor = 1 + 2 * tokens * ratio, 1 + 3 * d_ff * ratio
+    # a n + b m ≤ c + a + b with n, m ranks of each dimension, a = 3 F, b = 2 B, c = 6 B F W/(e C); n m is largest at
+    # a n = b m.
+    a, b = 3.0 * d_ff, 2.0 * tokens
+    apart = (a * b * ratio + a + b) ** 2 / (4 * a * b)
+    return [
+        LayerLimit("ddp", "backward", "1 + 2 B W/(e C)", data),
+        LayerLimit("fsdp", "forward and backward", "1 + 2 B W/(e C)", data),
+        LayerLimit("tp", "forward", "1 + 3 F W/(e C)", tensor),
+        LayerLimit("tp", "backward", "1 + 6 F W/(e C)", 2 * tensor - 1),
+        LayerLimit("fsdp+tp", "forward, sending at once", "(1 + 2 B W/(e C)) (1 + 3 F W/(e C))", data * tensor),
+        LayerLimit("fsdp+tp", "forward, one after the other", "(6 B F W/(e C) + 3 F + 2 B)²/(24 B F)", apart),
+    ]

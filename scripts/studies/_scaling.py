@@ -29,6 +29,9 @@ DEVICE_MEMORY_BYTES = 141e9  # its data sheet
 STATE_BYTES = 16  # of a parameter: itself, its gradient and AdamW's two moments in fp32
 PEAK_SHARE = 0.4  # of the data sheet's rate, where no GPU was measured
 LINK_BYTES_PER_S, LINK_SOURCE = 450e9, "NVIDIA H200 data sheet, NVLink in one direction"
+LAYER = "xl-2026"  # size of the one feed-forward layer
+# Machine → FLOP/s of a bf16 product, dense, and bytes/s that a GPU sends by NVLink: of their data sheets.
+MACHINES = {"H100": (989.5e12, 450e9), "B200": (2250e12, 900e9)}
 LATENCY_S = 10e-6  # of a collective between two ranks, where none was measured
 ANYWHERE = math.inf
 NETWORKS = {  # bytes/s that a node sends to others
@@ -115,9 +118,13 @@ def farthest(found: Sequence[Point], efficiency: float) -> Point | None:
     return next((point for point in reversed(found) if point.efficiency >= efficiency), None)
 
 
-def binds_at(model: ModelConfig, strategy: str, cluster: Cluster) -> float | None:
-    """Return the number of GPUs at which sending takes as long as computing, in closed form."""
+def binds_at(model: ModelConfig, strategy: str, cluster: Cluster, gradient_bytes: int | None = None) -> float | None:
+    """Return the number of GPUs at which sending takes as long as computing, in closed form.
+
+    gradient_bytes: bytes of a gradient as sent; None: those of the strategy.
+    """
     _, sent, divides = STRATEGIES[strategy]
+    sent = gradient_bytes or sent
     rows = whole_rows(model)
     if strategy == "tp":
         return binding_tensor_ranks(model, rows, model.context_length, cluster)

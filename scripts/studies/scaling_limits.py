@@ -3,9 +3,10 @@
 Question: to how many GPUs can one batch be spread, by each strategy, before the step waits for the network?
 Method: a step is computed in closed form and simulated (computing, data-parallel and tensor-parallel collectives, each
     on a stream of its own, one block gathered ahead; see cs_systems/formulas/scaling.py), nodes of 8 GPUs, 1,048,576
-    tokens in all, whatever the number of GPUs. Gradients are averaged in fp32, shards and activations sent in bf16;
-    the optimizer is left out. The rate of one GPU and the link come from records where there are any, else from data
-    sheets, and the text says which. Where several ranks were measured, their step stands beside the simulated one.
+    tokens in all, whatever the number of GPUs. Gradients are averaged in fp32, shards and activations sent in bf16; a
+    column has the limit with gradients in bf16, as exercises assume. The optimizer is left out. The rate of one GPU and
+    the link come from records where there are any, else from data sheets, and the text says which. Where several ranks
+    were measured, their step stands beside the simulated one. One feed-forward layer has limits by formula alone.
 Output: by model, network and strategy the most GPUs that are 90% and 50% efficient, where sending takes as long as
     computing, and where the state begins to fit; simulated and measured steps of 2 ranks; efficiency against GPUs as a
     figure.
@@ -26,8 +27,10 @@ from _scaling import (
     DEVICE,
     GPUS_PER_NODE,
     LATENCY_S,
+    LAYER,
     LINK_BYTES_PER_S,
     LINK_SOURCE,
+    MACHINES,
     MOST_RANKS,
     NETWORKS,
     PEAK_SHARE,
@@ -49,7 +52,15 @@ from cs_systems.config import Precision, RunConfig, grid, preset
 from cs_systems.core.units import human
 from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES
 from cs_systems.formulas.peaks import peak_flops
-from cs_systems.formulas.scaling import Cluster, Layout, Sharing, forward_flops, one_gpu_s, step
+from cs_systems.formulas.scaling import (
+    Cluster,
+    Layout,
+    Sharing,
+    feed_forward_limits,
+    forward_flops,
+    one_gpu_s,
+    step,
+)
 from cs_systems.record import Row
 from cs_systems.report import collectives
 from cs_systems.report.tables.records import render
@@ -59,6 +70,11 @@ SIMULATED_AS |= {"tp": "tp", "fsdp+tp": "fsdp+tp"}
 
 BASE = RunConfig(precision=Precision.BF16, warmup=3)
 MEASURED = ("ddp_bucketed", "fsdp", "tp")
+LOW_BYTES = 2  # of an element in bf16
+LAYER_CAPTION = (
+    f"one feed-forward layer of {LAYER}, {TOKENS:,} tokens in all: most ranks before sending takes longer than "
+    f"computing; B tokens, F d_ff, e = {LOW_BYTES} bytes of an element, W bytes/s that a rank sends, C FLOP/s of a rank"
+)
 
 
 def cells_of(base: RunConfig, sizes: Sequence[str]) -> list[RunConfig]:
@@ -121,7 +137,8 @@ def limits(network: str, given: Inputs) -> list[Row]:
         for strategy in STRATEGIES:
             model, found = preset(size), points(size, strategy, network, given)
             most = max((point.layout.ranks for point in found), default=None)
-            binds = binds_at(model, strategy, given.cluster(NETWORKS[network]))
+            cluster = given.cluster(NETWORKS[network])
+            binds, narrow = binds_at(model, strategy, cluster), binds_at(model, strategy, cluster, LOW_BYTES)
             rows.append(
                 {
                     "size": size,
@@ -129,10 +146,26 @@ def limits(network: str, given: Inputs) -> list[Row]:
                     "90%": _limit_text(farthest(found, 0.9), most),
                     "50%": _limit_text(farthest(found, 0.5), most),
                     "sending = computing": "–" if binds is None else f"{binds:,.0f}",
+                    "with gradients in bf16": "–" if narrow is None else f"{narrow:,.0f}",
                     "state fits from": fits_from(model, strategy) or "–",
                 }
             )
     return rows
+
+
+def layer_limits() -> list[Row]:
+    """Return the limits of one feed-forward layer, everything sent in bf16, at the rates of data sheets."""
+    return [
+        {
+            "machine": machine,
+            "strategy": limit.strategy,
+            "phase": limit.phase,
+            "most ranks": limit.formula,
+            "ranks": f"{limit.ranks:,.0f}",
+        }
+        for machine, (flops_per_s, bytes_per_s) in MACHINES.items()
+        for limit in feed_forward_limits(TOKENS, preset(LAYER).d_ff, LOW_BYTES, flops_per_s, bytes_per_s)
+    ]
 
 
 def _limit_text(point: Point | None, most: int | None) -> str:
@@ -219,6 +252,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
             for network in NETWORKS
             for table in row_table(limits(network, given), f"{network}: most GPUs at that efficiency", format)
         ),
+        *row_table(layer_limits(), LAYER_CAPTION, format),
     ]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
+import io
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +26,10 @@ def test_explanation_without_records_uses_data_sheets(limits_study: Any) -> None
     assert "450 GB/s of busbw, a collective of two ranks takes 10.0 µs at least: NVIDIA H200 data sheet" in text
     assert "xl has 25 heads: no number of ranks divides them and a node of 8" in text
     limits = limits_study.tables([], "csv")
-    assert [table.count("\n") >= 16 for table in limits] == [True] * 3
+    assert [table.count("\n") for table in limits] == [17, 17, 17, 13]
+    rows = list(csv.DictReader(io.StringIO(limits[0])))
+    assert all(row["sending = computing"] != row["with gradients in bf16"] for row in rows if row["strategy"] == "ddp")
+    assert all(row["sending = computing"] == row["with gradients in bf16"] for row in rows if row["strategy"] == "fsdp")
 
 
 def test_measured_rates_replace_assumed_ones(limits_study: Any, skeleton: Any, builders: Any) -> None:
