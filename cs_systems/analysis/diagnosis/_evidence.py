@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import mean
@@ -17,6 +16,8 @@ from cs_systems.analysis.attribution.tables import KernelRow, kernels, ranges, s
 from cs_systems.analysis.attribution.tables import phases as phase_rows
 from cs_systems.analysis.attribution.usual_steps import START_UP
 from cs_systems.analysis.comparison.loop_findings import OUTCOME, SLOW_STEPS
+from cs_systems.analysis.diagnosis._memory_use import HISTORY, MemoryUse, memory_of_record, memory_of_snapshot
+from cs_systems.analysis.diagnosis._sound import sound
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import CONFIGURED, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
@@ -26,7 +27,6 @@ from cs_systems.core.range_names import LOADER
 from cs_systems.core.tables import Row, Tables, first_row
 from cs_systems.core.units import counted, human
 from cs_systems.formulas.cost import COST
-from cs_systems.formulas.memory.forecast import Forecast
 from cs_systems.formulas.peaks import CEILING, peak_flops
 from cs_systems.readers._lost_kernels import launches_kernel
 from cs_systems.readers._stalls import Kind, kind
@@ -38,28 +38,11 @@ if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.analysis.attribution.usual_steps import Usual
     from cs_systems.analysis.comparison.ranks import Merged
-    from cs_systems.analysis.memory.categories import Attributed, Attribution
-    from cs_systems.analysis.memory.graphs import KeptOutput, UnusedGraphs
-    from cs_systems.analysis.memory.leaks import Leak
-    from cs_systems.analysis.memory.model_copies import ModelCopies
-    from cs_systems.analysis.memory.out_of_memory import Failure, Returned
+    from cs_systems.analysis.memory.categories import Attribution
+    from cs_systems.analysis.memory.out_of_memory import Failure
     from cs_systems.analysis.memory.tensor_names import TensorNames
     from cs_systems.analysis.replay import Replay
 
-EACH_BLOCK = "every:1"  # plan of checkpoints
-LOGITS, SCORES, FOREACH = "logits", "attention scores", "foreach temporaries"
-ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"
-EARLIER_GRADIENTS, IN_BLOCKS, WEIGHT_COPIES = "earlier gradients", "activations in blocks", "weight copies"
-MODEL_COPIES = "model copies"
-HISTORY = "call torch.cuda.memory._record_memory_history() before the steps, and _dump_snapshot(FILE) after them"
-# Components of the formulas and of fake tensors → their category.
-_CATEGORIES = {
-    "logits_and_loss": LOGITS,
-    "attention_scores": SCORES,
-    "optimizer_state": OPTIMIZER_STATE,
-    "weight_copies": WEIGHT_COPIES,
-}
-# Tables of a profile that rules read.
 HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels decides how long the step takes
 # Profiler → by which factors, least and most, it slows down a host that launches: of twelve model families on one H100
 # under Kineto, and of ten sizes on one H200 under nsys.
@@ -69,112 +52,6 @@ ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
 OF_HOST_MEMORY = re.compile(r"(cuda|hip)(Host(Alloc|Malloc|Register|Free|Unregister)|FreeHost|MallocHost)|cuMemHost")
 MOSTLY = 0.5  # share of a time or size; what takes more is most of it
 TABLES = ("steps", "gaps", "host_gaps", "waits", "phases", "families", "kernels", "attention", "overlap", "ranges")
-# The columns that rules read of each table. A record may come from any program: other rows are left out.
-_TEXTS = {
-    "gaps": ("cause",),
-    "host_gaps": ("host",),
-    "waits": ("call", "within"),
-    "phases": ("phase", "family"),
-    "families": ("family",),
-    "kernels": ("kernel", "family"),
-    "attention": ("part", "family"),
-    "ranges": ("range",),
-    "graph_breaks": ("reason",),
-    "cost": ("phase",),
-    "memory_phases": ("phase",),
-    "memory_forecast": ("phase", "component"),
-    "experiments": ("experiment", "instead", "stands_for"),
-    "own_python": ("phase", "function", "place"),
-    "unsampled": ("reason", "remedy"),
-    "growth": ("quantity",),
-    "padding": ("basis", "shape"),
-    "whole_loop": ("kind",),
-}
-_NUMBERS = {
-    "steps": ("device", "wall_s"),
-    "gaps": ("device", "time_s"),
-    "host_gaps": ("time_s",),
-    "waits": ("time_s", "calls_per_step"),
-    "phases": ("time_s", "calls_per_step"),
-    "families": ("time_s",),
-    "kernels": ("time_s",),
-    "attention": ("time_s",),
-    "overlap": ("exposed_s",),
-    "ranges": ("total_s",),
-    "ranks": ("rank",),
-    "graph_breaks": ("count",),
-    "ceiling": ("peak_flops_per_s",),
-    "memory_forecast": ("step", "peak_bytes"),
-    "own_python": ("time_s", "share", "samples"),
-    "slow_steps": ("steps", "median_s", "usual_s", "extra_s", "total_s", "sampled"),
-    "garbage_collection": ("steps", "collections", "time_s", "in_steps", "longest_s", "total_s"),
-    "growth": ("steps", "first", "last", "per_step"),
-    "padding": ("share", "steps"),
-    "iterators": ("steps", "with_new"),
-    "repeated_forward": ("backward_share",),
-    "whole_loop": ("steps", "median_s", "total_s", "share"),
-}
-_MAY_BE_UNKNOWN = {
-    "steps": ("busy_share",),
-    "gaps": ("longest_s",),
-    "phases": ("ceiling_share",),
-    "overlap": ("share", "step_s", "transfer_s"),
-    "cost": ("hardware_flops", "bytes"),
-    "ranks": ("wait_s",),
-    "experiments": ("time_s", "low_s", "high_s", "baseline_s"),
-    "ceiling": ("peak_bytes_per_s",),
-    "overhead": ("not_recorded_s",),
-    "memory_phases": ("reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes"),
-    "slow_steps": ("every", "place_share"),
-    "outcome": ("skipped_steps", "optimizer_steps"),
-}
-
-
-@dataclass(frozen=True)
-class MemoryUse:
-    """Device memory at the peak of a step, or of a snapshot.
-
-    Attributes:
-        peak_bytes: allocated at the peak.
-        reserved_bytes: reserved by the allocator at that time; None if unknown.
-        phase: the phase of the peak.
-        categories: bytes at the peak, by category; `logits` may be part of others.
-        rows: the rows that these numbers come from.
-        unusable_bytes: reserved at the peak between blocks in use; None if unknown.
-        is_expandable: the allocator's segments are expandable.
-        without: the peak of a snapshot's events without the allocations of a category.
-        forecast: the peak by formula with other fields of the cell; None without a formula.
-        leak: what each step leaves allocated; in no category.
-        graphs: those that no backward uses; in no category.
-        output: an output of the last pass that is alive in the next.
-        returned: memory that went back to the driver and was asked for again.
-        models: further copies of the weights.
-    """
-
-    peak_bytes: int
-    reserved_bytes: int | None
-    phase: str | None
-    categories: Mapping[str, int]
-    rows: tuple[Row, ...] = ()
-    unusable_bytes: int | None = None
-    is_expandable: bool = False
-    without: Callable[..., int] | None = None
-    forecast: Forecast | None = None
-    leak: Leak | None = None
-    graphs: UnusedGraphs | None = None
-    output: KeptOutput | None = None
-    returned: Returned | None = None
-    models: ModelCopies | None = None
-
-    def of(self, *categories: str) -> int:
-        return sum(self.categories.get(category, 0) for category in categories)
-
-    def at_best(self, category: str, phases: Collection[str] | None = None) -> int:
-        """Return a bound on the peak without a category: by the snapshot's events, else what else is alive then.
-
-        phases: those in which the category is gone; None: always.
-        """
-        return self.peak_bytes - self.of(category) if self.without is None else self.without(category, phases)
 
 
 @dataclass(frozen=True)
@@ -469,26 +346,6 @@ class Evidence:
         return max(flops / ceilings[0]["peak_flops_per_s"], moved / rate if moved is not None and rate else 0.0)
 
 
-def _sound(tables: Tables) -> Tables:
-    """Return the tables that rules read, with the rows that have every column that rules read of them."""
-    names = {*_TEXTS, *_NUMBERS, *_MAY_BE_UNKNOWN}
-    kept = {
-        name: [row for row in rows if _is_sound(name, row)] if name in names else rows
-        for name, rows in tables.items()
-        if name in names or name == "ran"
-    }
-    return {name: rows for name, rows in kept.items() if rows}
-
-
-def _is_sound(table: str, row: Row) -> bool:
-    texts = (row.get(name) for name in _TEXTS.get(table, ()))
-    numbers = [row.get(name) for name in _NUMBERS.get(table, ())]
-    numbers += [v for name in _MAY_BE_UNKNOWN.get(table, ()) if (v := row.get(name)) is not None]
-    return all(isinstance(text, str) for text in texts) and all(
-        isinstance(n, int | float) and math.isfinite(n) and n >= 0 for n in numbers
-    )
-
-
 def of_records(records: Sequence[RunRecord]) -> Evidence:
     """Return the evidence in all records of one cell: timed, profiled, and with its memory recorded.
 
@@ -510,11 +367,11 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     last = records[-1]
     environment = next((r.environment for r in reversed(records) if r.environment), None)
     on_gpu = environment is not None and environment.device != "cpu"
-    memory = next((found for r in reversed(records) if (found := _memory_of(r))), None)
+    memory = next((found for r in reversed(records) if (found := memory_of_record(r))), None)
     judged = "the step" if "gaps" in tables else "the step, judged by its timed phases alone" if timed else "the peak"
     config = last.run_config
     return Evidence(
-        tables=_sound(tables),
+        tables=sound(tables),
         measurement=next((clean for r in reversed([*profiled, *timed]) if (clean := r.clean)), None),
         config=config,
         device_name=environment.device_name if environment and on_gpu else None,
@@ -616,78 +473,13 @@ def _attention_scores(profile: Profile) -> tuple[Row, ...]:
 
 def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
     """Return the evidence of a memory snapshot: what was allocated at its peak, and the request that failed."""
-    from cs_systems.analysis.memory.allocations import BEFORE
-    from cs_systems.analysis.memory.counterfactual import peak_without
-    from cs_systems.analysis.memory.graphs import kept_output, unused_graphs
-    from cs_systems.analysis.memory.groups import groups
-    from cs_systems.analysis.memory.leaks import leak
-    from cs_systems.analysis.memory.model_copies import model_copies
-    from cs_systems.analysis.memory.out_of_memory import between_blocks, last_failure, returned
-    from cs_systems.analysis.memory.tables import composition
+    from cs_systems.analysis.memory.out_of_memory import last_failure
 
     replay, failure = found.replay, last_failure(found)
     if (count := len(replay.snapshot.events)) < 2 and not failure:
         has = "no events" if not count else "one event alone"
         return Evidence(judged="", unknowns=(f"the peak, because the snapshot has {has}; {HISTORY}",))
-    peak = replay.peak_event
     if not replay.has_peak or not replay.peak_bytes:
         return Evidence(failure=failure, judged="")
-    sidecar = replay.snapshot.sidecar
-    cell = replace(sidecar.config, device="cuda") if sidecar and sidecar.config else None
-    leaked, graphs = leak(found), unused_graphs(found)
-    apart = [one for group in (leaked, graphs) if group for one in group.allocations]
-    of = groups(found, apart)
-    memory = MemoryUse(
-        replay.peak_bytes,
-        replay.reserved_at(peak),
-        found.places[peak].phase if peak > BEFORE else None,
-        {name: sum(one.allocation.bytes for one in group if _is_alive(one, peak)) for name, group in of.items()},
-        tuple(cast(Row, row) for row in composition(found, names)),
-        between_blocks(found, peak),
-        replay.snapshot.settings.expandable_segments,
-        lambda category, phases=None: peak_without(found, of.get(category, ()), phases),
-        Forecast(cell, replay.peak_bytes) if cell else None,
-        leaked,
-        graphs,
-        None if graphs or leaked else kept_output(found),
-        returned(found),
-        model_copies(found),
-    )
+    memory = memory_of_snapshot(found, names)
     return Evidence(memory=memory, failure=failure, judged="the peak")
-
-
-def _is_alive(one: Attributed, event: int) -> bool:
-    return one.allocation.start <= event < one.allocation.end
-
-
-def _memory_of(record: RunRecord) -> MemoryUse | None:
-    """Return the peak measured by profiler `memory`, split by the prediction; None for other records."""
-    phases = _sound(record.results).get("memory_phases")
-    if not phases:
-        return None
-    number, reached = max(enumerate(phases), key=lambda row: (row[1].get("peak_allocated_bytes") or 0, row[0]))
-    peak = reached.get("peak_allocated_bytes")
-    if not peak:
-        return None
-    from cs_systems.formulas.memory.fit import known_by_formula  # few records have their memory measured
-    from cs_systems.formulas.memory.model import step_memory
-
-    known = known_by_formula(record)
-    components = _components(record) if known is None else step_memory(*known).components
-    categories = {_CATEGORIES.get(name, name): size for name, size in components.items()}
-    if reached["phase"] == Phase.OPTIMIZER and record.run_config.optimizer == "adamw_foreach":
-        categories[FOREACH] = categories.get("workspace", 0)
-    # Where reserved memory changed during the phase, only its highest is known, which may be at another time.
-    around = {row.get("reserved_bytes") for row in phases[max(number - 1, 0) : number + 1]}
-    reserved = reached.get("peak_reserved_bytes") if around == {reached.get("peak_reserved_bytes")} else None
-    rows: tuple[Row, ...] = (reached, cast(Row, categories))
-    made = MemoryUse(peak, reserved, reached["phase"], categories, rows)
-    return made if known is None else replace(made, forecast=Forecast(known[0], peak))
-
-
-def _components(record: RunRecord) -> Mapping[str, int]:
-    """Return the bytes by component at the peak of the step on fake tensors; empty if it was not run."""
-    moments: dict[tuple[int, str], dict[str, int]] = {}
-    for row in _sound(record.results).get("memory_forecast", ()):
-        moments.setdefault((row["step"], row["phase"]), {})[row["component"]] = row["peak_bytes"]
-    return max(moments.values(), key=lambda sizes: sum(sizes.values()), default={})

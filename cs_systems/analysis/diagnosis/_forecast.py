@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cs_systems.analysis.diagnosis._evidence import MemoryUse
 from cs_systems.analysis.diagnosis._findings import Expected
+from cs_systems.analysis.diagnosis._memory_use import MemoryUse
 
 
 def expected(memory: MemoryUse, **changes: Any) -> Expected | None:

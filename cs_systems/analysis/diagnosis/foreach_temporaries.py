@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import FOREACH, Evidence
+from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forecast import expected
+from cs_systems.analysis.diagnosis._memory_use import FOREACH
 
 FUSED = "adamw_fused"
 REMEDY = f"update in one kernel (fused=True; --optimizer {FUSED}), or one parameter at a time (foreach=False)"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import EARLIER_GRADIENTS, GRADIENTS, Evidence
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._memory_use import EARLIER_GRADIENTS, GRADIENTS
 from cs_systems.config import Phase
 
 REMEDY = "call optimizer.zero_grad(set_to_none=True) before forward, unless gradients accumulate over steps"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import LOGITS, Evidence
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._memory_use import LOGITS
 
 NOTABLE = 0.15  # share of the peak
 REMEDY = "compute lm_head and loss in chunks of the sequence (--parts fused_cross_entropy)"

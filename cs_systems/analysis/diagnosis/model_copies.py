@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import MODEL_COPIES, Evidence
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._memory_use import MODEL_COPIES
 from cs_systems.core.units import counted
 
 NOTABLE = 0.15  # share of the peak

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import OPTIMIZER_STATE, Evidence
+from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forecast import expected
+from cs_systems.analysis.diagnosis._memory_use import OPTIMIZER_STATE
 
 DOMINANT = 0.3  # share of the peak; AdamW's moments are half of what parameters, gradients and they take together
 BF16 = "adamw_bf16_state"

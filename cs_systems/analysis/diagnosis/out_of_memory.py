@@ -6,7 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, cast
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import ACTIVATIONS, OPTIMIZER_STATE, Evidence
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._memory_use import ACTIVATIONS, OPTIMIZER_STATE
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import SCORES, Evidence
+from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forecast import expected
+from cs_systems.analysis.diagnosis._memory_use import SCORES
 
 REMEDY = "use an attention that keeps none (scaled_dot_product_attention; --attention sdpa_flash or flash_triton)"
 

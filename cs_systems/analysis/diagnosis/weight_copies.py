@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import WEIGHT_COPIES, Evidence
+from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forecast import expected
+from cs_systems.analysis.diagnosis._memory_use import WEIGHT_COPIES
 
 NOTABLE = 0.15  # share of the peak
 REMEDY = "hold the weights themselves in bf16 (model.to(torch.bfloat16); --precision bf16-pure)"

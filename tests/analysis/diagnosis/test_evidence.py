@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.diagnosis import Diagnosis, apply_rules, diagnose
-from cs_systems.analysis.diagnosis._evidence import LOGITS, Evidence, of_records, of_snapshot
+from cs_systems.analysis.diagnosis._evidence import Evidence, of_records, of_snapshot
+from cs_systems.analysis.diagnosis._memory_use import LOGITS
 from cs_systems.analysis.memory.categories import attribute
 from cs_systems.config import RunConfig, preset
 from cs_systems.core.caveats import REMEDIES

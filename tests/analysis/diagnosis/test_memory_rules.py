@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cs_systems.analysis.diagnosis import Answer, apply_rules, diagnose
-from cs_systems.analysis.diagnosis._evidence import Evidence, MemoryUse, of_snapshot
+from cs_systems.analysis.diagnosis._evidence import Evidence, of_snapshot
+from cs_systems.analysis.diagnosis._memory_use import MemoryUse
 from cs_systems.analysis.memory.allocations import replay
 from cs_systems.analysis.memory.categories import Attribution, attribute
 from cs_systems.analysis.memory.counterfactual import peak_without

@@ -27,9 +27,10 @@ from cs_systems.analysis.diagnosis import (
     diagnose,
     without_options,
 )
-from cs_systems.analysis.diagnosis._evidence import TABLES, Evidence, MemoryUse, of_records, of_snapshot, of_trace
+from cs_systems.analysis.diagnosis._evidence import TABLES, Evidence, of_records, of_snapshot, of_trace
 from cs_systems.analysis.diagnosis._findings import ranked
 from cs_systems.analysis.diagnosis._measured import with_part
+from cs_systems.analysis.diagnosis._memory_use import MemoryUse
 from cs_systems.analysis.memory.allocations import replay
 from cs_systems.analysis.memory.categories import attribute
 from cs_systems.analysis.memory.tensor_names import tensor_names

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule, Unknown, apply_rules, ranked
-from cs_systems.analysis.diagnosis._evidence import Evidence, MemoryUse, of_trace
+from cs_systems.analysis.diagnosis._evidence import Evidence, of_trace
+from cs_systems.analysis.diagnosis._memory_use import MemoryUse
 from cs_systems.config import RunConfig
 from cs_systems.core import plugins
 from cs_systems.record import Measurement, Sample
