@@ -114,7 +114,10 @@ def _draw(figure: Path, kind: str | None, records: list[RunRecord], read: Path) 
         file = figure if number == 1 else figure.with_stem(f"{figure.stem}-{number}")
         check_outputs({"--figure": file}, [read])
         plot.save(workloads[name], file, kind)
+        caption = plot.caption(workloads[name], kind) if file.suffix == ".pdf" else ""
         print(visible(f"figure: {file}{f' ({name})' if len(workloads) > 1 else ''}"), file=sys.stderr)
+        if caption:
+            print(visible(f"caption: {caption}"), file=sys.stderr)
     if missing := [name for name in workloads if name not in drawn]:
         print(visible(f"no figure of {', '.join(missing)}: these records lack its data"), file=sys.stderr)
 

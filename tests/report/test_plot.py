@@ -301,3 +301,22 @@ def test_labels_name_numbers_and_leave_out_what_a_cell_lacks(build: Build) -> No
         "ddp_flat · 2 ranks",
         "ddp_bucketed · buckets of 100 MB · 2 ranks",
     ]
+
+
+def test_pdf_is_as_wide_as_a_column_of_a_paper_and_embeds_its_fonts(
+    train_records: list[RunRecord], tmp_path: Path
+) -> None:
+    plot.save(train_records, tmp_path / "figure.pdf", "phases")
+    pdf = (tmp_path / "figure.pdf").read_bytes()
+    assert re.search(rb"/MediaBox \[ ?0 0 234 ", pdf)
+    assert b"/Type3" not in pdf
+    assert b"/FontFile2" in pdf
+
+
+def test_caption_says_device_versions_steps_and_spread(train_records: list[RunRecord]) -> None:
+    caption = plot.caption(train_records, "phases")
+    assert caption.startswith("step time by phase: train_step on NVIDIA H200; constant: ")
+    assert "torch 2.11.0+cu130" in caption
+    assert re.search(
+        r"medians of \d+ steps \(wall clock\); p10 to p90 spans [\d.]+( to [\d.]+)?% of the median$", caption
+    )

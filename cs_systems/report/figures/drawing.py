@@ -30,6 +30,8 @@ WIDTH = 8  # inches, the width of a README
 
 LEGEND_ROW = 0.19  # inches
 
+LEGEND_KEY = 8  # characters that a line's or bar's sample takes, with the space around it
+
 DASHES: tuple[dict[str, Any], ...] = ({}, {"linestyle": "--", "markerfacecolor": palette.PAGE.light})
 
 TEXT_WIDTH = 88  # characters of an axis label that fit the width of a figure
@@ -85,11 +87,16 @@ def wrap_labels(drawn: Figure) -> Figure:
     for axes in drawn.axes:
         spec = axes.get_subplotspec()
         columns = spec.get_gridspec().ncols if spec else 1
-        axes.xaxis.label.set_text(fill(axes.get_xlabel(), TEXT_WIDTH // columns))
-        axes.set_title(fill(axes.get_title(), TEXT_WIDTH // columns))
+        for text in (axes.xaxis.label, axes.title):
+            text.set_text(fill(text.get_text(), _room(drawn, float(axes.xaxis.label.get_fontsize())) // columns))
     if title := drawn.get_suptitle():
         drawn.suptitle(fill(title, TEXT_WIDTH), x=0.01, ha="left", fontsize=11)
     return drawn
+
+
+def _room(drawn: Figure, letters_pt: float) -> int:
+    """Return the characters of a line as wide as the figure."""
+    return int(TEXT_WIDTH * drawn.get_figwidth() / WIDTH * 10 / letters_pt)
 
 
 def filled(look: palette.Paint) -> dict[str, Any]:
@@ -116,14 +123,14 @@ def plain_lines(text: str) -> str:
     return "\n".join(map(plain, text.split("\n")))
 
 
-def with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:
+def with_legend(drawn: Figure, axes: Axes, along: bool = True, letters_pt: float = 9) -> Figure:
     """Place the legend below the figure, to keep the figure's width, in as few rows as fit."""
     handles, labels = axes.get_legend_handles_labels()
-    labels = [plain_lines(label) for label in labels]
+    labels = [fill(plain_lines(label), _room(drawn, letters_pt) - LEGEND_KEY) for label in labels]
     if along and labels:
         for rows in range(1, len(labels) + 1):
             columns = -(-len(labels) // rows)
-            legend = drawn.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=9)
+            legend = drawn.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=letters_pt)
             with texts_from_outside():
                 fits = legend.get_window_extent().x1 <= drawn.bbox.x1
             if fits or columns == 1:

@@ -19,9 +19,11 @@ from cs_systems.report import palette
 from cs_systems.report.figures.drawing import GREY, INK, plain_lines, texts_from_outside, wrap_labels
 from cs_systems.report.figures.kinds import KINDS
 from cs_systems.report.figures.labels import subject
+from cs_systems.report.figures.paper import on_paper
 from cs_systems.report.files import write_file
 from cs_systems.report.frame import CLEAN, by_kind, frame, without_retried
 from cs_systems.report.tables.layout import is_timed
+from cs_systems.report.tables.records import conditions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,6 +53,7 @@ STYLE: Any = {
     "legend.frameon": False,
     "text.parse_math": False,  # a name may contain dollar signs
     "svg.fonttype": "path",
+    "pdf.fonttype": 42,  # embedded TrueType; many conferences refuse the default, Type 3
     "svg.hashsalt": "cs_systems",
 }
 
@@ -103,8 +106,21 @@ def _drawn(chosen: Sequence[RunRecord], data: pd.DataFrame, kind: str, titled: b
 
 
 def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> None:
-    """Write a figure on white in the format of the file's suffix. Raises ConfigError for one not in ENDINGS."""
-    write(lambda: figure(records, kind), file)
+    """Write a figure on white in the format of the file's suffix. Raises ConfigError for one not in ENDINGS.
+
+    A .pdf is for a paper: as wide as a column of it, and without a title, for which `caption` has the words.
+    """
+    if check_ending(Path(file)) == "pdf":
+        write(lambda: on_paper(figure(records, kind, titled=False)), file)
+    else:
+        write(lambda: figure(records, kind), file)
+
+
+def caption(records: Sequence[RunRecord], kind: str | None = None) -> str:
+    """Return the caption of a figure in a paper: what it shows, on what, of how many steps, and their spread."""
+    chosen = _of_one_workload(records)
+    data = frame(chosen)
+    return f"{KINDS[kind or _fitting(chosen, data)[0]].title}: {conditions(data)}"
 
 
 def check_ending(path: Path) -> str:

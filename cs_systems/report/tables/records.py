@@ -283,6 +283,17 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     return "; ".join(parts)
 
 
+def conditions(whole: pd.DataFrame) -> str:
+    """Return what the cells of a workload share, as a table's caption says it, with the range of their spreads."""
+    rows = whole[whole["phase"].isna() | (whole["phase"] == STEP)]
+    spreads = rows["spread"].dropna()
+    named = _caption(rows, varying(whole)[1], [STEP])
+    if not len(spreads) or not _is_timed(rows):
+        return named
+    ends = dict.fromkeys(units.significant(100 * end) for end in (spreads.min(), spreads.max()))
+    return f"{named}; p10 to p90 spans {' to '.join(ends)}% of the median"
+
+
 def _is_timed(rows: pd.DataFrame) -> bool:
     return layout.is_timed(str(rows["workload"].iloc[0]), _profiler(rows))
 
