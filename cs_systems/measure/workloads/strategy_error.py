@@ -90,9 +90,14 @@ class StrategyError:
                 "between_ranks": None if whole is None else self._between_ranks(whole) / _distance(self.alone, start),
                 "loss_error": abs(mean_loss - expected) / expected,
                 "begins_equal": begins_equal,
-                "note": "" if whole is not None else WITHOUT_PARAMETERS,
+                "note": WITHOUT_PARAMETERS if whole is None else LEFT_WHOLE if self._leaves_whole(wrapped) else "",
             }
         ]
+
+    def _leaves_whole(self, wrapped: nn.Module) -> bool:
+        """Return whether code of the user's own that divides parameters has divided none of this model's."""
+        divides = plugins.is_foreign(self.config.strategy) and "parameters" in self.cell.strategy.splits
+        return divides and _elements(wrapped) == _elements(self._model(self.config.seed))
 
     def _begins_equal(self, start: Mapping[str, Tensor]) -> bool | None:
         """Return whether the strategy gives all ranks the parameters of rank 0; None where they cannot be read."""
@@ -147,6 +152,11 @@ class StrategyError:
 
 
 WITHOUT_PARAMETERS = "whole parameters not found: add gather_full_params() that returns them by name"
+LEFT_WHOLE = "divides no parameter of the built-in model, perhaps because it looks for layers of other classes"
+
+
+def _elements(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
 
 
 def _state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

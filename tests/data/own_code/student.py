@@ -87,13 +87,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
 class FSDP(nn.Module):
     """Rows of each matrix of the linear layers are divided; the hooks gather them around forward and backward."""
 
+    divided = "Linear"
+
     def __init__(self, module, compute_dtype=None):
         super().__init__()
         self.module, self.whole = module, {}
         n, rank = dist.get_world_size(), dist.get_rank()
         for p in module.parameters():
             dist.broadcast(p.data, 0)
-        self.sharded = [(m, m.weight) for m in module.modules() if type(m).__name__ == "Linear"]
+        self.sharded = [(m, m.weight) for m in module.modules() if type(m).__name__ == self.divided]
         for m, p in self.sharded:
             p.data = p.data.chunk(n)[rank].clone()
             m.register_forward_pre_hook(lambda m, _: self.gather(m.weight))
@@ -135,6 +137,12 @@ class FSDP(nn.Module):
         for _, p in self.sharded:
             self.free(p)
         return state
+
+
+class FSDPOfOthers(FSDP):
+    """Looks for layers that the model does not have."""
+
+    divided = "Dense"
 
 
 class Quiet(FSDP):

@@ -22,6 +22,7 @@ from cs_systems.analysis.comparison.own_code import (
 )
 from cs_systems.cli import main
 from cs_systems.core.tables import first_row
+from cs_systems.measure.workloads.strategy_error import LEFT_WHOLE
 from cs_systems.record import read_records
 from tests.measure.runtime.own_strategies import compared_with_one_process
 from tests.model.parallel.launch import launch
@@ -31,7 +32,11 @@ SMALL = "--size tiny --context-length 8 --batch-size 1 --device cpu --warmup 1 -
 RIGHT = (
     *("ddp_bucketed", "student.py:DDP", "student.py:hooked", "student.py:average_on_after_backward", "student.py:FSDP"),
     *("student.py:DDP+zero1", "ddp_naive+student.py:ShardedOptimizer", "adapters.py:get_ddp", "adapters.py:get_fsdp"),
-    *("adapters.py:get_ddp_bucketed", "adapters.py:get_ddp+adapters.py:get_sharded_optimizer"),
+    *(
+        "adapters.py:get_ddp_bucketed",
+        "student.py:FSDPOfOthers",
+        "adapters.py:get_ddp+adapters.py:get_sharded_optimizer",
+    ),
 )
 WRONG = ("student.py:Unsynchronized", "student.py:Summed")
 MEASURED = ("ddp_naive", "adapters.py:get_ddp", "student.py:crashes")
@@ -74,6 +79,11 @@ def test_wrong_code_is_a_row_with_the_difference(rows: Any, name: str) -> None:
 @pytest.mark.parametrize("name", FAILING)
 def test_failing_code_is_refused_with_the_reason(rows: Any, name: str) -> None:
     assert FAILING[name] in rows[name]
+
+
+def test_code_that_divides_no_parameter_of_the_model_says_so(rows: Any) -> None:
+    notes = {name: rows[name]["note"] for name in ("student.py:FSDPOfOthers", "student.py:FSDP", "student.py:DDP")}
+    assert [*notes.values()] == [LEFT_WHOLE, "", ""]
 
 
 def test_parameters_of_rank_0_reach_the_others_only_where_the_code_sends_them(rows: Any) -> None:
