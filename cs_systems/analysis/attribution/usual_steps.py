@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cs_systems.analysis.attribution.gaps import idle_during
+from cs_systems.analysis.attribution.gaps import SILENT_S, idle_during, silences
 from cs_systems.analysis.attribution.profile import RECORDING, Profile, restricted
 from cs_systems.config import Phase
 from cs_systems.core.printable import within
@@ -38,6 +38,7 @@ ALIKE = 0.9  # share of kernels that are the same one period later
 FEWEST = 3  # occurrences that show a period
 LOADS = re.compile(r"ModuleLoad|LibraryLoad")  # calls that load kernels
 FIRST_LAUNCHES = "first kernel launches"
+NO_CALLS = "stretches without a CUDA call"
 LONGEST = 60  # characters of a name in a sentence
 LONG_CALL_S = 5e-3  # a launch takes some µs; one that lasts longer loads or compiles code first
 LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual work are not named
@@ -105,8 +106,8 @@ def usual_steps(profile: Profile) -> Usual:
     if [step.name for step in profile.steps] != [RECORDING]:
         return _of_steps(profile)
     trace, whole = profile.trace, profile.steps[0]
-    if whole.takes_earlier and trace.profiler in WHOLE_PROCESS:  # it opens its context before it launches
-        whole = whole._replace(start_s=min(whole.start_s, trace.calls.start_s.min(initial=math.inf)))
+    if whole.takes_earlier and trace.profiler in WHOLE_PROCESS:
+        whole = _of_process(trace, whole)
     steps, name, is_named = _found(profile)
     if len(steps) > 1:
         found = _of_steps(_restricted(profile, steps), name)
@@ -127,9 +128,13 @@ def usual_steps(profile: Profile) -> Usual:
         )
         began_s = window.start_s
     total_s = whole.end_s - whole.start_s
-    causes = {} if found.is_cold else ranges_before(trace, began_s, LEAST_NAMED * total_s)
-    causes |= long_calls(trace, whole.start_s, whole.end_s if found.is_cold else began_s)
-    lost_s = math.fsum(long_calls(trace, began_s, whole.end_s).values())
+    last_s = max(window.end_s for window in found.profile.steps)
+    ranges = [] if found.is_cold else ranges_before(trace, began_s, LEAST_NAMED * total_s)
+    calls = long_calls(trace, whole.start_s, last_s if found.is_cold else began_s)
+    if (silent_s := _silent_s(trace, whole.start_s, began_s, ranges)) >= LEAST_NAMED * total_s:
+        calls[NO_CALLS] = silent_s
+    causes = _times(ranges) | dict(sorted(calls.items(), key=lambda item: -item[1]))
+    lost_s = math.fsum(long_calls(trace, began_s, last_s).values())
     return replace(
         found,
         total_s=total_s,
@@ -143,6 +148,13 @@ def _restricted(profile: Profile, steps: Sequence[Step], windows: Sequence[Step]
     """Return the profile of these steps on the devices of the profile."""
     (device, *others) = profile.devices
     return restricted(profile, steps, windows, None if others else device)
+
+
+def _of_process(trace: Trace, whole: Step) -> Step:
+    """Return the time of the process: it opens its context before it launches, and reads results after its kernels."""
+    calls, copies = trace.calls, trace.copies
+    ends = max(whole.end_s, calls.end_s.max(initial=-math.inf), copies.end_s.max(initial=-math.inf))
+    return whole._replace(start_s=min(whole.start_s, calls.start_s.min(initial=math.inf)), end_s=ends)
 
 
 def busiest(profile: Profile) -> int:
@@ -251,7 +263,8 @@ def _named(steps: Sequence[Step], count: int, name: str) -> str:
 
 def _found(profile: Profile) -> tuple[list[Step], str, bool]:
     """Return (steps, their name, whether ranges mark them) of a recording without steps; no steps if nothing does."""
-    for find, is_named in ((_by_range, True), (_by_optimizer, True), (_by_repetition, False)):
+    finders = ((_by_range, True), (_by_optimizer, True), (_by_repetition, False), (_by_rhythm, False))
+    for find, is_named in finders:
         steps, name = find(profile.trace)
         if steps:
             return [step._replace(number=number) for number, step in enumerate(steps)], name, is_named
@@ -322,6 +335,23 @@ def _by_repetition(trace: Trace) -> tuple[list[Step], str]:
     return [], ""
 
 
+def _by_rhythm(trace: Trace) -> tuple[list[Step], str]:
+    """Return the stretches between the ends of the only kernel of a program, if they are equally long.
+
+    Kernels that follow each other without a pause are one piece of work.
+    """
+    kernels = trace.kernels
+    ends = np.sort(kernels.end_s)
+    lasted = np.diff(ends)
+    if len({one.name for one in kernels.function.values}) != 1 or len(lasted) < FEWEST:
+        return [], ""
+    paused = kernels.launched_s[1:] - kernels.end_s[:-1]
+    alike = (lasted < SLOWER * np.median(lasted)) & (lasted > np.median(lasted) / SLOWER) & (paused > SILENT_S)
+    if alike.mean() < ALIKE:
+        return [], ""
+    return [Step("repetition", a, b) for a, b in pairwise(ends.tolist())], "repetitions of 1 kernel"
+
+
 def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
     """Return the window from the end of its start-up on, to the end of its kernels, and whether it is cold throughout.
 
@@ -371,15 +401,31 @@ def _is_of_host(name: str) -> bool:
     return stalls(name) != SYNCHRONISATION and "Memcpy" not in name
 
 
-def ranges_before(trace: Trace, until_s: float, least_s: float) -> dict[str, float]:
-    """Return the time of the user's outermost ranges that ended before a time, by name, the longest first."""
-    found: dict[str, float] = defaultdict(float)
-    last_s = -math.inf
+def ranges_before(trace: Trace, until_s: float, least_s: float) -> list[Range]:
+    """Return the user's outermost ranges that ended before a time and lasted at least so long, in order."""
+    found = list[Range]()
     for each in trace.ranges.named(lambda name: not is_operator(name) and not _is_module(trace, name)):
-        if each.start_s >= last_s and each.end_s <= until_s and each.end_s - each.start_s >= least_s:
-            found[f"range {within(general(each.name), LONGEST)!r}"] += each.end_s - each.start_s
-            last_s = each.end_s
+        is_outer = not found or each.start_s >= found[-1].end_s
+        if is_outer and each.end_s <= until_s and each.end_s - each.start_s >= least_s:
+            found.append(each)
+    return found
+
+
+def _times(ranges: Sequence[Range]) -> dict[str, float]:
+    """Return the time of ranges by their name, in words, the longest first."""
+    found: dict[str, float] = defaultdict(float)
+    for each in ranges:
+        found[f"range {within(general(each.name), LONGEST)!r}"] += each.end_s - each.start_s
     return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _silent_s(trace: Trace, from_s: float, until_s: float, ranges: Sequence[Range]) -> float:
+    """Return the time without a CUDA call between two times, outside of these ranges."""
+    if until_s <= from_s:
+        return 0.0
+    stretches = silences(trace, from_s, until_s)
+    inside = (max(0.0, min(end, one.end_s) - max(start, one.start_s)) for start, end in stretches for one in ranges)
+    return math.fsum(end - start for start, end in stretches) - math.fsum(inside)
 
 
 def whole_graph_share(profile: Profile) -> float:

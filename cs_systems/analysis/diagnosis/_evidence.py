@@ -417,8 +417,9 @@ def of_profile(profile: Profile) -> Evidence:
         judged=usual.name or "the step",
         unknowns=tuple(unknowns),
     )
-    worked_s, are_few = (found.busy_s or 0.0) + found.idle_s.get(COPY, 0.0), _kernels_of(usual) < FEWEST_KERNELS
-    if not unknowns and usual.is_once and are_few and worked_s < MOSTLY * usual.step_s:
+    told_s = (found.busy_s or 0.0) + found.idle_s.get(COPY, 0.0) + found.silent_s
+    are_few = _kernels_of(usual) < FEWEST_KERNELS
+    if not unknowns and usual.is_once and are_few and told_s < MOSTLY * usual.step_s:
         return Evidence(usual=usual, judged="", unknowns=(_too_little(usual),))
     return found
 

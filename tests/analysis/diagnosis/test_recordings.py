@@ -56,6 +56,27 @@ def test_long_first_launch_is_start_up_and_the_rest_has_no_cause(tmp_path: Path)
     assert found.nothing == "nothing found that would save more than 5% of the time after the start-up"
 
 
+@pytest.mark.parametrize(("after_s", "share"), [(0.0, "95%"), (2.2, "48%")])
+def test_start_up_names_time_without_calls_and_is_a_share_of_the_whole_process(
+    tmp_path: Path, after_s: float, share: str
+) -> None:
+    """The host computes for 2 s before its only kernel, and frees memory after it."""
+    program = Program()
+    program.event("cuda_runtime", "cudaMalloc", program.now, 100e3)
+    program.now += 2.1e6
+    program.launch(120e3)
+    program.wait()
+    if after_s:
+        program.event("cuda_runtime", "cudaFree", program.now, after_s * 1e6)
+    trace = replace(read(program.write(tmp_path / "trace.json")), profiler="nsys")
+    found = apply_rules(of_profile(profile(trace)))
+    start_up = next(one for one in found.diagnoses if one.code == "start-up")
+    assert start_up.cause == (
+        f"{share} of the recording is start-up, before the usual work begins (2.00 s in stretches without a CUDA call, "
+        "100 ms in cudaMalloc)"
+    )
+
+
 @pytest.mark.parametrize("cold", [1, 2])
 def test_slow_first_steps_are_start_up_and_the_others_are_the_subject(tmp_path: Path, cold: int) -> None:
     program = Program()
@@ -178,13 +199,30 @@ def test_waits_that_the_profiler_explains_are_no_cause(tmp_path: Path) -> None:
 def test_one_pass_with_hardly_a_kernel_is_not_judged(tmp_path: Path) -> None:
     program = Program()
     for _ in range(6):
-        program.launch(3.0, then=2e6)
+        program.launch(3.0, then=900.0)
     found = answer(program, tmp_path)
     assert found.causes == []
     assert (
-        "cannot be told: what limits a step: 6 kernels in 10.0 s (18.0 µs of kernels), and nothing repeats"
+        "cannot be told: what limits a step: 6 kernels in 4.53 ms (18.0 µs of kernels), and nothing repeats"
         in found.others[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("pauses_us", "subject"),
+    [
+        ([30e3] * 6, "repetitions of 1 kernel"),
+        ([5e3, 40e3, 7e3, 90e3, 11e3, 60e3], ""),
+    ],
+)
+def test_pauses_of_the_host_between_few_kernels_are_named(tmp_path: Path, pauses_us: list[float], subject: str) -> None:
+    program = Program()
+    for pause_us in pauses_us:
+        program.launch(3.0, then=pause_us)
+    found = answer(program, tmp_path)
+    assert codes(found)[0] == "host-time"
+    assert "of the step the GPU is idle while the host makes no CUDA call" in found.causes[0]
+    assert found.diagnoses[0].subject == subject
 
 
 def test_recording_without_steps_is_divided_by_its_repetition(tmp_path: Path) -> None:
