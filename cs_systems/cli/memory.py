@@ -111,8 +111,20 @@ def run(args: Memory) -> int:
     print_diagnoses(records)
     for record in records:
         print_memory(record, folder)
+    _print_peaks(records)
     print(visible(f"records: {records_path(folder)}"))
     return exit_status(asked_for(records, args.sweep.of_share(cells)))
+
+
+def _print_peaks(records: Sequence[RunRecord]) -> None:
+    """Print the peaks of several cells as one table."""
+    from cs_systems.cli._output import terminal_width
+    from cs_systems.report.tables.records import render
+
+    read = [record for record in records if record.run_config.profiler == "memory"]
+    if len(read) > 1:
+        width = terminal_width()
+        print(render(read, width=width, color=width is not None))
 
 
 def _device_bytes(text: str, option: str) -> int:
@@ -152,6 +164,7 @@ def _show(folder: Path) -> int:
     print_diagnoses(shown)
     for record in shown:
         print_memory(record, folder)
+    _print_peaks(shown)
     return 0
 
 

@@ -84,6 +84,8 @@ def test_show_prints_recorded_memory(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "small ctx 512 batch 4 · naive · fp32 · train-step · under memory" in output
     assert "context and modules" in output
     assert "off: measured peak minus predicted peak" in output
+    cells = re.findall(r"^(small|medium|large|xl) +(?:fp32|bf16) +[\d.]+ ", output, re.MULTILINE)
+    assert cells == ["small"] * 2 + ["medium"] * 2 + ["large"] * 2 + ["xl"] * 2  # the peaks of all in one table
     assert max(map(len, output.splitlines())) <= 80
     assert main(["memory", "--show", str(profiles / "attention_memory")]) == 2
     assert "has no memory results; measure them with cs-systems memory --out DIR" in capsys.readouterr().err
