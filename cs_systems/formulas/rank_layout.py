@@ -32,9 +32,8 @@ def averages_after_backward(name: str) -> bool:
 
     Not so where parameters or features are sent too, or where torch's own wrapper waits inside backward.
     """
-    declared = _declared(name)
-    own = all(entry.get("counted", True) for entry in declared)
-    return own and "batch" in splits_of(name) and not {"parameters", "features"} & splits_of(name)
+    is_torchs = any(not entry.get("counted", True) for entry in _declared(name))
+    return not is_torchs and "batch" in splits_of(name) and not {"parameters", "features"} & splits_of(name)
 
 
 def data_ranks(config: Mapping[str, Any]) -> int:

@@ -12,7 +12,7 @@ from torch import nn
 
 from cs_systems.config import ConfigError
 from cs_systems.core import plugins
-from cs_systems.formulas.rank_layout import check_division, data_ranks, options_of, splits_of
+from cs_systems.formulas.rank_layout import averages_after_backward, check_division, data_ranks, options_of, splits_of
 from cs_systems.model.parallel import check, compose
 from tests.model.parallel.launch import launch
 
@@ -153,3 +153,23 @@ def test_splits_and_options_of_a_composition_are_read_without_torch() -> None:
     assert splits_of("ddp_flat+zero1") == {"batch", "optimizer"}
     assert "bucket_size_mb" in options_of("ddp_bucketed+zero1")
     assert "bucket_size_mb" not in options_of("ddp_flat+zero1")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_all"),
+    [
+        ("ddp_naive", True),
+        ("ddp_flat", True),
+        ("ddp_overlap", True),
+        ("ddp_bucketed+zero1", True),
+        ("zero1_flat", True),
+        ("torch_ddp", False),
+        ("fsdp", False),
+        ("fsdp+tp", False),
+        ("tp", False),
+        ("single", False),
+        ("no_such_file.py:MyDDP", True),
+    ],
+)
+def test_clocked_averaging_is_all_communication_that_backward_does_not_hide(strategy: str, is_all: bool) -> None:
+    assert averages_after_backward(strategy) is is_all
