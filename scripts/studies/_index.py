@@ -327,8 +327,9 @@ def _trace_truth(folder: Path) -> str:
     first = counts["of the first files"]
     return (
         f"The first sentence of the analysis was true of {held_out['true']} of {held_out['files']} public files with "
-        f"kernels that no mend had been made from, and half true of {held_out['half']}. Of {first['files']} other "
-        f"files, which mends were made from, it is true of {first['true']}."
+        f"kernels that no mend had been made from, and half true of {held_out['half']}; since mends were made from "
+        f"them too, it is true of {counts['of held-out files']['true']}, and of {first['true']} of {first['files']} "
+        "other files."
     )
 
 
