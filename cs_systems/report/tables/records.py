@@ -18,6 +18,7 @@ from cs_systems.analysis.comparison import loop_time
 from cs_systems.config import FIELDS, PRESETS, ConfigError, one_of
 from cs_systems.core import units
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
+from cs_systems.core.fields import Subject
 from cs_systems.core.printable import text_cell
 from cs_systems.core.units import counted
 from cs_systems.record import RAN, RunRecord, measured_by
@@ -156,6 +157,8 @@ def _elsewhere(whole: pd.DataFrame) -> list[str]:
         return []
     if measured == "counters":
         return ["to see the counters: cs-systems analyze FILE.ncu-rep"]
+    if Subject.of(str(whole["workload"].iloc[0])) is Subject.STRATEGY_ERROR:
+        return ["to see the results: repeat cs-systems parallel with --out DIR, which measures no cell again"]
     return ["to see the results: cs-systems precision --show DIR"]
 
 

@@ -135,10 +135,13 @@ def test_record_has_the_hash_of_the_file(run: Any) -> None:
     assert ran["strategy_sha256"] == hashlib.sha256((folder / "adapters.py").read_bytes()).hexdigest()
 
 
-def test_run_is_read_where_the_files_are_gone(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_read_where_the_files_are_gone(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run[2] / "run", tmp_path / "run")
     assert main(["report", "run"]) == 0
+    assert "to see the results: repeat cs-systems parallel with --out DIR" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
