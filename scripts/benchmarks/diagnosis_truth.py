@@ -53,6 +53,7 @@ SAMPLE = (  # fast ones, for a test
 TOOL = ("-m", "cs_systems")
 
 CODES: dict[str, tuple[str, ...]] = {
+    "anomaly-detection": ("anomaly-detection",),
     "autotuning": ("autotuning",),
     "batch-preparation": ("data-loading", "host-python"),
     "blocking-copies": ("pageable-copies", "exposed-copies"),
@@ -61,11 +62,14 @@ CODES: dict[str, tuple[str, ...]] = {
     "cpu-offload": ("cpu-offload",),
     "data-input": ("data-loading",),
     "device-allocation": ("device-allocation",),
+    "divergence": ("divergence",),
     "double-precision": ("fp64-products",),
     "exposed-communication": ("exposed-communication",),
     "fragmentation": ("fragmentation",),
     "garbage-collection": ("garbage-collection",),
     "gradient-accumulation": ("no-sync-missing",),
+    "gradients-not-cleared": ("gradients-not-cleared",),
+    "growing-hooks": ("growth",),
     "growth": ("growth",),
     "graphs-recorded-whole": ("graph-recorded-whole",),
     "host-synchronisation": ("host-sync",),
@@ -83,6 +87,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "optimizer-state": ("optimizer-state",),
     "out-of-memory": ("out-of-memory",),
     "no-training": ("nan-loss", "skipped-steps"),
+    "no-update": ("no-update",),
     "own-python": ("host-python",),
     "own-tools": ("own-profiler",),
     "padding": ("padding",),
@@ -94,6 +99,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "recompiled": ("recompilation",),
     "recomputation": ("recomputation",),
     "recomputed": ("recomputation",),
+    "repeated-calls": ("duplicate-forward",),
     "returned-segments": ("device-allocation",),
     "rollouts": ("evaluation",),
     "score-matrices": ("score-matrices",),
@@ -107,7 +113,9 @@ CODES: dict[str, tuple[str, ...]] = {
     "unfused-attention": ("unfused-attention",),
     "unfused-elementwise": ("elementwise-chain",),
     "unfused-optimizer": ("unfused-optimizer",),
+    "unused-gradients": ("unused-gradients",),
     "unused-parameters": ("find-unused-parameters",),
+    "unused-passes": ("skipped-steps",),
     "unused-tensor-cores": ("fp32-products",),
 }
 NAMES = {

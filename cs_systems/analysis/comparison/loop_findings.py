@@ -92,6 +92,94 @@ class OutcomeRow(TypedDict):
     optimizer_steps: int | None
     first_scale: float | None
     last_scale: float | None
+    losses: int  # of the warm-up and the timed steps; 0 if they are unknown
+    early_loss: float | None  # the largest of the first quarter
+    late_loss: float | None  # the smallest of the last quarter
+
+
+class UpdatesRow(TypedDict):
+    """Steps of an optimizer outside of the timing, the gradients that they used, and the weights that they changed."""
+
+    optimizer: str
+    parameters: int
+    steps: int  # that were looked at
+    again: int  # of them, those after another one that was looked at
+    stale: int  # of these, with gradients that also an earlier step had used
+    cleared: int  # of them, with gradients that were cleared after their backward pass
+    missing: int  # of them, without any gradient
+    zero: int  # of them, with gradients that are all zero
+    learning_rate: float | None  # the largest of its groups
+    dtype: str | None  # of its parameters, if they have the same
+    compared_steps: int  # steps of the loop between two looks at the weights
+    compared: int  # parameters that were compared
+    changed: int
+
+
+class UnusedPassesRow(TypedDict):
+    """Backward passes with gradients that were cleared before an optimizer used them."""
+
+    passes: int  # that were looked at, with gradients for an optimizer
+    unused: int
+
+
+class UnusedGradientsRow(TypedDict):
+    """Parameters that get gradients in most backward passes, though no optimizer holds them."""
+
+    parameters: int
+    elements: int
+    share: float  # of the elements with gradients
+    first: str  # its name
+
+
+class RepeatedCallsRow(TypedDict):
+    """Calls of a model with the input of another call in the same step."""
+
+    model: str
+    steps: int  # with such a call
+    of_steps: int  # that were looked at
+    calls: int  # that repeat another one
+    used: int  # of them, those with a result that backward uses
+    of_calls: int
+
+
+class HooksRow(TypedDict):
+    """Growing number of hooks on the modules of the models."""
+
+    steps: int
+    first: int
+    last: int
+    per_step: float
+    module: str  # with the newest hook
+    place: str | None  # the first line of the newest hook
+
+
+class AnomalyRow(TypedDict):
+    """Backward passes of the timed steps under autograd's anomaly detection."""
+
+    passes: int
+    with_detection: int
+
+
+class DoubleRow(TypedDict):
+    """Weights of the models in double precision, and the rates of products on this device."""
+
+    parameters: int
+    of_parameters: int
+    flops: int  # of the products with them in a step, at least
+    flops_per_s: float
+    float32_flops_per_s: float
+
+
+class OwnToolRow(TypedDict):
+    """Steps under a profiler or tracer of the program's own."""
+
+    tool: str
+    steps: int
+    of_steps: int
+    with_s: float  # median
+    without_s: float | None  # median; None if all steps are under it
+    extra_s: float | None  # time of these steps above that of as many others
+    total_s: float
 
 
 class IteratorsRow(TypedDict):
@@ -123,4 +211,12 @@ PADDING = Table("padding", PaddingRow, "padding of the batches")
 ITERATORS = Table("iterators", IteratorsRow, "new iterators of data loaders")
 REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeated in backward")
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
+UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
+UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
+UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")
+REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model with the same input")
+HOOKS = Table("hooks", HooksRow, "growing number of hooks")
+ANOMALY = Table("anomaly_detection", AnomalyRow, "backward passes under anomaly detection")
+DOUBLE = Table("double_precision", DoubleRow, "weights in double precision")
+OWN_TOOLS = Table("own_tools", OwnToolRow, "steps under the program's own tools")
 UNSAMPLED = Table("unsampled", UnsampledRow, "why own Python was not sampled")

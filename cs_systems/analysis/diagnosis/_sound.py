@@ -26,6 +26,11 @@ _TEXTS = {
     "growth": ("quantity",),
     "padding": ("basis", "shape"),
     "whole_loop": ("kind",),
+    "updates": ("optimizer",),
+    "unused_gradients": ("first",),
+    "repeated_calls": ("model",),
+    "hooks": ("module",),
+    "own_tools": ("tool",),
 }
 _NUMBERS = {
     "steps": ("device", "wall_s"),
@@ -50,6 +55,17 @@ _NUMBERS = {
     "iterators": ("steps", "with_new"),
     "repeated_forward": ("backward_share",),
     "whole_loop": ("steps", "median_s", "total_s", "share"),
+    "updates": (
+        *("parameters", "steps", "again", "stale", "cleared", "missing", "zero"),
+        *("compared_steps", "compared", "changed"),
+    ),
+    "unused_passes": ("passes", "unused"),
+    "unused_gradients": ("parameters", "elements", "share"),
+    "repeated_calls": ("steps", "of_steps", "calls", "used", "of_calls"),
+    "hooks": ("steps", "first", "last", "per_step"),
+    "anomaly_detection": ("passes", "with_detection"),
+    "double_precision": ("parameters", "of_parameters", "flops", "flops_per_s", "float32_flops_per_s"),
+    "own_tools": ("steps", "of_steps", "with_s", "total_s"),
 }
 _MAY_BE_UNKNOWN = {
     "steps": ("busy_share",),
@@ -64,6 +80,7 @@ _MAY_BE_UNKNOWN = {
     "memory_phases": ("reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes"),
     "slow_steps": ("every", "place_share"),
     "outcome": ("skipped_steps", "optimizer_steps"),
+    "own_tools": ("without_s",),
 }
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+from cs_systems.analysis.comparison.loop_findings import DOUBLE
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import Phase
 
 KERNEL = re.compile(r"(?<![a-z])dgemm|d884|f64f64|<double|double>", re.IGNORECASE)  # not GroupedGemm
 NOTABLE = 0.1  # share of the step
+SLOWER = 0.8  # of the rate of float32; above, another precision gains little
 REMEDY = (
     "compute in fp32 or bf16: convert the inputs and the model (.float(), model.to(torch.bfloat16)); arrays of NumPy "
     "are fp64"
@@ -16,15 +19,32 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of fp64 products; what another precision would gain is not known."""
+    """Find the time of fp64 products, by kernels or by a loop's weights; what another precision gains is unknown."""
     step_s = evidence.step_s
     if step_s is None:
         return None
     rows, time_s = evidence.kernels_named(KERNEL, ("matmul",))
+    if time_s >= NOTABLE * step_s:
+        cause = f"{time_s / step_s:.0%} of the step is matrix products in fp64"
+        return Diagnosis(cause, REMEDY, step_s, None, evidence=rows, takes=time_s)
+    return _of_weights(evidence, step_s)
+
+
+def _of_weights(evidence: Evidence, step_s: float) -> Diagnosis | None:
+    """Find products with weights in fp64 by their least number of operations, at the rate that was measured."""
+    row = next(iter(DOUBLE.of(evidence.tables)), None)
+    if row is None or row["flops_per_s"] > SLOWER * row["float32_flops_per_s"]:
+        return None
+    phases_s = sum(evidence.phase_s(phase.value) or 0.0 for phase in (Phase.FORWARD, Phase.BACKWARD))
+    time_s = min(phases_s, row["flops"] / row["flops_per_s"])
     if time_s < NOTABLE * step_s:
         return None
-    cause = f"{time_s / step_s:.0%} of the step is matrix products in fp64"
-    return Diagnosis(cause, REMEDY, step_s, None, evidence=rows, takes=time_s)
+    ratio = row["flops_per_s"] / row["float32_flops_per_s"]
+    cause = (
+        f"{row['parameters']} of {row['of_parameters']} parameters are fp64, and at least {time_s / step_s:.0%} of the "
+        f"step is products with them, at {ratio:.2g} times the rate of fp32"
+    )
+    return Diagnosis(cause, REMEDY, step_s, None, evidence=(row,), takes=time_s)
 
 
 RULE = Rule(find, shortens_kernels=True)

@@ -113,29 +113,31 @@ def _begins(name: str, arguments: Any = ()) -> None:
 
 
 @as_guest
-def _ends(name: str) -> None:
+def _ends(name: str, result: Any = None) -> None:
     if _tracker is not None and _tracker.observes():
-        _tracker.exit(name)
+        _tracker.exit(name, result=result)
 
 
 @untraced
-def _forward_begins(_: nn.Module, *arguments: Any) -> None:
-    _begins(FORWARD, arguments)
+def _forward_begins(model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    _begins(FORWARD, ((model, *positional), named))
 
 
 @untraced
-def _forward_ends(*_: Any) -> None:
-    _ends(FORWARD)
+def _forward_ends(_: nn.Module, __: Any, result: Any) -> None:
+    _ends(FORWARD, result)
 
 
-@untraced
-def _optimizer_begins(*_: Any) -> None:
-    _begins(OPTIMIZER)
+@as_guest
+def _optimizer_begins(optimizer: Optimizer, *_: Any) -> None:
+    if _tracker is not None and _tracker.observes():
+        _tracker.optimizer_begins(optimizer)
 
 
-@untraced
-def _optimizer_ends(*_: Any) -> None:
-    _ends(OPTIMIZER)
+@as_guest
+def _optimizer_ends(optimizer: Optimizer, *_: Any) -> None:
+    if _tracker is not None and _tracker.observes():
+        _tracker.optimizer_ends(optimizer)
 
 
 def _on_model(model: nn.Module) -> Iterator[Callable[[], Undo]]:
@@ -160,10 +162,12 @@ def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
         begun = _begun(tells, args, kwargs)
         if begun is None:
             return function(*args, **kwargs)
+        result = None
         try:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            return result
         finally:
-            _exit(*begun, args)
+            _exit(*begun, args, result)
 
     return observed
 
@@ -182,9 +186,10 @@ def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 
 @as_guest
-def _exit(tracker: Tracker, name: str, args: tuple[Any, ...]) -> None:
+def _exit(tracker: Tracker, name: str, args: tuple[Any, ...], result: Any) -> None:
     """End the phase of a call with these arguments; the fourth of autograd's engine asks for a graph of gradients."""
-    tracker.exit(name, is_differentiable=name == BACKWARD and len(args) > 3 and bool(args[3]))
+    is_differentiable = name == BACKWARD and len(args) > 3 and bool(args[3])
+    tracker.exit(name, is_differentiable=is_differentiable, result=result)
 
 
 def patch(owner: Any, name: str, tells: Tells) -> Undo:

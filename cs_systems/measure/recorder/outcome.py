@@ -1,10 +1,11 @@
-"""Outcome of a loop: its last loss, and the optimizer steps that a GradScaler skipped.
+"""Outcome of a loop: its losses, and the optimizer steps that a GradScaler skipped.
 
 Nothing is read while the loop runs, because reading waits for the device: scalars are kept until the end of a stage.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -20,6 +21,9 @@ from cs_systems.core import caveats
 from cs_systems.core.caveats import Caveat
 from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced, untraced
 
+MOST_LOSSES = 1000
+FEWEST_LOSSES = 8  # of which the first and the last quarter are compared
+_IN_C: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 _SMALL_BYTES = 512  # a scalar in a larger storage shares it with other tensors, and would keep them alive
 
 
@@ -35,12 +39,27 @@ class _Scalar(NamedTuple):
         return float(scalar.set_(self.storage, self.offset, ()))
 
 
+class _Number(NamedTuple):
+    """Value in the host's memory, which costs no wait to read, and no operator."""
+
+    value: float
+
+    def read(self) -> float:
+        return self.value
+
+
 class Outcome:
-    """Scalars of the steps of a stage; `row` reads them at its end."""
+    """Scalars of the steps of a stage; `row` reads them at its end.
+
+    Attributes:
+        at_skip: called with the optimizer whose step a GradScaler has skipped, if it is set.
+    """
 
     def __init__(self) -> None:
-        self._losses: list[_Scalar] = []
+        self._losses: list[_Scalar | _Number] = []
+        self._series: list[_Scalar | _Number] = []
         self._is_skipped: bool | Tensor = False
+        self.at_skip: Callable[[Any], object] | None = None
         self.start()
 
     def start(self) -> None:
@@ -50,8 +69,16 @@ class Outcome:
 
     def keep_loss(self, roots: Any) -> None:
         """Keep the scalars among the roots of a backward pass."""
-        tensors = [root for root in ((roots,) if isinstance(roots, Tensor) else roots) if _is_scalar(root)]
-        self._losses = [_Scalar(t.untyped_storage(), int(t.storage_offset()), t.dtype) for t in tensors] or self._losses
+        every = (roots,) if isinstance(roots, Tensor) else roots
+        kept = [value for root in every if (value := _kept(root)) is not None]
+        self._losses = kept or self._losses
+        if kept and len(self._series) < MOST_LOSSES:
+            self._series.append(self._losses[0])
+
+    def restart(self) -> None:
+        """Begin again, because the steps so far were not part of the training."""
+        self.start()
+        self._series = []
 
     def observe(self, observation: Observation) -> None:
         """Watch the steps of every GradScaler until the observation is closed."""
@@ -76,6 +103,8 @@ class Outcome:
         if scaler.is_enabled() and hasattr(type(optimizer).step, "hooked"):
             self._scaler = scaler
             found.append(self._is_skipped)
+            if self._is_skipped is True and self.at_skip is not None:
+                self.at_skip(optimizer)
 
     @untraced
     def _stepped(self, optimizer: Any, *_: Any) -> None:
@@ -89,6 +118,8 @@ class Outcome:
         if scaler is not None:  # a scaled loss may be infinite, and is not the loss
             losses = [loss for loss in losses if math.isnan(loss)]
         wrong = next((loss for loss in losses if not math.isfinite(loss)), None)
+        series = self._read_series() if scaler is None else []
+        quarter = len(series) // 4
         return {
             "loss": losses[0] if losses and wrong is None else None,
             "fault": None if wrong is None else "NaN" if math.isnan(wrong) else "infinite",
@@ -96,7 +127,17 @@ class Outcome:
             "optimizer_steps": None if scaler is None else len(skipped),
             "first_scale": None if scaler is None else scaler._init_scale,
             "last_scale": None if scaler is None else _read(scaler.get_scale),
+            "losses": len(series),
+            "early_loss": max(series[:quarter], default=None),
+            "late_loss": min(series[-quarter:]) if quarter else None,
         }
+
+    def _read_series(self) -> list[float]:
+        """Return the losses of all backward passes since the last reading; [] if one is unknown or no number."""
+        scalars, self._series = self._series, []
+        series = [_read(each.read) for each in scalars]
+        is_known = all(loss is not None and math.isfinite(loss) for loss in series)
+        return series if is_known and len(series) >= FEWEST_LOSSES else []
 
 
 def caveats_of(row: OutcomeRow) -> Iterator[Caveat]:
@@ -107,14 +148,22 @@ def caveats_of(row: OutcomeRow) -> Iterator[Caveat]:
     yield from caveats.no_number({"NaN": math.nan, "infinite": math.inf}.get(row["fault"] or ""))
 
 
-def _is_scalar(root: Any) -> bool:
-    return (
-        type(root) is Tensor
-        and root.numel() == 1
-        and root.is_floating_point()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(root)
-        and root.untyped_storage().nbytes() <= _SMALL_BYTES
-    )
+def _kept(root: Any) -> _Scalar | _Number | None:
+    """Return the value of a root of a backward pass, to be read later; None if it is no scalar, or cannot be kept."""
+    if (
+        type(root) is not Tensor
+        or root.numel() != 1
+        or not root.is_floating_point()
+        or torch._C._functorch.is_functorch_wrapped_tensor(root)
+    ):
+        return None
+    storage = root.untyped_storage()
+    if storage.nbytes() <= _SMALL_BYTES:
+        return _Scalar(storage, int(root.storage_offset()), root.dtype)
+    kind = _IN_C.get(root.dtype)  # mse_loss returns a part of the memory in which it has computed
+    if kind is None or root.device.type != "cpu" or not root.data_ptr():
+        return None
+    return _Number(kind.from_address(root.data_ptr()).value)
 
 
 def _read(value: Callable[[], Any]) -> Any:

@@ -13,9 +13,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison.loop_findings import WITHOUT_GRADIENTS
 from cs_systems.config import Phase
@@ -207,6 +208,24 @@ class _Annotations:
         self._open.pop().__exit__(None, None, None)
 
 
+class Looks(Protocol):
+    """Observer of some steps: of the calls of models, of backward passes, and of optimizer steps."""
+
+    is_looking: bool
+
+    def call_begins(self, arguments: Any) -> None: ...
+
+    def call_ends(self, result: Any) -> None: ...
+
+    def backward_begins(self) -> None: ...
+
+    def backward_ends(self) -> None: ...
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None: ...
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None: ...
+
+
 class Tracker:
     """Current state of the loop: the open phases, and the timeline of the step.
 
@@ -223,6 +242,7 @@ class Tracker:
         has_ranges: each phase is also a range of the active profiler.
         before_next: called once, before the next phase begins.
         at_inputs: called with the arguments of each outermost call of a model, if it is set.
+        looks: observer of the steps, if it is set.
         failure: an error of the observation itself, after which nothing is observed.
     """
 
@@ -251,6 +271,7 @@ class Tracker:
         self.iterators = 0
         self.before_next: Callable[[], object] | None = None
         self.at_inputs: Callable[[Any], object] | None = None
+        self.looks: Looks | None = None
         self.failure: Exception | None = None
         self.begin_stage()
 
@@ -331,8 +352,8 @@ class Tracker:
 
         A forward pass inside a backward pass is a recomputation for torch.utils.checkpoint, and belongs to backward.
 
-        arguments: the positional and named arguments of the call. For a call of a model, their shapes are counted;
-            nothing waits for the device.
+        arguments: the positional and named arguments of the call, those of a model with the model first. The shapes of
+            the latter are counted; nothing waits for the device.
         """
         self.call_before_next()
         repeats = name == FORWARD and self.is_open(BACKWARD)
@@ -342,11 +363,15 @@ class Tracker:
             self._is_without_gradients = not call[0]
             if self.at_inputs is not None:
                 self.at_inputs(arguments)
+            if self.looks is not None and self.looks.is_looking and not self.is_open(OPTIMIZER):
+                self.looks.call_begins(arguments)
         if name == FORWARD and FORWARD not in self.seen:
             self._at_forward()
         shown = BACKWARD if repeats else name
         if name == BACKWARD and not self.is_open(BACKWARD):
             self._at_backward(arguments[0][0])
+            if self.looks is not None:
+                self.looks.backward_begins()
         self.seen.add(shown)
         self.stepped |= name == OPTIMIZER
         self._found.append((name, shown, self._in_loss))
@@ -359,10 +384,11 @@ class Tracker:
         if call is not None:
             call()
 
-    def exit(self, name: str, *, is_differentiable: bool = False) -> None:
+    def exit(self, name: str, *, is_differentiable: bool = False, result: Any = None) -> None:
         """End the phase that `enter` began, if an exception has not ended it before.
 
         is_differentiable: backward made a graph of the gradients, as for a gradient penalty, so it is part of the loss.
+        result: of the call of a model.
         """
         if not (self._found and self._found[-1][0] == name) and not self.is_open(name):
             return
@@ -373,6 +399,23 @@ class Tracker:
         ends_loss = shown == OPTIMIZER or (shown == BACKWARD and not is_differentiable)
         self._in_loss = (shown == FORWARD and not self.is_open(FORWARD)) or (was_in_loss and not ends_loss)
         self._switch()
+        if self.looks is not None and self.looks.is_looking and not self.is_open(shown):
+            if shown == FORWARD and not self.is_open(OPTIMIZER):
+                self.looks.call_ends(result)
+            elif name == BACKWARD:
+                self.looks.backward_ends()
+
+    def optimizer_begins(self, optimizer: Optimizer) -> None:
+        """Begin the phase of an optimizer's step."""
+        self.enter(OPTIMIZER)
+        if self.looks is not None and self.looks.is_looking:
+            self.looks.optimizer_begins(optimizer)
+
+    def optimizer_ends(self, optimizer: Optimizer) -> None:
+        """End the phase of an optimizer's step."""
+        if self.looks is not None and self.looks.is_looking:
+            self.looks.optimizer_ends(optimizer)
+        self.exit(OPTIMIZER)
 
     @untraced
     def enter_named(self, name: str) -> None:

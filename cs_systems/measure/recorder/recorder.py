@@ -46,6 +46,7 @@ from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.padding import Padding
 from cs_systems.measure.recorder.phases import BETWEEN, OTHER, Moment, Timeline, Tracker
+from cs_systems.measure.recorder.training import Training
 from cs_systems.measure.recorder.watch import LEAST_SAMPLED, Watch
 from cs_systems.measure.runtime import observed
 from cs_systems.measure.runtime.journal import Journal
@@ -268,7 +269,14 @@ class Recorder:
         self._count, self._failed, self._setup_s, self._began_s = 0, 0, 0.0, self._clock()
         self._outcome, self._updates = Outcome(), Updates()
         self._watch, self._padding = Watch(device, self._moment, self._probes.compilations), Padding()
-        self._tracker = Tracker(device, self._clock, self._at_first_forward, self._outcome.keep_loss)
+        self._tracker = tracker = Tracker(device, self._clock, self._at_first_forward, self._outcome.keep_loss)
+        self._training = Training(
+            tracker._unobserved,
+            (lambda _: None) if device.is_cuda else self._watch.own_time,  # a GPU works on while a look waits for it
+            lambda: self._subject.models,
+            lambda: self._subject.optimizers,
+        )
+        tracker.looks, self._outcome.at_skip = self._training, self._training.step_was_skipped
         self._installed, self._region = Observation(), ExitStack()
         self._tools = self._watched_tools()
         # The program's own tools: the one that this stage waits for, and those that slow its timed steps.
@@ -306,6 +314,7 @@ class Recorder:
             self._end_stage(
                 _ended(error) if failure is None else f"the recording ended with {_described(failure)}", error
             )
+            self._training.end()
             self._off()
         self._state = "closed"
         self._watch.close()
@@ -330,6 +339,7 @@ class Recorder:
         names = record.measurement.phase_names()
         phases_s = {name: record.measurement.median_s(name) or 0.0 for name in names}
         tables = self._watch.tables(phases_s, {name: record.measurement.durations_s(name) for name in names})
+        tables |= self._training.tables
         if OWN_PYTHON.name not in tables:
             tables |= UNSAMPLED.filled([self._why_unsampled()])
         record = replace(record, results={**record.results, **tables})
@@ -428,6 +438,8 @@ class Recorder:
 
     def _take(self, tracker: Tracker) -> None:
         """Record the step that ends here, and begin the next one."""
+        tools = self._tools.slowing()
+        self._watch.note_tools(tools)
         if self._waits_for is not None:
             self._given.clear()
             tracker.start()
@@ -442,13 +454,17 @@ class Recorder:
         size = _result.StepInputs(tracker.calls, tokens, tracker.iterators)
         taken = Taken(timeline, *self._probes.compilations(), size)
         (self._warm if is_warmup else self._timed).append(taken)
+        self._training.step_ended()
+        if is_warmup and self._warmup > 1:  # not in the last step, so that the timing begins undisturbed
+            self._training.look(len(self._warm) < max(2, self._warmup - 1))
         if is_warmup and len(self._warm) == self._warmup:
+            self._training.timing_begins()
             self._mallocs = self._subject.device.device_mallocs()
             self._outcome.start()
             self._watch.look_at_containers()
             tracker.at_inputs = None
         if self._stages[0].is_timed and not is_warmup:
-            self._slowed_by |= self._tools.slowing()
+            self._slowed_by |= tools
         stage = self._stages[0]
         if len(self._timed) >= stage.steps and (stage.is_recorded or self._watch.samples_enough()):
             self._complete(tracker)
@@ -486,6 +502,7 @@ class Recorder:
             if not stage.is_timed:
                 self._watch.sample_all(stage.profiler.measures != "memory")
             if not stage.is_recorded:
+                self._training.look(True)
                 self._stages[0] = stage._replace(steps=self._watch.steps_to_sample())
                 assert self._tracker is not None
                 self._tracker.at_inputs = lambda _: self._watch.model_called(torch.is_grad_enabled())
@@ -510,6 +527,7 @@ class Recorder:
             assert self._tracker is not None
             self._tracker.has_ranges = True
             return
+        self._training.end()
         self._off()
 
     def _give_way(self) -> None:
@@ -527,6 +545,8 @@ class Recorder:
         stage = self._stages.pop(0)
         if stage.is_timed:
             self._watch.find_growing_container()
+            calls = self._timed[-1].size.calls if self._timed else ()
+            self._training.timing_ended([shapes[0] for _, shapes in calls if shapes], self._subject.device)
         if not stage.is_recorded:
             assert self._tracker is not None
             self._tracker.end_stage()

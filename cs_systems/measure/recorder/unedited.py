@@ -172,6 +172,8 @@ class ScriptRecorder(Recorder):
         self._warm, self._timed, self._mallocs = [], [], None
         self._found = self._count = 0
         self._watch.restart()
+        self._outcome.restart()
+        self._training.restart()
 
     def _know(self, optimizer: Optimizer) -> None:
         known = self._subject.optimizers

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 from statistics import median
@@ -73,6 +73,7 @@ class Watch:
         self._limit_s = float("inf")
         self._last_slow, self._next_slow = 0, -1  # the next one is expected at the distance of the last two
         self._expected = set[int]()
+        self._tools: dict[int, Set[str]] = {}  # active where this step begins
         self._sampler.samples.clear()
         self._memory.clear()
         self._model_calls.clear()
@@ -101,6 +102,10 @@ class Watch:
         if is_expected:
             self._expected.add(number)
         self._sampler.step_begins(number, 0.0 if is_expected else self._limit_s)
+
+    def note_tools(self, active: Set[str]) -> None:
+        """Note the program's own tools that slow the step that begins now."""
+        self._tools[len(self.durations_s)] = active
 
     def own_time(self, spent_s: float) -> None:
         """Leave this time, which the recording itself took, out of the current step."""
@@ -188,6 +193,8 @@ class Watch:
             made |= found.SLOW_STEPS.filled(slow) if slow else {}
             grown = [*self._memory_growth(), *self._time_growth(kinds[0], phases)]
             made |= found.GROWTH.filled(grown) if grown else {}
+        tools = [*self._own_tools()]
+        made |= found.OWN_TOOLS.filled(tools) if tools else {}
         collected = self._collections.row(len(durations_s), sum(durations_s))
         made |= found.COLLECTIONS.filled([collected]) if collected else {}
         return made
@@ -201,6 +208,27 @@ class Watch:
         periodic = {n for kind in kinds[1:] if kind.every for n in kind.positions}
         others = [n for kind in kinds for n in kind.positions if n in self.all_sampled and n not in periodic]
         return [n for n in kinds[0].positions if n in self.all_sampled] or others
+
+    def _own_tools(self) -> Iterator[found.OwnToolRow]:
+        """Yield a row for each tool of the program, with the steps in which it begins or ends, too."""
+        under = {
+            number: self._tools[number] | self._tools[number + 1]
+            for number in self._tools
+            if number + 1 in self._tools and number >= FEWEST_STEPS and number not in self._compiling
+        }
+        others_s = [self.durations_s[number] for number, active in under.items() if not active]
+        without_s = median(others_s) if len(others_s) >= FEWEST_STEPS else None
+        for tool in sorted({tool for active in under.values() for tool in active}):
+            with_s = [self.durations_s[number] for number, active in under.items() if tool in active]
+            yield {
+                "tool": tool,
+                "steps": len(with_s),
+                "of_steps": len(under),
+                "with_s": median(with_s),
+                "without_s": without_s,
+                "extra_s": None if without_s is None else sum(with_s) - without_s * len(with_s),
+                "total_s": sum(self.durations_s[number] for number in under),
+            }
 
     def _is_whole(self, step: int) -> bool:
         """Return whether a step was sampled from its begin."""

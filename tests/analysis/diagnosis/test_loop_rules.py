@@ -51,6 +51,32 @@ def outcome(**known: Any) -> dict[str, Any]:
     return row | {"last_scale": None} | known
 
 
+def updates(**known: Any) -> dict[str, Any]:
+    row = {"optimizer": "AdamW", "parameters": 4, "steps": 13, "again": 12, "stale": 0, "cleared": 0, "missing": 0}
+    row |= {"zero": 0, "learning_rate": 1e-3, "dtype": "float32", "compared_steps": 24, "compared": 4, "changed": 4}
+    return row | known
+
+
+def repeated(**known: Any) -> dict[str, Any]:
+    return {"model": "Net", "steps": 12, "of_steps": 12, "calls": 12, "used": 0, "of_calls": 24} | known
+
+
+def hooked(**known: Any) -> dict[str, Any]:
+    return {"steps": 20, "first": 4, "last": 24, "per_step": 1.0, "module": "Net.a", "place": "train.py:8"} | known
+
+
+def under(**known: Any) -> dict[str, Any]:
+    return {"tool": "torch.profiler", "steps": 20, "of_steps": 40, "with_s": 0.15, "without_s": 0.1, "extra_s": 1.5,
+            "total_s": 6.0} | known  # fmt: skip
+
+
+def in_double(**known: Any) -> dict[str, Any]:
+    return {"parameters": 6, "of_parameters": 6, "flops": 6e8, "flops_per_s": 1e10, "float32_flops_per_s": 2e10} | known
+
+
+PASSES = {"passes": 36, "unused": 24}
+UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
+ANOMALY = {"passes": 20, "with_detection": 20}
 PADDED = {"share": 0.8, "steps": 20, "basis": "tokens", "shape": "8 × 250", "filler": None}
 SKIPPED = outcome(skipped_steps=20, optimizer_steps=20, first_scale=2.0**127, last_scale=1e31)
 
@@ -113,8 +139,120 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "the loss is NaN after the timed steps, so that no time of this loop is that of a training: lower the learning "
         "rate, or use a precision with a larger range",
     ),
+    "gradients-not-cleared": (
+        loop({"updates": [updates(stale=12)]}),
+        None,
+        "the gradients are not cleared: in all 12 steps of AdamW that were looked at, those of earlier steps are still "
+        "in them: call optimizer.zero_grad() once per update, before the first backward pass or after "
+        "optimizer.step()",
+    ),
+    "no-update": (
+        loop({"updates": [updates(changed=0, cleared=13)]}),
+        None,
+        "AdamW changes no weight in 24 steps: the gradients are cleared between the backward pass and "
+        "optimizer.step(): call optimizer.zero_grad() before the backward pass or after optimizer.step(), and not "
+        "between the two",
+    ),
+    "unused-passes": (
+        loop({"unused_passes": [PASSES]}),
+        None,
+        "24 of 36 backward passes that were looked at lead to no update: their gradients are cleared before an "
+        "optimizer steps: check the condition that skips optimizer.step(), such as a limit of the gradients' norm "
+        "(clip_grad_norm_ keeps the update); where gradients are only measured, use torch.autograd.grad",
+    ),
+    "divergence": (
+        loop({"outcome": [outcome(losses=25, early_loss=2.0, late_loss=20.0)]}),
+        None,
+        "the training diverges: in the first 25 backward passes the loss grows from at most 2 to at least 20: lower "
+        "the learning rate, warm it up (torch.optim.lr_scheduler.LinearLR), or clip the gradients "
+        "(torch.nn.utils.clip_grad_norm_)",
+    ),
+    "unused-gradients": (
+        loop({"unused_gradients": [UNHELD]}),
+        None,
+        "backward computes gradients of 16 parameters that no optimizer holds, such as Net.a.weight: 50.0% of all "
+        "elements with gradients: call requires_grad_(False) on them, and run what is in front of the trained "
+        "parameters under torch.no_grad(); or give them to the optimizer",
+    ),
+    "repeated-calls": (
+        loop({"repeated_calls": [repeated()]}),
+        None,
+        "Net is called twice with the same input in a step, and backward uses only one of the results: take metrics "
+        "from the output that the loss uses (output.detach()), or call the model under torch.no_grad()",
+    ),
+    "growing-hooks": (
+        loop({"hooks": [hooked()]}),
+        None,
+        "the number of hooks grows by 1 a step, from 4 to 24 in 20 steps (the newest on Net.a, registered at "
+        "train.py:8): register them once before the loop, or keep the handle and call handle.remove() in each step",
+    ),
+    "anomaly-detection": (
+        loop({"anomaly_detection": [ANOMALY]}),
+        None,
+        "autograd's anomaly detection is on in all 20 timed backward passes: leave it off except to find a NaN: "
+        "torch.autograd.set_detect_anomaly(False)",
+    ),
+    "own-tools": (
+        loop({"own_tools": [under()]}),
+        None,
+        "25% of the loop is the program's own torch.profiler, active in 20 of 40 steps (median 150 ms, without it "
+        "100 ms): train without it, or limit it to a few steps (torch.profiler.schedule)",
+    ),
+    "double-precision": (
+        loop({"double_precision": [in_double()]}),
+        None,
+        "6 of 6 parameters are fp64, and at least 60% of the step is products with them, at 0.5 times the rate of "
+        "fp32: compute in fp32 or bf16: convert the inputs and the model (.float(), model.to(torch.bfloat16)); arrays "
+        "of NumPy are fp64",
+    ),
 }  # fmt: skip
 TRIED = tuple(PLANTED)
+
+# rule and limit → (tables without the fault by a hair, tables with it by a hair)
+LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gradients-not-cleared: 3 steps": ({"updates": [updates(steps=3, again=2, stale=2)]},
+                                       {"updates": [updates(steps=4, again=3, stale=3)]}),
+    "gradients-not-cleared: more than half of the steps": (
+        {"updates": [updates(stale=6)]}, {"updates": [updates(stale=7)]},
+    ),
+    "no-update: no parameter": ({"updates": [updates(changed=1)]}, {"updates": [updates(changed=0)]}),
+    "no-update: 3 steps": ({"updates": [updates(changed=0, compared_steps=2)]},
+                           {"updates": [updates(changed=0, compared_steps=3)]}),
+    "no-update: gradients cleared before each step": (
+        {"updates": [updates(cleared=12)]}, {"updates": [updates(cleared=13)]},
+    ),
+    "no-update: one of two that has a reason": (
+        {"updates": [updates(), updates(changed=0)]}, {"updates": [updates(), updates(changed=0, missing=13)]},
+    ),
+    "unused-passes: more than half": (
+        {"unused_passes": [PASSES | {"unused": 18}]}, {"unused_passes": [PASSES | {"unused": 19}]},
+    ),
+    "unused-passes: 6 of them": (
+        {"unused_passes": [{"passes": 5, "unused": 5}]}, {"unused_passes": [{"passes": 6, "unused": 6}]},
+    ),
+    "divergence: 10 times": (
+        {"outcome": [outcome(losses=25, early_loss=2.0, late_loss=19.9)]},
+        {"outcome": [outcome(losses=25, early_loss=2.0, late_loss=20.0)]},
+    ),
+    "repeated-calls: half of the steps": (
+        {"repeated_calls": [repeated(steps=5)]}, {"repeated_calls": [repeated(steps=6)]},
+    ),
+    "repeated-calls: 2 steps": (
+        {"repeated_calls": [repeated(steps=1, of_steps=1)]}, {"repeated_calls": [repeated(steps=2, of_steps=2)]},
+    ),
+    "growing-hooks: 10 more": ({"hooks": [hooked(last=13)]}, {"hooks": [hooked(last=14)]}),
+    "anomaly-detection: more than half of the passes": (
+        {"anomaly_detection": [ANOMALY | {"with_detection": 10}]},
+        {"anomaly_detection": [ANOMALY | {"with_detection": 11}]},
+    ),
+    "double-precision: a tenth of the step": (
+        {"double_precision": [in_double(flops=9.9e7)]}, {"double_precision": [in_double(flops=1.01e8)]},
+    ),
+    "double-precision: slower than fp32": (
+        {"double_precision": [in_double(flops_per_s=1.7e10, flops=1e9)]},
+        {"double_precision": [in_double(flops_per_s=1.6e10, flops=1e9)]},
+    ),
+}  # fmt: skip
 
 
 def causes(evidence: Evidence) -> tuple[Diagnosis, ...]:
@@ -132,10 +270,69 @@ def test_planted_fault_of_a_loop_is_found_alone_with_its_bound(fault: str) -> No
 
 def test_sound_loop_has_no_cause() -> None:
     sound = {"outcome": [outcome()], "own_python": [own("augment", 8, 0.002)], "garbage_collection": [collected(0.01)],
-             "padding": [PADDED | {"share": 0.1}]}  # fmt: skip
+             "padding": [PADDED | {"share": 0.1}], "updates": [updates()],
+             "own_tools": [under(extra_s=0.1)]}  # fmt: skip
     answer = apply_rules(loop(sound))
     assert answer == Answer(judged="the step's time")
     assert answer.others == ["nothing found that would save more than 5% of the step's time"]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_rule_of_a_loop_speaks_on_one_side_of_its_limit(limit: str) -> None:
+    silent, speaking = LIMITS[limit]
+    assert causes(loop(silent)) == ()
+    assert [each.code for each in causes(loop(speaking))] == [limit.partition(":")[0]]
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [({"missing": 13}, "changes no weight in 24 steps: none of its 4 parameters gets a gradient: find what separates"),
+     ({"zero": 13}, "changes no weight in 24 steps: all its gradients are 0: find what multiplies the loss by 0"),
+     ({"learning_rate": 0.0}, "changes no weight in 24 steps: its learning rate is 0: set the lr"),
+     ({"learning_rate": 1e-6, "dtype": "bfloat16"}, "changes no weight in 24 steps: updates by a learning rate of "
+      "1e-06 are lost in bfloat16 weights: keep the weights in float32"),
+     ({"learning_rate": None}, "changes no weight in 24 steps: find what restores the weights"),
+     ({"changed": 4, "cleared": 13}, "no gradient comes to AdamW in 13 steps that were looked at: the gradients are")],
+)  # fmt: skip
+def test_reason_of_weights_that_do_not_change(known: dict[str, Any], words: str) -> None:
+    (found,) = causes(loop({"updates": [updates(**{"changed": 0} | known)]}))
+    assert found.sentence.removeprefix("AdamW ").startswith(words)
+
+
+def test_model_that_is_trained_by_no_optimizer_is_named() -> None:
+    tables = {"updates": [updates(changed=0, missing=13)], "unused_gradients": [UNHELD]}
+    found = causes(loop(tables))
+    assert [each.code for each in found] == ["no-update", "unused-gradients"]
+    assert (
+        "gets a gradient, but 16 parameters that no optimizer holds, such as Net.a.weight, do: make"
+        in found[0].sentence
+    )
+
+
+@pytest.mark.parametrize("known", [{"fault": "NaN"}, {"skipped_steps": 9, "optimizer_steps": 20}])
+def test_weights_after_a_loss_without_a_number_or_skipped_steps_are_not_judged(known: dict[str, Any]) -> None:
+    tables = {"outcome": [outcome(**known)], "updates": [updates(changed=0)]}
+    assert "no-update" not in [each.code for each in causes(loop(tables))]
+
+
+@pytest.mark.parametrize("known", [{"fault": "NaN"}, {"losses": 25, "early_loss": 1.0, "late_loss": 1e6}])
+def test_gradients_that_are_not_cleared_come_before_what_they_lead_to(known: dict[str, Any]) -> None:
+    found = causes(loop({"outcome": [outcome(**known)], "updates": [updates(stale=12)]}))
+    assert found[0].code == "gradients-not-cleared"
+    assert len(found) == 2
+
+
+def test_profiler_in_all_steps_has_an_unknown_cost() -> None:
+    always = under(steps=40, without_s=None, extra_s=None)
+    (found,) = causes(loop({"own_tools": [always]}))
+    assert found.cause == "all 40 steps run under the program's own torch.profiler, which slows each operator"
+    assert causes(loop({"own_tools": [always | {"tool": "sys.settrace"}]})) == ()
+    assert causes(loop({"own_tools": [under(extra_s=-0.1)]})) == ()
+
+
+def test_result_of_a_repeated_call_that_is_used_is_the_same() -> None:
+    (found,) = causes(loop({"repeated_calls": [repeated(used=12)]}))
+    assert found.sentence.startswith("Net is called twice with the same input in a step, with the same result: call it")
 
 
 @pytest.mark.parametrize(

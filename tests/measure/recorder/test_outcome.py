@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cs_systems import Recorder
@@ -138,12 +140,28 @@ def test_no_operator_is_added_to_a_step(tmp_path: Path) -> None:
     assert found[2] == found[7] != []
 
 
-def test_loss_that_is_a_part_of_a_large_tensor_is_not_kept() -> None:
+def test_loss_that_is_a_part_of_a_large_tensor_is_read_and_not_kept() -> None:
+    """mse_loss, for example, returns a part of the memory in which it has computed."""
     outcome = Outcome()
     large: Tensor = nn.Parameter(torch.full((1000,), float("nan"))) * 1
-    outcome.keep_loss((large[0],))
+    memory = StorageWeakRef(large.untyped_storage())
     outcome.keep_loss((large,))
-    assert outcome.row()["fault"] is None
-    outcome.keep_loss((large.sum(),))
+    assert outcome.row()["fault"] is None, "it is no scalar"
+    outcome.keep_loss((large[0],))
     assert outcome.row()["fault"] == "NaN"
+    del large
+    assert memory.expired()
     assert [caveat.code for caveat in caveats_of(outcome.row())] == ["nan-loss"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "early", "late"),
+    [([3.0, 2.0, *[4.0] * 5, 40.0, 30.0], 3.0, 30.0), ([1.0] * 7, None, None), ([1.0] * 8 + [math.inf], None, None)],
+)
+def test_first_and_last_losses_are_compared(losses: list[float], early: float | None, late: float | None) -> None:
+    outcome = Outcome()
+    for loss in losses:
+        outcome.keep_loss((torch.tensor(loss),))
+    row = outcome.row()
+    assert (row["early_loss"], row["late_loss"]) == (early, late)
+    assert row["losses"] == (len(losses) if early else 0)

@@ -1,0 +1,31 @@
+"""Rule for a training that diverges: its loss grows by a multiple, and has not become NaN yet."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import OUTCOME
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+
+NOTABLE = 10  # times the largest of the first losses; curricula, and the losses of a GAN, grow by less in some steps
+REMEDY = (
+    "lower the learning rate, warm it up (torch.optim.lr_scheduler.LinearLR), or clip the gradients "
+    "(torch.nn.utils.clip_grad_norm_)"
+)
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find a loss of which the last quarter lies far above the first one."""
+    row = next(iter(OUTCOME.of(evidence.tables)), None)
+    if row is None or row.get("fault"):
+        return None
+    early, late = row.get("early_loss"), row.get("late_loss")
+    if early is None or late is None or early <= 0 or late < NOTABLE * early:
+        return None
+    cause = (
+        f"the training diverges: in the first {row['losses']} backward passes the loss grows from at most {early:.3g} "
+        f"to at least {late:.3g}"
+    )
+    return Diagnosis(cause, REMEDY, 1.0, takes=1.0, evidence=(row,))
+
+
+RULE = Rule(find, judges_loop=True)

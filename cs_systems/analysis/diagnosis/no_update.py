@@ -1,0 +1,70 @@
+"""Rule for an optimizer that changes no weight, or to which no gradient comes."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import OUTCOME, UNUSED_GRADIENTS, UPDATES, UpdatesRow
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.core.units import counted
+
+FEWEST = 3  # steps, of which one may be the first of a learning rate that begins at 0
+HALF = ("bfloat16", "float16")
+CLEARED = "call optimizer.zero_grad() before the backward pass or after optimizer.step(), and not between the two"
+OTHERS = "make the optimizer from the parameters of the model that is trained, after copying, wrapping or moving it"
+MISSING = "find what separates them from the loss: detach(), torch.no_grad(), requires_grad, or another model's output"
+ZERO = "find what multiplies the loss by 0, clamps it, or saturates"
+RATE = "set the lr of the optimizer's param_groups, and check the scheduler that sets it"
+ROUNDED = "keep the weights in float32 and compute under torch.autocast"
+UNKNOWN = "find what restores the weights after optimizer.step(), or makes the updates too small"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find an optimizer whose parameters are all the same before and after the timed steps, and the reason."""
+    outcome = next(iter(OUTCOME.of(evidence.tables)), None)
+    if outcome is not None and (outcome.get("fault") or outcome.get("skipped_steps")):
+        return None  # it has a rule of its own
+    known = UPDATES.of(evidence.tables)
+    cleared = [row for row in known if row["steps"] >= FEWEST and row["cleared"] == row["steps"]]
+    rows = [row for row in known if row["compared"] and row["compared_steps"] >= FEWEST]
+    still = [row for row in rows if not row["changed"]]
+    # One of several optimizers may rest on purpose, with a learning rate of 0 or in its own phase.
+    broken = cleared or (still if len(still) == len(rows) else [row for row in still if _reason(row, evidence)])
+    if not broken:
+        return None
+    row = max(broken, key=lambda each: each["parameters"])
+    reason, remedy = _reason(row, evidence) or _of_rate(row)
+    what = f"{row['optimizer']} changes no weight in {counted(row['compared_steps'], 'step')}"
+    if row not in still:  # they may change by weight decay
+        what = f"no gradient comes to {row['optimizer']} in {counted(row['steps'], 'step')} that were looked at"
+    return Diagnosis(f"{what}{reason}", remedy, 1.0, takes=1.0, evidence=tuple(broken))
+
+
+def _reason(row: UpdatesRow, evidence: Evidence) -> tuple[str, str] | None:
+    """Return the reason and the remedy by the gradients before each step that was looked at."""
+    steps = row["steps"]
+    if not steps:
+        return None
+    if row["cleared"] == steps:
+        return ": the gradients are cleared between the backward pass and optimizer.step()", CLEARED
+    if row["missing"] == steps:
+        none = f": none of its {counted(row['parameters'], 'parameter')} gets a gradient"
+        others = next(iter(UNUSED_GRADIENTS.of(evidence.tables)), None)
+        if others is None:
+            return none, MISSING
+        count = counted(others["parameters"], "parameter")
+        return f"{none}, but {count} that no optimizer holds, such as {others['first']}, do", OTHERS
+    if row["zero"] == steps:
+        return ": all its gradients are 0", ZERO
+    return None
+
+
+def _of_rate(row: UpdatesRow) -> tuple[str, str]:
+    rate, dtype = row.get("learning_rate"), row.get("dtype")
+    if rate == 0:
+        return ": its learning rate is 0", RATE
+    if rate is not None and dtype in HALF:
+        return f": updates by a learning rate of {rate:.3g} are lost in {dtype} weights", ROUNDED
+    return ("" if rate is None else f", at a learning rate of {rate:.3g}"), UNKNOWN
+
+
+RULE = Rule(find, judges_loop=True, refines=("unused-gradients", "unused-passes"))

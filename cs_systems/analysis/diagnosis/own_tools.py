@@ -1,0 +1,38 @@
+"""Rule for a profiler or tracer that the program itself has left on."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import OWN_TOOLS
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import Phase
+from cs_systems.core.units import human
+
+PROFILER = "torch.profiler"
+REMEDY = "train without it, or limit it to a few steps (torch.profiler.schedule)"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find what steps under the program's own tool take longer than the others; all of them: what it can slow."""
+    rows = OWN_TOOLS.of(evidence.tables)
+    known = [row for row in rows if row.get("extra_s") is not None]
+    if known:
+        row = max(known, key=lambda each: each["extra_s"] or 0.0)
+        extra_s = max(0.0, row["extra_s"] or 0.0)
+        medians = f"median {human(row['with_s'], 's')}, without it {human(row['without_s'] or 0.0, 's')}"
+        cause = (
+            f"{extra_s / row['total_s']:.0%} of the loop is the program's own {row['tool']}, active in "
+            f"{row['steps']} of {row['of_steps']} steps ({medians})"
+        )
+        return Diagnosis(cause, REMEDY, row["total_s"], takes=extra_s, evidence=tuple(rows))
+    step_s = evidence.step_s
+    always = next((row for row in rows if row["tool"] == PROFILER), None)
+    if always is None or step_s is None:
+        return None
+    slowed = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
+    cause = f"all {always['steps']} steps run under the program's own {PROFILER}, which slows each operator"
+    slowed_s = min(step_s, sum(evidence.phase_s(phase.value) or 0.0 for phase in slowed))
+    return Diagnosis(cause, REMEDY, step_s, takes=slowed_s, evidence=(always,))
+
+
+RULE = Rule(find, judges_loop=True)

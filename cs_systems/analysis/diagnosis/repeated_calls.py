@@ -1,0 +1,36 @@
+"""Rule for a model that is called again with the same input in a step, with gradients, where one call would do."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import REPEATED_CALLS, RepeatedCallsRow
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import Phase
+
+FEWEST = 2  # steps: one alone may compare two results on purpose
+NOTABLE = 0.5  # share of the steps
+UNUSED = "take metrics from the output that the loss uses (output.detach()), or call the model under torch.no_grad()"
+SAME = "call it once, and use its output in both places"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find calls whose result backward does not use, or is that of another call; two with dropout are none."""
+    step_s = evidence.step_s
+    rows = [row for row in REPEATED_CALLS.of(evidence.tables) if row["steps"] >= FEWEST]
+    rows = [row for row in rows if row["steps"] >= NOTABLE * row["of_steps"]]
+    if not rows or step_s is None:
+        return None
+    row = max(rows, key=_share)
+    is_used = row["used"] == row["calls"]
+    what = "with the same result" if is_used else "and backward uses only one of the results"
+    cause = f"{row['model']} is called twice with the same input in a step, {what}"
+    phases = (Phase.FORWARD, Phase.BACKWARD) if is_used else (Phase.FORWARD,)
+    takes = _share(row) * sum(evidence.phase_s(phase.value) or 0.0 for phase in phases)
+    return Diagnosis(cause, SAME if is_used else UNUSED, step_s, takes=min(step_s, takes), evidence=(row,))
+
+
+def _share(row: RepeatedCallsRow) -> float:
+    return row["calls"] / row["of_calls"]
+
+
+RULE = Rule(find)

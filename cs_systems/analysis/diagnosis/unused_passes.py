@@ -1,0 +1,29 @@
+"""Rule for backward passes without an update: their gradients are cleared before an optimizer has used them."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import UNUSED_PASSES
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+
+FEWEST = 6  # backward passes
+NOTABLE = 0.5  # share of the backward passes: one of two may be meant for a measurement of the gradients
+REMEDY = (
+    "check the condition that skips optimizer.step(), such as a limit of the gradients' norm (clip_grad_norm_ keeps "
+    "the update); where gradients are only measured, use torch.autograd.grad"
+)
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find that most backward passes lead to no update; accumulated gradients are used, and count as such."""
+    row = next(iter(UNUSED_PASSES.of(evidence.tables)), None)
+    if row is None or row["passes"] < FEWEST or row["unused"] <= NOTABLE * row["passes"]:
+        return None
+    cause = (
+        f"{row['unused']} of {row['passes']} backward passes that were looked at lead to no update: their gradients "
+        "are cleared before an optimizer steps"
+    )
+    return Diagnosis(cause, REMEDY, 1.0, takes=row["unused"] / row["passes"], evidence=(row,))
+
+
+RULE = Rule(find, judges_loop=True)

@@ -1,0 +1,60 @@
+"""Cost of double precision: the least work of products in float64, and this device's rates of products."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import nn
+
+from cs_systems.analysis.comparison.loop_findings import DoubleRow
+from cs_systems.machine.device import Device
+
+SIZE = 384  # of a product that is timed: a few milliseconds on a slow core
+ROUNDS = 3  # of which the fastest counts
+PER_ELEMENT = 6  # operations per element of a weight and row of the input: forward, and two products in backward
+
+
+def double_row(models: Sequence[nn.Module], shapes: Collection[tuple[int, ...]], device: Device) -> DoubleRow | None:
+    """Return the weights in float64, and the least work of a training step with them; None without any.
+
+    shapes: of the first inputs of the models' calls in a step.
+    """
+    modules = {id(module): module for model in models for module in model.modules()}
+    looked_up = {id(m.weight) for m in modules.values() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
+    weights = {id(p): p for model in models for p in model.parameters() if p.is_floating_point()}
+    double = [p for p in weights.values() if p.dtype is torch.float64]
+    if not double:
+        return None
+    products = sum(p.numel() for p in double if p.dim() >= 2 and id(p) not in looked_up)
+    rows = max((_rows(shape, is_ids=bool(looked_up)) for shape in shapes), default=0)
+    return {
+        "parameters": len(double),
+        "of_parameters": len(weights),
+        "flops": PER_ELEMENT * products * rows,
+        "flops_per_s": _rate(torch.float64, device),
+        "float32_flops_per_s": _rate(torch.float32, device),
+    }
+
+
+def _rows(shape: tuple[int, ...], *, is_ids: bool) -> int:
+    """Return the least number of rows that a weight is multiplied with: an image may count for one."""
+    if len(shape) == 3 or (is_ids and len(shape) == 2):
+        return math.prod(shape[:2])
+    return shape[0] if shape else 0
+
+
+def _rate(dtype: torch.dtype, device: Device) -> float:
+    """Return the rate of a square product, in operations per second."""
+    one = torch.ones(SIZE, SIZE, dtype=dtype, device=device.torch)
+    least_s = math.inf
+    with torch.autocast(device.torch.type, enabled=False):
+        for _ in range(ROUNDS):
+            device.synchronize()
+            begin_s = time.perf_counter()
+            torch.mm(one, one)
+            device.synchronize()
+            least_s = min(least_s, time.perf_counter() - begin_s)
+    return 2 * SIZE**3 / least_s

@@ -1,0 +1,276 @@
+"""Way of the gradients in a few untimed steps: from a backward pass to an optimizer, to the next step, or to nobody.
+
+A few elements of a few gradients are read around each backward pass and each optimizer step. Their values tell what no
+counter does: a gradient that is zero again was cleared, by whatever means.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+MOST_PARAMETERS = 8  # of an optimizer that are looked at
+MOST_VALUES = 32  # of a tensor
+PROPORTIONAL = 0.02  # relative error of clipped gradients in bf16
+
+
+class Reading(NamedTuple):
+    """Elements of a gradient that is not zero, and the memory in which it is."""
+
+    place: int
+    values: tuple[float, ...]
+
+
+Readings = dict[int, Reading]  # by the position of the parameter; gradients that are missing or zero are left out
+
+
+def some_values(tensor: Tensor, most: int = MOST_VALUES) -> tuple[float, ...]:
+    """Return elements of a tensor at equal distances, on this rank; none of one that is sparse or has gaps."""
+    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+    if local.layout is not torch.strided or not (count := local.numel()):
+        return ()
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True))
+    if extent != count:
+        return ()
+    return tuple(local.detach().as_strided((-(-count // (step := -(-count // most))),), (step,)).tolist())
+
+
+def evenly(items: Sequence[Tensor], most: int) -> list[Tensor]:
+    """Return at most so many items at equal distances."""
+    return [*items[:: max(1, -(-len(items) // most))]]
+
+
+class Updates:
+    """Steps of one optimizer in the steps that are looked at.
+
+    Attributes:
+        steps: optimizer steps.
+        again: of them, those after another one that was looked at.
+        stale: of these, those with gradients that also an earlier step has used.
+        cleared: of them, those before which gradients were cleared after their backward pass.
+        missing: of them, those in which no parameter had a gradient.
+        zero: of them, those in which all gradients were zero, and no backward pass had computed others.
+        is_own: the program makes the gradients itself from those of backward passes.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._looked_at: list[weakref.ref[Tensor]] = []
+        self._is_chosen = False
+        self.steps = self.again = self.stale = self.cleared = self.missing = self.zero = 0
+        self.is_own = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the gradients so far, because steps follow that are not looked at."""
+        self.passes: list[int] = []  # whose gradients no step has used yet
+        self.is_stepping = False
+        self._used: Readings | None = None  # gradients of the last step that are still there; None: unknown
+        self._accumulated: set[int] = set()  # of them, those to which a backward pass has added
+        self._before: Readings = {}
+        self._left: Readings = {}  # by the last backward pass
+        self._weights: list[tuple[float, ...]] = []
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters of the optimizer."""
+        optimizer = self._optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        return [p for group in groups for p in group["params"]]
+
+    def _sample(self) -> list[weakref.ref[Tensor]]:
+        """Return the parameters that are looked at: some of those that have a gradient, once there are any."""
+        if not self._is_chosen:
+            parameters = self.parameters()
+            with_gradient = [p for p in parameters if p.grad is not None]
+            self._looked_at = [weakref.ref(p) for p in evenly(with_gradient or parameters, MOST_PARAMETERS)]
+            self._is_chosen = bool(with_gradient)
+        return self._looked_at
+
+    def _readings(self) -> Readings:
+        found = {}
+        for position, reference in enumerate(self._sample()):
+            gradient = None if (parameter := reference()) is None else parameter.grad
+            values = () if gradient is None else some_values(gradient)
+            if gradient is not None and any(values):
+                found[position] = Reading(getattr(gradient, "_local_tensor", gradient).data_ptr(), values)
+        return found
+
+    def _weights_now(self) -> list[tuple[float, ...]]:
+        return [some_values(p) for reference in self._looked_at if (p := reference()) is not None]
+
+    def _keep_used(self, now: Readings, *, unchanged: bool) -> None:
+        """Keep those gradients of the last step that are still there."""
+        for position, used in [*(self._used or {}).items()]:
+            kept = now.get(position)
+            if kept is None or kept.place != used.place or (unchanged and kept != used):
+                del self._used[position]  # type: ignore[union-attr]
+
+    def backward_begins(self) -> list[int]:
+        """Return the earlier passes whose gradients were cleared before a step used them."""
+        now = self._readings()
+        # What the program itself does to gradients between a step and the next backward pass is meant.
+        self._keep_used(now, unchanged=not (self._left or self._accumulated))
+        self._before = now
+        return self._cleared(now)
+
+    def _cleared(self, now: Readings) -> list[int]:
+        if not self.passes or not self._left or not now.keys().isdisjoint(self._left) or self.is_stepping:
+            return []
+        passes, self.passes = self.passes, []
+        changed = self._weights != self._weights_now()  # updated by the program itself
+        return [] if changed else passes
+
+    def backward_ends(self, number: int) -> bool:
+        """Return whether this pass has computed gradients of the optimizer's parameters."""
+        now = self._readings()
+        added = {position for position, reading in now.items() if reading != self._before.get(position)}
+        self._keep_used(now, unchanged=False)
+        self._accumulated |= added & (self._used or {}).keys()
+        if added:
+            self._left = now
+            self.passes.append(number)
+            self._weights = self._weights_now()
+        return bool(added)
+
+    def step_begins(self) -> list[int]:
+        """Return the passes whose gradients were cleared before this step."""
+        now = self._readings()
+        self.steps += 1
+        self.again += self._used is not None
+        cleared: list[int] = []
+        if self.passes:
+            cleared = self._cleared(now)
+            self.cleared += bool(cleared)
+            self.is_own |= bool(now) and not _proportional(now, self._left)
+        elif not now:
+            has_gradient = any(p.grad is not None for p in self.parameters())
+            self.zero += has_gradient
+            self.missing += not has_gradient
+        self._keep_used(now, unchanged=False)
+        self._count_stale()
+        self.is_stepping = True
+        return cleared
+
+    def _count_stale(self) -> None:
+        if self._used and self._accumulated & self._used.keys():
+            self.stale += 1
+            self._accumulated = set()
+
+    def step_ends(self) -> list[int]:
+        """Return the passes whose gradients this step has used."""
+        self._count_stale()  # in a closure that the step has called
+        passes, self.passes = self.passes, []
+        self._used = self._readings()
+        self._accumulated, self._left, self.is_stepping = set(), {}, False
+        return passes
+
+
+class Gradients:
+    """Observer of the gradients of all optimizers, and of parameters that none of them holds.
+
+    Attributes:
+        updates: the optimizers that stepped or got gradients.
+        used, unused: numbers of backward passes whose gradients an optimizer used, or that were cleared before.
+        held_by_none: passes by the identity of a parameter that no optimizer held, and got a gradient there.
+    """
+
+    def __init__(self) -> None:
+        self.updates: weakref.WeakKeyDictionary[Optimizer, Updates] = weakref.WeakKeyDictionary()
+        self.held_by_none = Counter[int]()
+        self.passes = self.used = self.unused = 0
+        self._open: dict[int, set[int]] = {}  # pass → the optimizers that may still use its gradients
+        self._others: dict[int, tuple[Tensor, tuple[int, int] | None]] = {}
+
+    def forget(self) -> None:
+        """Forget the gradients so far, because steps follow that are not looked at."""
+        self._open.clear()
+        self._others.clear()
+        for each in self.updates.values():
+            each.forget()
+
+    def _of(self, optimizer: Optimizer) -> Updates:
+        if optimizer not in self.updates:
+            self.updates[optimizer] = Updates(optimizer)
+        return self.updates[optimizer]
+
+    def backward_begins(self, optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> None:
+        """Look before a backward pass. parameters: those of the models, which an optimizer may hold or not."""
+        held: set[int] = set()
+        for optimizer in optimizers:
+            of = self._of(optimizer)
+            held |= {id(p) for p in of.parameters()}
+            self._clear(id(of), of.backward_begins())
+        others = (p for p in parameters if id(p) not in held and p.requires_grad and p.is_leaf)
+        self._others = {id(p): (p, _state(p)) for p in others}
+
+    def backward_ends(self, *, is_for_inputs: bool) -> None:
+        """Look after a backward pass. is_for_inputs: it computes gradients of a model's inputs, too."""
+        number, self.passes = self.passes, self.passes + 1
+        for_whom = {id(each) for each in self.updates.values() if each.backward_ends(number)}
+        if for_whom and not is_for_inputs:
+            self._open[number] = for_whom
+            for each in self.updates.values():
+                if each.is_stepping and id(each) in for_whom:
+                    self._use([number])
+        for which, (parameter, before) in self._others.items():
+            now = _state(parameter)
+            self.held_by_none[which] += now is not None and now != before
+        self._others = {}
+
+    def step_begins(self, optimizer: Optimizer) -> None:
+        """Look before an optimizer's step."""
+        of = self._of(optimizer)
+        self._clear(id(of), of.step_begins())
+
+    def step_ends(self, optimizer: Optimizer) -> None:
+        """Look after an optimizer's step."""
+        self._use(self._of(optimizer).step_ends())
+
+    def step_was_skipped(self, optimizer: Optimizer) -> None:
+        """Count the gradients as used, because a GradScaler decided about them."""
+        of = self._of(optimizer)
+        passes, of.passes = of.passes, []
+        self._use(passes)
+
+    def _use(self, passes: Iterable[int]) -> None:
+        for number in passes:
+            self.used += self._open.pop(number, None) is not None
+
+    def _clear(self, which: int, passes: Iterable[int]) -> None:
+        for number in passes:
+            if number in self._open:
+                self._open[number].discard(which)
+                if not self._open[number]:
+                    del self._open[number]
+                    self.unused += 1
+
+
+def _state(parameter: Tensor) -> tuple[int, int] | None:
+    """Return what changes when a backward pass computes a gradient; None without one."""
+    gradient = parameter.grad
+    if gradient is None:
+        return None
+    local = getattr(gradient, "_local_tensor", gradient)  # of a DTensor
+    return (local.data_ptr() if local.layout is torch.strided else id(gradient)), local._version
+
+
+def _proportional(now: Readings, before: Readings) -> bool:
+    """Return whether gradients are the same except for one factor each, as by clipping or unscaling."""
+    for position, reading in islice(now.items(), MOST_PARAMETERS):
+        left = before.get(position)
+        if left is None or left.place != reading.place:
+            return False
+        at = max(range(len(left.values)), key=lambda n: abs(left.values[n]))
+        factor = reading.values[at] / left.values[at] if left.values[at] else 0.0
+        largest = abs(reading.values[at])
+        pairs = zip(reading.values, left.values, strict=True)
+        if any(abs(value - factor * other) > PROPORTIONAL * largest for value, other in pairs):
+            return False
+    return True

@@ -1,0 +1,72 @@
+"""Faults of what a loop trains are named first; sound loops that look similar have no such cause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch.profiler import ProfilerActivity, profile
+
+from cs_systems.analysis.diagnosis import Rule, diagnose
+from cs_systems.analysis.diagnosis._evidence import of_records
+from cs_systems.core import plugins
+from cs_systems.measure.recorder.unedited import ScriptRecorder
+from tests.measure.recorder.trainings import FAULTS, SOUND, Step
+
+CODES = {code for _, code in FAULTS.values()} | {"double-precision", "own-tools"}
+WRONG = {"gradients-not-cleared", "no-update", "unused-passes", "divergence"}  # which come before causes of time
+STEPS = 40
+
+
+def recorded(out: Path, step: Step, steps: int = STEPS) -> ScriptRecorder:
+    """Record the steps as those of an unedited script: 5 warm-up, 12 timed, and steps of which the stack is sampled."""
+    recorder = ScriptRecorder("script", out=out, warmup=5, steps=12, profile="none")
+    try:
+        for _ in range(steps):
+            step()
+    finally:
+        recorder.close()
+    return recorder
+
+
+def codes(recorder: ScriptRecorder) -> set[str]:
+    """Return the codes of what the loop trains wrongly, or for nothing, however little time it takes."""
+    evidence = of_records(recorder.records)
+    rules: dict[str, Rule] = {code: plugins.get("diagnosis", code.replace("-", "_")) for code in CODES}
+    return {code for code, rule in rules.items() if rule.find(evidence) is not None}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_of_a_training_is_found(name: str, tmp_path: Path) -> None:
+    loop, code = FAULTS[name]
+    recorder = recorded(tmp_path, loop(), 3 * STEPS if name == "steps_of_a_third" else STEPS)
+    assert recorder._training.failure is None
+    assert code in codes(recorder)
+    if code in WRONG:
+        assert diagnose(recorder.records).diagnoses[0].code == code
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_training_has_no_such_cause(name: str, tmp_path: Path) -> None:
+    recorder = recorded(tmp_path, SOUND[name]())
+    assert recorder._training.failure is None
+    assert recorder._training.tables["updates"]
+    assert codes(recorder) == set()
+
+
+def test_looks_leave_no_operator_in_a_profile_of_the_program(tmp_path: Path) -> None:
+    step = FAULTS["never_cleared"][0]()
+    recorder = ScriptRecorder("script", out=tmp_path, warmup=5, steps=12, profile="none")
+    names: list[list[str]] = []
+    try:
+        for _ in range(25):
+            with profile(activities=[ProfilerActivity.CPU]) as own:
+                step()
+            names.append(sorted(event.name for event in own.events() or () if event.name.startswith("aten::")))
+    finally:
+        recorder.close()
+    assert recorder._training.failure is None
+    differ = {step for step, each in enumerate(names) if each != names[2]}
+    assert differ <= {0, 17}, "the first step allocates, and the losses are read where the timing ends"
+    assert "updates" not in recorder._training.tables

@@ -1,0 +1,626 @@
+"""Small training loops with a fault in what they train, and sound ones that look similar; each returns its step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, AdamW, Optimizer
+
+Step = Callable[[], None]
+
+
+def net(*, dropout: float = 0.0, outputs: int = 4) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Dropout(dropout), nn.Linear(24, outputs))
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(16, 8), torch.randint(4, (16,))
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    inputs, labels = batch()
+    return functional.cross_entropy(model(inputs), labels)
+
+
+def update(optimizer: Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+# Faults
+
+
+def never_cleared() -> Step:
+    model = net()
+    optimizer = SGD(model.parameters(), 1e-3)
+
+    def step() -> None:
+        loss_of(model).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def another_optimizer_cleared() -> Step:
+    model, other = net(), net()
+    optimizer, of_other = AdamW(model.parameters()), AdamW(other.parameters())
+
+    def step() -> None:
+        of_other.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+    return step
+
+
+def accumulated_without_clearing() -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        for _ in range(4):
+            (loss_of(model) / 4).backward()
+        optimizer.step()
+
+    return step
+
+
+def cleared_too_early() -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        loss_of(model).backward()
+        optimizer.zero_grad(set_to_none=False)
+        optimizer.step()
+
+    return step
+
+
+def optimizer_of_a_copy() -> Step:
+    model = net()
+    optimizer = AdamW(copy.deepcopy(model).parameters())
+    return lambda: update(optimizer, loss_of(model))
+
+
+def rate_of_zero() -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters(), lr=0.0)
+    return lambda: update(optimizer, loss_of(model))
+
+
+def detached() -> Step:
+    model, scale = net(), nn.Parameter(torch.ones(()))
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizer, functional.cross_entropy(model(inputs).detach() * scale, labels))
+
+    return step
+
+
+def rounded_away() -> Step:
+    model = net().bfloat16()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    optimizer = SGD(model.parameters(), 1e-6)
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizer, functional.cross_entropy(model(inputs.bfloat16()), labels))
+
+    return step
+
+
+def steps_of_a_third() -> Step:
+    model, numbers = net(), count()
+    optimizer = SGD(model.parameters(), 1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if next(numbers) % 3 == 0:
+            optimizer.step()
+
+    return step
+
+
+def diverging() -> Step:
+    weight, target = nn.Parameter(torch.ones(8)), torch.full((8,), 3.0)
+    model = nn.ParameterList([weight])
+    optimizer = SGD(model.parameters(), 9.0)
+    return lambda: update(optimizer, functional.mse_loss(weight, target))
+
+
+def backbone_with_gradients() -> Step:
+    backbone, head = net(outputs=8), nn.Linear(8, 4)
+    optimizer = AdamW(head.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizer, functional.cross_entropy(head(backbone(inputs)), labels))
+
+    return step
+
+
+def metric_by_another_call(*, after_update: bool) -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        loss = functional.cross_entropy(model(inputs), labels)
+        if after_update:
+            update(optimizer, loss)
+        (model(inputs.clone()).argmax(1) == labels).float().mean()
+        if not after_update:
+            update(optimizer, loss)
+
+    return step
+
+
+def two_losses_of_two_calls() -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        loss = functional.cross_entropy(model(inputs), labels)
+        update(optimizer, loss + 0.1 * model(inputs).square().mean())
+
+    return step
+
+
+def anomaly_in_backward() -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        with torch.autograd.detect_anomaly(check_nan=False):
+            update(optimizer, loss_of(model))
+
+    return step
+
+
+def hook_per_step() -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        model[0].register_forward_hook(lambda *_: None)
+        update(optimizer, loss_of(model))
+
+    return step
+
+
+def tensor_hook_per_step() -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient)
+        update(optimizer, loss_of(model))
+
+    return step
+
+
+FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the code of the first cause)
+    "never_cleared": (never_cleared, "gradients-not-cleared"),
+    "another_optimizer_cleared": (another_optimizer_cleared, "gradients-not-cleared"),
+    "accumulated_without_clearing": (accumulated_without_clearing, "gradients-not-cleared"),
+    "cleared_too_early": (cleared_too_early, "no-update"),
+    "optimizer_of_a_copy": (optimizer_of_a_copy, "no-update"),
+    "rate_of_zero": (rate_of_zero, "no-update"),
+    "detached": (detached, "no-update"),
+    "rounded_away": (rounded_away, "no-update"),
+    "steps_of_a_third": (steps_of_a_third, "unused-passes"),
+    "diverging": (diverging, "divergence"),
+    "backbone_with_gradients": (backbone_with_gradients, "unused-gradients"),
+    "metric_before_update": (lambda: metric_by_another_call(after_update=False), "repeated-calls"),
+    "metric_after_update": (lambda: metric_by_another_call(after_update=True), "repeated-calls"),
+    "two_losses_of_two_calls": (two_losses_of_two_calls, "repeated-calls"),
+    "anomaly_in_backward": (anomaly_in_backward, "anomaly-detection"),
+    "hook_per_step": (hook_per_step, "growing-hooks"),
+    "tensor_hook_per_step": (tensor_hook_per_step, "growing-hooks"),
+}
+
+
+# Sound loops
+
+
+def accumulation(clear: Callable[[nn.Module, Optimizer], object], *, first: bool) -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters(), foreach=True)
+
+    def step() -> None:
+        if first:
+            clear(model, optimizer)
+        for _ in range(4):
+            (loss_of(model) / 4).backward()
+        optimizer.step()
+        if not first:
+            clear(model, optimizer)
+
+    return step
+
+
+def by_hand(model: nn.Module, _: Optimizer) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.data.zero_()
+
+
+def none_by_hand(model: nn.Module, _: Optimizer) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def gradients_set_by_hand() -> Step:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.01)
+
+    def step() -> None:
+        gradients = torch.autograd.grad(loss_of(model), [*model.parameters()])
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+
+    return step
+
+
+def decayed_gradients() -> Step:
+    """Keep a running average of the gradients on purpose."""
+    model = net()
+    optimizer = SGD(model.parameters(), 0.01)
+
+    def step() -> None:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(0.9)
+        loss_of(model).backward()
+        optimizer.step()
+
+    return step
+
+
+def combined_gradients() -> Step:
+    """Combine the gradients of three tasks, each of which has a backward pass."""
+    model = net()
+    optimizer = SGD(model.parameters(), 0.01)
+
+    def step() -> None:
+        kept = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            kept.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        for parameter, *gradients in zip(model.parameters(), *kept, strict=True):
+            parameter.grad = torch.stack(gradients).mean(0)
+        optimizer.step()
+
+    return step
+
+
+def adversarial_examples() -> Step:
+    """Find an adversarial input by gradients of the input, then train with it."""
+    model = net()
+    optimizer = SGD(model.parameters(), 0.01)
+
+    def step() -> None:
+        inputs, labels = batch()
+        for _ in range(3):
+            inputs.requires_grad_()
+            functional.cross_entropy(model(inputs), labels).backward()
+            assert inputs.grad is not None
+            inputs = (inputs + 0.01 * inputs.grad.sign()).detach()
+            optimizer.zero_grad()
+        update(optimizer, functional.cross_entropy(model(inputs), labels))
+
+    return step
+
+
+def generative_adversarial() -> Step:
+    generator, critic = net(outputs=8), net(outputs=1)
+    of_generator, of_critic = AdamW(generator.parameters()), AdamW(critic.parameters())
+
+    def step() -> None:
+        fake = generator(torch.randn(16, 8))
+        update(of_generator, functional.softplus(-critic(fake)).mean())
+        real = functional.softplus(-critic(torch.randn(16, 8))).mean()
+        update(of_critic, real + functional.softplus(critic(fake.detach())).mean())
+
+    return step
+
+
+def critic_steps_more_often() -> Step:
+    generator, critic = net(outputs=8), net(outputs=1)
+    of_generator, of_critic = AdamW(generator.parameters()), AdamW(critic.parameters())
+
+    def step() -> None:
+        for _ in range(3):
+            fake = generator(torch.randn(16, 8)).detach()
+            update(of_critic, critic(fake).mean() - critic(torch.randn(16, 8)).mean())
+        update(of_generator, -critic(generator(torch.randn(16, 8))).mean())
+
+    return step
+
+
+def low_rank_adapters() -> Step:
+    base, down, up = net(outputs=8).requires_grad_(False), nn.Linear(8, 2), nn.Linear(2, 4)
+    model = nn.ModuleDict({"base": base, "down": down, "up": up})
+    optimizer = AdamW([p for p in model.parameters() if p.requires_grad])
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizer, functional.cross_entropy(up(down(base(inputs))), labels))
+
+    return step
+
+
+def frozen_backbone() -> Step:
+    backbone, head = net(outputs=8), nn.Linear(8, 4)
+    optimizer = AdamW(head.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        with torch.no_grad():
+            features = backbone(inputs)
+        update(optimizer, functional.cross_entropy(head(features), labels))
+
+    return step
+
+
+def master_weights() -> Step:
+    """Train copies in float32, from which the weights in bfloat16 are written; the learning rate is in its warm-up."""
+    model = net().bfloat16()
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = AdamW(masters, lr=1e-7)
+
+    def step() -> None:
+        inputs, labels = batch()
+        model.zero_grad()
+        functional.cross_entropy(model(inputs.bfloat16()), labels).backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.float()
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.copy_(master)
+
+    return step
+
+
+def own_updates_beside_an_optimizer() -> Step:
+    model, head = net(outputs=8), nn.Linear(8, 4)
+    optimizer = AdamW(head.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        model.zero_grad()
+        update(optimizer, functional.cross_entropy(head(model(inputs)), labels))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter -= 0.01 * parameter.grad
+
+    return step
+
+
+def warm_up_from_zero() -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters(), 1e-5)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: number / 1000)
+
+    def step() -> None:
+        update(optimizer, loss_of(model))
+        scheduler.step()
+
+    return step
+
+
+def scaler_skips_now_and_then() -> Step:
+    model, numbers = net(), count()
+    optimizer = AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        factor = float("inf") if next(numbers) % 3 else 1.0
+        scaler.scale(loss_of(model) * factor).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def dropout_twice() -> Step:
+    """Compare two passes with dropout, as R-Drop and SimCSE do."""
+    model = net(dropout=0.1)
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        one, two = model(inputs), model(inputs)
+        update(optimizer, functional.cross_entropy(one, labels) + functional.mse_loss(one, two))
+
+    return step
+
+
+def two_views() -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, _ = batch()
+        one, two = (model(inputs + 0.1 * torch.randn_like(inputs)) for _ in range(2))
+        update(optimizer, -functional.cosine_similarity(one, two).mean())
+
+    return step
+
+
+def same_micro_batches() -> Step:
+    """Accumulate gradients of the same input, as a benchmark with synthetic data does."""
+    model, inputs = net(), torch.randn(16, 8)
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for _ in range(4):
+            model(inputs).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def closure_of_lbfgs() -> Step:
+    model, (inputs, labels) = net(), batch()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure) and None
+
+
+def sharpness_aware() -> Step:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.01)
+
+    def step() -> None:
+        inputs, labels = batch()
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs), labels).backward()
+        with torch.no_grad():
+            moved = [0.05 * p.grad / (p.grad.norm() + 1e-12) for p in model.parameters() if p.grad is not None]
+            torch._foreach_add_([*model.parameters()], moved)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs), labels).backward()
+        with torch.no_grad():
+            torch._foreach_sub_([*model.parameters()], moved)
+        optimizer.step()
+
+    return step
+
+
+def step_in_backward() -> Step:
+    model = net()
+    optimizers = {p: SGD([p], 0.01) for p in model.parameters()}
+
+    def stepped(parameter: Tensor) -> None:
+        optimizers[parameter].step()  # type: ignore[index]
+        optimizers[parameter].zero_grad()  # type: ignore[index]
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(stepped)
+
+    return lambda: loss_of(model).backward()
+
+
+def hooks_registered_once() -> Step:
+    model, seen = net(), dict[str, Any]()
+    optimizer = AdamW(model.parameters())
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output.shape}))
+    model[3].register_full_backward_hook(lambda *_: None)
+
+    def step() -> None:
+        handles = [p.register_hook(lambda gradient: gradient) for p in model.parameters()]
+        update(optimizer, loss_of(model))
+        for handle in handles:
+            handle.remove()
+
+    return step
+
+
+def small_in_double() -> Step:
+    model = net().double()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizer, functional.cross_entropy(model(inputs.double()), labels))
+
+    return step
+
+
+def average_of_the_weights() -> Step:
+    model = net()
+    average, optimizer = torch.optim.swa_utils.AveragedModel(model), AdamW(model.parameters())
+
+    def step() -> None:
+        update(optimizer, loss_of(model))
+        average.update_parameters(model)
+        with torch.no_grad():
+            average(batch()[0])
+
+    return step
+
+
+def policy_gradient() -> Step:
+    policy = net()
+    optimizer = AdamW(policy.parameters())
+
+    def step() -> None:
+        chosen, rewards = [], []
+        observation = torch.zeros(1, 8)
+        for _ in range(10):
+            choice = torch.distributions.Categorical(logits=policy(observation))
+            action = choice.sample()
+            chosen.append(choice.log_prob(action))
+            rewards.append(float(action))
+            observation = torch.randn(1, 8)
+        update(optimizer, -(torch.cat(chosen) * torch.tensor(rewards)).mean())
+
+    return step
+
+
+SOUND: dict[str, Callable[[], Step]] = {
+    "accumulation": lambda: accumulation(lambda _, optimizer: optimizer.zero_grad(), first=True),
+    "accumulation_cleared_after": lambda: accumulation(lambda _, optimizer: optimizer.zero_grad(), first=False),
+    "accumulation_to_zero": lambda: accumulation(
+        lambda _, optimizer: optimizer.zero_grad(set_to_none=False), first=True
+    ),
+    "accumulation_by_model": lambda: accumulation(lambda model, _: model.zero_grad(), first=False),
+    "accumulation_by_hand": lambda: accumulation(by_hand, first=True),
+    "accumulation_none_by_hand": lambda: accumulation(none_by_hand, first=False),
+    "gradients_set_by_hand": gradients_set_by_hand,
+    "decayed_gradients": decayed_gradients,
+    "combined_gradients": combined_gradients,
+    "adversarial_examples": adversarial_examples,
+    "generative_adversarial": generative_adversarial,
+    "critic_steps_more_often": critic_steps_more_often,
+    "low_rank_adapters": low_rank_adapters,
+    "frozen_backbone": frozen_backbone,
+    "master_weights": master_weights,
+    "own_updates_beside_an_optimizer": own_updates_beside_an_optimizer,
+    "warm_up_from_zero": warm_up_from_zero,
+    "scaler_skips_now_and_then": scaler_skips_now_and_then,
+    "dropout_twice": dropout_twice,
+    "two_views": two_views,
+    "same_micro_batches": same_micro_batches,
+    "closure_of_lbfgs": closure_of_lbfgs,
+    "sharpness_aware": sharpness_aware,
+    "step_in_backward": step_in_backward,
+    "hooks_registered_once": hooks_registered_once,
+    "small_in_double": small_in_double,
+    "average_of_the_weights": average_of_the_weights,
+    "policy_gradient": policy_gradient,
+}
