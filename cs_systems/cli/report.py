@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
+from cs_systems.cli._options import MaybePath, MaybeText, Names, given, optional, refuse
 from cs_systems.cli._output import MaybeFormat, Open, check_outputs, deliver, figure_file, page_asked, terminal_width
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line, visible
@@ -47,6 +47,9 @@ class Report:
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
     figure: Annotated[MaybePath, optional("FILE", "file for a figure: .svg, .png or .pdf")] = None
     figure_kind: Annotated[MaybeText, optional("KIND", ", ".join(KINDS), "chosen by the records")] = None
+    paper: Annotated[
+        MaybePath, optional("FOLDER", "write all tables (.tex, .typ) and figures (.pdf) of the run for a paper")
+    ] = None
     open: Open = False
 
 
@@ -82,6 +85,8 @@ def _show(args: Report) -> int:
         raise ConfigError("--pivot ROWS:COLUMNS:VALUE already chooses the columns; leave out --columns or --pivot")
     if args.figure_kind is not None and args.figure is None:
         raise ConfigError("--figure-kind requires --figure; add --figure FILE or leave out --figure-kind")
+    if args.paper is not None and (unfit := {*given(args, Report(args.dir))} - {"paper", "where"}):
+        refuse(sorted(unfit), "--paper writes every table and figure")
     check_outputs({"--output": args.output, "--figure": figure_file(args.figure)}, [args.dir])
     records, complaints = some_records(args.dir)
     for complaint in complaints:
@@ -90,6 +95,12 @@ def _show(args: Report) -> int:
         from cs_systems.report.tables.selection import select
 
         records = select(records, args.where)
+    if args.paper is not None:
+        from cs_systems.report import paper
+
+        for file in paper.write(records, args.paper):
+            print(visible(f"paper: {file}"), file=sys.stderr)
+        return 0
     if args.figure:
         _draw(args.figure, args.figure_kind, records, args.dir)
         if not (

@@ -195,3 +195,37 @@ def test_hyphen_before_a_number_is_a_minus() -> None:
     table = plain_table([{"change": -5.5}], "c")
     assert r"\ensuremath{-}5.50" in formats.latex.latex([table], None, False)
     assert '"−5.50"' in typst.typst([table], None, False)
+
+
+@pytest.fixture
+def paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Return the folder of a run's tables and figures for a paper."""
+    assert main(["report", str(PROFILES / "comm"), "--paper", str(tmp_path / "paper")]) == 0
+    written = {Path(line.removeprefix("paper: ")) for line in capsys.readouterr().err.splitlines()}
+    assert written == {*(tmp_path / "paper").iterdir()}
+    return tmp_path / "paper"
+
+
+def test_paper_of_a_run_has_its_tables_and_every_figure(paper: Path) -> None:
+    assert {file.name for file in paper.iterdir()} >= {"tables.tex", "tables.typ", "figures.tex", "figures.typ"}
+    figures = [file.name for file in paper.glob("*.pdf")]
+    text = (paper / "figures.tex").read_text()
+    assert text.count(r"\caption{") == text.count(r"\label{fig:") == len(figures) > 0
+    assert all(f"{{{name}}}" in text for name in figures)
+
+
+@pytest.mark.pdflatex
+def test_paper_of_a_run_compiles_in_latex(paper: Path) -> None:
+    pdf_of_latex(paper, "\\input{tables}\n\\input{figures}", 2)
+
+
+@pytest.mark.typst
+def test_paper_of_a_run_compiles_in_typst(paper: Path) -> None:
+    pdf_of_typst(paper, '#include "tables.typ"\n#include "figures.typ"', 2)
+
+
+def test_paper_takes_no_option_of_another_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["report", str(PROFILES / "comm"), "--paper", str(tmp_path / "paper"), "--format", "csv"]
+    assert main(words) == 2
+    assert "--paper writes every table and figure; leave out --format" in capsys.readouterr().err
+    assert not (tmp_path / "paper").exists()

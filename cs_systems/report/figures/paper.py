@@ -14,13 +14,18 @@ LETTERS_PT = 7.0
 LESS_HEIGHT = 0.7  # of the height on a screen: letters and bars are smaller too
 
 
+def width_in(drawn: Figure) -> float:
+    """Return the width of the figure in a paper: of the page, if panels stand side by side."""
+    grids = (spec.get_gridspec() for axes in drawn.axes if (spec := axes.get_subplotspec()))
+    return PAGE_IN if any(grid.ncols > 1 for grid in grids) else COLUMN_IN
+
+
 def on_paper(drawn: Figure) -> Figure:
     """Return the figure at its width in a paper, with its letters, labels and legend in proportion."""
     from matplotlib.lines import Line2D
     from matplotlib.text import Text
 
-    columns = max((spec.get_gridspec().ncols for axes in drawn.axes if (spec := axes.get_subplotspec())), default=1)
-    width = COLUMN_IN if columns == 1 else PAGE_IN
+    width = width_in(drawn)
     drawn.set_size_inches(width, drawn.get_figheight() * LESS_HEIGHT)
     for legend in drawn.legends:
         legend.remove()

@@ -105,15 +105,14 @@ def _drawn(chosen: Sequence[RunRecord], data: pd.DataFrame, kind: str, titled: b
         return wrap_labels(drawn)
 
 
-def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> None:
-    """Write a figure on white in the format of the file's suffix. Raises ConfigError for one not in ENDINGS.
+def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> Figure:
+    """Write a figure on white in the format of the file's suffix; return it. Raises ConfigError for one not in ENDINGS.
 
     A .pdf is for a paper: as wide as a column of it, and without a title, for which `caption` has the words.
     """
     if check_ending(Path(file)) == "pdf":
-        write(lambda: on_paper(figure(records, kind, titled=False)), file)
-    else:
-        write(lambda: figure(records, kind), file)
+        return write(lambda: on_paper(figure(records, kind, titled=False)), file)
+    return write(lambda: figure(records, kind), file)
 
 
 def caption(records: Sequence[RunRecord], kind: str | None = None) -> str:

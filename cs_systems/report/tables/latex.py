@@ -19,6 +19,13 @@ def latex(tables: Sequence[Table], width: int | None, color: bool) -> str:
     return "\n\n".join(floats) + "\n"
 
 
+def figure(file: str, name: str, caption: str, spans: bool) -> str:
+    """Return a float with the figure in a file, as wide as the text; `spans`: it takes the width of the page."""
+    kind = "figure*" if spans else "figure"
+    lines = [rf"\begin{{{kind}}}", r"\centering", rf"\includegraphics[width=\linewidth]{{{file}}}"]
+    return "\n".join([*lines, rf"\caption{{{escaped(caption)}}}", rf"\label{{fig:{name}}}", rf"\end{{{kind}}}"])
+
+
 def escaped(text: str) -> str:
     """Return the text as LaTeX shows it literally, with places in long words where a line may end."""
     words = (r"\allowbreak{}".join(map(_characters, pieces(word))) for word in text.split())

@@ -72,16 +72,15 @@ def laid_out(tables: Sequence[Table]) -> list[PaperTable]:
     """Return the layout of each table; tables of one name are numbered."""
     made, taken = [], dict[str, int]()
     for table in tables:
-        name = _label(table)
+        name = label(table.name or table.caption)
         taken[name] = taken.get(name, 0) + 1
         made.append(_laid_out(table, name if taken[name] == 1 else f"{name}-{taken[name]}"))
     return made
 
 
-def _label(table: Table) -> str:
-    """Return a label of letters, digits and hyphens: the table's name, or the first words of its caption."""
-    words = re.findall(r"[a-z0-9]+", (table.name or table.caption).lower())
-    return "-".join(words[:6]) or "table"
+def label(text: str) -> str:
+    """Return the first words of a text as a label of letters, digits and hyphens."""
+    return "-".join(re.findall(r"[a-z0-9]+", text.lower())[:6]) or "table"
 
 
 def _laid_out(table: Table, name: str) -> PaperTable:
@@ -124,8 +123,9 @@ def _chosen(table: Table) -> _Form:
     shorter = with_short_titles(table.short) if table.short else short
     whole = [_Form(each, each.columns, (), breaks, COLUMN) for each in (table, short, shorter) for breaks in PAPER]
     fewer = _Form(shorter, *fitting(shorter, COLUMN, NARROW_WIDTH, PAPER[-1]), PAPER[-1], COLUMN)
-    pages = [_Form(table, table.columns, (), breaks, PAGE) for breaks in PAPER]
-    last = _Form(table, *fitting(table, PAGE, NARROW_WIDTH, PAPER[-1]), PAPER[-1], PAGE)
+    wide = table.short or table
+    pages = [_Form(wide, wide.columns, (), breaks, PAGE) for breaks in PAPER]
+    last = _Form(wide, *fitting(wide, PAGE, NARROW_WIDTH, PAPER[-1]), PAPER[-1], PAGE)
     return next((form for form in (*whole, fewer, *pages) if form.fits), last)
 
 

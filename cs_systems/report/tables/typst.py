@@ -19,6 +19,12 @@ def typst(tables: Sequence[Table], width: int | None, color: bool) -> str:
     return "\n\n".join(figures) + "\n"
 
 
+def figure(file: str, name: str, caption: str, spans: bool) -> str:
+    """Return a figure of the picture in a file; `spans`: it takes the width of the page."""
+    place = ' placement: auto, scope: "parent",' if spans else ""
+    return f'#figure(image("{file}", width: 100%),{place} caption: {literal(caption)}) <fig:{name}>'
+
+
 def literal(text: str) -> str:
     """Return a string literal, which has two special characters, with places in long words where a line may end."""
     words = (_MAY_BREAK.join(map(_characters, pieces(word))) for word in text.split())
