@@ -51,8 +51,8 @@ INDEX = {
     "cs_systems.analysis.comparison.precision": "precision_error training_curve",
     "cs_systems.analysis.comparison.own_code": "optimizer_error strategy_error",
     "cs_systems.analysis.comparison.loop_findings": "whole_loop own_python slow_steps garbage_collection growth "
-    "padding iterators repeated_forward outcome updates unused_passes unused_gradients repeated_calls hooks "
-    "anomaly_detection double_precision own_tools unsampled",
+    "padding iterators forward_operators repeated_forward outcome updates unused_passes unused_gradients "
+    "repeated_calls hooks anomaly_detection double_precision own_tools unsampled",
     "cs_systems.readers.ncu": "counters",
     "cs_systems.record": "ran",
     "cs_systems.core.caveats": "graph_breaks",

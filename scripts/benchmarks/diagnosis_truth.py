@@ -107,6 +107,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "skipped-steps": ("skipped-steps",),
     "slow-products": ("slow-products",),
     "small-buckets": ("small-buckets",),
+    "small-operators": ("small-operators",),
     "small-grids": ("low-occupancy",),
     "start-up": ("start-up",),
     "straggler": ("straggler",),

@@ -189,6 +189,15 @@ class IteratorsRow(TypedDict):
     with_new: int
 
 
+class ForwardOperatorsRow(TypedDict):
+    """Operators of a step's forward passes on a CPU, and the own function with most of their time."""
+
+    operators: int
+    arithmetic_s: float  # at most, by the sizes of their results
+    function: str | None
+    place: str | None
+
+
 class RepeatedForwardRow(TypedDict):
     """Recomputation of forward inside backward, for torch.utils.checkpoint."""
 
@@ -209,6 +218,7 @@ COLLECTIONS = Table("garbage_collection", CollectionRow, "garbage collection")
 GROWTH = Table("growth", GrowthRow, "growth from step to step")
 PADDING = Table("padding", PaddingRow, "padding of the batches")
 ITERATORS = Table("iterators", IteratorsRow, "new iterators of data loaders")
+FORWARD_OPERATORS = Table("forward_operators", ForwardOperatorsRow, "operators of forward")
 REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeated in backward")
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")

@@ -53,6 +53,7 @@ _NUMBERS = {
     "growth": ("steps", "first", "last", "per_step"),
     "padding": ("share", "steps"),
     "iterators": ("steps", "with_new"),
+    "forward_operators": ("operators", "arithmetic_s"),
     "repeated_forward": ("backward_share",),
     "whole_loop": ("steps", "median_s", "total_s", "share"),
     "updates": (

@@ -6,8 +6,10 @@ import re
 
 from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.attribution.phase_gaps import launch_waits_s
+from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
+from cs_systems.analysis.diagnosis.own_python import FEWEST, MOST, NOTABLE, named
 from cs_systems.config import Phase
 from cs_systems.core.tables import Row
 
@@ -19,6 +21,8 @@ FUSED_PASSES, FOREACH_PASSES = 7, 20
 OPTIONS = {"optimizer": ("adamw_fused", "adamw_triton")}
 REMEDY = "use a fused optimizer (torch.optim.AdamW(…, fused=True); --optimizer adamw_fused)"
 
+OF_LOOP = "use one of torch.optim with fused=True, or update all parameters in one call each (torch._foreach_add_ …)"
+
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of the optimizer, unless its kernels or its name show that it is fused.
@@ -27,6 +31,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     launches count if they are most of the step's.
     """
     step_s = evidence.step_s
+    if step_s is not None and evidence.is_loop and (found := _written_in_python(evidence, step_s)) is not None:
+        return found
     if step_s is None or evidence.device_name is None or _is_fused(evidence):
         return None
     rows: list[Row] = evidence.rows_of("all", phases=(Phase.OPTIMIZER,))
@@ -72,6 +78,19 @@ def _waits_s(evidence: Evidence) -> float:
 def _bounded(unprofiled: tuple[float, float] | None, least_s: float) -> tuple[float, float] | None:
     """Return the duration without the profiler, which is no less than the bound."""
     return (max(least_s, unprofiled[0]), max(least_s, unprofiled[1])) if unprofiled else None
+
+
+def _written_in_python(evidence: Evidence, step_s: float) -> Diagnosis | None:
+    """Return the time of an optimizer's step in the program's own functions, which runs an operator at a time."""
+    rows = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == Phase.OPTIMIZER]
+    # A line that calls another optimizer's step is not part of an optimizer.
+    rows = [r for r in rows if r["samples"] >= FEWEST and r["function"] and not (r.get("calls") or "").endswith("step")]
+    lasted_s = min(sum(row["time_s"] for row in rows), evidence.phase_s(Phase.OPTIMIZER) or 0.0)
+    if lasted_s < NOTABLE * step_s:
+        return None
+    lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in rows[:MOST])
+    cause = f"{lasted_s / step_s:.0%} of the step is an optimizer in the script's own Python: {lines}"
+    return Diagnosis(cause, OF_LOOP, step_s, step_s - lasted_s, evidence=tuple({**row} for row in rows))
 
 
 def _is_fused(evidence: Evidence) -> bool:

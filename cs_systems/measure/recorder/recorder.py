@@ -269,7 +269,7 @@ class Recorder:
         self._count, self._failed, self._setup_s, self._began_s = 0, 0, 0.0, self._clock()
         self._outcome, self._updates = Outcome(), Updates()
         self._watch, self._padding = Watch(device, self._moment, self._probes.compilations), Padding()
-        self._tracker = tracker = Tracker(device, self._clock, self._at_first_forward, self._outcome.keep_loss)
+        self._tracker = tracker = Tracker(device, self._clock, self._at_first_forward, self._at_backward)
         self._training = Training(
             tracker._unobserved,
             (lambda _: None) if device.is_cuda else self._watch.own_time,  # a GPU works on while a look waits for it
@@ -397,6 +397,11 @@ class Recorder:
 
     def _at_first_forward(self) -> None:
         self._precision = _result.precision_of(self._subject.device, self._subject.models)
+
+    def _at_backward(self, roots: Any) -> None:
+        self._outcome.keep_loss(roots)
+        if self._stages and not self._stages[0].is_recorded and self._watch.counts_operators():
+            self._as_own_time(lambda: self._watch.backward_begins(roots, self._subject.models))
 
     @untraced
     def _step_begins(self, tokens: int | None = None) -> None:

@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 from statistics import median
+from typing import Any
+
+from torch import nn
 
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.analysis.comparison.loop_growth import Growth, memory_growth, time_growth
@@ -25,9 +28,10 @@ from cs_systems.instrument.compiler import untraced
 from cs_systems.machine.device import Device
 from cs_systems.measure.recorder import kept
 from cs_systems.measure.recorder.batches import ModelCalls
+from cs_systems.measure.recorder.graph_size import GraphSize, graph_size
 from cs_systems.measure.recorder.lines import Usual, lines_of, most_of, own_python, slow_steps
-from cs_systems.measure.recorder.phases import Moment
-from cs_systems.measure.recorder.stacks import Line, Sampler, callee_of, function_of, own_lines, place_of
+from cs_systems.measure.recorder.phases import FORWARD, Moment
+from cs_systems.measure.recorder.stacks import Line, Sample, Sampler, callee_of, function_of, own_lines, place_of
 
 FEWEST_STEPS = 3  # whose median says how long a step usually lasts
 SLOW = 2.0  # times the median: from there a step is sampled
@@ -77,6 +81,7 @@ class Watch:
         self._sampler.samples.clear()
         self._memory.clear()
         self._model_calls.clear()
+        self._operators: GraphSize | None = None
         self.all_sampled = range(0)
 
     @untraced
@@ -144,6 +149,18 @@ class Watch:
         self._sampler.sample_all(wanted)
 
     @untraced
+    def backward_begins(self, roots: Any, models: Sequence[nn.Module]) -> None:
+        """Count the operators of the forward passes before this backward pass."""
+        size = graph_size(roots, models)
+        if size is not None and (before := self._operators) is not None:
+            size = GraphSize(before.operators + size.operators, before.arithmetic_s + size.arithmetic_s)
+        self._operators = size
+
+    def counts_operators(self) -> bool:
+        """Return whether this step's operators are counted: those of the first one that is sampled from its begin."""
+        return not self._device.is_cuda and len(self.durations_s) == self.all_sampled.start
+
+    @untraced
     def model_called(self, has_gradients: bool) -> None:
         """Note the place of the call of a model that begins now."""
         self._model_calls.add(own_lines(sys._getframe(1))[0], has_gradients)
@@ -190,6 +207,7 @@ class Watch:
                 if kind.median_s > kinds[0].median_s
             ]
             made |= found.OWN_PYTHON.filled(own) if own else {}
+            made |= found.FORWARD_OPERATORS.filled(self._forward_operators(of_usual))
             made |= found.SLOW_STEPS.filled(slow) if slow else {}
             grown = [*self._memory_growth(), *self._time_growth(kinds[0], phases)]
             made |= found.GROWTH.filled(grown) if grown else {}
@@ -198,6 +216,17 @@ class Watch:
         collected = self._collections.row(len(durations_s), sum(durations_s))
         made |= found.COLLECTIONS.filled([collected]) if collected else {}
         return made
+
+    def _forward_operators(self, samples: Sequence[Sample]) -> list[found.ForwardOperatorsRow]:
+        if self._operators is None:
+            return []
+        lines: Counter[Line] = Counter()
+        for sample in samples:
+            if sample.leaf is not None and sample.phase is not None and sample.phase.phase() == FORWARD:
+                lines[sample.leaf] += sample.time_s  # type: ignore[assignment]
+        most = most_of(lines) if lines else None
+        function, place = (None, None) if most is None else (function_of(most), place_of(most))
+        return [{**self._operators._asdict(), "function": function, "place": place}]  # type: ignore[typeddict-item]
 
     def _usual_sampled(self, kinds: Sequence[StepKind]) -> list[int]:
         """Return the usual steps among those sampled from their begin.

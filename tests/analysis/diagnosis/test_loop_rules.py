@@ -133,6 +133,14 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "24% of the step is forward passes that backward computes again (activation checkpoints): where memory allows, "
         "checkpoint fewer blocks, or none; not below 76 ms, now 100 ms",
     ),
+    "small-operators": (
+        loop({"forward_operators": [{"operators": 1500, "arithmetic_s": 0.001, "function": "RNN.forward",
+                                     "place": "train.py:20"}]}),
+        0.011,
+        "92% of the step is 1,500 small operators, 61.3 µs each with their backward: overhead, not arithmetic "
+        "(RNN.forward() at train.py:20): compute more in one operator: a whole batch in place of one sample, nn.LSTM "
+        "in place of a loop over cells; or compile (torch.compile); not below 11 ms, now 100 ms",
+    ),
     "no-training": (
         loop({"outcome": [outcome(loss=None, fault="NaN")]}),
         None,
@@ -386,6 +394,35 @@ def test_small_share_of_data_is_not_named(call: str, time_s: float, is_named: bo
 def test_recomputation_is_named_from_a_twentieth_of_the_step(share: float, is_named: bool) -> None:
     found = causes(loop({"repeated_forward": [{"backward_share": share}]}))
     assert [each.code for each in found] == ["recomputation"] * is_named
+
+
+@pytest.mark.parametrize(
+    ("operators", "arithmetic_s", "is_named"),
+    [(299, 0.001, False), (300, 0.001, True), (300, 0.0076, True), (300, 0.0078, False)],
+)
+def test_operators_are_small_if_they_are_many_without_arithmetic(
+    operators: int, arithmetic_s: float, is_named: bool
+) -> None:
+    row = {"operators": operators, "arithmetic_s": arithmetic_s, "function": None, "place": None}
+    found = causes(loop({"forward_operators": [row]}))
+    assert [each.code for each in found] == ["small-operators"] * is_named
+
+
+@pytest.mark.parametrize(
+    ("function", "calls", "time_s", "is_named"),
+    [("MyAdam.step", "v.sqrt", 0.011, True), ("MyAdam.step", "v.sqrt", 0.009, False),
+     ("Trainer.fit", "self.optimizer.step", 0.05, False), ("", "optimizer.step", 0.05, False)],
+)  # fmt: skip
+def test_optimizer_in_own_python_is_named(function: str, calls: str, time_s: float, is_named: bool) -> None:
+    phases = PHASES | {"optimizer": 0.05, "backward": 0.016}
+    measurement = Measurement("monotonic", (Sample(0, False, STEP_S, phases, phases),) * 10, 0.0)
+    rows = [own(function, 8, time_s, calls, "optimizer")]
+    found = causes(replace(loop({"own_python": rows}), measurement=measurement))
+    assert [each.code for each in found] == ["unfused-optimizer"] * is_named
+    if is_named:
+        assert found[0].cause == (
+            "11% of the step is an optimizer in the script's own Python: MyAdam.step() at train.py:8, v.sqrt (11%)"
+        )
 
 
 def test_prepared_batches_and_other_own_python_share_the_time() -> None:
