@@ -52,7 +52,7 @@ class Form:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """What the file of a built-in strategy would declare: what it splits, and its options."""
+        """Literals that the file of a built-in strategy would declare: what it splits, and its options."""
         takes = {name: "size" if name == "bucket_size_mb" else "any" for name in self.options}
         return {"splits": self.splits, "options": takes}
 
