@@ -76,7 +76,7 @@ class Observation:
             _active.append(self)
         self._parts.append(_Installed(install, is_guarded))
         self._undo.append(None)
-        self._update()
+        self._install()
 
     def close(self) -> None:
         """Remove everything for good."""
@@ -89,14 +89,17 @@ class Observation:
             if not _active:
                 _leave_compiler()
 
-    def _update(self) -> None:
-        """Install or remove the parts as the compiler's state requires."""
+    def _install(self) -> None:
+        """Install the parts that the compiler's state allows."""
         for i, part in enumerate(self._parts):
-            is_wanted = not (_compiles or (part.is_guarded and _runs_compiled))
-            undo = self._undo[i]
-            if is_wanted and undo is None:
+            if self._undo[i] is None and _allows(part):
                 self._undo[i] = part.install()
-            elif not is_wanted and undo is not None and undo() is not False:
+
+    def _remove(self) -> None:
+        """Remove the parts that the compiler's state forbids, the last first, as it may cover another one."""
+        for i, part in reversed([*enumerate(self._parts)]):
+            undo = self._undo[i]
+            if undo is not None and not _allows(part) and undo() is not False:
                 self._undo[i] = None
 
 
@@ -105,6 +108,11 @@ _covered: list[Undo] = []  # parts that could not be removed yet, because someth
 _compiles = False  # a compilation is in progress
 _runs_compiled = False  # a compiled function runs, so new code below it would be compiled
 _stop_watching: list[Undo] = []
+
+
+def _allows(part: _Installed) -> bool:
+    """Return whether the compiler's state allows that a part is installed."""
+    return not (_compiles or (part.is_guarded and _runs_compiled))
 
 
 def is_observed() -> bool:
@@ -118,8 +126,10 @@ def _set_state(*, compiles: bool | None = None, runs_compiled: bool | None = Non
     _compiles = _compiles if compiles is None else compiles
     _runs_compiled = _runs_compiled if runs_compiled is None else runs_compiled
     if before != (_compiles, _runs_compiled):
+        for observation in reversed(_active):
+            observation._remove()
         for observation in _active:
-            observation._update()
+            observation._install()
 
 
 def _watch_compiler() -> None:

@@ -14,11 +14,11 @@ import numpy as np
 
 from cs_systems.analysis.attribution.collectives import Collective
 from cs_systems.analysis.attribution.overlap import intersection, union
+from cs_systems.analysis.comparison.late_ranks import UNEVEN, received
 
 if TYPE_CHECKING:
     from cs_systems.analysis.comparison.ranks import Merged, Rank
 
-UNEVEN = 1.2  # times the mean of all ranks; routers keep experts about that even
 SAME_ELSEWHERE = 1.1  # times the mean of all ranks; a rank on a slower GPU takes longer in all of its work
 COUNTS = 0.01  # of the largest all-to-all; a smaller one sends the numbers of tokens alone
 ALL_TO_ALL = "all_to_all"
@@ -30,9 +30,9 @@ def imbalance(job: Merged, rank: int) -> str | None:
     Where the sizes of the all-to-alls are alike or unknown, the computation between two of them tells: it is longer on
     this rank, while the rest of its computation takes about as long as on the others.
     """
-    if received := tokens(job):
-        times = received.get(rank, 0) * len(received) / sum(received.values())
-        return f"receives {times:.2g} times the mean of all ranks in all-to-all" if times >= UNEVEN else None
+    if found := tokens(job):
+        times = found.get(rank, 0) * len(found) / sum(found.values())
+        return received(times) if times >= UNEVEN else None
     times = _of_computation(job, rank)
     what = f"computes {times:.2g} times the mean of all ranks between two all-to-alls, and as long as they elsewhere"
     return what if times >= UNEVEN else None
@@ -43,12 +43,12 @@ def tokens(job: Merged) -> Mapping[int, int]:
 
     The all-to-all that sends them back is even, where the ranks have batches of equal size.
     """
-    received = Counter[int]()
+    found = Counter[int]()
     for match in job.matches:
         sizes = {rank: call.received for rank, call in match.calls.items()}
         if match.any.name == ALL_TO_ALL and None not in sizes.values() and len({*sizes.values()}) > 1:
-            received.update({rank: size or 0 for rank, size in sizes.items()})
-    return received
+            found.update({rank: size or 0 for rank, size in sizes.items()})
+    return found
 
 
 def _of_computation(job: Merged, rank: int) -> float:

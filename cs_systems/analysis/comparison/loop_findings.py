@@ -12,6 +12,8 @@ from cs_systems.core.tables import Table
 
 # As functions: Python's own, wherever it runs, and what surrounds the calls that begin a phase, such as hooks.
 COLLECTOR, CALLS = "garbage collector", "calls of phases"
+OTHER, BETWEEN = "other", "between"  # phases of the time in no phase: inside a step, and between two steps
+OTHER_PHASES = (OTHER, BETWEEN)
 WITHOUT_GRADIENTS = "forward without gradients"  # forward of evaluation and of rollouts, in samples of the stack
 
 

@@ -17,6 +17,14 @@ from cs_systems.analysis.attribution.host_gaps import launching_thread
 from cs_systems.analysis.attribution.kernel_families import family, is_collective
 from cs_systems.analysis.attribution.overlap import GLOO, Intervals, host_work, intersection, union
 from cs_systems.analysis.attribution.profile import Profile
+from cs_systems.analysis.comparison.late_ranks import (
+    EXPLAINS,
+    SAME_DATA,
+    SAME_HOST,
+    SAME_LOAD,
+    SAME_TOKENS,
+    SAME_WORK,
+)
 from cs_systems.core.range_names import LOADER, general, is_operator, meaning
 from cs_systems.core.units import human
 from cs_systems.readers._stalls import SYNCHRONISATION, stalls
@@ -24,7 +32,6 @@ from cs_systems.readers.forms.columns import UNKNOWN, Floats
 from cs_systems.readers.forms.trace import Trace, steps_of
 
 INPUT, KERNELS, OPERATORS, PYTHON = "input", "kernels", "operators", "python"
-EXPLAINS = 0.5  # share of the lost time that one kind of work must take to be its cause
 SAME = 0.02  # relative difference of two counts that are alike
 # Beginnings of ranges that PyTorch opens: they name no work of the user.
 _OF_TORCH = ("ProfilerStep", "Optimizer.", "DistributedDataParallel", "FSDP::", "nccl:", GLOO, LOADER)
@@ -171,16 +178,14 @@ def longer(late: Works, others: Sequence[Works], lost_s: float) -> Longer | None
         return Longer(
             INPUT,
             f"it waits {size} longer for its batch",
-            "look for what makes its data slow: its files, its workers, its share of the data",
+            SAME_DATA,
         )
     if kind == OPERATORS:
         if late[key].calls > (1 + SAME) * usual[key].calls:
-            return Longer(kind, f"it runs more operators, {size} longer", "give each rank the same work")
-        return Longer(
-            kind, f"its operators take {size} longer", "give each rank as many tokens, and compare the hosts' load"
-        )
+            return Longer(kind, f"it runs more operators, {size} longer", SAME_WORK)
+        return Longer(kind, f"its operators take {size} longer", SAME_LOAD)
     where = f"in {name!r}" if name else "in Python between operators"
-    return Longer(kind, f"its host is {size} longer {where}", "let all ranks do this work, or none in the step")
+    return Longer(kind, f"its host is {size} longer {where}", SAME_HOST)
 
 
 def _median(found: Sequence[Work]) -> Work:
@@ -194,13 +199,13 @@ def _slower_kernels(name: str, late: Work, usual: Work, extra_s: float) -> tuple
             f"it runs {late.calls / usual.calls:.2g} times as many kernels ({most}), {size} longer"
             if usual.calls
             else (f"it runs kernels of {name} that the others do not, {size} longer"),
-            "give each rank the same work",
+            SAME_WORK,
         )
     if late.size > (1 + SAME) * usual.size > 0:
         times = late.size / usual.size
         return (
             f"its kernels have {times:.2g} times as many blocks ({most}) and take {size} longer",
-            "give each rank as many tokens: batches of equal size, sequences of equal length, balanced experts",
+            SAME_TOKENS,
         )
     return (
         f"the same kernels take {size} longer ({most})",

@@ -30,10 +30,9 @@ from cs_systems.config import ConfigError
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
 from cs_systems.core.tables import Column, by_name, table
 from cs_systems.core.units import counted, human
-from cs_systems.readers.forms.jobs import PAIRWISE, Job
+from cs_systems.readers.forms.jobs import PAIRWISE, TOGETHER, Job
 from cs_systems.readers.forms.trace import Trace
 
-TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # end on all ranks at once
 TOLERANCE_S = 100e-6  # by which aligned clocks may still differ
 APART_S = 60.0  # between recordings; ranks of one job are recorded together
 MOST_TOLD = 4  # ranks; those of a larger job are in the table alone

@@ -31,6 +31,8 @@ _TEXTS = {
     "repeated_calls": ("model",),
     "hooks": ("module",),
     "own_tools": ("tool",),
+    "late_rank": ("work", "phase"),
+    "loop_exchange": ("wrapper",),
 }
 _NUMBERS = {
     "steps": ("device", "wall_s"),
@@ -67,6 +69,12 @@ _NUMBERS = {
     "anomaly_detection": ("passes", "with_detection"),
     "double_precision": ("parameters", "of_parameters", "flops", "flops_per_s", "float32_flops_per_s"),
     "own_tools": ("steps", "of_steps", "with_s", "total_s"),
+    "loop_ranks": ("rank", "steps", "step_s", "waiting_s", "other_s"),
+    "late_rank": ("rank", "share", "extra_share"),
+    "loop_exchange": (
+        *("transfer_share", "pairwise_share", "passes", "reduces", "early", "early_share"),
+        *("small", "small_bytes", "small_share", "marked", "search_share", "marks_share"),
+    ),
 }
 _MAY_BE_UNKNOWN = {
     "steps": ("busy_share",),
@@ -82,6 +90,8 @@ _MAY_BE_UNKNOWN = {
     "slow_steps": ("every", "place_share"),
     "outcome": ("skipped_steps", "optimizer_steps"),
     "own_tools": ("without_s",),
+    "late_rank": ("batch_times", "received_times"),
+    "loop_exchange": ("unused",),
 }
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from cs_systems.analysis.attribution.host_work import host_work
-from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON
+from cs_systems.analysis.comparison.loop_findings import OTHER, OWN_PYTHON
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.data_input import ends_of_iterators
-from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, OTHER, named
+from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, named
 
 REMEDY = "prepare batches in the workers of a data loader (num_workers, prefetch_factor), or once before the loop"
 INDICES = "draw only the indices of the batch, or permute them once per epoch"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from cs_systems.analysis.attribution.distribution import DDP, FSDP, Distribution
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
+from cs_systems.analysis.comparison.loop_ranks import EXCHANGE, ExchangeRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
@@ -28,7 +29,9 @@ BUCKETS = "send the gradients in buckets (--strategy ddp_bucketed)"
 SIZES = "try other bucket sizes (--bucket-size-mb)"
 ASK = "analyze the traces of all ranks together: one rank's trace does not tell waiting from transfer"
 COMMAND = "cs-systems analyze RANK0 RANK1 … --ranks"
-ALONE = "communication without computation beside it"
+NOTABLE = 0.1  # share of a loop's step; gloo's threads take some on a busy machine
+ALONE_BESIDE = "without computation beside it"
+ALONE = f"communication {ALONE_BESIDE}"
 WAITED = ", waiting for other ranks included"
 BATCH = "use a larger batch for each rank"
 # What wraps the program → changes that it does not have yet, of a foreign trace.
@@ -36,6 +39,7 @@ OF_WRAPPER = {
     DDP: ("send the gradients in bf16 (bf16_compress_hook)", "try other bucket sizes (bucket_cap_mb)"),
     FSDP: ("gather and reduce in bf16 (MixedPrecisionPolicy)", "prefetch more blocks ahead"),
 }
+OF_LOOP = ("overlap it with backward (DistributedDataParallel, FSDP)", "send bf16")
 OF_INFERENCE = ("keep the ranks that divide a layer in one host", "send bf16")
 
 
@@ -50,6 +54,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     if evidence.job is not None:
         return _of_job(evidence, evidence.job)
+    if ranks := EXCHANGE.of(evidence.tables):
+        return _of_loop(ranks[0], step_s)
     if evidence.config is None and evidence.distribution is not None:
         return _of_one_rank(evidence.distribution, step_s)
     rows: list[Row] = list(RANK_OVERLAP.of(evidence.tables))
@@ -73,6 +79,15 @@ def find(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, _remedy(evidence), step_s, at_best, evidence=(worst,), takes=takes, options=options)
 
 
+def _of_loop(row: ExchangeRow, step_s: float) -> Diagnosis | None:
+    """Find the transfer in a loop, without sends and receives between two ranks."""
+    share = row["transfer_share"]
+    if share < NOTABLE:
+        return None
+    cause = f"{share:.0%} of the step is transfer between ranks {ALONE_BESIDE}"
+    return Diagnosis(cause, _joined([*OF_WRAPPER.get(row["wrapper"], OF_LOOP), BATCH]), step_s, step_s * (1 - share))
+
+
 def _of_one_rank(found: Distribution, step_s: float) -> Diagnosis:
     """Find the exposed time of the only rank known, which may be waiting; sends and receives are a pipeline's."""
     exposed_s = found.exposed_s(call for call in found.calls if call.name not in PAIRWISE)
@@ -93,7 +108,7 @@ def _of_job(evidence: Evidence, job: Merged) -> Diagnosis | None:
     share = left_s / job.step_s
     cause = (
         f"{share:.0%} of the traced step ({human(left_s, 's')} of {human(job.step_s, 's')}) is transfer between ranks "
-        "without computation beside it"
+        f"{ALONE_BESIDE}"
     )
     rows = tuple(cast(Row, row) for row in rank_rows(job))
     return Diagnosis(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cs_systems.analysis.comparison.late_ranks import UNEVEN, received
+from cs_systems.analysis.comparison.loop_ranks import LATE_RANK, LateRankRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.units import human
@@ -11,9 +13,9 @@ REMEDY = "balance the experts: an auxiliary loss or bias of the router, a capaci
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the rank with most tokens or most computation in its experts; at best without its delay."""
-    job = evidence.job
+    job, step_s = evidence.job, evidence.step_s
     if job is None:
-        return None
+        return next((_of_loop(late, step_s) for late in LATE_RANK.of(evidence.tables) if step_s), None)
     # Few steps have the traces of all ranks.
     from cs_systems.analysis.comparison.expert_work import imbalance
     from cs_systems.analysis.comparison.ranks import straggler
@@ -21,8 +23,19 @@ def find(evidence: Evidence) -> Diagnosis | None:
     late = straggler(job)
     if late is None or (words := imbalance(job, late.rank)) is None:
         return None
-    cause = f"rank {late.rank} {words}, and delays the others by {human(late.delay_s, 's')} of each step"
-    return Diagnosis(cause, REMEDY, job.step_s, late.least_s, subject=late.in_words)
+    return Diagnosis(_cause(late.rank, words, late.delay_s), REMEDY, job.step_s, late.least_s, subject=late.in_words)
+
+
+def _of_loop(late: LateRankRow, step_s: float) -> Diagnosis | None:
+    """Find the rank of a loop with most of the tokens."""
+    times, delay_s = late["received_times"] or 0.0, late["share"] * step_s
+    if times < UNEVEN:
+        return None
+    return Diagnosis(_cause(late["rank"], received(times), delay_s), REMEDY, step_s, step_s - delay_s)
+
+
+def _cause(rank: int, words: str, delay_s: float) -> str:
+    return f"rank {rank} {words}, and delays the others by {human(delay_s, 's')} of each step"
 
 
 RULE = Rule(find, refines=("exposed-communication",))

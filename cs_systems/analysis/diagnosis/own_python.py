@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cs_systems.analysis.attribution.host_work import HostWork, host_work
 from cs_systems.analysis.comparison.loop_findings import (
     CALLS,
     COLLECTIONS,
     COLLECTOR,
+    OTHER,
     OWN_PYTHON,
     UNSAMPLED,
     CollectionRow,
     OwnPythonRow,
 )
+from cs_systems.analysis.comparison.loop_ranks import LATE_RANK, LOOP_RANKS, PYTHON, LoopRankRow
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis._findings import EXPLAINS
 
-OTHER = "other"  # the phase of time in no phase
 NOTABLE = 0.10  # share of the step; a smaller one is the loop's own bookkeeping
 LEAST = 0.02  # share of the step of a function that is named
 MOST = 3  # functions that are named
@@ -24,15 +27,25 @@ FEWEST = 3  # samples of the stack that show a function
 REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
 
 
-def named(row: OwnPythonRow) -> str:
+def called_at(function: str | None, place: str, calls: str | None) -> str:
     """Return a function with its line and what it calls: `augment() at train.py:8`, `train.py:9, time.sleep`."""
-    function = f"{row['function']}() at {row['place']}" if row["function"] else row["place"]
-    return f"{function}, {row['calls']}" if row.get("calls") else function
+    where = f"{function}() at {place}" if function else place
+    return f"{where}, {calls}" if calls else where
 
 
-def work_of(row: OwnPythonRow) -> HostWork | None:
+def work_of(function: str | None, calls: str | None) -> HostWork | None:
     """Return the kind of work by the function that is called, else by the program's own function."""
-    return host_work(row.get("calls") or "") or host_work(row["function"].rpartition(".")[2])
+    return host_work(calls or "") or host_work((function or "").rpartition(".")[2])
+
+
+def named(row: OwnPythonRow) -> str:
+    """Return the function of a row with its line and what it calls."""
+    return called_at(row["function"], row["place"], row.get("calls"))
+
+
+def _of_leading(ranks: Sequence[LoopRankRow], step_s: float) -> float:
+    """Return the time in no phase, without communication, of the rank that the others wait for."""
+    return sum(step_s * row["other_s"] / row["step_s"] for row in ranks if row.get("leads") and row["step_s"])
 
 
 def started_collections(evidence: Evidence) -> CollectionRow | None:
@@ -62,6 +75,12 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     rows = [row for row in of_phase if row["function"] not in (COLLECTOR, CALLS) and not row.get("feeds_model")]
     not_own_s = sum(row["time_s"] for row in of_phase) - sum(row["time_s"] for row in rows)
     lasted_s = max(0.0, min(step_s, evidence.phase_s(OTHER) or 0.0) - not_own_s)
+    if ranks := LOOP_RANKS.of(evidence.tables):
+        lasted_s = max(0.0, _of_leading(ranks, step_s) - not_own_s)
+        if any(
+            late["work"] == PYTHON and late["share"] * step_s > lasted_s / 2 for late in LATE_RANK.of(evidence.tables)
+        ):
+            return None  # the rule of stragglers names it
     if lasted_s < NOTABLE * step_s:
         return None
     share = f"{lasted_s / step_s:.0%} of the step"
@@ -71,7 +90,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         why = f": {reasons[0]['reason']}; {reasons[0]['remedy']}" if reasons else ""
         return Unknown(f"what runs in {share} outside the model's phases{why}")
     lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
-    work = work_of(shown[0])
+    work = work_of(shown[0]["function"], shown[0].get("calls"))
     does = f", which {work.words}" if work and shown[0]["time_s"] >= MOSTLY * lasted_s else ""
     cause = f"{share} is the script's own Python{does}: {lines}"
     if (collected := started_collections(evidence)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cs_systems.analysis.comparison.loop_ranks import EXCHANGE
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 
@@ -10,11 +11,18 @@ REMEDY = (
     "work"
 )
 
+STAGES = "the stages of a pipeline wait in sends and receives, on average"
+
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the exposed time of sends and receives between two ranks: waiting for the other stage, and transfer."""
     found, step_s = evidence.distribution, evidence.step_s
-    if found is None or step_s is None or not found.in_pairs:
+    if step_s is None:
+        return None
+    for row in EXCHANGE.of(evidence.tables):
+        share = row["pairwise_share"]
+        return Diagnosis(f"{share:.0%} of the step {STAGES}", REMEDY, step_s, step_s * (1 - share)) if share else None
+    if found is None or not found.in_pairs:
         return None
     exposed_s = found.exposed_s(found.in_pairs)
     cause = f"{exposed_s / step_s:.0%} of the step this stage of a pipeline waits in sends and receives"

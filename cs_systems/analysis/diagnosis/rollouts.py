@@ -5,7 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON, WITHOUT_GRADIENTS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, named
+from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, called_at
 
 REMEDY = "do it less often, or in fewer and larger batches"
 
@@ -20,7 +20,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     lasted_s = min(lasted_s, step_s)
     shown = [row for row in rows if row["time_s"] >= LEAST * step_s][:MOST]
-    lines = ", ".join(f"{named({**row, 'calls': None})} ({row['time_s'] / step_s:.0%})" for row in shown)
+    lines = ", ".join(
+        f"{called_at(row['function'], row['place'], None)} ({row['time_s'] / step_s:.0%})" for row in shown
+    )
     cause = f"{lasted_s / step_s:.0%} of the step is forward passes without gradients: {lines}"
     return Diagnosis(cause, REMEDY, step_s, takes=lasted_s, evidence=tuple(rows))
 

@@ -4,8 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from cs_systems.analysis.comparison.late_ranks import (
+    SAME_DATA,
+    SAME_HOST,
+    SAME_LOAD,
+    SAME_TOKENS,
+    UNEVEN,
+)
+from cs_systems.analysis.comparison.loop_ranks import (
+    BATCH,
+    COMPUTE,
+    INPUT,
+    LATE_RANK,
+    LOOP_RANKS,
+    PYTHON,
+    LateRankRow,
+)
 from cs_systems.analysis.diagnosis import Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.own_python import called_at, work_of
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 from cs_systems.formulas.communication import RANKS
@@ -13,6 +30,8 @@ from cs_systems.formulas.communication import RANKS
 if TYPE_CHECKING:
     from cs_systems.analysis.comparison.ranks import Merged
 
+NOTABLE = 0.1  # share of a loop's step; ranks differ by less without a cause
+UNEXPLAINED = 0.25  # the same; on a busy machine, the same work takes longer by less
 REMEDY = "compare its batch, its GPU's clock and other processes, and its host's load with those of the other ranks"
 
 
@@ -23,6 +42,8 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         return None
     if evidence.job is not None:
         return _of_job(evidence.job)
+    if LOOP_RANKS.name in evidence.tables:
+        return next((_of_loop(late, evidence, step_s) for late in LATE_RANK.of(evidence.tables)), None)
     waits: dict[int, float] = {}
     rows: list[Row] = [row for row in RANKS.of(evidence.tables) if row.get("wait_s") is not None]
     for row in rows:
@@ -35,11 +56,46 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     return Diagnosis(cause, REMEDY, step_s, step_s - lost_s, evidence=tuple(rows))
 
 
+def _of_loop(late: LateRankRow, evidence: Evidence, step_s: float) -> Diagnosis | None:
+    """Find the rank of a loop that delays the others, and what it does longer than they do."""
+    least = NOTABLE if late["work"] in (BATCH, INPUT, PYTHON) else UNEXPLAINED
+    if late["share"] < least or (late["received_times"] or 0.0) >= UNEVEN:
+        return None  # noise; or the rule of experts names it
+    because, remedy = _work(late, step_s)
+    return Diagnosis(
+        f"rank {late['rank']} delays the others by {human(late['share'] * step_s, 's')} of each step "
+        f"({late['share']:.0%}){because}",
+        remedy,
+        step_s,
+        step_s * (1 - late["share"]),
+        evidence=tuple(cast(Row, row) for row in LOOP_RANKS.of(evidence.tables)),
+        refines=("exposed-communication", "own-python", "data-input"),
+    )
+
+
+def _work(late: LateRankRow, step_s: float) -> tuple[str, str]:
+    """Return what the last rank does longer, as a clause, and its remedy."""
+    longer = f"{human(late['extra_share'] * step_s, 's')} longer"
+    if late["work"] == BATCH:
+        return f", because its batch is {late['batch_times']:.2g} times as large as the others'", SAME_TOKENS
+    if late["work"] == COMPUTE:
+        return f", because its {late['phase']} takes {longer}", SAME_LOAD
+    if late["work"] == INPUT:
+        return f", because it waits {longer} for its batch", SAME_DATA
+    if late["work"] != PYTHON:
+        return "", REMEDY
+    if late["place"] is None:
+        return f", because its host is {longer} in Python", SAME_HOST
+    where = called_at(late["function"], late["place"], late["calls"])
+    work = work_of(late["function"], late["calls"])
+    return f", because it spends {longer} in {where}", work.remedy if work else SAME_HOST
+
+
 def _of_job(job: Merged) -> Diagnosis | Unknown | None:
     """Find the rank that delays the others, and what it does longer than they do."""
     # Few steps have the traces of all ranks.
     from cs_systems.analysis.comparison.expert_work import imbalance
-    from cs_systems.analysis.comparison.rank_work import INPUT
+    from cs_systems.analysis.comparison.rank_work import INPUT as LATE_DATA
     from cs_systems.analysis.comparison.ranks import rank_rows, straggler
 
     late = straggler(job)
@@ -48,7 +104,7 @@ def _of_job(job: Merged) -> Diagnosis | Unknown | None:
     if imbalance(job, late.rank) is not None:
         return None  # the rule of experts names it
     because = f", because {late.does_longer.cause}" if late.does_longer else ""
-    is_late_for_data = late.does_longer is not None and late.does_longer.kind == INPUT
+    is_late_for_data = late.does_longer is not None and late.does_longer.kind == LATE_DATA
     return Diagnosis(
         f"rank {late.rank} delays the others by {human(late.delay_s, 's')} of each step{because}",
         late.does_longer.remedy if late.does_longer else REMEDY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.collectives import Collective
+from cs_systems.analysis.comparison.loop_ranks import EXCHANGE, ExchangeRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.units import human
@@ -16,6 +17,8 @@ REMEDY = (
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of the search, and of the all-reduce of its result, the smallest of each pass."""
     found, step_s = evidence.distribution, evidence.step_s
+    if step_s and (rows := EXCHANGE.of(evidence.tables)):
+        return _of_loop(rows[0], step_s)
     if found is None or step_s is None or not found.searches:
         return None
     maps = sorted((call for call in found.calls if call.name == "all_reduce"), key=_size)[: found.searches]
@@ -26,6 +29,20 @@ def find(evidence: Evidence) -> Diagnosis | None:
         f"and averages the result ({human(map_s, 's')})"
     )
     return Diagnosis(cause, REMEDY, step_s, step_s - lost_s, subject=evidence.subject)
+
+
+def _of_loop(row: ExchangeRow, step_s: float) -> Diagnosis | None:
+    """Find the time of the search in a loop, and whether a pass left a parameter unused."""
+    if row["unused"] is None:
+        return None
+    search_s, marks_s = row["search_share"] * step_s, row["marks_share"] * step_s
+    averages = f" and averages the result (about {human(marks_s, 's')})" if marks_s else ""
+    found = f"at most {row['unused']}" if row["unused"] else "none"
+    cause = (
+        f"DistributedDataParallel searches for unused parameters in each pass (about {human(search_s, 's')} per step)"
+        f"{averages}, and finds {found}"
+    )
+    return Diagnosis(cause, REMEDY, step_s, step_s - search_s - marks_s)
 
 
 def _size(call: Collective) -> float:

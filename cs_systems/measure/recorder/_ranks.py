@@ -2,7 +2,7 @@
 
 The ranks exchange records through the launcher's store and not by a collective, so that a rank that left the loop
 early makes the others wait for at most `patience_s`. The ranks do not begin a step together, so unlike in a sweep, the
-waiting time is unknown.
+waiting time of a timed step is unknown; `rank_steps` observes it in other steps.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
@@ -45,15 +46,21 @@ class Meeting:
 
     def __init__(self) -> None:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._rank, self._size = rank(), world_size()  # as later the process group may be gone
         self._store: Any = PrefixStore(f"cs_systems/measure/recorder/{attempt}/{next(_numbers)}", _connect())
 
     def leave(self, what: str, text: str) -> None:
-        self._store.set(f"{what}/{rank()}", text)
+        self._store.set(f"{what}/{self._rank}", text)
+
+    def leave_if_open(self, what: str, text: str) -> None:
+        """Leave a text, unless the process with the store has ended."""
+        with suppress(dist.DistStoreError, RuntimeError):
+            self.leave(what, text)
 
     def collect(self, what: str, patience_s: float) -> dict[int, str]:
         """Return the texts of the other ranks that wrote them in time."""
         found, end = dict[int, str](), time.monotonic() + patience_s
-        for number in range(1, world_size()):
+        for number in range(1, self._size):
             try:
                 self._store.wait([f"{what}/{number}"], timedelta(seconds=max(0.01, end - time.monotonic())))
                 found[number] = self._store.get(f"{what}/{number}").decode()

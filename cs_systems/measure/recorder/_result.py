@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple, cast
 
 import torch
@@ -213,6 +214,12 @@ def _batches(inputs: Sequence[StepInputs]) -> list[_Batch]:
                 batch[shapes] += count
         found.append(batch)
     return found
+
+
+def elements(inputs: Sequence[StepInputs]) -> float | None:
+    """Return the elements of the models' inputs in a step, the median of the steps; None without any."""
+    sizes = [_size(batch)[1] for batch in _batches(inputs)]
+    return float(median(sizes)) if any(sizes) else None
 
 
 def _differ(batches: Sequence[_Batch]) -> bool:

@@ -8,9 +8,9 @@ from types import CodeType
 from typing import NamedTuple
 
 from cs_systems.analysis.comparison import loop_findings as found
-from cs_systems.analysis.comparison.loop_findings import WITHOUT_GRADIENTS
+from cs_systems.analysis.comparison.loop_findings import BETWEEN, OTHER, WITHOUT_GRADIENTS
 from cs_systems.core.step_kinds import StepKind
-from cs_systems.measure.recorder.phases import BETWEEN, FORWARD, INPUT, OTHER
+from cs_systems.measure.recorder.phases import FORWARD, INPUT
 from cs_systems.measure.recorder.stacks import Line, Sample, callee_of, function_of, place_of
 
 MOST_ROWS = 10

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.optim import Optimizer
 
-from cs_systems.analysis.comparison.loop_findings import WITHOUT_GRADIENTS
+from cs_systems.analysis.comparison.loop_findings import BETWEEN, OTHER, WITHOUT_GRADIENTS
 from cs_systems.config import Phase
 from cs_systems.instrument.annotate import STEP, Label, OpenLabel, annotate
 from cs_systems.instrument.compiler import is_tracing, untraced
@@ -28,7 +28,6 @@ from cs_systems.record import Sample
 
 FORWARD, LOSS, BACKWARD, OPTIMIZER = (p.value for p in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER))
 INPUT, COPY, CLIP, ZERO_GRAD, HOST_SYNC, REPLAY = "input", "copy", "clip", "zero_grad", "host_sync", "cuda_graph"
-OTHER, BETWEEN = "other", "between"  # time in no phase: inside a step, and between two steps
 WAITING = frozenset({INPUT, COPY, HOST_SYNC, OTHER, BETWEEN})  # phases that launch little work, or none
 Call = tuple[bool, tuple[tuple[int, ...], ...]]
 _NO_THREAD = -1

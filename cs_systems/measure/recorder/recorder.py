@@ -28,11 +28,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON, UNSAMPLED, OutcomeRow, UnsampledRow
+from cs_systems.analysis.comparison.loop_findings import BETWEEN, OTHER, OWN_PYTHON, UNSAMPLED, OutcomeRow, UnsampledRow
+from cs_systems.analysis.comparison.loop_ranks import RankReport, tables_of
 from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import caveats, plugins
 from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.core.experiments import DEFAULT_S
+from cs_systems.core.tables import Tables
 from cs_systems.core.units import counted
 from cs_systems.core.validation import arguments_checked, is_number, is_whole, short_name, shown
 from cs_systems.instrument.annotate import hidden_from_modes
@@ -45,7 +47,8 @@ from cs_systems.measure.recorder import _again, _ranks, _result, hooks
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.padding import Padding
-from cs_systems.measure.recorder.phases import BETWEEN, OTHER, Moment, Timeline, Tracker
+from cs_systems.measure.recorder.phases import Moment, Timeline, Tracker
+from cs_systems.measure.recorder.rank_steps import FIRST_STEP, FIRST_STEPS, RankSteps
 from cs_systems.measure.recorder.training import Training
 from cs_systems.measure.recorder.watch import LEAST_SAMPLED, Watch
 from cs_systems.measure.runtime import observed
@@ -57,6 +60,8 @@ from cs_systems.record import STEADY, RunRecord, Sample, append_record
 PROFILES = ("kineto", "nsys", "none")
 STACKS = "stacks"  # the stage after all others, in which the stack is sampled; it has no record of its own
 AFTER_FAILURE_S = 2.0  # time that rank 0 waits for the other ranks if its own loop has failed
+AT_END_S = 5.0  # time that rank 0 waits at the end for what the other ranks observed; they end at about the same time
+LOOP = "loop"  # the text of a rank about the whole loop, in the job's store
 
 
 class Stage(NamedTuple):
@@ -278,6 +283,11 @@ class Recorder:
         )
         tracker.looks, self._outcome.at_skip = self._training, self._training.step_was_skipped
         self._installed, self._region = Observation(), ExitStack()
+        # Of this rank alone: the record of the timing, the elements of its inputs, and what it exchanges.
+        self._timing: RunRecord | None = None
+        self._elements: float | None = None
+        self._report: RankReport | None = None
+        self._rank_steps = None if self._meeting is None else RankSteps(device, self._tracker)
         self._tools = self._watched_tools()
         # The program's own tools: the one that this stage waits for, and those that slow its timed steps.
         self._waits_for: str | None = None
@@ -286,6 +296,8 @@ class Recorder:
         if self._warmup:
             self._tracker.at_inputs = self._look_at_inputs
         self._install(self._tracker)
+        if self._rank_steps is not None and self._warmup:
+            self._rank_steps.begin(FIRST_STEPS)
         self._state = "recording"
         if self._is_in_code:  # an unedited script keeps running
             observed.begin(self)
@@ -333,18 +345,36 @@ class Recorder:
 
     def _conclude(self) -> None:
         """Write the record of the timing again, with what the whole loop has shown since."""
-        number = next((n for n, r in enumerate(self.records) if not r.is_profiled), None)
-        if number is None or (record := self.records[number]).status != "ok" or record.measurement is None:
+        own = self._timing
+        if own is None or own.status != "ok" or own.measurement is None:
             return
-        names = record.measurement.phase_names()
-        phases_s = {name: record.measurement.median_s(name) or 0.0 for name in names}
-        tables = self._watch.tables(phases_s, {name: record.measurement.durations_s(name) for name in names})
+        names = own.measurement.phase_names()
+        phases_s = {name: own.measurement.median_s(name) or 0.0 for name in names}
+        tables = self._watch.tables(phases_s, {name: own.measurement.durations_s(name) for name in names})
         tables |= self._training.tables
+        if self._meeting is not None:
+            tables |= self._tables_of_ranks(self._meeting, tables)
+        number = next((n for n, r in enumerate(self.records) if not r.is_profiled), None)
+        if number is None:  # another rank writes
+            return
+        record = self.records[number]
         if OWN_PYTHON.name not in tables:
             tables |= UNSAMPLED.filled([self._why_unsampled()])
         record = replace(record, results={**record.results, **tables})
         self.records[number] = record
         append_record(self._out, record)
+
+    def _tables_of_ranks(self, meeting: _ranks.Meeting, own: Tables) -> Tables:
+        """Leave what this rank observed to rank 0; there, return the tables of all ranks, if all have left theirs."""
+        if self._report is None:
+            return {}
+        report: RankReport = {**self._report, "own_python": OWN_PYTHON.of(own)}
+        if not self._is_writer:
+            meeting.leave_if_open(LOOP, json.dumps(report))
+            return {}
+        texts = meeting.collect(LOOP, min(AT_END_S, self._patience_s))
+        reports = [report, *map(json.loads, texts.values())]
+        return tables_of(reports) if len(reports) == self._subject.world_size else {}
 
     def _why_unsampled(self) -> UnsampledRow:
         if not self._has_stacks:
@@ -386,6 +416,8 @@ class Recorder:
 
     def _off(self) -> None:
         self._tracker = None
+        if self._rank_steps is not None:
+            self._rank_steps.end()
         self._subject = replace(self._subject, models=[], optimizers=[])  # the program may delete them
         self._outcome.start()
         self._installed.close()
@@ -432,6 +464,8 @@ class Recorder:
         self._failed += failed
         if failed:  # discard its times; the next step begins here
             self._given.clear()
+            if self._rank_steps is not None:
+                self._rank_steps.step_failed()
             tracker.start()
         elif tracker.stepped or not self._subject.optimizers or self._updates.are_new(self._subject.optimizers):
             if tracker.stepped:
@@ -454,6 +488,10 @@ class Recorder:
         is_warmup = len(self._warm) < self._warmup
         stage = self._stages[0]
         timeline = tracker.end(synchronize=stage.is_recorded and not stage.is_timed)
+        if self._rank_steps is not None:
+            self._rank_steps.step_ended(self._count, timeline)
+            if stage.is_timed and len(self._warm) + is_warmup >= self._warmup:
+                self._rank_steps.end()
         tokens = sum(self._given) if self._given else None
         self._given.clear()
         size = _result.StepInputs(tracker.calls, tokens, tracker.iterators)
@@ -511,6 +549,8 @@ class Recorder:
                 self._stages[0] = stage._replace(steps=self._watch.steps_to_sample())
                 assert self._tracker is not None
                 self._tracker.at_inputs = lambda _: self._watch.model_called(torch.is_grad_enabled())
+                if self._rank_steps is not None:
+                    self._rank_steps.begin(FIRST_STEP)
                 return
             if not self._is_writer and not stage.profiler.on_each_rank:
                 self._stages.pop(0)
@@ -556,10 +596,14 @@ class Recorder:
             assert self._tracker is not None
             self._tracker.end_stage()
             self._watch.sample_all(False)
+            self._keep_report()
             return
         try:
             self._leave_region()
             record = self._record(stage, ended, error)
+            if stage.is_timed:
+                self._timing = record
+                self._elements = _result.elements([taken.size for taken in self._timed])
             if ended is None and not any(later.is_recorded for later in self._stages):
                 record = self._with_experiments(record)
             self._publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)
@@ -571,11 +615,17 @@ class Recorder:
         if stage.is_timed:
             self._warm = self._timed[-STEADY:]  # a profile is compared with these
             self._warmup = len(self._warm)
+        self._keep_report()
         self._timed = []
         self._outcome.start()
         self._compiled = self._probes.compilations()
         if ended is not None:
             self._stages.clear()
+
+    def _keep_report(self) -> None:
+        """Keep what the ranks exchanged in the steps so far, whose times can be read at the end of a stage."""
+        if self._rank_steps is not None:
+            self._report = self._rank_steps.report(self._rank, self._subject.models, self._elements)
 
     def _with_experiments(self, record: RunRecord) -> RunRecord:
         """Return the record of the last stage with experiments, whose steps are not observed."""

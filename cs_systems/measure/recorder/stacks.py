@@ -85,7 +85,7 @@ class Sampler:
         self._asked: tuple[float, float] | None = None  # when a look was asked for, and the time waited till then
         self._last_step, self._lost_before_s = -1, 0.0
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last look, and the totals at it
-        self._waiting: _Waiting | None = None
+        self._waiting: CoreQueue | None = None
         self._call = _Call(self._look)
         _calls.append(self._call)
         self.samples: list[Sample] = []
@@ -130,7 +130,7 @@ class Sampler:
 
     def _run(self) -> None:
         """Ask the main thread for a look, again and again, while its step is to be sampled."""
-        self._waiting = waiting = _Waiting()
+        self._waiting = waiting = CoreQueue()
         _end_sleeps_on_time()
         while not self._ends and len(self.samples) < MOST_SAMPLES:
             if (left_s := self._left_s()) > 0:
@@ -188,8 +188,8 @@ def _end_sleeps_on_time() -> None:
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, _SLACK_NS, 0, 0, 0)
 
 
-class _Waiting:
-    """Time for which this thread has waited for a core, by Linux's scheduler; 0 where it is unknown."""
+class CoreQueue:
+    """Total time for which a thread, the one that made it, has waited for a core by Linux's scheduler; 0 if unknown."""
 
     def __init__(self) -> None:
         try:

@@ -27,12 +27,12 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from cs_systems.analysis.comparison.loop_findings import UnsampledRow
+from cs_systems.analysis.comparison.loop_findings import OTHER, UnsampledRow
 from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.instrument.compiler import Observation, is_tracing, passed_through, replaced, untraced
 from cs_systems.measure.recorder import _result, hooks
 from cs_systems.measure.recorder.own_tools import OwnTools
-from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, OTHER, Call, Cut, Tracker
+from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, Call, Cut, Tracker
 from cs_systems.measure.recorder.recorder import PROFILES, Recorder, Stage, Taken, with_caveat
 from cs_systems.record import RunRecord
 
@@ -174,6 +174,8 @@ class ScriptRecorder(Recorder):
         self._watch.restart()
         self._outcome.restart()
         self._training.restart()
+        if self._rank_steps is not None:
+            self._rank_steps.restart()
 
     def _know(self, optimizer: Optimizer) -> None:
         known = self._subject.optimizers

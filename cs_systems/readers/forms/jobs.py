@@ -35,6 +35,7 @@ COLLECTIVE = re.compile(
     re.IGNORECASE,
 )
 PAIRWISE = ("send_recv", "send", "recv")  # between two ranks, without the rest of the group
+TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # end on all ranks at once
 ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "long int", "complexfloat"), 8),
     **dict.fromkeys(("float", "int"), 4),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import pytest
 
+from cs_systems.analysis.diagnosis import diagnose
 from cs_systems.core.caveats import Caveat
+from cs_systems.core.tables import first_row
 from cs_systems.measure.recorder._ranks import merged_loop
 from cs_systems.readers import read
 from cs_systems.record import read_records
 from cs_systems.report.tables.records import render
 from tests.forks import torchrun
+from tests.measure.recorder import rank_causes
 from tests.measure.recorder.loops import train
 
 
@@ -99,3 +103,61 @@ def test_missing_rank_gives_the_reason_that_it_left(tmp_path: Path) -> None:
     assert caveat.message == (
         "no times of rank 1: the loop ended after 1 of 1 warm-up steps; let it run for at least 4 steps"
     )
+
+
+@pytest.fixture(scope="module")
+def of_causes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Return the folder of the loops with a cause each, and what their rank 0 printed."""
+    out = tmp_path_factory.mktemp("causes")
+    done = torchrun("-m", "tests.measure.recorder.rank_causes", str(out), timeout_s=110, start="spawn")
+    return out, done.stdout.splitlines() or [done.stderr]
+
+
+@pytest.mark.timeout(120)
+def test_observed_ranks_compute_the_same_and_are_left_as_they_were(of_causes: tuple[Path, list[str]]) -> None:
+    assert of_causes[1] == [*(f"{kind} same results" for kind in rank_causes.KINDS), "all put back"]
+
+
+@pytest.mark.timeout(120)
+def test_late_rank_is_named_with_its_line(of_causes: tuple[Path, list[str]]) -> None:
+    (record,) = read_records(of_causes[0] / "sleeps")[0]
+    lines = Path(rank_causes.__file__).read_text().splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if text.endswith("# pause of one rank"))
+    first = diagnose([record]).causes[0]
+    assert re.match(
+        r"rank 1 delays the others by .* of each step \(\d+%\), because it spends .* longer in metrics\(\) at "
+        rf"rank_causes.py:{line}, time.sleep: remove the pause; not below ",
+        first,
+    )
+
+
+EXCHANGED = {
+    "passes": {"wrapper": "DistributedDataParallel", "passes": 3, "reduces": 3, "early": 2},
+    "no_sync": {"passes": 3, "reduces": 1, "early": 0},
+    "buckets": {"small": 12, "are_gradients": True, "early": 0},
+    "tensors": {"wrapper": "", "reduces": 12, "small": 12, "are_gradients": True},
+    "searches": {"marked": 12, "unused": 0},
+    "batch": {"early": 0, "marked": 0, "unused": None},
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", EXCHANGED)
+def test_exchange_of_the_ranks_is_counted(kind: str, of_causes: tuple[Path, list[str]]) -> None:
+    (record,) = read_records(of_causes[0] / kind)[0]
+    row = first_row(record.results, "loop_exchange")
+    assert {name: row[name] for name in EXCHANGED[kind]} == EXCHANGED[kind]
+
+
+@pytest.mark.timeout(120)
+def test_stages_and_experts_that_wait_are_named(of_causes: tuple[Path, list[str]]) -> None:
+    causes = {kind: diagnose(read_records(of_causes[0] / kind)[0]).causes for kind in ("stages", "tokens")}
+    assert re.match(r"[3-9]\d% of the step the stages of a pipeline wait in sends and receives", causes["stages"][0])
+    assert causes["tokens"][0].startswith("rank 1 receives 1.8 times the mean of all ranks in all-to-all, and delays")
+
+
+@pytest.mark.timeout(120)
+def test_rank_with_a_larger_batch_is_told_from_a_slower_one(of_causes: tuple[Path, list[str]]) -> None:
+    (record,) = read_records(of_causes[0] / "batch")[0]
+    late = first_row(record.results, "late_rank")
+    assert (late["rank"], late["work"], late["batch_times"]) == (1, "batch", 256.0)

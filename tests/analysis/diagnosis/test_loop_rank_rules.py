@@ -1,0 +1,148 @@
+"""Rules about the ranks of a recorded loop: each finds the fault that is planted for it, and is silent without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cs_systems.analysis.diagnosis import Answer, apply_rules
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from tests.analysis.diagnosis.test_loop_rules import LOOP, loop, own
+
+RANKS = [
+    {"rank": 0, "steps": 5, "step_s": 0.1, "waiting_s": 0.03, "pairwise_s": 0.0, "other_s": 0.0, "leads": False},
+    {"rank": 1, "steps": 5, "step_s": 0.1, "waiting_s": 0.0, "pairwise_s": 0.0, "other_s": 0.002, "leads": True},
+]
+EXCHANGE = {"ranks": 2, "steps": 5, "wrapper": "DistributedDataParallel", "transfer_share": 0.0, "pairwise_share": 0.0,
+            "passes": 1, "reduces": 2, "early": 0, "early_share": 0.0, "small": 1, "small_bytes": 4096.0,
+            "small_share": 0.04, "are_gradients": True, "marked": 0, "search_share": 0.0, "marks_share": 0.0,
+            "unused": None}  # fmt: skip
+LATE = {"rank": 1, "share": 0.3, "last": 5, "steps": 5, "work": "", "phase": "", "extra_share": 0.0,
+        "batch_times": None, "received_times": None, "function": None, "place": None, "calls": None}  # fmt: skip
+
+
+def ranks(exchange: Any = None, late: Any = None, **more: Any) -> Evidence:
+    """Return the evidence of a loop on two ranks, by the differences from a healthy one."""
+    tables = {"loop_ranks": RANKS, "loop_exchange": [{**EXCHANGE, **(exchange or {})}], **more}
+    if late is not None:
+        tables |= {"late_rank": [LATE | late]}
+    return replace(loop(tables), config=replace(LOOP, world_size=2))
+
+
+LATE_FOR = {
+    "batch": ({"batch_times": 4.0}, ", because its batch is 4 times as large as the others': give each rank as many"),
+    "compute": ({"phase": "backward", "extra_share": 0.3}, ", because its backward takes 30.0 ms longer: give each"),
+    "input": ({"extra_share": 0.3}, ", because it waits 30.0 ms longer for its batch: look for what makes its data"),
+    "python": (
+        {"function": "metrics", "place": "train.py:8", "calls": "time.sleep", "extra_share": 0.25},
+        ", because it spends 25.0 ms longer in metrics() at train.py:8, time.sleep: remove the pause; not below 70 ms",
+    ),
+    "": ({}, ": compare its batch, its GPU's clock and other processes"),
+}
+
+
+@pytest.mark.parametrize("work", LATE_FOR)
+def test_late_rank_is_named_with_its_own_cause(work: str) -> None:
+    known, rest = LATE_FOR[work]
+    (first, *_) = apply_rules(ranks(late={"work": work, **known})).diagnoses
+    assert first.code == "straggler"
+    assert first.sentence.startswith(f"rank 1 delays the others by 30.0 ms of each step (30%){rest}")
+
+
+@pytest.mark.parametrize(
+    ("work", "share", "is_named"), [("batch", 0.1, True), ("batch", 0.099, False), ("", 0.25, True), ("", 0.249, False)]
+)
+def test_small_delay_without_a_known_cause_is_noise(work: str, share: float, is_named: bool) -> None:
+    found = apply_rules(ranks(late={"work": work, "share": share, "batch_times": 2.0})).diagnoses
+    assert [one.code for one in found] == (["straggler"] if is_named else [])
+
+
+PLANTED: dict[str, tuple[Any, str]] = {
+    "gradient-accumulation": (
+        {"passes": 8, "reduces": 16, "early": 14, "early_share": 0.3, "transfer_share": 0.35},
+        "gradients are averaged in each of 8 passes per update: 14 of 16 all-reduces are not needed: average them in "
+        "the last pass alone: run the others, forward and backward, under DistributedDataParallel.no_sync(); not below "
+        "70 ms, now 100 ms",
+    ),
+    "small-buckets": (
+        {"small": 80, "small_share": 0.3, "transfer_share": 0.3},
+        "each backward sends 80 all-reduces of 4.00 KiB (median), too small to use the bandwidth: send larger buckets "
+        "(bucket_cap_mb of DistributedDataParallel, 25 by default); not below 70 ms, now 100 ms",
+    ),
+    "unused-parameters": (
+        {"marked": 600, "search_share": 0.1, "marks_share": 0.05, "unused": 0},
+        "DistributedDataParallel searches for unused parameters in each pass (about 10.0 ms per step) and averages the "
+        "result (about 5.00 ms), and finds none: leave out find_unused_parameters=True if each step uses every "
+        "parameter; if the same ones are never used, freeze them; not below 85 ms, now 100 ms",
+    ),
+    "exposed-communication": (
+        {"transfer_share": 0.4},
+        "40% of the step is transfer between ranks without computation beside it: send the gradients in bf16 "
+        "(bf16_compress_hook), try other bucket sizes (bucket_cap_mb), or use a larger batch for each rank; not below "
+        "60 ms, now 100 ms",
+    ),
+    "pipeline-bubbles": (
+        {"pairwise_share": 0.45},
+        "45% of the step the stages of a pipeline wait in sends and receives, on average: split the batch into more "
+        "microbatches, use an interleaved or zero-bubble schedule, or give all stages the same work; not below 55 ms, "
+        "now 100 ms",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", PLANTED)
+def test_exchange_with_a_fault_is_named_first(code: str) -> None:
+    known, sentence = PLANTED[code]
+    (first, *_) = apply_rules(ranks(known)).diagnoses
+    assert (first.code, first.sentence) == (code, sentence)
+
+
+@pytest.mark.parametrize(
+    ("known", "remedy"),
+    [
+        ({"wrapper": "", "early": 3, "early_share": 0.3}, "average them once, after the last pass"),
+        ({"wrapper": "", "small": 9, "small_share": 0.3}, "send several gradients in one all-reduce"),
+        ({"wrapper": "", "small": 9, "small_share": 0.3, "are_gradients": False}, "send several values in one"),
+        ({"wrapper": "", "transfer_share": 0.3}, "overlap it with backward (DistributedDataParallel, FSDP), send bf16"),
+        ({"wrapper": "FSDP", "transfer_share": 0.3}, "gather and reduce in bf16 (MixedPrecisionPolicy), prefetch"),
+    ],
+)
+def test_remedy_fits_what_wraps_the_model(known: Any, remedy: str) -> None:
+    assert apply_rules(ranks(known)).diagnoses[0].remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    "known", [{}, {"transfer_share": 0.099}, {"small": 3, "small_share": 0.3}, {"marked": 9, "unused": 0}]
+)
+def test_healthy_exchange_has_no_cause(known: Any) -> None:
+    found = apply_rules(ranks(known))
+    assert found.diagnoses == ()
+    assert found.nothing == "nothing found that would save more than 5% of the step's time"
+
+
+def test_experts_are_named_in_place_of_the_straggler() -> None:
+    found = apply_rules(ranks(late={"work": "batch", "batch_times": 7.0, "received_times": 1.75})).diagnoses
+    assert [one.code for one in found] == ["imbalanced-experts"]
+    assert found[0].cause == (
+        "rank 1 receives 1.8 times the mean of all ranks in all-to-all, and delays the others by 30.0 ms of each step"
+    )
+
+
+def answer(other_s: float, late: Any = None) -> Answer:
+    busy = [RANKS[0], {**RANKS[1], "other_s": other_s}]
+    return apply_rules(ranks(None, late, loop_ranks=busy, own_python=[own("metrics", 8, 0.03)]))
+
+
+def test_own_python_is_of_the_rank_that_the_others_wait_for() -> None:
+    assert [one.code for one in answer(0.03).diagnoses] == ["own-python"]
+    assert (
+        answer(0.03)
+        .causes[0]
+        .startswith("30% of the step is the script's own Python, which computes metrics: metrics() at")
+    )
+    assert not answer(0.005).diagnoses
+    python = {"work": "python", "function": "metrics", "place": "train.py:8", "extra_share": 0.3}
+    assert [one.code for one in answer(0.03, python).diagnoses] == ["straggler"]  # once
+    assert [one.code for one in answer(0.09, {**python, "share": 0.2}).diagnoses] == ["own-python", "straggler"]
