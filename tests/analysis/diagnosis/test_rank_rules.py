@@ -266,33 +266,31 @@ PROGRAM = """
 import contextlib, sys, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
-folder, fault = sys.argv[1:]
 dist.init_process_group("gloo"); rank = dist.get_rank(); torch.set_num_threads(1)
 model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
 model = DistributedDataParallel(model, find_unused_parameters=True)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-schedule = schedule(wait=1, warmup=1, active=3)
-write = lambda made: made.export_chrome_trace(f"{folder}/{fault}_rank{rank}.json")
-with profile(activities=[ProfilerActivity.CPU], schedule=schedule, on_trace_ready=write) as made:
-    for step in range(5):
-        for micro in range(3):
-            if rank and micro == 0:
-                time.sleep(0.05)
-            quiet = fault == "no_sync" and micro < 2
-            with model.no_sync() if quiet else contextlib.nullcontext():
-                model(torch.randn(8, 64)).sum().backward()
-        optimizer.step(); optimizer.zero_grad(); made.step()
+for fault in ("no_sync", "all"):
+    write = lambda made: made.export_chrome_trace(f"{fault}_rank{rank}.json")
+    steps = schedule(wait=1, warmup=1, active=3)
+    with profile(activities=[ProfilerActivity.CPU], schedule=steps, on_trace_ready=write) as made:
+        for step in range(5):
+            for micro in range(3):
+                if rank and micro == 0:
+                    time.sleep(0.05)
+                quiet = fault == "no_sync" and micro < 2
+                with model.no_sync() if quiet else contextlib.nullcontext():
+                    model(torch.randn(8, 64)).sum().backward()
+            optimizer.step(); optimizer.zero_grad(); made.step()
 dist.destroy_process_group()
 """
 
 
 def test_program_with_gloo_shows_its_late_rank_its_passes_and_its_search(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for fault in ("no_sync", "all"):
-        words = [*torchrun, "train.py", str(tmp_path), fault]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
-        assert done.returncode == 0, done.stderr
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr
     found = [[profile(read(tmp_path / f"{fault}_rank{n}.json")) for n in (0, 1)] for fault in ("no_sync", "all")]
     quiet, loud = (distribution(one) for one, _ in found)
     assert quiet is not None
