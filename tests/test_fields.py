@@ -74,6 +74,8 @@ ALLOWED = {
     "config.py": "words of an attention call and what they mean for a training step",
     "core/recipes.py": "values of a recipe",
     "instrument/memory_readings.py": "columns of a tensor",
+    "measure/recorder/calls.py": "columns of the calls of a model",
+    "measure/recorder/training.py": "columns of what a loop trains",
     "measure/runtime/object_state.py": "parts of a training setup",
     "measure/runtime/sweep.py": "arguments of run, which are fields or objects",
     "measure/workloads/_module.py": "results that a workload reports",

@@ -94,6 +94,31 @@ VERDICTS = (
     "scripts/benchmarks/verdicts.py",
 )
 
+# Study, whose page the course's guide quotes → its sources beside its own file.
+STUDIES: dict[str, tuple[str, ...]] = {
+    "activation_checkpointing": (*STEP, "cs_systems/core/checkpoint_plan.py"),
+    "all_reduce": (*CLOCK, "cs_systems/measure/workloads/collective.py"),
+    "attention_memory": (*CALL, "cs_systems/formulas/memory/attention.py"),
+    "data_parallel_variants": (*STEP, *DATA_PARALLEL),
+    "flash_attention_lengths": (*CALL, "cs_systems/model/attention/flash_triton.py"),
+    "low_precision_sums": (
+        *("cs_systems/measure/workloads/accumulation.py", "cs_systems/measure/workloads/_sums.py"),
+        "cs_systems/analysis/comparison/numerics.py",
+    ),
+    "nsys_and_clock": (*STEP, *PROFILE),
+    "nvidia_smi_memory": STEP,
+    "precision_speed": STEP,
+    "saved_for_backward": MODEL,
+    "scaling_limits": ("cs_systems/formulas/scaling.py", "cs_systems/formulas/peaks.py"),
+    "sharded_optimizer": (*STEP, *DATA_PARALLEL, "cs_systems/model/parallel/zero1*.py"),
+    "softmax_and_matmul": (*STEP, *PROFILE),
+    "top_kernels": (*STEP, *PROFILE),
+    "torch_compile": (*STEP, *CALL),
+    "triton_tile_sizes": (*CALL, "cs_systems/model/kernels/triton/*"),
+    "warmup_steps": STEP,
+    "zero_stage_1": (*STEP, *DATA_PARALLEL, "cs_systems/model/parallel/zero1*.py"),
+}
+
 # quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
 SOURCES: dict[str, tuple[str, ...]] = {
     "profiles/training_step/figure.svg": ("scripts/benchmarks/training_step_page.py",),
@@ -190,6 +215,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "profiles/verdicts/h200_short_steps/table.md": VERDICTS,
     "profiles/verdicts/h200_disturbed/table.md": VERDICTS,
     "profiles/verdicts/shared_cpu/table.md": VERDICTS,
+    **{f"profiles/{name}/table.md": (*sources, f"scripts/studies/{name}.py") for name, sources in STUDIES.items()},
 }
 
 

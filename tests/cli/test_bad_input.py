@@ -97,7 +97,7 @@ MALFORMED = {
     "parallel --strategy torch_ddp:view": "--strategy has 'view', which is not of the form name=value; write view",
     "parallel --strategy ddp_bucketed:": "strategy 'ddp_bucketed:' ends with a colon; leave out the colon\n",
     "parallel --strategy ddp_bucketed::a=1": "'ddp_bucketed::a=1' has two colons in a row; write one\n",
-    "parallel --strategy mine.py:STRATEGY": "unknown parallel strategy 'mine.py'; choose among ",
+    "parallel --strategy mine.py:STRATEGY": "file 'mine.py' (from 'mine.py:STRATEGY') does not exist; correct the path",
     "parallel --strategy ddp_bucketed:zero1": "joins zero1 by a colon, which stands before an option; write "
     "ddp_bucketed+zero1",
     "parallel --strategy ddp_bucketed:bucket_size=1": "no option 'bucket_size'; did you mean bucket_size_mb",

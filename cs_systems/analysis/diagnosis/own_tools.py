@@ -8,7 +8,7 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
 from cs_systems.core.units import human
 
-PROFILER = "torch.profiler"
+TORCH = "torch.profiler"
 REMEDY = "train without it, or limit it to a few steps (torch.profiler.schedule)"
 
 
@@ -26,11 +26,11 @@ def find(evidence: Evidence) -> Diagnosis | None:
         )
         return Diagnosis(cause, REMEDY, row["total_s"], takes=extra_s, evidence=tuple(rows))
     step_s = evidence.step_s
-    always = next((row for row in rows if row["tool"] == PROFILER), None)
+    always = next((row for row in rows if row["tool"] == TORCH), None)
     if always is None or step_s is None:
         return None
     slowed = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
-    cause = f"all {always['steps']} steps run under the program's own {PROFILER}, which slows each operator"
+    cause = f"all {always['steps']} steps run under the program's own {TORCH}, which slows each operator"
     slowed_s = min(step_s, sum(evidence.phase_s(phase.value) or 0.0 for phase in slowed))
     return Diagnosis(cause, REMEDY, step_s, takes=slowed_s, evidence=(always,))
 

@@ -95,13 +95,13 @@ def check(
                 f"profiler {name} cannot record ranks, which a strategy, a collective or world_size above 1 requires; "
                 "use profiler kineto"
             )
+    for config in configs:
+        if config.strategy != RunConfig.strategy or config.strategy_options:
+            parallel.check_config(config)
     for field, name in dict.fromkeys((f, n) for c in configs for f, names in c.plugin_names.items() for n in names):
         plugins.check(FIELDS[field].field.plugin, name)
     for names in {c.parts for c in configs}:
         parts.check(names)
-    for config in configs:
-        if config.strategy != RunConfig.strategy or config.strategy_options:
-            parallel.check_config(config)
     return Cells(configs)
 
 

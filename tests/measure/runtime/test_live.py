@@ -372,9 +372,9 @@ REFUSED = {
     "run(RunConfig(), repeats=3)": r"no argument 'repeats'; measure a RunConfig by sweep",
     "run(model=Net(), inputs=X, checkpoint=True)": "checkpoint is True; it must be the text 'none', or a plan such as",
     "run(RunConfig(strategy='ddp_bucketed:comm_dtype=bf16', world_size=2))": (
-        r"strategy 'ddp_bucketed:comm_dtype=bf16' has a colon; .* as strategy_args, such as strategy_args=\('comm_dtype"
+        r"strategy 'ddp_bucketed:comm_dtype=bf16' has a colon after .* as strategy_args, such as strategy_args="
     ),
-    "run(RunConfig(strategy='mine.py:S', world_size=2))": "strategy 'mine.py:S' has a colon; name a built-in strategy",
+    "run(RunConfig(strategy='mine.py:S', world_size=2))": "file 'mine.py' .* does not exist; correct the path",
     "RunConfig(checkpoint=True)": "checkpoint is True; it must be the text 'none', or a plan such as 'every:1'",
     "cs_systems.frame('runs/x')": r"records is the path 'runs/x'; give the result of read_records\(path\)\[0\]",
     "cs_systems.diagnose(['runs/x'])": r"records is a list that contains 'runs/x'; give RunRecords, such as",
