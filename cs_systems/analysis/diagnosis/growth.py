@@ -5,7 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.attribution.step_growth import growing, grows_alike
 from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import GROWTH, GrowthRow
-from cs_systems.analysis.comparison.loop_growth import time_growth
+from cs_systems.analysis.comparison.loop_growth import Growth, time_growth
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.core.tables import Row
@@ -48,12 +48,16 @@ def _of_memory(row: GrowthRow) -> Diagnosis:
 
 def _of_time(row: GrowthRow) -> Diagnosis:
     first, last = row["first"], row["last"]
-    phase = f", most of it in {row['phase']}" if row.get("phase") else ""
-    cause = (
-        f"a step takes {human(row['per_step'], 's')} longer with each step: {human(first, 's')} at first, "
-        f"{human(last, 's')} after {row['steps']} steps{phase}"
-    )
+    cause = _slower(Growth(row["steps"], first, last, row["per_step"]), row.get("phase"))
     return Diagnosis(cause, TIME, last, takes=last - first, evidence=(row,))
+
+
+def _slower(found: Growth, where: str | None) -> str:
+    """Return the cause for steps that become slower; `where` is what most of it is in, if that is known."""
+    return (
+        f"a step takes {human(found.per_step, 's')} longer with each step: {human(found.first, 's')} at first, "
+        f"{human(found.last, 's')} after {found.steps} steps{f', most of it in {where}' if where else ''}"
+    )
 
 
 def _of_trace(usual: Usual) -> Diagnosis | None:
@@ -69,10 +73,7 @@ def _of_trace(usual: Usual) -> Diagnosis | None:
     if sum(one.more_s for one in kernels if one.family == "attention") > MOSTLY * more_s:
         return None
     most = kernels[0] if kernels and kernels[0].more_s > MOSTLY * more_s else None
-    cause = (
-        f"a step takes {human(found.per_step, 's')} longer with each step: {human(found.first, 's')} at first, "
-        f"{human(found.last, 's')} after {found.steps} steps{f', most of it in {most.kernel}' if most else ''}"
-    )
+    cause = _slower(found, most.kernel if most else None)
     row: Row = {"steps": found.steps, "first_s": found.first, "last_s": found.last, "per_step_s": found.per_step}
     return Diagnosis(
         cause,

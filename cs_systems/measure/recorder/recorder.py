@@ -506,9 +506,8 @@ class Recorder:
             self._outcome.start()
             self._watch.look_at_containers()
             tracker.at_inputs = None
-        if self._stages[0].is_timed and not is_warmup:
+        if stage.is_timed and not is_warmup:
             self._slowed_by |= tools
-        stage = self._stages[0]
         if len(self._timed) >= stage.steps and (stage.is_recorded or self._watch.samples_enough()):
             self._complete(tracker)
         else:

@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -134,7 +135,8 @@ class Watch:
         lasted_s = self.durations_s[self.all_sampled.start :]
         if len(lasted_s) >= MOST_SAMPLED or sum(lasted_s) >= MOST_SAMPLED_S:
             return True
-        return sum(1 for sample in self._sampler.samples if sample.step in self.all_sampled) >= ENOUGH_LOOKS
+        samples = self._sampler.samples  # in the order of the steps
+        return len(samples) - bisect_left(samples, self.all_sampled.start, key=lambda each: each.step) >= ENOUGH_LOOKS
 
     def _kinds(self) -> list[StepKind]:
         """Return the kinds of the steps that did not compile."""
