@@ -7,9 +7,10 @@ that the host takes to submit it and that the device takes with its launch queue
 with torch.profiler. From these the expected duration after each remedy is written down; then the remedy is followed and
 measured, in rounds of before and after that take turns, as the median of their ratios. A remedy of the host (graph,
 no `.item()`, no input, no work of its own, copies ahead) is replayed. For one of the kernels (compile, bf16, TF32) only
-the bound of the diagnosis is known, and is held against the measurement. Except for graphs, what was expected is
-compared as a share of the step before: the host of such a machine is some percent faster or slower from minute to
-minute.
+the bound of the diagnosis is known, and is held against the measurement. The host of such a machine is some percent
+faster or slower from minute to minute. What a remedy of the host removes does not change with it (a wait, a copy, work
+of fixed length), and what is left does: where the step before takes longer in the turns than when the time was
+expected, the expected time is longer by the same seconds. A graph leaves the time of the GPU, which does not drift.
 
 Output: a table of all pairs, with expected and measured time and their ratio; the summary; the same as JSON.
 """
@@ -222,11 +223,15 @@ def cleared() -> Iterator[None]:
 
 
 def base(step: Step) -> tuple[Row, Any, Clean]:
-    """Return the clean times of a step, its recorded steps, and both as the replay takes them."""
+    """Return the clean times of a step, its recorded steps, and both as the replay takes them.
+
+    The clean times are taken last, close to the turns of before and after.
+    """
     warmed(step)
+    seen = recorded(step)
+    warmed(step, 2)
     step_s = median(one_round_s(step) for _ in range(TURNS))
     host = submitted_s(step)
-    seen = recorded(step)
     kernels = sum(each.calls for each in seen.by_step.values()) / len(seen.steps)
     waits = {"item", "copy"} & {*step.faults}
     device = None if waits else device_s(step, int(kernels))
@@ -318,9 +323,9 @@ def markdown(rows: list[Row]) -> str:
     )
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for row in rows:
-        after, bound, scale = row.get("after_median_s"), row.get("bound_s"), _scale(row)
+        after, bound, drift_s = row.get("after_median_s"), row.get("bound_s"), _drift_s(row)
         told = [
-            row[key] * scale for key in ("expected_s", "expected_low_s", "expected_high_s") if row.get("expected_s")
+            row[key] + drift_s for key in ("expected_s", "expected_low_s", "expected_high_s") if row.get("expected_s")
         ]
         cells = (
             row["model"], row["size"], row.get("remedy", ""), _ms(row.get("before_median_s") or row.get("step_s")),
@@ -332,19 +337,16 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def _scale(row: Row) -> float:
-    """Return the step before the remedy when both were measured, over the same when the time was expected.
-
-    A CUDA graph leaves the time of the GPU, which is the same from minute to minute.
-    """
+def _drift_s(row: Row) -> float:
+    """Return by how much the step before took longer in the turns than when the time was expected, in s."""
     if row.get("remedy") == "CUDA graph" or not row.get("before_median_s"):
-        return 1.0
-    return float(row["before_median_s"] / row["step_s"])
+        return 0.0
+    return float(row["before_median_s"] - row["step_s"])
 
 
 def summary(rows: list[Row]) -> str:
     measured = [row for row in rows if row.get("after_median_s")]
-    told = [row["expected_s"] * _scale(row) / row["after_median_s"] for row in measured if row.get("expected_s")]
+    told = [(row["expected_s"] + _drift_s(row)) / row["after_median_s"] for row in measured if row.get("expected_s")]
     off = sorted(abs(ratio - 1) for ratio in told)
     held = [row for row in measured if row.get("bound_s")]
     broken = [row for row in held if row["after_median_s"] < 0.97 * row["bound_s"]]
