@@ -13,7 +13,7 @@ TAU = 0.7  # least share of rising minus falling pairs: noise and a sudden chang
 LEAST_MEMORY = 32e6  # bytes; an allocator's pools grow by less
 LEAST_TIMES = 1.3  # ratio of the last steps to the first ones
 LEAST_SLOPE = 0.3  # of the first half's growth by step; below, the quantity reaches its final value
-PARTS = 5  # into which readings of memory are divided
+PARTS = 5  # into which readings are divided
 LEAST_RISE = 0.3  # of the mean rise from one part to the next; an allocator's pools rest between two rises
 
 
@@ -54,14 +54,13 @@ def _steady(points: Sequence[tuple[int, float]]) -> Growth | None:
     slopes = [_slope(half) for half in (points[: len(points) // 2], points[len(points) // 2 :])]
     if slopes[1] < LEAST_SLOPE * slopes[0] or slopes[1] <= 0:
         return None
-    third = max(1, len(points) // 5)
-    begin, end = points[:third], points[-third:]
+    count = len(points) // PARTS
+    begin, end = points[:count], points[-count:]
     steps = points[-1][0] - points[0][0]
     per_step = (median(v for _, v in end) - median(v for _, v in begin)) / (
         median(n for n, _ in end) - median(n for n, _ in begin)
     )
-    first = points[0][1]
-    return Growth(steps, first, max(points[-1][1], first), per_step)
+    return Growth(steps, points[0][1], points[-1][1], per_step)
 
 
 def _parts(readings: Sequence[tuple[int, float]]) -> list[Sequence[tuple[int, float]]]:

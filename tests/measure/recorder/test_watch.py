@@ -1,8 +1,7 @@
-"""Parts of the watch over a loop: growth, padding, containers that grow, and the record that is written again."""
+"""Parts of the watch over a loop: padding, containers that grow, and the record that is written again."""
 
 from __future__ import annotations
 
-import random
 import sys
 import time
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from cs_systems.analysis.comparison.loop_growth import memory_growth, time_growth
 from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import kept
 from cs_systems.measure.recorder.padding import Padding, filled_share
@@ -20,47 +18,6 @@ from cs_systems.measure.recorder.stacks import Sample, Sampler
 from cs_systems.measure.recorder.watch import Watch
 from cs_systems.record import append_record, read_records
 from tests.measure.recorder.loops import train
-
-MIB = 2**20
-
-
-def test_steady_growth_of_memory_is_found() -> None:
-    found = memory_growth([(step, 1000 * MIB + 40.0 * MIB * step) for step in range(5, 45)])
-    assert found is not None
-    assert found.steps == 39
-    assert found.per_step == pytest.approx(40 * MIB)
-    assert found.last - found.first == pytest.approx(39 * 40 * MIB)
-
-
-@pytest.mark.parametrize(
-    "readings",
-    [
-        [1000.0] * 40,  # constant
-        [1000.0 + 40 * min(step, 8) for step in range(40)],  # an allocator's pools fill
-        [1000.0 + 800 * (step >= 20) for step in range(40)],  # a jump
-        [1000.0 + 0.1 * step for step in range(40)],  # too little to matter
-        [1000.0 + 40 * step for step in range(9)],  # too few readings
-        [1000.0 + 40 * min(step, 14) + 40 * max(step - 28, 0) for step in range(40)],  # two pools, one after the other
-    ],
-)
-def test_memory_that_settles_or_jumps_does_not_grow(readings: list[float]) -> None:
-    assert memory_growth([(step, size * MIB) for step, size in enumerate(readings)]) is None
-
-
-@pytest.mark.parametrize(("rest", "is_growth"), [(4, True), (12, False)])
-def test_memory_grows_if_it_rises_in_each_fifth_of_the_steps(rest: int, is_growth: bool) -> None:
-    """A rest of a few steps, as until the next garbage collection, does not end the growth."""
-    sizes = [40.0 * MIB * (min(step, 12) + max(step - 12 - rest, 0)) for step in range(40)]
-    assert (memory_growth([*enumerate(sizes)]) is not None) is is_growth
-
-
-def test_noise_of_times_is_no_growth() -> None:
-    for seed in range(30):
-        rng = random.Random(seed)
-        assert time_growth([(step, rng.lognormvariate(0, 0.5)) for step in range(40)]) is None
-    rising = time_growth([(step, 0.02 + 0.001 * step) for step in range(40)])
-    assert rising is not None
-    assert rising.per_step == pytest.approx(0.001)
 
 
 def padded(lengths: list[int], width: int = 40, filler: int = 0, left: bool = False) -> torch.Tensor:

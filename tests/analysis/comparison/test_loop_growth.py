@@ -1,0 +1,100 @@
+"""Tests of growth from step to step: memory that is kept, and steps that become slower."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from cs_systems.analysis.comparison.loop_growth import memory_growth, time_growth
+
+MIB = 2**20
+
+
+def test_steady_growth_of_memory_is_found() -> None:
+    found = memory_growth([(step, 1000 * MIB + 40.0 * MIB * step) for step in range(5, 45)])
+    assert found is not None
+    assert found.steps == 39
+    assert found.per_step == pytest.approx(40 * MIB)
+    assert found.last - found.first == pytest.approx(39 * 40 * MIB)
+
+
+@pytest.mark.parametrize(
+    "readings",
+    [
+        [1000.0] * 40,  # constant
+        [1000.0 + 40 * min(step, 8) for step in range(40)],  # an allocator's pools fill
+        [1000.0 + 800 * (step >= 20) for step in range(40)],  # a jump
+        [1000.0 + 0.1 * step for step in range(40)],  # too little to matter
+        [1000.0 + 40 * step for step in range(9)],  # too few readings
+        [1000.0 + 40 * min(step, 14) + 40 * max(step - 28, 0) for step in range(40)],  # two pools, one after the other
+    ],
+)
+def test_memory_that_settles_or_jumps_does_not_grow(readings: list[float]) -> None:
+    assert memory_growth([(step, size * MIB) for step, size in enumerate(readings)]) is None
+
+
+@pytest.mark.parametrize(("rest", "is_growth"), [(4, True), (12, False)])
+def test_memory_grows_if_it_rises_in_each_fifth_of_the_steps(rest: int, is_growth: bool) -> None:
+    """A rest of a few steps, as until the next garbage collection, does not end the growth."""
+    sizes = [40.0 * MIB * (min(step, 12) + max(step - 12 - rest, 0)) for step in range(40)]
+    assert (memory_growth([*enumerate(sizes)]) is not None) is is_growth
+
+
+def test_noise_of_times_is_no_growth() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        assert time_growth([(step, rng.lognormvariate(0, 0.5)) for step in range(40)]) is None
+    rising = time_growth([(step, 0.02 + 0.001 * step) for step in range(40)])
+    assert rising is not None
+    assert rising.per_step == pytest.approx(0.001)
+
+
+def of_levels(levels: Sequence[float]) -> list[tuple[int, float]]:
+    """Return two readings around each level."""
+    return [*enumerate(level + apart for level in levels for apart in (-1e6, 1e6))]
+
+
+@pytest.mark.parametrize(
+    ("readings", "grows"),
+    [
+        ([(step, 3.2e6 * step) for step in range(11)], True),  # by 32 MB
+        ([(step, 3.19e6 * step) for step in range(11)], False),
+        ([(step, 4e6 * step) for step in range(10)], True),
+        ([(step, 9e6 * step) for step in range(9)], False),
+        (of_levels([0.0, 3e7, 16e7, 28e7, 40e7]), True),  # the least rise is 0.3 times the mean one
+        (of_levels([0.0, 2.9e7, 16e7, 28e7, 40e7]), False),
+    ],
+)
+def test_memory_grows_from_the_limits_on(readings: list[tuple[int, float]], grows: bool) -> None:
+    assert (memory_growth(readings) is not None) is grows
+
+
+FLAT = [10.0] * 6 + [11.0] * 2  # of most pairs of its steps, none takes longer
+# 18 of 120 pairs fall, so that 84 more rise than fall: 0.7 of them.
+TWISTED = [3, 2, 1, 0, 7, 6, 5, 4, 8, 9, 10, 11, 15, 14, 13, 12]
+SLOWER = [10.0 * step for step in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("durations", "grows"),
+    [
+        ([10.0 + step / 3 for step in range(9)] + [13.0], True),
+        ([10.0 + step / 3 for step in range(9)] + [12.99], False),
+        ([100.0 + each for each in [*SLOWER, *(90.0 + 3 * step for step in range(1, 11))]], True),
+        ([100.0 + each for each in [*SLOWER, *(90.0 + 2.9 * step for step in range(1, 11))]], False),
+        ([*FLAT, *(2 * each for each in FLAT)], False),
+        ([5.0 + each for each in TWISTED], True),
+        ([5.0 + each for each in [*TWISTED[:8], 9, 8, *TWISTED[10:]]], False),
+        ([each if step % 2 == 0 else 0.0 for step, each in enumerate(range(1, 121))], True),  # every second is read
+        ([each if step % 2 == 0 else 0.0 for step, each in enumerate(range(1, 120))], False),
+    ],
+)
+def test_steps_become_slower_from_the_limits_on(durations: list[float], grows: bool) -> None:
+    assert (time_growth([*enumerate(durations)]) is not None) is grows
+
+
+def test_growth_per_step_is_between_the_medians_of_both_ends() -> None:
+    found = time_growth([(5 + step, 100.0 + step**2) for step in range(20)])
+    assert found == (19, 100.0, 461.0, 19.0)
