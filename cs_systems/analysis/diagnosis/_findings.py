@@ -271,10 +271,10 @@ def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
     return tuple(order)
 
 
-def _rank(one: Diagnosis) -> tuple[int, bool, bool, float]:
+def _rank(one: Diagnosis) -> tuple[bool, bool, bool, bool, float]:
     """Return the place in the order: what concerns no usual step comes last, but before a small share of one."""
     is_small = one.share < SMALL and not one.comes_last
-    return 2 * is_small + one.comes_last, not one.is_outside, bool(one.then), -one.share * one.weight
+    return is_small, one.comes_last, not one.is_outside, bool(one.then), -one.share * one.weight
 
 
 def _comes_before(one: Diagnosis, other: Diagnosis) -> bool:
