@@ -232,7 +232,7 @@ class Session:
         self.results, self.lines = results, lines
         self.outcomes: list[tuple[Mutant, str]] = []
         self._kills: Counter[tuple[str | None, str]] = Counter()
-        self._unsound: dict[str, set[str]] = {}
+        self._sound: dict[tuple[str, str], bool] = {}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -323,7 +323,7 @@ class Session:
         """Return the outcome of a mutant."""
         names = self._tests_of(mutant)
         if mutant.function is None:
-            names = [name for name in names if name not in self._unsound_of(mutant.path)]
+            names = self._sound_of(mutant.path, names)
         if not names:
             return UNREACHED
         limit_s = 20 + PATIENCE * sum(self._lasted_s[name] for name in names)
@@ -334,34 +334,38 @@ class Session:
             self._kills[mutant.function, killer] += 1
         return KILLED
 
-    def _unsound_of(self, path: str) -> set[str]:
-        """Return the tests that fail where the unchanged module is run again; they do not judge its own lines."""
-        if path not in self._unsound:
-            names = {n for (p, _), tests in self._reached.items() if p == str(ROOT / path) for n in tests}
+    def _sound_of(self, path: str, names: Sequence[str]) -> list[str]:
+        """Return the tests that pass where the unchanged module is run again; others do not judge its own lines."""
+        asked = [name for name in names if (path, name) not in self._sound]
 
-            def failing() -> str:
-                _run_again(path)
-                ordered = sorted(names, key=self._lasted_s.__getitem__)
-                return "\n".join(name for name, after in pairwise([*ordered, None]) if not self._passes(name, after))
+        def failing() -> str:
+            _run_again(path)
+            return "\n".join(name for name, after in pairwise([*asked, None]) if not self._passes(name, after))
 
+        if asked:
             answer = _forked(failing, 600.0)
-            self._unsound[path] = names if answer is None else {*answer.splitlines()}
-            if self._unsound[path]:
-                print(f"{path}, run again, fails {len(self._unsound[path])} of {len(names)} tests", flush=True)
-        return self._unsound[path]
+            failed = {*asked} if answer is None else {*answer.splitlines()}
+            self._sound |= {(path, name): name not in failed for name in asked}
+            if failed:
+                print(f"{path}, run again, fails {len(failed)} of {len(asked)} tests", flush=True)
+        return [name for name in names if self._sound[path, name]]
 
     def _tests_of(self, mutant: Mutant) -> list[str]:
-        """Return the tests that reach the line, those that killed others in the function and the fast ones first."""
+        """Return the tests that reach the line: those that killed others in the function, name its file or are fast."""
         path = str(ROOT / mutant.path)
         if mutant.function is None:
-            named = re.findall(r"\b[A-Z_]{3,}\b", mutant.source.partition("=")[0])
-            lines = [(str(f), i) for f in TARGETS for i in _mentions(f, named)] if named else []
-            lines += [key for key in self._reached if key[0] == path]
+            named = re.findall(r"\b_?[A-Z][A-Z_]+\b", mutant.source.partition("=")[0])
+            users = [f for f in TARGETS if str(f) == path or _module(mutant.path) in f.read_text()]
+            lines = [(str(f), i) for f in users for i in _mentions(f, named)] if named else []
+            if not any(line in self._reached for line in lines):  # of a constant of other constants
+                lines = [key for key in self._reached if key[0] == path]
         else:
             lines = [(path, mutant.line)]
         names = {name for line in lines for name in self._reached.get(line, ())}
         chosen, spent_s = [], 0.0
-        for name in sorted(names, key=lambda n: (-self._kills[mutant.function, n], self._lasted_s[n])):
+        topic = Path(mutant.path).stem.replace("_", "-")
+        is_other = {name: topic not in name.replace("_", "-") for name in names}
+        for name in sorted(names, key=lambda n: (-self._kills[mutant.function, n], is_other[n], self._lasted_s[n])):
             if (spent_s := spent_s + self._lasted_s[name]) > BUDGET_S:
                 break
             chosen.append(name)
