@@ -35,10 +35,6 @@ class Collective(NamedTuple):
     launched_s: float = math.nan
     received: int | None = None  # elements that the rank has afterwards
 
-    @property
-    def exposed_s(self) -> float:
-        return max(0.0, self.end_s - self.start_s - self.hidden_s)
-
 
 def collectives(profile: Profile, names_work: bool = True) -> Iterable[Collective]:
     """Yield the collectives of the steps, in order of their start.
