@@ -41,6 +41,7 @@ COMMANDS = {
     "compare": "compare two runs: ratio of the times, confidence interval, verdict",
     "analyze": "analyze a trace of nsys, torch.profiler or rocprofv3: kernels, phases, layers, idle time",
     "snapshot": "analyze a CUDA memory snapshot of PyTorch: the peak, its categories, its largest allocations",
+    "course": "run the tasks of a systems course (CS336, assignment 2), and list which are done",
     "doctor": "check what works on this machine, and show the command that fixes what does not",
 }
 REMEDIES = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.cli import COMMANDS, _sweep, main
+from cs_systems.cli import COMMANDS, _course, _sweep, main
 from cs_systems.config import RunConfig
 from cs_systems.measure.runtime.sweep import check
 from cs_systems.record import Row, append_record
@@ -29,6 +29,7 @@ REQUIRED = {
     "analyze": ("RUN/records.jsonl",),
     "snapshot": ("RUN/records.jsonl",),
     "doctor": (),
+    "course": ("naive_ddp", "--dry-run"),
     "run": (),
 }
 VALID = {
@@ -52,6 +53,7 @@ def no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return [{"reason": None, "predicted_peak_bytes": 10**30, "device_memory_bytes": 1} for _ in configs]
 
     monkeypatch.setattr(_sweep, "preflight", predicted)
+    monkeypatch.setattr(_course, "machine", lambda: _course.Machine(0, None))
     monkeypatch.chdir(tmp_path)
     Path("RUN").mkdir()
     append_record("RUN", ok(train_config("small"), 0.01, 1e12, 10**9))

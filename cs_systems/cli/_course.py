@@ -1,0 +1,269 @@
+"""Plans of the course's tasks for this machine, their runs, and the state of a folder of results."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, preset
+from cs_systems.core.course import Task
+from cs_systems.core.printable import command_line
+from cs_systems.core.units import human
+
+RANKS = (2, 4, 6)
+SMALLER = ("xl-2026", "large", "medium", "small", "tiny")
+MEASURING = ("time", "profile", "memory", "parallel", "attention", "comm", "precision")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices of this machine: number of GPUs, up to six, and the memory of one; 0 and None without a GPU."""
+
+    gpus: int
+    memory_bytes: int | None
+
+    def __str__(self) -> str:
+        if not self.gpus or self.memory_bytes is None:
+            return "a CPU"
+        memory = human(self.memory_bytes, "bytes")
+        return f"a GPU of {memory}" if self.gpus == 1 else f"{self.gpus} GPUs of {memory}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Commands of a task for this machine. size: a sentence on the size that was chosen, and why."""
+
+    task: Task
+    scale: str
+    size: str
+    commands: list[list[str]]
+    out: Path
+    machine: Machine
+
+
+def machine() -> Machine:
+    """Return the devices of this machine, as a worker process sees them."""
+    from cs_systems.measure.runtime.sweep import preflight
+
+    one = RunConfig(device="cuda")
+    several = [replace(one, strategy="ddp_naive", world_size=ranks) for ranks in RANKS]
+    first, *rest = preflight([one, *several])
+    if first["reason"] is not None:
+        return Machine(0, None)
+    gpus = max((ranks for ranks, row in zip(RANKS, rest, strict=True) if row["reason"] is None), default=1)
+    return Machine(gpus, first["device_memory_bytes"])
+
+
+def planned(
+    task: Task,
+    machine: Machine,
+    folder: Path,
+    *,
+    full: bool = False,
+    sizes: Sequence[str] = (),
+    code: str | None = None,
+) -> Plan:
+    """Return the plan of a task. Raises ConfigError where the handout's size is asked for and cannot run here."""
+    out = folder / (task.folder or task.name)
+    if task.is_by_hand:
+        return Plan(task, "by hand", "by hand; no command measures it", [], out, machine)
+    if full and machine.gpus < task.gpus:
+        raise ConfigError(f"the handout's size needs {_counted(task.gpus)}, and this is {machine}; leave out --full")
+    if sizes and "size" not in task.full:
+        raise ConfigError(f"{task.name} has no model; leave out --size")
+    for name in sizes:
+        preset(name)
+    at_full = full or machine.gpus >= task.gpus
+    values, sentence = dict(task.full if at_full else task.tiny), ""
+    if code:
+        values["code"] = f"{values['code']} {shlex.quote(task.code.format(code))}"
+    if at_full and task.gpus:
+        if "ranks" in values:
+            values["ranks"] = " ".join(n for n in values["ranks"].split() if int(n) <= machine.gpus)
+        if values.get("profiler") == "nsys" and not _has_nsys():
+            values["profiler"], sentence = "kineto", "torch.profiler instead of nsys, which is not installed; "
+    scale = "full" if at_full else "tiny"
+    if sizes:
+        _put_sizes(values, sizes)
+        scale, sentence = "own", sentence + f"size {' '.join(sizes)}, as given"
+    elif not at_full:
+        sentence += f"at tiny size, because the handout's needs {_counted(task.gpus)} and this is {machine}"
+    elif full or not task.gpus or "size" not in values:
+        sentence += "at the handout's size"
+    else:
+        scale, words = _fit(task, values, machine)
+        sentence += words
+    commands = task.commands(values, str(out))
+    if machine.gpus and not at_full:
+        commands = [[*words, "--device", "cpu"] if words[0] in MEASURING else words for words in commands]
+    if at_full and not full and task.gpus:
+        commands = [[*words, "--skip-oom"] if _can_skip(words) else words for words in commands]
+    return Plan(task, scale, sentence, commands, out, machine)
+
+
+def _counted(gpus: int) -> str:
+    return "a GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def _can_skip(words: Sequence[str]) -> bool:
+    return words[0] in MEASURING and "--out" in words and words[0] != "comm"
+
+
+def _put_sizes(values: dict[str, str], sizes: Sequence[str]) -> None:
+    """Put the sizes in the place of the task's; a command of one size gets the last."""
+    for name in ("size", "cold"):
+        if name in values:
+            values[name] = " ".join(sizes)
+    if "largest" in values:
+        values["largest"] = sizes[-1]
+
+
+def _fit(task: Task, values: dict[str, str], machine: Machine) -> tuple[str, str]:
+    """Leave out sizes that do not fit the GPU by prediction; return the scale, and a sentence on it.
+
+    A size fits if the least of its cells does; --skip-oom leaves out the others.
+    """
+    wanted = values["size"].split()
+    words = task.commands(values, "out")[0]
+    needed = {name: _least_bytes(name, words) for name in wanted}
+    memory = machine.memory_bytes or 0
+    fitting = [name for name in wanted if needed[name] <= memory]
+    if fitting == wanted:
+        return "full", f"at the handout's size, which fits {machine} by prediction"
+    if not fitting:
+        fitting = [next((name for name in SMALLER if _least_bytes(name, words) <= memory), SMALLER[-1])]
+    _put_sizes(values, fitting)
+    over = ", ".join(f"{name} needs {human(needed[name], 'bytes')}" for name in wanted if name not in fitting)
+    return "fitting", f"at size {' '.join(fitting)}, which fits {machine} by prediction; {over}"
+
+
+def _least_bytes(size: str, words: Sequence[str]) -> int:
+    """Return the predicted memory of the smallest cell of a size in a command."""
+    from cs_systems.formulas.memory.fit import needed_bytes
+
+    def first(option: str, default: str) -> str:
+        return words[words.index(option) + 1] if option in words else default
+
+    config = RunConfig(
+        model=preset(size, context_length=int(first("--context-length", "512"))),
+        batch_size=int(first("--batch-size", "4")),
+        mode=Mode(first("--mode", "train-step")),
+        precision=Precision(first("--precision", "fp32")),
+        attention=first("--attention", "naive"),
+        device="cuda",
+    )
+    return needed_bytes(config)
+
+
+def _has_nsys() -> bool:
+    from cs_systems.measure.profilers import _nsys
+
+    return _nsys.check()["state"] == "ok"
+
+
+class _Tee(io.TextIOBase):
+    """Standard output that is also written, without colours, into a file."""
+
+    def __init__(self, shown: Any, file: Any) -> None:
+        self._shown, self._file = shown, file
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return str(self._shown.encoding)
+
+    def write(self, text: str) -> int:
+        self._file.write(_COLOURS.sub("", text))
+        self._shown.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+        self._shown.flush()
+
+    def isatty(self) -> bool:
+        return bool(self._shown.isatty())
+
+    def fileno(self) -> int:
+        return int(self._shown.fileno())
+
+
+def carried_out(plan: Plan, deadline: float | None = None) -> int:
+    """Run the commands of a plan, each after the other even if one fails; return the highest exit status.
+
+    The folder keeps what they printed, and the state of the task.
+    """
+    if not plan.commands:
+        return 0
+    plan.out.mkdir(parents=True, exist_ok=True)
+    done: list[dict[str, Any]] = []
+    with (plan.out / f"{plan.task.name}.txt").open("w", encoding="utf-8") as file:
+        for words in plan.commands:
+            if deadline is not None and time.monotonic() > deadline:
+                done.append({"command": words, "status": None, "seconds": 0.0})
+                continue
+            file.write(f"$ {command_line('cs-systems', *words)}\n")
+            began = time.monotonic()
+            with redirect_stdout(_Tee(sys.stdout, file)):
+                status = _status(words)
+            done.append({"command": words, "status": status, "seconds": round(time.monotonic() - began, 1)})
+            print(f"{words[0]}: {done[-1]['seconds']:.0f} s", flush=True)
+            _write_state(plan, done)
+            if status == 130:
+                return status
+    _write_state(plan, done)
+    return max((step["status"] or 0 for step in done), default=0)
+
+
+def _status(words: list[str]) -> int:
+    """Return the exit status of a command that runs in this process; 1 for an error of its own."""
+    from cs_systems.cli import main
+
+    try:
+        return main(words)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+def _state_file(task: Task, out: Path) -> Path:
+    return out / f"{task.name}.json"  # several tasks may share the folder
+
+
+def _write_state(plan: Plan, done: Sequence[dict[str, Any]]) -> None:
+    state = {"scale": plan.scale, "machine": str(plan.machine), "planned": len(plan.commands), "steps": list(done)}
+    _state_file(plan.task, plan.out).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+
+
+def state(task: Task, folder: Path) -> str:
+    """Return the state of a task in a folder of results, in a few words."""
+    if task.is_by_hand:
+        return "by hand"
+    file = _state_file(task, folder / (task.folder or task.name))
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        ended = sum(step["status"] == 0 for step in found["steps"])
+        where, scale, planned = f"on {found['machine']}", found["scale"], found["planned"]
+    except FileNotFoundError:
+        return "not begun"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"unknown: {file} is damaged; run the task again"
+    if ended < planned:
+        return f"{ended} of {planned} commands done {where}"
+    words = {"full": "done at the handout's size", "fitting": "run at the sizes that fit", "own": "run at own sizes"}
+    return f"{words.get(scale, f'run at {scale} size')}, {where}"
+
+
+assert {*SMALLER} <= {*PRESETS}

@@ -1,0 +1,138 @@
+"""Run the tasks of a systems course (CS336, assignment 2) at the size that fits this machine.
+
+Without arguments: list the tasks, with the state of each in the folder of your results. With the name of a task: run
+its commands, print their tables, and say what a good answer has. A task that was interrupted continues.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import fill
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from cs_systems.cli import _course
+from cs_systems.cli._course import Plan
+from cs_systems.cli._options import MaybeFloat, MaybeInt, MaybeNames, MaybePath, MaybeText, flag, given, optional
+from cs_systems.cli._output import terminal_width
+from cs_systems.config import ConfigError, one_of
+from cs_systems.core.course import Task, tasks
+from cs_systems.core.printable import command_line, visible
+
+EXIT_INTERRUPTED = 130
+FOLDER = Path("runs/course")
+
+
+@dataclass(frozen=True)
+class Course:
+    task: Annotated[
+        Positional[MaybeNames], arg(metavar="[TASK ...]", help="short names of tasks", help_behavior_hint="")
+    ] = ()
+    all: Annotated[bool, flag("run all tasks")] = False
+    gpus: Annotated[MaybeInt, optional("INT", "with --all: only the tasks that take so many GPUs, 0, 1 or 2")] = None
+    size: Annotated[MaybeNames, flag("sizes of the model, in the place of the task's")] = ()
+    full: Annotated[bool, flag("use the handout's sizes, whether they fit or not")] = False
+    code: Annotated[MaybeText, optional("PATH:NAME", "your own attention or strategy, next to the built-in one")] = None
+    out: Annotated[MaybePath, optional("DIR", "folder of the results, with one folder for each task", str(FOLDER))] = (
+        None
+    )
+    budget_s: Annotated[MaybeFloat, optional("SECONDS", "begin no command after so many seconds")] = None
+    dry_run: Annotated[bool, flag("print the commands, and run nothing")] = False
+
+
+ARGS = Course
+
+
+def run(args: Course) -> int:
+    """List or run tasks. Returns 0, the highest exit status of the commands, or 130 after Ctrl-C."""
+    folder = args.out or FOLDER
+    chosen = _chosen(args)
+    if not chosen:
+        _list(folder)
+        return 0
+    machine = _course.machine()
+    began, statuses = time.monotonic(), []
+    for task in chosen:
+        try:
+            plan = _course.planned(task, machine, folder, full=args.full, sizes=args.size, code=args.code)
+        except ConfigError as error:
+            if len(chosen) == 1:
+                raise
+            print(visible(f"\n{task.name}: {error.with_options()}"), flush=True)
+            continue
+        _print_plan(plan)
+        if not args.dry_run:
+            deadline = None if args.budget_s is None else began + args.budget_s
+            status = _run_task(plan, deadline)
+            if status == EXIT_INTERRUPTED:
+                print(visible("to continue: " + command_line("cs-systems", "course", *sys.argv[2:])), file=sys.stderr)
+                return status
+            statuses.append(status)
+            _print_answer(task)
+    return max(statuses, default=0)
+
+
+def _chosen(args: Course) -> list[Task]:
+    """Return the tasks to run. Raises ConfigError for an unknown one, and for options without effect."""
+    if args.all and args.task:
+        raise ConfigError(f"--all runs every task; leave out --all, or {' '.join(args.task)}")
+    if args.budget_s is not None and not args.budget_s > 0:
+        raise ConfigError(f"--budget-s must be more than 0 s, got {args.budget_s:g}")
+    if args.gpus is not None and not args.all:
+        raise ConfigError("--gpus requires --all; add --all, or leave out --gpus")
+    known = tasks()
+    if not (args.all or args.task) and (stray := [name for name in given(args) if name != "out"]):
+        raise ConfigError(f"--{stray[0].replace('_', '-')} requires a task; add its name, or --all")
+    if args.all:
+        found = [task for task in known.values() if args.gpus in (None, task.gpus)]
+        if not found:
+            raise ConfigError(f"no task takes {args.gpus} GPUs; use --gpus 0, 1 or 2")
+        return found
+    found = [known[one_of("task", name, known)] for name in args.task]
+    if args.all and args.code:
+        raise ConfigError("--code is for one kind of task; leave out --all, and name the tasks")
+    if args.code and (without := [task.name for task in found if not task.code]):
+        raise ConfigError(f"{without[0]} takes no code of your own; leave out --code")
+    return found
+
+
+def _list(folder: Path) -> None:
+    known = tasks()
+    width = max(map(len, known))
+    for name, task in known.items():
+        print(visible(f"{name:<{width}}  {_course.state(task, folder)}"))
+    print(f"\nresults: {folder}\nrun one:  cs-systems course {next(iter(known))}")
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, terminal_width() or 100, break_on_hyphens=False, break_long_words=False)
+
+
+def _print_plan(plan: Plan) -> None:
+    task = plan.task
+    print()
+    print(_wrapped(f"{task.name}: {task.asks}"))
+    if plan.size:
+        print(_wrapped(plan.size))
+    for words in plan.commands:
+        print(visible("$ " + command_line("cs-systems", *words)))
+    sys.stdout.flush()
+
+
+def _print_answer(task: Task) -> None:
+    print(_wrapped(f"look at: {task.look}"))
+    print(_wrapped(f"a good answer: {task.good}"))
+    for mistake in task.mistakes:
+        print(_wrapped(f"usual mistake: {mistake}"))
+    sys.stdout.flush()
+
+
+def _run_task(plan: Plan, deadline: float | None) -> int:
+    began = time.monotonic()
+    status = _course.carried_out(plan, deadline)
+    print(visible(f"{plan.task.name}: {time.monotonic() - began:.0f} s, results: {plan.out}"), flush=True)
+    return status

@@ -1,0 +1,150 @@
+"""Tasks of the systems course: commands that exist, sizes that fit, and the state of a folder of results."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import _course, _dispatch, main
+from cs_systems.cli._course import Machine, carried_out, planned, state
+from cs_systems.config import ConfigError
+from cs_systems.core.course import Task, tasks
+
+CPU, CARD, H100, PAIR = Machine(0, None), Machine(1, 24 << 30), Machine(1, 79 << 30), Machine(2, 79 << 30)
+MEASURED = [task for task in tasks().values() if task.steps]
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(_course, "machine", lambda: CPU)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("machine", [CPU, PAIR], ids=str)
+@pytest.mark.parametrize("task", MEASURED, ids=lambda task: task.name)
+def test_commands_of_a_task_have_only_known_options(
+    task: Task, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(task, machine, Path("out"))
+    assert plan.scale in ("tiny", "full", "fitting")
+    for name, *rest in plan.commands:
+        monkeypatch.setattr(importlib.import_module(f"cs_systems.cli.{name}"), "run", lambda args: 0)
+        assert _dispatch(name, rest) == 0
+
+
+def test_every_task_says_what_to_look_at_and_what_a_good_answer_says() -> None:
+    assert len(tasks()) == 27
+    assert all(task.asks and task.look and task.good and task.mistakes for task in tasks().values())
+
+
+@pytest.mark.parametrize(
+    ("task", "machine", "scale", "size"),
+    [
+        ("benchmarking_script", CPU, "tiny", "tiny"),
+        ("benchmarking_script", CARD, "fitting", "small medium large xl-2026"),
+        ("benchmarking_script", H100, "full", "small medium large xl-2026 10B"),
+        ("naive_ddp_benchmarking", H100, "tiny", "tiny"),
+        ("naive_ddp_benchmarking", PAIR, "full", "xl-2026"),
+        ("naive_ddp_benchmarking", Machine(2, 24 << 30), "fitting", "large"),
+    ],
+)
+def test_size_is_the_one_that_fits_the_machine(task: str, machine: Machine, scale: str, size: str) -> None:
+    plan = planned(tasks()[task], machine, Path("out"))
+    words = plan.commands[0]
+    at = words.index("--size") + 1
+    assert (plan.scale, words[at : at + len(size.split())]) == (scale, size.split())
+    assert words[at + len(size.split())].startswith("--")
+
+
+def test_size_that_does_not_fit_is_named_with_its_memory() -> None:
+    plan = planned(tasks()["naive_ddp_benchmarking"], Machine(2, 24 << 30), Path("out"))
+    assert plan.size.startswith("at size large, which fits 2 GPUs of 24.0 GiB by prediction; xl-2026 needs ")
+
+
+def test_ranks_are_those_that_have_gpus() -> None:
+    task = tasks()["distributed_communication_single_node"]
+    ends = [planned(task, Machine(gpus, 79 << 30), Path("out")).commands[0] for gpus in (2, 4, 6)]
+    assert [words[words.index("--world-size") + 1 : words.index("--out")] for words in ends] == [
+        ["2"],
+        ["2", "4"],
+        ["2", "4", "6"],
+    ]
+
+
+def test_own_code_stands_next_to_the_built_in() -> None:
+    flash = planned(tasks()["flash_forward"], CPU, Path("out"), code="mine.py:attend").commands[0]
+    assert flash[flash.index("--attention") + 1 :][:3] == ["naive", "flash_torch", "mine.py:attend"]
+    sharded = planned(tasks()["optimizer_state_sharding"], CPU, Path("out"), code="a.py:make").commands[0]
+    assert sharded[sharded.index("--strategy") + 1 :][:2] == ["ddp_naive+zero1", "ddp_naive+a.py:make"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    {
+        "flash_foward": "unknown task 'flash_foward'; did you mean flash_forward or ",
+        "naive_ddp --full": "the handout's size needs 2 GPUs, and this is a CPU; leave out --full",
+        "flash_forward --size tiny": "flash_forward has no model; leave out --size",
+        "torch_compile --code mine.py:f": "torch_compile takes no code of your own; leave out --code",
+        "naive_ddp --gpus 1": "--gpus requires --all; add --all, or leave out --gpus",
+        "naive_ddp --all": "--all runs every task; leave out --all, or naive_ddp",
+        "--all --gpus 3": "no task takes 3 GPUs; use --gpus 0, 1 or 2",
+        "--full": "--full requires a task; add its name, or --all",
+        "naive_ddp --budget-s 0": "--budget-s must be more than 0 s, got 0",
+    }.items(),
+)
+@pytest.mark.usefixtures("on_a_cpu")
+def test_malformed_request_names_the_remedy(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["course", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("on_a_cpu")
+def test_task_runs_prints_its_answer_and_is_listed_as_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["course", "flash_forward"]) == 0
+    shown = capsys.readouterr().out
+    assert "at tiny size, because the handout's needs a GPU and this is a CPU" in shown
+    assert "$ cs-systems attention --batch 4" in shown
+    assert "a good answer: Inputs, output and one tensor" in shown.replace("\n", " ")
+    folder = Path("runs/course/flash_forward")
+    assert (folder / "records.jsonl").is_file()
+    assert "flash_torch" in (folder / "flash_forward.txt").read_text()
+    assert main(["course"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith(("flash_forward", "flash_backward"))] == [
+        "run at tiny size, on a CPU",
+        "not begun",
+    ]
+
+
+def test_command_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    task = Task("one", "", 0, "", "", (), ("report {out}/nothing", "doctor --no-such-option", "report --help"))
+    plan = planned(task, CPU, tmp_path)
+    assert carried_out(plan) == 2
+    steps = json.loads((tmp_path / "one" / "one.json").read_text())["steps"]
+    assert [step["status"] for step in steps] == [2, 2, 0]
+    assert state(task, tmp_path) == "1 of 3 commands done on a CPU"
+
+
+def test_damaged_state_is_named(tmp_path: Path) -> None:
+    task = tasks()["naive_ddp"]
+    file = tmp_path / task.folder / "naive_ddp.json"
+    file.parent.mkdir()
+    file.write_text("{}")
+    assert state(task, tmp_path) == f"unknown: {file} is damaged; run the task again"
+
+
+def test_unknown_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match="smal"):
+        planned(tasks()["benchmarking_script"], CPU, Path("out"), sizes=["smal"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("task", MEASURED, ids=lambda task: task.name)
+@pytest.mark.usefixtures("on_a_cpu")
+def test_every_task_runs_on_a_cpu(task: Task) -> None:
+    assert main(["course", task.name]) == 0
+    assert state(task, Path("runs/course")).startswith(("run at tiny size", "done at the handout's size"))
