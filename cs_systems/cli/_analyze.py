@@ -21,6 +21,7 @@ from cs_systems.cli._options import (
     refuse,
 )
 from cs_systems.cli._output import Format, Open
+from cs_systems.cli._tables import All
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import offered
 from cs_systems.core.range_names import PHASES
@@ -54,9 +55,10 @@ class Analyze:
         Names,
         arg(
             help=f"tables to show: {', '.join(OF_TRACE)}; of ranks: {', '.join(OF_RANKS)}",
-            help_behavior_hint="(default: all)",
+            help_behavior_hint="(default: a short answer)",
         ),
     ] = ()
+    all: All = False
     ranks: Annotated[bool, flag("the files, or the processes of one export, are the ranks of one job: merge them")] = (
         False
     )
@@ -92,7 +94,7 @@ class Analyze:
 
 def check_what_if(args: Analyze) -> None:
     """Raise ConfigError for options that --what-if leaves without effect."""
-    refuse([name for name in ("table", "top") if getattr(args, name)], "--what-if shows its own table")
+    refuse([name for name in ("table", "all", "top") if getattr(args, name)], "--what-if shows its own table")
     if args.format == "html":
         raise ConfigError("--what-if has no page; leave out --format html and --open")
 

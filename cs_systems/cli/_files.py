@@ -12,11 +12,13 @@ from cs_systems.cli._output import joined
 from cs_systems.cli._tables import (
     MOST_REASONS,
     Section,
+    answer_text,
     check_top,
     chosen_tables,
     document_text,
     first_reasons,
     first_rows,
+    is_short,
     none_readable,
 )
 from cs_systems.config import ConfigError
@@ -104,7 +106,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         rows = TABLES[name](job)
         if not rows and not args.table:
             continue
-        shown, more = first_rows(TABLES[name], rows, args.top, args.format)
+        shown, more = (rows, 0) if is_short(args) else first_rows(TABLES[name], rows, args.top, args.format)
         sections.append((TABLES[name], shown, [f"{counted(more, 'more row')}; --top shows more"] if more else []))
     first = job.ranks[0]
     given_paths = dict.fromkeys(str(one.source.given) for one in ranks)
@@ -123,7 +125,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         one = next(one for one in ranks if one.rank == number)  # its own causes are those of the step
         answer = apply_rules(of_job(job, number, read_profiles(args, [one.source], one.process)[0]))
     title = f"{len(job.ranks)} ranks of {where}"
-    return joined(document_text(args.format, heading, sections, args.output, answer), args.format, title, answer=answer)
+    return joined(answer_text(args, heading, sections, answer), args.format, title, answer=answer)
 
 
 def _what_ifs(args: Analyze, ranks: Sequence[OfRank]) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cs_systems.cli._options import flag, refuse
 from cs_systems.cli._output import Format, terminal_width
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core.tables import Row, Table
@@ -17,9 +18,11 @@ from cs_systems.core.tables import Row, Table
 if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Answer
 
+All = Annotated[bool, flag("show every table whole, not only a short answer")]
 Section = tuple[Table[Any], Sequence[Row], Sequence[str]]  # with its rows and the notes below it
 SHARES = "of baseline: change relative to the row's own time; of all time: to all kernel time"
 MOST_REASONS = 5  # unreadable files whose reason is shown
+MOST_TABLES, MOST_ROWS = 3, 5  # of a short answer without a table that is meant for it
 
 
 def chosen_tables(
@@ -32,6 +35,40 @@ def chosen_tables(
     if top is not None and top < 1:
         raise ConfigError(f"--top is {top}; it must be at least 1")
     return tables
+
+
+def is_short(args: Any) -> bool:
+    """Return whether the short answer is shown: on a terminal, when nothing more is asked for."""
+    return bool(args.format == "terminal" and not (args.all or args.table or args.top))
+
+
+def check_all(args: Any) -> None:
+    """Raise ConfigError for an --all without effect."""
+    if args.all and args.table:
+        raise ConfigError("--all shows every table, and --table only some; leave out one of them")
+    if args.all and args.format != "terminal":
+        refuse(["all"], f"--format {args.format} shows every table already")
+
+
+def shortened(sections: Sequence[Section]) -> list[Section]:
+    """Return the tables of a short answer with their first rows; without any such table, the first of all."""
+    brief = [
+        (table, rows, notes) for table, all_rows, notes in sections if table.brief and (rows := table.brief(all_rows))
+    ] or [(table, rows[:MOST_ROWS], notes) for table, rows, notes in sections[:MOST_TABLES]]
+    return [(table, rows, [note for note in notes if note.startswith("warning:")]) for table, rows, notes in brief]
+
+
+def closing(sections: Sequence[Section], shown: Sequence[Section], answer: Answer | None) -> str:
+    """Return the end of a short answer: the tables that it leaves out or cuts, and the first cause again."""
+    from cs_systems.core.printable import plain
+    from cs_systems.report.tables.formats import text_width
+
+    rows = {table.name: len(rows) for table, rows, _ in shown}
+    more = [table.name for table, all_rows, _ in sections if len(all_rows) > rows.get(table.name, 0)]
+    also = f"more with --all, or --table NAME: {', '.join(more)}" if more else ""
+    again = [plain(cause.split("; ")[0]) for cause in answer.causes[:1]] if answer and not answer.verdict else []
+    width = text_width(terminal_width())
+    return "".join(_filled(line, width) + "\n" for line in (also, *again) if line)
 
 
 def check_top(top: int | None, chosen: Sequence[str], tables: Mapping[str, Table[Any]]) -> None:
@@ -81,6 +118,10 @@ def table_text(
     return render_table(table, rows, format, notes, width, width is not None)
 
 
+def _filled(text: str, width: int) -> str:
+    return textwrap.fill(text, width=width, break_on_hyphens=False, break_long_words=False)
+
+
 def document_text(
     format: str,
     heading: Sequence[str],
@@ -107,7 +148,7 @@ def document_text(
         print(plain(doubt), file=sys.stderr)
     if format == "terminal":
         width = text_width(terminal_width(output))
-        fill = partial(textwrap.fill, width=width, break_on_hyphens=False, break_long_words=False)
+        fill = partial(_filled, width=width)
         first, *rest = map(plain, heading)
         # In a pipe the first line is whole, so that a program finds the file in it.
         lines = [first if terminal_width(output) is None else fill(first), *map(fill, rest)]
@@ -117,3 +158,17 @@ def document_text(
         begin + table_text(replace(table, notes=(*heading, *table.notes)), rows, notes, format, output),
         *(table_text(*section, format, output) for section in others),
     ]
+
+
+def answer_text(
+    args: Any,
+    heading: Sequence[str],
+    sections: Sequence[Section],
+    answer: Answer | None = None,
+    doubt: str | None = None,
+) -> list[str]:
+    """Return `document_text`, on a terminal the short answer unless more is asked for."""
+    if not is_short(args):
+        return document_text(args.format, heading, sections, args.output, answer, doubt)
+    shown = shortened(sections)
+    return [*document_text(args.format, heading, shown, args.output, answer, doubt), closing(sections, shown, answer)]

@@ -18,7 +18,17 @@ from cs_systems.cli._analyze import OF_RANKS, OF_TRACE, Analyze, check_what_if, 
 from cs_systems.cli._files import inventory_text, no_file, ranks_in, ranks_text, refuse_unused
 from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import check_outputs, compared, deliver, joined, page_asked
-from cs_systems.cli._tables import SHARES, Section, check_top, chosen_tables, document_text, first_rows
+from cs_systems.cli._tables import (
+    SHARES,
+    Section,
+    answer_text,
+    check_all,
+    check_top,
+    chosen_tables,
+    document_text,
+    first_rows,
+    is_short,
+)
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import TIMELINE, offered, refuse_other, suffixes
 from cs_systems.core.range_names import SPLITS
@@ -44,6 +54,7 @@ def run(args: Analyze, merges: bool = True) -> int:
     if not args.files:
         raise no_file(args, "a trace, the traces of all ranks, a folder or an archive")
     args = page_asked(args)
+    check_all(args)
     check_outputs({"--output": args.output}, args.files)
     _check_between(args)
     with opened(args.files, suffixes()) as sources:
@@ -111,8 +122,8 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
             f"or choose among {', '.join(known)}"
         )
     tables = chosen_tables(args.table, known, compares, args.format, args.top)
-    if compares and args.top:
-        refuse(["top"], "a comparison of two traces shows every row")
+    if compares:
+        refuse([name for name in ("all", "top") if getattr(args, name)], "a comparison of two traces shows every row")
     check_top(args.top, tables, DECLARED)
     if args.format == "html" and not compares:
         unfit = [name for name in ("table", "top") if getattr(args, name)]
@@ -204,7 +215,7 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
         said.update(remarks)
         if not rows and not remarks and not args.table:
             continue
-        shown, more = first_rows(DECLARED[name], rows, args.top, args.format)
+        shown, more = (rows, 0) if is_short(args) else first_rows(DECLARED[name], rows, args.top, args.format)
         if name == "kernels" and more:
             rest = sum(row["share"] for row in rows[len(shown) :])
             remarks.append(f"{rest:.1%} of the time is in {counted(more, 'more kernel')}; --top shows more")
@@ -212,7 +223,8 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
             remarks.append(f"{more} more {'ranges' if name == 'range_tree' else name}; --top shows more")
         sections.append((DECLARED[name], shown, remarks))
     found = None if args.table else _answer(profile)
-    return document_text(args.format, _heading(source, profile), sections, args.output, found, profile.incomplete)
+    heading = _heading(source, profile)
+    return answer_text(args, heading, sections, found, profile.incomplete)
 
 
 def _filled_tables(profile: Profile) -> str:

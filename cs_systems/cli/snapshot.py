@@ -19,7 +19,17 @@ from cs_systems.analysis.memory.tables import AT_HIGHEST, AT_PEAK, TABLES, table
 from cs_systems.cli._files import no_file, refuse_unused
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths, given, optional, refuse
 from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
-from cs_systems.cli._tables import Section, check_top, chosen_tables, document_text, first_reasons, none_readable
+from cs_systems.cli._tables import (
+    All,
+    Section,
+    answer_text,
+    check_all,
+    check_top,
+    chosen_tables,
+    document_text,
+    first_reasons,
+    none_readable,
+)
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.core.formats import command_for, refuse_other, suffixes
 from cs_systems.core.sources import Source, opened
@@ -47,7 +57,10 @@ class SnapshotArgs:
             help_behavior_hint="",
         ),
     ] = ()
-    table: Annotated[Names, arg(help=f"tables to show: {', '.join(TABLES)}", help_behavior_hint="(default: all)")] = ()
+    table: Annotated[
+        Names, arg(help=f"tables to show: {', '.join(TABLES)}", help_behavior_hint="(default: a short answer)")
+    ] = ()
+    all: All = False
     device: Annotated[MaybeInt, optional("N", "device to analyze, if the file has several", "all")] = None
     top: Annotated[MaybeInt, optional("N", "number of rows of long tables", "10; in CSV all")] = None
     size: Annotated[MaybeText, optional("PRESET", f"model, to name the tensors: {', '.join(PRESETS)}", "inferred")] = (
@@ -69,6 +82,7 @@ def run(args: SnapshotArgs) -> int:
     if not args.files:
         raise no_file(args, "a snapshot, several, a folder or an archive")
     args = page_asked(args)
+    check_all(args)
     check_outputs({"--output": args.output}, args.files)
     from cs_systems.readers.forms.trace import without_collector
 
@@ -104,6 +118,8 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
         check_top(args.top, tables, TABLES)
     if compares and args.size is not None:
         refuse(["size"], "--size names the tensors of one snapshot, and two were given")
+    if compares and args.all:
+        refuse(["all"], "a comparison of two snapshots shows every table")
     if compares:
         texts = _comparison(args, tables, sources, [_read(source, args.device) for source in sources])
         return joined(texts, args.format, f"Memory of {compared(sources[0].path, sources[1].path)}")
@@ -191,7 +207,7 @@ def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribut
     text = document_text(
         args.format, heading, [overview], args.output, None if args.table else together(answers, "devices")
     )
-    chosen = tables if args.table else ["composition", "out_of_memory"]
+    chosen = tables if args.table or args.all else ["composition", "out_of_memory"]
     return [*text, *(line for one in found for line in _tables(args, chosen, one, is_answered=True))]
 
 
@@ -214,7 +230,7 @@ def _tables(
         if not rows and name in IF_ANY and not args.table:
             continue
         sections.append((declared[name], rows, remarks))
-    return document_text(args.format, heading(found, names, recorded), sections, args.output, answer, doubt(found))
+    return answer_text(args, heading(found, names, recorded), sections, answer, doubt(found))
 
 
 def _answer(found: Attribution, names: TensorNames) -> Answer:

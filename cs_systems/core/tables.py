@@ -95,8 +95,8 @@ class Table(Generic[R]):
     """Table with the type of its rows.
 
     shown: the columns that a person sees, in their order; "" for all. CSV has every column. notes: sentences below it.
-    most: the rows that are shown unless more are asked for. headings: those that differ in this table from the columns'
-    own.
+    most: the rows that are shown unless more are asked for. brief: the rows of a command's short answer, None for a
+    table that it leaves out. headings: those that differ in this table from the columns' own.
     """
 
     name: str
@@ -105,6 +105,7 @@ class Table(Generic[R]):
     shown: str = ""
     notes: tuple[str, ...] = ()
     most: int | None = None
+    brief: Callable[[Sequence[R]], Sequence[R]] | None = None
     headings: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -157,6 +158,11 @@ def table(
         return Filled(name or by.__name__, cast("type[R]", dict), caption, shown, by=by, **others)
 
     return declared
+
+
+def first(count: int) -> Callable[[Sequence[R]], Sequence[R]]:
+    """Return what chooses the first rows of a table for a short answer."""
+    return lambda rows: rows[:count]
 
 
 def by_name(*tables: Filled[Any, ...]) -> dict[str, Filled[Any, ...]]:

@@ -8,7 +8,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ def analyze(*words: object) -> int:
 
 
 def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert analyze(nsys_path) == 0
+    assert analyze(nsys_path, "--all") == 0
     sentences, _, rest = capsys.readouterr().out.partition("\n\n")
     assert sentences.startswith("1. 72% of the step the GPU waits for kernel launches: compile (torch.compile),\n")
     assert 2 <= len([line for line in sentences.splitlines() if line[:3].strip()]) <= 3
@@ -43,6 +43,48 @@ def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytes
     assert lacking == {"overlap", "operators", "host_gaps"}
     assert any(line.startswith("elementwise direct_copy ") for line in lines)
     assert "30.8% of the time is in 30 more kernels; --top shows more" in lines
+
+
+def test_short_answer_fits_a_screen_and_ends_with_its_first_cause(
+    nsys_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert analyze(nsys_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 45  # 9 of them the causes
+    captions = [name for name, table in DECLARED.items() if table.caption in lines]
+    assert captions == ["phases", "kernels", "gaps"]
+    more = " ".join(lines).partition("more with --all, or --table NAME: ")[2]
+    assert more.startswith("steps, ratio, phases, families, kernels, layers,")
+    assert more.endswith(f" {lines[0].removeprefix('1. ')} or capture the step in a CUDA graph (torch.cuda.graph)")
+
+
+def test_short_answer_of_a_trace_without_kernels_has_its_first_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranges = [
+        {"ph": "X", "cat": "user_annotation", "name": n, "ts": 0, "dur": d} for n, d in (("step", 9), ("load", 5))
+    ]
+    (path := tmp_path / "trace.json").write_text(
+        json.dumps({"traceEvents": [{"pid": 1, "tid": 1, **one} for one in ranges]})
+    )
+    assert analyze(path) == 0
+    out = capsys.readouterr().out
+    assert DECLARED["ranges"].caption in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--all", "--table", "kernels"), "leave out one of them"),
+        (("--all", "--format", "markdown"), "--format markdown shows every table already"),
+        (("--all", "--what-if", "launches=free"), "--what-if shows its own table"),
+    ],
+)
+def test_all_without_effect_is_refused(
+    nsys_path: Path, capsys: pytest.CaptureFixture[str], words: Sequence[str], said: str
+) -> None:
+    assert analyze(nsys_path, *words) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_options_choose_tables_and_number_of_rows(kineto_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

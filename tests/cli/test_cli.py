@@ -190,7 +190,9 @@ def test_closed_output_streams_keep_the_exit_status(tmp_path: Path) -> None:
 
 def test_characters_outside_the_encoding_have_legible_replacements(tmp_path: Path) -> None:
     commands = "{cs} memory --size tiny --fits 8GiB && {cs} compare --help"
-    done = piped(f"{commands} && {{cs}} analyze {DATA}/kineto_h200_small2.json.gz", tmp_path, PYTHONIOENCODING="ascii")
+    done = piped(
+        f"{commands} && {{cs}} analyze --all {DATA}/kineto_h200_small2.json.gz", tmp_path, PYTHONIOENCODING="ascii"
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "tiny ctx 64 batch 4 - naive" in done.stdout
     assert "\nstep  kernels          ms        ms              ms         %           us\n----------" in done.stdout

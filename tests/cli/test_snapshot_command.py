@@ -35,7 +35,7 @@ def test_snapshot_prints_every_table_in_80_columns(
     snapshot_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert snapshot(snapshot_path) == 0
+    assert snapshot(snapshot_path, "--all") == 0
     sentence, _, rest = capsys.readouterr().out.partition("\n\n")
     assert sentence.startswith("1. activations take 40% of the memory at the peak: checkpoint each block")
     lines = rest.splitlines()

@@ -247,7 +247,7 @@ def notes(name: str, profile: Profile, rows: Sequence[Row]) -> list[str]:
         return [why_nothing(profile) or "the trace has no table of modules"]
     in_module = sum(total.time_s for (_, place), total in profile.groups.items() if place.module is not None)
     share = in_module / profile.time_s if profile.time_s else 0.0
-    said = [f"{share:.1%} of the kernel time belongs to a module"]
+    said = [*profile.how_layered, f"{share:.1%} of the kernel time belongs to a module"]
     if name == "classes":
         said.append("the time of a class is that of its modules without the modules inside them")
     elif name in ("tree", "modules"):

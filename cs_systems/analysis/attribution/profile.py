@@ -65,6 +65,7 @@ class Profile:
     notes: tuple[str, ...]
     incomplete: str | None = None  # which kernels of which steps are missing by a fault, also the first of `notes`
     why_no_blocks: str | None = None  # where the trace names no layer and repetition does not tell
+    how_layered: tuple[str, ...] = ()  # where its layers or modules were inferred
 
     @property
     def devices(self) -> list[int]:
@@ -190,10 +191,6 @@ def profile(
     notes = [*filter(None, [incomplete]), *trace.limitations, *how, *also]
     if any(place.phase == Phase.BACKWARD for place in places.values) and not are_marked(trace):
         notes.append(how_inferred(trace))
-    if layers.found:
-        notes.append(layers.found)
-    if kernels and trace.modules and trace.modules.how:
-        notes.append(trace.modules.how)
     if not kernels:
         notes.append("no kernels: the times are those of the ranges on the host, not of the device")
     for where, apart in outside.items():
@@ -206,6 +203,7 @@ def profile(
         notes.append(f"{lost} kernels have no recorded launch and are unattributed")
     if graph := int(kernels.in_graph.sum()):
         notes.append(f"{graph} kernels ran in CUDA graphs: they have the phase of the graph's launch, and no layer")
+    modules = trace.modules.how if kernels and trace.modules else None
     which = np.flatnonzero(inside)
     return Profile(
         trace,
@@ -217,6 +215,7 @@ def profile(
         tuple(notes),
         incomplete,
         layers.tried,
+        tuple(filter(None, (layers.found, modules))),
     )
 
 

@@ -24,7 +24,7 @@ from cs_systems.config import Phase
 from cs_systems.core import units
 from cs_systems.core.range_names import COMMUNICATION, LAYERS, LOOP_PHASES, PARTS, UNATTRIBUTED, meaning
 from cs_systems.core.statistics import excess_s
-from cs_systems.core.tables import Column, Row, by_name, table
+from cs_systems.core.tables import Column, Row, by_name, first, table
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.readers.forms.trace import Function, steps_of
 
@@ -213,6 +213,7 @@ def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[StepRow]:
     "kernels by time, per step",
     "kernel calls_per_step time_s mean_s share grid registers shared_bytes",
     most=10,
+    brief=first(3),
     headings={"share": "share"},
 )
 def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[KernelRow]:
@@ -246,9 +247,16 @@ def families(profile: Profile, costs: Costs = NO_COSTS) -> list[FamilyRow]:
     return [{"family": name, **_per_step(profile, total)} for name, total in sums.items()]
 
 
+def _whole_phases(rows: Sequence[PhaseRow]) -> Sequence[PhaseRow]:
+    """Return the rows of whole phases; none where there is only one."""
+    whole = [row for row in rows if row["family"] == ALL]
+    return whole if len(whole) > 1 else []
+
+
 @table(
     "phases by kernel family, per step",
     "phase family calls_per_step time_s share flops achieved_flops_per_s achieved_bytes_per_s ceiling ceiling_share",
+    brief=_whole_phases,
 )
 def phases(profile: Profile, costs: Costs = NO_COSTS) -> list[PhaseRow]:
     """Return phase × family, each phase's `all` first; rates and ceilings are None where no cost is known."""
@@ -394,7 +402,7 @@ def _part_order(name: str) -> int:
     return list(PARTS).index(name) if name in PARTS else len(PARTS)
 
 
-@table("GPU idle time by cause, per step")
+@table("GPU idle time by cause, per step", brief=first(3))
 def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[GapRow]:
     """Return the time without a kernel by cause; shares are of the steps' wall time."""
     return gap_rows(profile.trace, profile.gaps, profile.steps)
@@ -464,7 +472,7 @@ def _phase_walls(profile: Profile) -> list[dict[str, float]]:
     return walls
 
 
-@table("communication during computation (hidden) and alone (exposed), per step")
+@table("communication during computation (hidden) and alone (exposed), per step", brief=first(2))
 def overlap(profile: Profile, costs: Costs) -> list[DeviceOverlapRow]:
     """Return one row for each device, per step: its communication, hidden behind computation and exposed."""
     kernels, count = profile.trace.kernels, len(profile.steps)
@@ -528,7 +536,7 @@ def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
     if name in ("ratio", "phases") and len(profile.kinds) > 1:
         found.append(_kinds(profile))
     if name == "layers":
-        found += _unsplit_backward(profile)
+        found += [*profile.how_layered, *_unsplit_backward(profile)]
     if name == "attention":
         found += _split(rows)
     if name == "steps":

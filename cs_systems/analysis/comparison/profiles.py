@@ -107,7 +107,8 @@ def doubts(a: Profile, b: Profile) -> list[str]:
     sentences = []
     for name, profile in zip(SIDES, (a, b), strict=True):
         sentences.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")
-        sentences += [f"{name}: {note}" for note in profile.notes if note != profile.incomplete]
+        found = [note for note in (*profile.notes, *profile.how_layered) if note != profile.incomplete]
+        sentences += [f"{name}: {note}" for note in found]
     shares = [p.layer_coverage for p in (a, b)]
     if abs(shares[0] - shares[1]) > UNEQUAL:
         sentences.append(

@@ -28,7 +28,7 @@ from cs_systems.analysis.attribution.usual_steps import usual_steps
 from cs_systems.analysis.comparison.rank_work import Longer, Works, longer, works
 from cs_systems.config import ConfigError
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
-from cs_systems.core.tables import Column, by_name, table
+from cs_systems.core.tables import Column, by_name, first, table
 from cs_systems.core.units import counted, human
 from cs_systems.readers.forms.jobs import PAIRWISE, TOGETHER, Job
 from cs_systems.readers.forms.trace import Trace
@@ -277,10 +277,10 @@ def check(ranks: Sequence[Rank]) -> None:
     if len(profilers) > 1:
         reasons.append(" and ".join(f"{source} is a trace of {name}" for name, source in profilers.items()))
     known = sorted((one for one in ranks if one.job.began_s is not None), key=lambda one: one.job.began_s or 0.0)
-    for first, second in pairwise(known):
-        gap_s = (second.job.began_s or 0.0) - (first.job.began_s or 0.0) - first.length_s
+    for one, after in pairwise(known):
+        gap_s = (after.job.began_s or 0.0) - (one.job.began_s or 0.0) - one.length_s
         if gap_s > APART_S:
-            reasons.append(f"{second.source} begins {human(gap_s, 's')} after {first.source} ends")
+            reasons.append(f"{after.source} begins {human(gap_s, 's')} after {one.source} ends")
             break
     if reasons:
         raise ConfigError(
@@ -377,6 +377,7 @@ def _notes(
     "ranks, per step",
     "rank step_s busy_share compute_s communication_s exposed_s waiting_s late_s last_share",
     name="ranks",
+    brief=first(8),
     notes=(
         "compute: kernels other than collectives, and copies; waiting: for the last rank to arrive; late: behind "
         "the first rank, mean of a collective; last: share of the collectives in which the rank arrived last",
@@ -413,6 +414,7 @@ def rank_rows(job: Merged) -> list[JobRankRow]:
     "collectives across the ranks, mean of one call",
     "collective ranks size_bytes calls_per_step waiting_s transfer_s algbw_bytes_per_s busbw_bytes_per_s",
     name="collectives",
+    brief=first(4),
     notes=("transfer: from the arrival of the last rank; the bandwidths are those of the transfer",),
     most=20,
 )

@@ -15,7 +15,7 @@ from cs_systems.analysis.memory.annotations import by_annotation
 from cs_systems.analysis.memory.categories import ACTIVATIONS, CATEGORIES, UNKNOWN, Attributed, Attribution
 from cs_systems.analysis.memory.out_of_memory import out_of_memory
 from cs_systems.analysis.memory.tensor_names import TensorNames
-from cs_systems.core.tables import Column, Table, by_name, table
+from cs_systems.core.tables import Column, Table, by_name, first, table
 
 
 class SnapshotFileRow(TypedDict):
@@ -135,7 +135,7 @@ class DifferenceRow(TypedDict):
     b_allocations: Annotated[int, Column("candidate count")]
 
 
-@table("memory at the peak, by category", "category phase allocations bytes share")
+@table("memory at the peak, by category", "category phase allocations bytes share", brief=first(5))
 def composition(found: Attribution, names: TensorNames) -> list[CompositionRow]:
     """Return the peak's memory by category and phase.
 
@@ -162,7 +162,7 @@ def _share(group: Iterable[Attributed], whole: int) -> float | None:
     return sum(a.allocation.bytes for a in group) / whole if whole else None
 
 
-@table("activations at the peak, by layer", "layer allocations bytes share")
+@table("activations at the peak, by layer", "layer allocations bytes share", brief=first(3))
 def layers(found: Attribution, names: TensorNames) -> list[LayerRow]:
     """Return the activations at the peak by layer, in the order in which forward made them, else by line of code."""
     groups: dict[str, list[Attributed]] = defaultdict(list)
@@ -176,7 +176,7 @@ def layers(found: Attribution, names: TensorNames) -> list[LayerRow]:
 _ALLOCATIONS = "bytes allocations total_bytes category layers described"
 
 
-@table("largest allocations at the peak", _ALLOCATIONS, name="top", most=10)
+@table("largest allocations at the peak", _ALLOCATIONS, name="top", most=10, brief=first(3))
 def at_peak(found: Attribution, names: TensorNames) -> list[AllocationsRow]:
     """Return the allocations at the peak, equal ones grouped, the largest single allocation first."""
     return _grouped(found, names, found.alive_at(found.replay.peak_event))

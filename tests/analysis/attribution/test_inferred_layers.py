@@ -70,8 +70,9 @@ def test_blocks_of_forward_and_backward_are_found(write_trace: WriteTrace) -> No
     }
     assert (
         "no range names a layer: 4 blocks are found by repetition, 8 kernels each, with 94% of forward's time, and as "
-        "many in backward, with 94% of its time (confidence: high)" in made.notes[-1]
+        "many in backward, with 94% of its time (confidence: high)" in made.how_layered[0]
     )
+    assert made.how_layered[0] in tables.notes("layers", made, tables.layers(made))
     backward = [k for k in made.trace.kernels if k.function.name == "gemm_down_bwd"]
     assert len(backward) == 8
     first = made.places[next(i for i, k in enumerate(made.trace.kernels) if k.function.name == "gemm_down_bwd")]
@@ -81,7 +82,7 @@ def test_blocks_of_forward_and_backward_are_found(write_trace: WriteTrace) -> No
 def test_backward_that_repeats_less_often_has_no_blocks(write_trace: WriteTrace) -> None:
     made = profile(read(write_trace(step(["embed", *BLOCK * 4, "head"], [*MIXER * 3, "end"]))))
     assert layers(made)["block 0"] == (pytest.approx(8e-6), None)
-    assert "so backward has no blocks (confidence: medium)" in made.notes[-1]
+    assert "so backward has no blocks (confidence: medium)" in made.how_layered[0]
 
 
 @pytest.mark.parametrize(

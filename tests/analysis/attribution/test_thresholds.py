@@ -99,7 +99,7 @@ def test_blocks_take_most_of_forward(write_trace: WriteTrace, others: int, confi
         assert why in str(module_tables.why_nothing(made))
     else:
         assert [*layers(made)] == ["block 0", "block 1", "block 2", "unattributed"]
-        assert f"(confidence: {confidence})" in made.notes[-1]
+        assert f"(confidence: {confidence})" in made.how_layered[0]
 
 
 def of_duration(step_s: float) -> Streams:
