@@ -92,7 +92,7 @@ def test_kernels_of_forward_and_backward_belong_to_modules(write_trace: Callable
         "block 1", pytest.approx(10e-6), pytest.approx(20e-6),
     )  # fmt: skip
     assert {row["path"] for row in module_tables.blocks(made)} == {"GPT.Block_0", "GPT.Block_1"}
-    assert "layers are the modules that Python's stacks name" in made.notes[-1]
+    assert "layers are the modules that Python's stacks name" in made.how_layered[0]
 
 
 def test_hint_lists_no_module_or_operator(write_trace: Callable[..., Path]) -> None:
