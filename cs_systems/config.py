@@ -78,6 +78,7 @@ SWITCHES = {
 MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 # Modes in which it captures them in CUDA graphs, which the next step overwrites.
 CAPTURED_COMPILE_MODES = ("reduce-overhead", "max-autotune")
+LOSSES, CLIP_FUNCTIONS, DATA = ("cross_entropy",), ("torch",), ("fixed", "windows")
 OPTIMIZERS = ("adamw", "adamw_foreach", "adamw_fused", "adamw_master", "adamw_bf16_state")
 _MOST_BLOCKS = 4096  # of a model from outside the package, whose own number is known once it is built
 _BUILT_IN = frozenset({Subject.STEP, Subject.CURVE, Subject.ERRORS})
@@ -217,10 +218,34 @@ class RunConfig:
     clip: Annotated[
         float | None,
         Field(
-            "largest norm of all gradients together", _TRAINED,
+            "largest norm of all gradients together", _TRAINED | _OWN,
             takes="many", usual="none", heading="clip norm", words="clip {:g}", above=0,
         ),
     ] = None  # fmt: skip
+    clip_function: Annotated[
+        str,
+        Field(
+            "with --clip: torch, or path.py:function of (parameters, max_norm)", _TRAINED | _OWN,
+            takes="many", heading="clip by", part_of="clip", words="clip by {}",
+            values=CLIP_FUNCTIONS, plugin="training.clipping",
+        ),
+    ] = "torch"  # fmt: skip
+    loss_function: Annotated[
+        str,
+        Field(
+            "cross_entropy, or path.py:function of (logits, targets)", _BUILT_IN | {Subject.OWN},
+            option="--loss", takes="many", heading="loss by", words="loss {}",
+            values=LOSSES, plugin="training.losses",
+        ),
+    ] = "cross_entropy"  # fmt: skip
+    data: Annotated[
+        str,
+        Field(
+            "batches: fixed; windows of random tokens; path.py:function of (dataset, batch_size, context_length, "
+            "device)", frozenset({Subject.STEP, Subject.OWN}),
+            takes="many", words="data {}", values=DATA, plugin="training.data",
+        ),
+    ] = "fixed"  # fmt: skip
     strategy: Annotated[
         str,
         Field(
@@ -478,7 +503,7 @@ def _check_subject(config: RunConfig) -> None:
             path = next(iter(_changed(name, value)), name)
             word = name if path == f"{name}.name" else path  # Python sets the whole model, and --size its name
             raise ConfigError(f"{applies(word, each.subjects, config.workload)}; leave out {word}", **{word: path})
-        if owner in ("compile", "profiler") and getattr(config, owner) == FIELDS[owner].default:
+        if owner in ("compile", "profiler", "clip") and getattr(config, owner) == FIELDS[owner].default:
             words = f"{name} {each.text(value)} has no effect while {owner} is {FIELDS[owner].default}"
             raise ConfigError(f"{words}; set {owner}, or leave out {name}", owner, name)
 

@@ -125,6 +125,7 @@ NOT_DEFAULT = {
     "precision": "bf16", "mode": "forward", "compile": "default", "checkpoint": "every:1", "attention": "sdpa_flash",
     "graph": "step", "optimizer": "adamw", "strategy": "ddp_naive", "l2": "clear", "profiler": "kineto",
     "allocator": "expandable_segments", "device": "cpu", "inputs": "x:y", "compile_scope": "block",
+    "clip_function": "x:y", "loss_function": "x:y", "data": "windows",
 }  # fmt: skip
 WORKLOADS = {
     Subject.OWN: "x:y", Subject.LOOP: "loop x", Subject.STUDY: "accumulation",

@@ -237,6 +237,10 @@ def check_words(words: Sequence[str], kind: type) -> None:
         ends = following == "--" or named_option(following) in named
         if ends and "=" not in word and each.takes in ("one", "one each time"):
             raise ConfigError(f"--{name} has no value; give one, or leave out --{name}")
+        if f"{name}-function" in named and ":" in following:
+            raise ConfigError(
+                f"--{name} takes numbers, got {following}; write --{name} 1.0 --{name}-function {following}"
+            )
         if each in found and each.takes == "several":
             mistake = "is given twice" if name == found[each] else f"and --{found[each]} are the same option"
             raise ConfigError(f"--{name} {mistake}; write all its values after a single --{name}")
@@ -286,7 +290,7 @@ def derived(*fields: Declared) -> Callable[[type[T]], type[T]]:
     def decorate(cls: type[T]) -> type[T]:
         own, cls.__annotations__ = cls.__annotations__, {}
         for each in fields:
-            name = _name(each)
+            name = attribute(each)
             if name not in own:
                 own[name], default = _option(each)
                 setattr(cls, name, default)
@@ -297,7 +301,8 @@ def derived(*fields: Declared) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-def _name(each: Declared) -> str:
+def attribute(each: Declared) -> str:
+    """Return the name of a field's option as an attribute."""
     return each.option.removeprefix("--").replace("-", "_")
 
 
@@ -331,11 +336,18 @@ def of_subject(subject: Subject) -> list[Declared]:
     return [each for each in LEAVES.values() if each.field.takes and subject in each.subjects and not each.always]
 
 
+def of_own_code() -> list[Declared]:
+    """Return the fields that name code of a training step which may be the user's own, and those that these need."""
+    named = [each for each in of_subject(Subject.STEP) if each.field.plugin.startswith("training.")]
+    named = [each for each in named if each.kind is str]
+    return [FIELDS[each.field.part_of] for each in named if each.field.part_of] + named
+
+
 def axes_of(args: Any, subject: Subject) -> dict[str, Sequence[Any]]:
     """Return the values that options give the fields of a subject, by the name of the field."""
     axes = {}
     for each in of_subject(subject):
-        value = getattr(args, _name(each))
+        value = getattr(args, attribute(each))
         values = [value] * (value is not None) if each.field.takes == "one" else value
         if values:
             axes[each.name] = values
@@ -378,6 +390,8 @@ class ModelCells:
         check_keep_graph(self.keep_graph, self.mode)
         if {*self.optimizer} != {RunConfig.optimizer} and Mode.TRAIN_STEP not in self.mode:
             refuse(["optimizer"], f"--optimizer requires mode train-step, got {' and '.join(self.mode)}")
+        if {*self.loss} != {RunConfig.loss_function} and {*self.mode} == {Mode.FORWARD}:
+            refuse(["loss"], "--loss has no effect in mode forward, which computes none")
         if {*self.checkpoint} != {"none"} and {*self.mode} == {Mode.FORWARD} and not self.keep_graph:
             raise ConfigError(
                 "--checkpoint has no effect in mode forward, which runs no backward; leave out "
@@ -443,7 +457,7 @@ class Steps:
         def __getattr__(self, name: str) -> Any: ...
 
     def base(self, **rest: Any) -> RunConfig:
-        given = {each: getattr(self, _name(each)) for each in _MEASUREMENT}
+        given = {each: getattr(self, attribute(each)) for each in _MEASUREMENT}
         values: dict[str, Any] = {
             each.name: parse_bytes(value, each.option) if isinstance(value, str) and each.kind is int else value
             for each, value in given.items()

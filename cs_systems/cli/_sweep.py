@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from cs_systems.analysis.comparison.own_code import OPTIMIZER_ERROR
+from cs_systems.analysis.comparison.own_code import OWN_CODE, compared
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import Interrupted, print_table, terminal_width
 from cs_systems.cli._progress import announced, current, duration, outcome, progress_lines
@@ -68,7 +68,7 @@ def run_and_report(
             show(record, folder)
     width = terminal_width()
     print(render(records, width=width, color=width is not None))
-    print_own_optimizers(records)
+    print_own_code(records)
     if text := verdict(records):
         print(f"{text}\n")
     print(visible(f"records: {records_path(folder)}"))
@@ -94,11 +94,10 @@ def print_left_out(records: Sequence[RunRecord]) -> None:
         print(visible(text))
 
 
-def print_own_optimizers(records: Sequence[RunRecord]) -> None:
-    """Print each optimizer of the user's own next to torch's, if there is one."""
-    rows = {row["optimizer"]: row for record in records for row in OPTIMIZER_ERROR.of(record.results)}
-    if rows:
-        print_table(OPTIMIZER_ERROR, [*rows.values()])
+def print_own_code(records: Sequence[RunRecord]) -> None:
+    """Print each code of the user's own next to what it replaces, if there is any."""
+    if rows := compared(records):
+        print_table(OWN_CODE, rows)
 
 
 def print_figure_and_paths(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher
-from itertools import pairwise, takewhile
+from itertools import takewhile
 
 from cs_systems.cli._options import described, named_option
 from cs_systems.config import ConfigError
+from cs_systems.core.plugins import is_foreign
 from cs_systems.core.validation import option
 
 # Words that mean the same in the options of this and of other programs; the first one stands for all.
@@ -41,13 +42,15 @@ def refuse_unknown(words: Sequence[str], kind: type, command: str) -> None:
     known = [name for each in options for name in each.names]
     repeated = {name for each in options if each.takes == "one each time" for name in each.names}
     before = [*takewhile(lambda word: word != "--", words)]
-    for previous, word in pairwise(["", *before]):
+    for previous, word, following in zip(["", *before], before, [*before[1:], ""], strict=False):
         name = named_option(word)
         if not name or name in (*known, "help"):
             continue
         typed = word.partition("=")[0]
         near = likely(name, known)
         remedy = f"write {' or '.join(map(option, near))}" if near else f"see {command} --help"
+        if name == "model" and "workload" in known and is_foreign(following):
+            remedy = f"write --workload {following}"
         if hasattr(kind, "script"):
             remedy = remedy if near else "leave it out"
             remedy += f", or, if {typed} is an option of the script, write it after -- and the script's name"

@@ -89,7 +89,14 @@ def run(args: Memory) -> int:
 
     Raises ConfigError for a malformed request.
     """
-    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, print_diagnoses
+    from cs_systems.cli._sweep import (
+        asked_for,
+        exit_status,
+        measured,
+        print_cells,
+        print_diagnoses,
+        print_own_code,
+    )
     from cs_systems.record import records_path
 
     _check_used(args)
@@ -112,6 +119,7 @@ def run(args: Memory) -> int:
     for record in records:
         print_memory(record, folder)
     _print_peaks(records)
+    print_own_code(records)
     print(visible(f"records: {records_path(folder)}"))
     return exit_status(asked_for(records, args.sweep.of_share(cells)))
 

@@ -255,7 +255,7 @@ def _megabytes(text: str) -> float:
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """Return the tables of each group of cells."""
     from cs_systems.analysis.comparison import strategies as parallel
-    from cs_systems.analysis.comparison.own_code import JUDGED, judged
+    from cs_systems.analysis.comparison.own_code import JUDGED, OWN_CODE, compared, judged
 
     written = []
     trained = [r for r in records if r.subject in (Subject.STEP, Subject.OWN)]
@@ -274,8 +274,8 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
             for table, rows in tables
             if any(row[name] is not None for row in rows for name in table.titles if name not in CELL)
         ]
-    if rows := judged(records):
-        written.append(_table(JUDGED, rows, [], format, width))
+    checked: list[tuple[Table[Any], Sequence[Row]]] = [(OWN_CODE, compared(records)), (JUDGED, judged(records))]
+    written += [_table(table, rows, [], format, width) for table, rows in checked if rows]
     return written
 
 

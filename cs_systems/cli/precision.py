@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
@@ -32,8 +32,11 @@ from cs_systems.cli._options import (
     Numbers,
     Sweep,
     Workloads,
+    attribute,
+    derived,
     flag,
     given,
+    of_own_code,
     of_subject,
     optional,
     refuse,
@@ -68,6 +71,7 @@ TABLES = ("bf16",)  # the default precision of --dtypes, --accumulation and --no
 
 
 @dataclass(frozen=True)
+@derived(*of_own_code())
 class PrecisionOptions:
     dtypes: Annotated[bool, flag("show the dtypes of parameters, inputs, outputs and gradients by module")] = False
     accumulation: Annotated[
@@ -111,7 +115,7 @@ class PrecisionOptions:
 
 ARGS = PrecisionOptions
 OF_TIMING = {"train_steps", "explain", *(name for name, each in FIELDS.items() if not each.field.identity)}
-OF_PRESETS = {each.name for each in of_subject(Subject.STEP) if Subject.TOY not in each.subjects}
+OF_PRESETS = {attribute(each) for each in of_subject(Subject.STEP) if Subject.TOY not in each.subjects}
 NUMERICS = ("accumulation", "normalization")
 
 
@@ -227,11 +231,14 @@ def _shown(args: PrecisionOptions, folder: Path) -> int:
 
 def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path) -> None:
     """Write all results of the records, in --format, to the terminal or into --output."""
+    from cs_systems.analysis.comparison.own_code import OWN_CODE
+    from cs_systems.analysis.comparison.own_code import compared as compared_code
     from cs_systems.analysis.comparison.precision import CURVES
     from cs_systems.cli._precision_tables import comparison_texts
     from cs_systems.record import records_path
     from cs_systems.report.figures import plot
     from cs_systems.report.frame import without_retried
+    from cs_systems.report.tables.rows import render_table
 
     records = without_retried(records)
     dtypes = [r for r in records if r.config["profiler"] == "dtypes"]
@@ -241,6 +248,8 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
     texts = [dtypes_text(record, args.format, args.output) for record in dtypes]
     texts += [failed_text(record, args.format) for record in sums if record.status != "ok"]
     texts += [*numerics_texts(sums, args.format, width), *comparison_texts(rest, args.format, width)]
+    if own := compared_code(rest):
+        texts.append(render_table(OWN_CODE, own, args.format, (), width, width is not None))
     if not texts:
         raise ConfigError(
             f"{folder} has no results of cs-systems precision; measure them with cs-systems precision --out DIR"
@@ -289,8 +298,10 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
     from cs_systems.analysis.comparison.precision import BASELINE, CURVES, ERRORS
 
     chosen = [one_of("precision", name, Precision) for name in args.precision] or list(Precision)
-    axes: dict[str, Sequence[object]] = {"workload": args.step.workload, "size": args.size, **_of_presets(args)}
-    axes |= {"precision": [*dict.fromkeys([BASELINE, *map(Precision, chosen)])]}
+    what: dict[str, Sequence[object]] = {"workload": args.step.workload, "size": args.size}
+    what |= {"precision": [*dict.fromkeys([BASELINE, *map(Precision, chosen)])]}
+    subject = Subject.OWN if _is_own(args) else Subject.STEP
+    axes, of_errors = ({**_axes(args, each), **what} for each in (subject, Subject.ERRORS))
     if args.train_steps < 0:
         raise ConfigError(f"--train-steps is {args.train_steps}; it must be at least 0")
     base = RunConfig(device=args.device, seed=args.seed, mode=Mode(one_of("mode", args.mode, Mode)), warmup=args.warmup)
@@ -304,32 +315,39 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
                 "--precision fp32 leaves nothing to compare, because fp32 is the baseline; add another precision, such "
                 "as bf16"
             )
-        apart = grid(replace(once, profiler=ERRORS), **{**axes, "precision": low})
+        apart = grid(replace(once, profiler=ERRORS), **{**of_errors, "precision": low})
     else:
-        apart = grid(once, **{**axes, "workload": [ERRORS]})
+        apart = grid(once, **{**of_errors, "workload": [ERRORS]})
     if args.train_steps:
-        apart += grid(replace(once, steps=args.train_steps), **{**axes, "workload": [CURVES]})
+        of_curves = {**_axes(args, Subject.CURVE), **what, "workload": [CURVES]}
+        apart += grid(replace(once, steps=args.train_steps), **of_curves)
     if args.explain:  # a CPU's trace has no kernels
         device = "cuda" if args.device == "auto" else args.device
         apart += grid(replace(base, profiler="kineto", device=device, warmup=5, steps=3), **axes)
     return timed, apart
 
 
-def _of_presets(args: PrecisionOptions) -> dict[str, Sequence[object]]:
-    """Return the values of the options that only presets have, by field."""
-    values = {each.name: getattr(args, each.name) for each in fields(args) if each.name in OF_PRESETS}
-    return {name: value if isinstance(value, tuple) else [value] for name, value in values.items() if value}
+def _axes(args: PrecisionOptions, subject: Subject) -> dict[str, Sequence[object]]:
+    """Return the values of the options that apply to a subject, by field, without the size."""
+    found: dict[str, Sequence[object]] = {}
+    for each in of_subject(Subject.STEP):
+        name = attribute(each)
+        if each.name == "name" or subject not in each.subjects:
+            continue
+        if value := getattr(args, name, None):
+            found[each.name] = value if isinstance(value, tuple) else [value]
+    return found
 
 
 def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
     base = RunConfig(profiler="dtypes", warmup=0, steps=1, device=args.device)
     axes: dict[str, Sequence[object]] = {"mode": [args.mode], "precision": args.precision or TABLES}
     if model in PRESETS:
-        return grid(base, size=[model], **axes, **_of_presets(args))
+        return grid(base, size=[model], **{**_axes(args, Subject.STEP), **axes})
     if _is_own(args):
-        return grid(args.step.base(base), workload=[model], **axes, **_of_presets(args))
+        return grid(args.step.base(base), workload=[model], **{**_axes(args, Subject.OWN), **axes})
     workload = model if ":" in model else one_of("model", model, [TOY, *PRESETS])
-    return grid(base, workload=[workload], **axes)
+    return grid(base, workload=[workload], **{**_axes(args, Subject.of(workload)), **axes})
 
 
 def numerics_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cs_systems.core.defined_names import defined_names
-from cs_systems.core.validation import ConfigError, did_you_mean, one_of
+from cs_systems.core.validation import ConfigError, did_you_mean, one_of, shown
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ KINDS = {
     "profilers": Kind("measure/profilers", "PROFILER", "profiler"),
     "parallel": Kind("model/parallel", "STRATEGY", "parallel strategy"),
     "training.optimizers": Kind("", "", "optimizer"),
+    "training.losses": Kind("", "", "loss"),
+    "training.clipping": Kind("", "", "clip function"),
+    "training.data": Kind("", "", "data"),
     "training.parts": Kind("model/training/parts", "PART", "part of the training step"),
     "experiments": Kind("measure/experiments", "EXPERIMENT", "experiment", foreign=False),
     "diagnosis": Kind("analysis/diagnosis", "RULE", "rule"),
@@ -185,6 +188,20 @@ def get(package: str, name: str) -> Any:
     if not hasattr(module, attribute):
         raise ConfigError(_lacks(source, attribute, vars(module)))
     return getattr(module, attribute)
+
+
+def own_function(package: str, name: str, arguments: str, form: str) -> Any:
+    """Return a function of the user's own. Raises ConfigError unless it takes as many positional arguments.
+
+    arguments: their names, with commas. form: what to name instead.
+    """
+    made = get(package, name)
+    if not callable(made):
+        raise ConfigError(f"{KINDS[package].words} {name} is {shown(made)}; name {form}")
+    if not takes(made, *arguments.split(",")):
+        words = f"{KINDS[package].words} {name}{signature(made)}"
+        raise ConfigError(f"{words} cannot be called with ({arguments}); name {form}")
+    return made
 
 
 def sibling(name: str, attribute: str) -> Any:

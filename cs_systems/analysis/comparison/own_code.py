@@ -11,20 +11,25 @@ from cs_systems.core.tables import Column, Table
 from cs_systems.record import RunRecord
 
 
-class OptimizerErrorRow(TypedDict):
-    """Optimizer of the user's own next to torch's of the same name: same parameters, gradients and options."""
+class OwnCodeRow(TypedDict):
+    """Code of the user's own that a step called, next to what it replaces, on the same small inputs.
 
-    optimizer: str
+    same: as `sameness` answers, or "failed", with the exception as note.
+    """
+
+    option: str
+    code: str
     reference: str
-    steps: int
+    same: Annotated[str, Column("same")]
     error: Annotated[
         float | None,
-        Column("difference", "difference: distance from torch's parameters, over their change", form=".1e"),
+        Column("difference", "difference: the largest, over the largest value of the reference", form=".1e"),
     ]
-    note: str  # why it is unknown
+    note: str
 
 
-OPTIMIZER_ERROR = Table("optimizer_error", OptimizerErrorRow, "optimizers of your own next to torch's")
+OWN_CODE = Table("own_code", OwnCodeRow, "your own code next to the built-in")
+SAME_VALUES = 1e-3  # adding epsilon or decaying weights in another order moves AdamW's parameters by less
 
 # Sums in another order give the built-in strategies less than 1e-5; gradients that are not averaged give more than 0.1.
 SAME = 1e-4
@@ -86,7 +91,18 @@ def same_as_one_process(row: StrategyErrorRow) -> str:
     """Return the answer of a row; by the loss alone where the parameters cannot be read."""
     if row["error"] is None or row["between_ranks"] is None:
         return "failed" if row["loss_error"] is None else "yes" if row["loss_error"] <= SAME_LOSS else "no"
-    worst = max(row["error"], row["between_ranks"])
-    if worst <= SAME:
-        return "yes"
-    return "in low precision" if worst <= LOW_PRECISION else "no"  # also for NaN
+    return sameness(max(row["error"], row["between_ranks"]), SAME)
+
+
+def sameness(error: float, limit: float = SAME_VALUES) -> str:
+    """Return the answer for a difference: "yes", "in low precision", or "no", also for NaN."""
+    return "yes" if error <= limit else "in low precision" if error <= LOW_PRECISION else "no"
+
+
+def compared(records: Iterable[RunRecord]) -> list[OwnCodeRow]:
+    """Return a row for each code of the user's own that was compared, once for each result."""
+    found: dict[tuple[str, str, str], OwnCodeRow] = {}
+    for record in records:
+        for row in OWN_CODE.of(record.results):
+            found[row["option"], row["code"], row["same"]] = row
+    return [*found.values()]

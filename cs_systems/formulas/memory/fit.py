@@ -27,16 +27,13 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
     """Return the attention algorithm of the config's backend; valid for memory only, because its tiles are not real.
 
     Raises:
-        ConfigError: the backend or the optimizer is outside the package, so that its memory is not declared.
+        ConfigError: code outside the package takes part, so that its memory is not declared.
     """
-    if plugins.is_foreign(config.optimizer):
-        raise ConfigError(
-            f"the memory that optimizer {config.optimizer} keeps is unknown; use a built-in optimizer to predict it"
-        )
+    if own := next(iter(config.own_code.items()), None):
+        field, (code, *_) = own
+        raise ConfigError(f"the memory that {field} {code} needs is unknown; use a built-in one to predict it")
     name, on_cpu = config.attention, config.device == "cpu"
     declared = plugins.declared("attention", name)
-    if plugins.is_foreign(name):
-        raise ConfigError(f"the memory that attention {name} needs is unknown; use a built-in backend to predict it")
     if not declared.get("full_matrix"):
         tiled = replace(TILED, **declared.get("keeps", {}))
         return replace(tiled, dq_accumulator_bytes=0) if on_cpu else tiled  # which only kernels on a GPU have

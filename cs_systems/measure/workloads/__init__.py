@@ -68,8 +68,12 @@ class Cell:
 
     @cached_property
     def attention(self) -> Any:
-        """AttentionBackend, or a user's own function."""
-        return plugins.get("attention", self.config.attention)
+        """AttentionBackend, or a user's own function with the arguments of one."""
+        from cs_systems.model.attention._own import as_backend  # needs torch, which the parent does without
+
+        name = self.config.attention
+        made = plugins.get("attention", name)
+        return as_backend(name, made) if plugins.is_foreign(name) else made
 
     @cached_property
     def parts(self) -> dict[str, Part]:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from cs_systems.analysis.comparison.own_code import OWN_CODE, OwnCodeRow
 from cs_systems.config import FIELDS, ConfigError, Mode, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.fields import Subject
@@ -17,9 +18,10 @@ from cs_systems.core.shapes import PRESETS
 from cs_systems.core.validation import option, settings, shown
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import CallableWorkload, Cell, Unavailable, Workload
-from cs_systems.measure.workloads._language_model import FORM, is_language_model, language_model
+from cs_systems.measure.workloads._language_model import FORM, is_language_model, language_model, of_sizes
 from cs_systems.measure.workloads._module import APPLIED, ModuleStep
 from cs_systems.measure.workloads._observed import observed
+from cs_systems.measure.workloads._own_code import model_row
 from cs_systems.measure.workloads._setup import TrainingSetup
 
 FORMS = "(model, batch), (model, batch, loss), a dict or TrainingSetup of such parts, a step to call, or a Workload"
@@ -45,6 +47,7 @@ class ForeignWorkload:
     def __init__(self, cell: Cell, inner: Workload, read: set[str], applied: Collection[str] = ()) -> None:
         self.cell, self.inner, self._read, self._applied = cell, inner, read, frozenset(applied)
         self._is_checked = False
+        self.compared: Callable[[], list[OwnCodeRow]] = list  # the rows of `own_code` beside the inner workload's
         self.compiled_model = inner.run_model if isinstance(inner, ModuleStep) else None
         for name in ("model", "judged_phase", "hides_launches"):  # optional attributes of a workload
             if hasattr(inner, name):
@@ -121,7 +124,9 @@ class ForeignWorkload:
         return self.inner.describe()
 
     def tables(self) -> Any:
-        return getattr(self.inner, "tables", dict)()
+        tables: Any = getattr(self.inner, "tables", dict)()
+        rows = self.compared()
+        return {**tables, **OWN_CODE.filled([*rows, *OWN_CODE.of(tables)])} if rows else tables
 
 
 class FactoryFound(Exception):
@@ -152,7 +157,9 @@ def build(cell: Cell, device: Device) -> ForeignWorkload:
         return from_result(made, cell, device, set(), verb="is")
     if is_language_model(made, own):
         watched, read = observed(config)
-        return from_result(language_model(made, watched, device, own), cell, device, read)
+        found = from_result(language_model(made, watched, device, own), cell, device, read)
+        found.compared = lambda: [model_row(name, lambda sizes: of_sizes(made, sizes, own), device.torch)]
+        return found
     if _takes_config(made, own):
         watched, read = observed(config)
         is_live = name.startswith(plugins.LIVE)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from cs_systems.config import CAPTURED_COMPILE_MODES, RunConfig
-from cs_systems.core.plugins import is_foreign
 from cs_systems.machine.device import Device
 
 EAGER_STEPS = 3  # steps that run uncaptured first: they compile, tune, and allocate the optimizer's state
@@ -27,8 +26,10 @@ def unavailable(config: RunConfig, device: Device) -> str | None:
         return "a CUDA graph cannot hold the collectives of several ranks; use graph none, or use one process"
     if config.compile in CAPTURED_COMPILE_MODES:
         return f"compile {config.compile} captures CUDA graphs itself; use compile default, or graph none"
-    if is_foreign(config.optimizer):
-        return f"a CUDA graph may not hold optimizer {config.optimizer}; use optimizer adamw_fused, or graph none"
+    if config.data != "fixed":
+        return f"a CUDA graph repeats one batch, and data is {config.data}; use data fixed, or graph none"
+    if own := next((item for item in config.own_code.items() if item[0] != "attention"), None):
+        return f"a CUDA graph may not hold {own[0]} {own[1][0]}; use a built-in one, or graph none"
     if config.optimizer not in OPTIMIZERS:
         return (
             f"optimizer {config.optimizer} counts its steps on the CPU, where a CUDA graph does not "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +12,11 @@ from torch import nn
 from cs_systems.core import plugins
 from cs_systems.core.fields import declared
 from cs_systems.core.shapes import ModelConfig
+from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads._setup import TrainingSetup
-from cs_systems.model.training.losses import cross_entropy
+from cs_systems.model.training.data import random_batches
+from cs_systems.model.training.losses import loss_function
 
 SIZES = tuple(name for name in declared(ModelConfig) if name != "name")
 FORM = f"a class of a language model, whose constructor takes sizes by the names {', '.join(SIZES)}"
@@ -32,15 +33,31 @@ def is_language_model(made: Any, own: Mapping[str, Any]) -> bool:
 
 
 def language_model(made: Any, config: Any, device: Device, own: Mapping[str, Any]) -> TrainingSetup:
-    """Return the training step of the model on random tokens and targets, (batch, tokens), by cross-entropy.
+    """Return the training step of the model on random tokens and targets, (batch, tokens), or those of `config.data`.
 
     config: a RunConfig, of which only what the step needs is read.
     """
-    model = made(**{**{name: getattr(config.model, name) for name in _sizes_of(made)}, **own})
+    model, loss = of_sizes(made, config.model, own), loss_function(config.loss_function)
     shape, vocabulary = (config.batch_size, config.tokens_per_sequence), config.model.vocab_size
+    if config.data != "fixed":
+        rank = process_group.rank()
+        batches = iter(random_batches(config.data, vocabulary, shape, device.torch, config.seed, rank), None)
+        return TrainingSetup(
+            model, batches=batches, loss=lambda logits, batch: loss(logits, batch[1]), forward=_on_inputs
+        )
     with device.torch:
         tokens, targets = torch.randint(vocabulary, shape), torch.randint(vocabulary, shape)
-    return TrainingSetup(model, tokens, loss=partial(cross_entropy, targets=targets))
+    return TrainingSetup(model, tokens, loss=lambda logits: loss(logits, targets))
+
+
+def of_sizes(made: Any, sizes: Any, own: Mapping[str, Any]) -> nn.Module:
+    """Return a model of the class with the sizes of a ModelConfig that its constructor takes."""
+    model: nn.Module = made(**{**{name: getattr(sizes, name) for name in _sizes_of(made)}, **own})
+    return model
+
+
+def _on_inputs(model: nn.Module, batch: Any) -> Any:
+    return model(batch[0])
 
 
 def _sizes_of(made: Any) -> list[str]:

@@ -45,7 +45,8 @@ class ModuleStep(Training):
     def __init__(self, cell: Cell, device: Device, setup: TrainingSetup) -> None:
         config = cell.config
         check_precision(config, device)
-        self.setup, self.clip_norm, model = setup, setup.clip_norm, setup.model
+        self.setup, model = setup, setup.model
+        self.clip_norm = setup.clip_norm if config.clip is None else config.clip
         if config.precision is Precision.FP8 and not fp8.use_fp8(model):
             if type(model) in fp8.REPLACED:
                 raise Unavailable(
@@ -85,7 +86,8 @@ class ModuleStep(Training):
             name = type(self.setup.optimizer).__name__
             remedy = f"give a function such as lambda parameters: {name}(parameters, lr=…)"
             raise Unavailable(f"an optimizer object ({name}) {why}; {remedy}")
-        if self.setup.clip_norm is not None and (reason := clip_unavailable("clip_norm", cell)):
+        name = "clip_norm" if cell.config.clip is None else "clip"
+        if self.clip_norm is not None and (reason := clip_unavailable(name, cell)):
             raise Unavailable(reason)
         if self.setup.accumulate > 1 and splits:
             raise Unavailable(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cs_systems.analysis.comparison.own_code import OWN_CODE, OwnCodeRow
 from cs_systems.config import CAPTURED_COMPILE_MODES, ConfigError, Mode, Phase, Precision
 from cs_systems.core.tables import Tables
 from cs_systems.core.validation import shown
@@ -17,8 +18,9 @@ from cs_systems.formulas.communication import NARROW_BYTES, SENT, Payload, SentR
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads._graph import StepGraph
-from cs_systems.measure.workloads._own_optimizer import optimizer_error
+from cs_systems.measure.workloads._own_code import own_code
 from cs_systems.model.parallel._collectives import Call, counting
+from cs_systems.model.training.clipping import clip_function
 from cs_systems.model.training.optimizers import optimizer_class
 
 
@@ -34,6 +36,7 @@ class Training:
         optimizer: the optimizer; it and `optimizer_name` are None in modes without an update.
         loss: the loss of the last step, a scalar.
         clip_norm: the largest norm of all gradients together, None for any.
+        clip_gradients: the function (parameters, max_norm) that applies it.
     """
 
     clip_norm: float | None = None
@@ -41,6 +44,7 @@ class Training:
     def __init__(self, cell: Cell, device: Device, model: nn.Module) -> None:
         self.config, self.device, self.model = cell.config, device, model
         self.calls: list[Call] = []
+        self.clip_gradients = clip_function(cell.config.clip_function)
         trained = [p for p in model.parameters() if p.requires_grad]
         self.trained_bytes, self.trained_elements = sum(p.nbytes for p in trained), sum(p.numel() for p in trained)
         self.strategy = cell.strategy
@@ -116,8 +120,9 @@ class Training:
             yield Phase.OPTIMIZER, self._update
 
     def tables(self) -> Tables:
-        """Return the table `sent` of a step on ranks, and `optimizer_error` of an optimizer of the user's own."""
-        own = optimizer_error(self.optimizer_name, self.device.torch)
+        """Return the table `sent` of a step on ranks, and `own_code` of what the user's own code replaces."""
+        rows = self._own_code()
+        own = OWN_CODE.filled(rows) if rows else {}
         if not self.config.is_distributed:
             return own
         counted = self.strategy.counted
@@ -127,6 +132,9 @@ class Training:
             "formula_sent_bytes": self._formula_sent_bytes(),
         }
         return {**own, **SENT.filled([row])}
+
+    def _own_code(self) -> list[OwnCodeRow]:
+        return own_code(self.config, self.optimizer_name, self.device.torch)
 
     def _formula_sent_bytes(self) -> float | None:
         """Return the bytes that a rank sends in a whole training step, by formula.
@@ -165,7 +173,7 @@ class Training:
         assert self.optimizer is not None
         assert self.clip_norm is not None
         self.scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.clip_norm)
+        self.clip_gradients(self.wrapped.parameters(), self.clip_norm)
 
     def _update(self) -> None:
         assert self.optimizer is not None
@@ -184,7 +192,9 @@ def _needs_closure(optimizer: Any) -> bool:
 
 
 def clip_unavailable(name: str, cell: Cell) -> str | None:
-    """Return why gradients cannot be clipped under the strategy of a cell: a rank knows the norm of its share alone."""
+    """Return why gradients cannot be clipped in a cell: without an update, or where a rank has its share alone."""
+    if cell.config.clip is not None and (mode := cell.config.mode) is not Mode.TRAIN_STEP:
+        return f"{name} requires mode train-step, got {mode.value}; leave out {name}"
     if not cell.strategy.splits - {"batch"}:
         return None
     why = f"is not supported by strategy {cell.config.strategy}, which divides the model or the optimizer's state"

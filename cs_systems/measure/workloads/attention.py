@@ -15,13 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cs_systems.analysis.comparison.own_code import OWN_CODE
 from cs_systems.config import AttentionShape, Mode, Phase, Precision, RunConfig
+from cs_systems.core.tables import Tables
 from cs_systems.formulas import cost
 from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.formulas.memory.attention import attention_memory
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Cell, Unavailable
 from cs_systems.measure.workloads._calls import COMPUTE_DTYPES, check_backend, check_output
+from cs_systems.measure.workloads._own_code import attention_row
 from cs_systems.model.attention import AttentionCall
 from cs_systems.record import Ran
 
@@ -45,7 +48,7 @@ class Attention:
 
     def __init__(self, cell: Cell, device: Device, problem: Problem | None = None) -> None:
         config = cell.config
-        self.config, self.device, self.shape = config, device, shape_of(config)
+        self.cell, self.config, self.device, self.shape = cell, config, device, shape_of(config)
         self.call = attention_call(config, device)
         self.backend = check_backend(cell, device, self.call)
         self.problem = problem or _separate(cell, device)
@@ -109,6 +112,12 @@ class Attention:
             return None
         element, algorithm = cost.COMPUTE_BYTES[self.config.precision], self.backend.algorithm(self.call)
         return cost.attention_cost(self.shape, self.config.mode, algorithm, element)
+
+    def tables(self) -> Tables:
+        """Return the table `own_code` of a function of the user's own, compared with naive."""
+        if self.backend is not None:
+            return {}
+        return OWN_CODE.filled([attention_row(self.config.attention, self.cell.attention, self.call)])
 
     def describe(self) -> Ran:
         """Return the record's description of the call.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cs_systems.analysis.comparison.own_code import OwnCodeRow
 from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.core import recipes
 from cs_systems.core.checkpoint_plan import segments
@@ -23,11 +24,13 @@ from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Cell, Unavailable, _graph
 from cs_systems.measure.workloads._calls import COMPUTE_DTYPES, check_backend, check_output
+from cs_systems.measure.workloads._own_code import attention_row
 from cs_systems.measure.workloads._training import Training, clip_unavailable, compile_blocks, compiled
 from cs_systems.model.attention import AttentionBackend, AttentionCall
 from cs_systems.model.parallel import ParallelStrategy
 from cs_systems.model.training import checkpointing, fp8, parts, triton_operators
-from cs_systems.model.training.losses import cross_entropy
+from cs_systems.model.training.data import random_batches
+from cs_systems.model.training.losses import loss_function
 from cs_systems.model.training.master_adamw import MOMENTS, MasterAdamW
 from cs_systems.model.training.parts import Update
 from cs_systems.model.transformer import BasicTransformerLM
@@ -53,9 +56,14 @@ class TrainStep(Training):
                 torch.manual_seed(config.seed + rank)
             self.tokens = torch.randint(config.model.vocab_size, shape)
             self.targets = torch.randint(config.model.vocab_size, shape)
+        self.next_batch = None
+        if config.data != "fixed":
+            size = config.model.vocab_size
+            self.next_batch = random_batches(config.data, size, shape, device.torch, config.seed, rank)
         chosen = cell.parts.values()
         parts.apply(chosen, model)
         self.head_loss = next((part.head_loss for part in chosen if part.head_loss), None)
+        self.loss_function = loss_function(config.loss_function)
         self.update: Update | None = None
         if config.precision is Precision.BF16_PURE:
             for parameter in model.parameters():
@@ -112,10 +120,9 @@ class TrainStep(Training):
             if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
                 raise Unavailable(reason)
         strategy = cell.strategy
-        # No formula covers tensor-parallel blocks, other parts than the plain ones, a graph's own memory, and what an
-        # optimizer or a strategy of the user's own holds.
-        is_own = is_foreign(config.optimizer) or is_foreign(config.strategy)
-        is_plain = not config.parts and config.graph == "none" and not is_own
+        # No formula covers tensor-parallel blocks, other parts than the plain ones, a graph's own memory, and what code
+        # of the user's own holds.
+        is_plain = not config.parts and config.graph == "none" and not {*config.own_code} - {"attention"}
         if backend is None or not is_plain or "features" in strategy.splits:
             return None
         known = replace(config, device=device.torch.type, precision=config.computes_in)
@@ -133,6 +140,15 @@ class TrainStep(Training):
         self.output = None
         super().prepare()
 
+    def _phases(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        if self.next_batch is not None:
+            yield Phase.INPUT, self._fetch
+        yield from super()._phases()
+
+    def _fetch(self) -> None:
+        assert self.next_batch is not None
+        self.tokens, self.targets = self.next_batch()
+
     def _forward(self) -> None:
         with torch.set_grad_enabled(self._keeps_graph), self.device.autocast(self.config.precision):
             self.strategy.before_forward(self.wrapped)
@@ -143,7 +159,7 @@ class TrainStep(Training):
         assert self.output is not None
         with self.device.autocast(self.config.precision):
             if self.head_loss is None:
-                self.loss = cross_entropy(self.output, self.targets)
+                self.loss = self.loss_function(self.output, self.targets)
             else:
                 head: Any = self.model.lm_head
                 weight = head.weight  # the whole: where a strategy shards the parameter, it sets this attribute
@@ -159,6 +175,12 @@ class TrainStep(Training):
             self.update.finish()
         else:
             super()._update()
+
+    def _own_code(self) -> list[OwnCodeRow]:
+        rows = super()._own_code()
+        if isinstance(self.backend, AttentionBackend):
+            return rows
+        return [*rows, attention_row(self.config.attention, self.backend, _attention_call(self.config, self.device))]
 
     def payload(self) -> Payload:
         c = self.config
@@ -183,6 +205,8 @@ class TrainStep(Training):
         )
         if is_foreign(c.optimizer) and Phase.OPTIMIZER in whole:
             whole[Phase.OPTIMIZER] = replace(whole[Phase.OPTIMIZER], bytes=None)
+        if is_foreign(c.loss_function) and Phase.LOSS in whole:
+            whole[Phase.LOSS] = replace(whole[Phase.LOSS], bytes=None)
         if self.update:
             updates = whole[Phase.OPTIMIZER]
             whole[Phase.BACKWARD] = cost.total([whole[Phase.BACKWARD], updates])
@@ -216,6 +240,8 @@ def _options_unavailable(cell: Cell) -> str | None:
         )
     if config.optimizer in MOMENTS and (reason := triton_operators.unavailable_on_gpu(config, "use adamw_fused")):
         return f"optimizer {config.optimizer}: {reason}"
+    if is_foreign(config.loss_function) and (own := [name for name, part in cell.parts.items() if part.head_loss]):
+        return f"part {own[0]} computes the loss itself; leave out {own[0]}, or loss_function"
     if config.clip is not None and (reason := _clip_unavailable(cell)):
         return reason
     if config.compile_scope == "block" and config.is_distributed and "features" in cell.strategy.splits:
@@ -227,8 +253,6 @@ def _options_unavailable(cell: Cell) -> str | None:
 
 
 def _clip_unavailable(cell: Cell) -> str | None:
-    if (mode := cell.config.mode) is not Mode.TRAIN_STEP:
-        return f"clip requires mode train-step, got {mode.value}; leave out clip"
     if early := [name for name, part in cell.parts.items() if part.during_backward]:
         return f"clip requires all gradients before the update, but {early[0]} updates in backward; leave out one"
     return clip_unavailable("clip", cell)

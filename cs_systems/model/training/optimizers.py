@@ -51,6 +51,8 @@ def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) ->
 def _own(name: str) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
     """Return an optimizer of the user's own with those of HYPERPARAMETERS that its signature takes."""
     made = plugins.get(KIND, name)
+    if callable(made) and not isinstance(made, type) and plugins.takes(made) and not plugins.takes(made, []):
+        made = made()  # such as get_adamw_cls of a course's adapters
     if not callable(made):
         raise ConfigError(f"optimizer {name} is {shown(made)}; name {FORMS}")
     written = plugins.signature(made)

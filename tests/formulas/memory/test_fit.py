@@ -158,9 +158,7 @@ def test_literals_of_a_backend_are_read_without_its_module(name: str) -> None:
 
 
 def test_memory_of_custom_attention_is_rejected() -> None:
-    with pytest.raises(
-        ConfigError, match=r"the memory that attention json:loads needs is unknown; use a built-in backend"
-    ):
+    with pytest.raises(ConfigError, match=r"the memory that attention json:loads needs is unknown; use a built-in one"):
         algorithm_of(RunConfig(attention="json:loads"))
 
 
