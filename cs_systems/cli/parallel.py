@@ -297,7 +297,7 @@ def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:
 def _table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str], format: str, width: int | None) -> str:
     from cs_systems.report.tables.rows import render_table, tells_something
 
-    same_ranks = len({row["ranks"] for row in rows if row["ranks"] > 1}) <= 1
+    same_ranks = len({ranks for row in rows if (ranks := row.get("ranks", 1)) > 1}) <= 1
     names = [name for name in table.titles if tells_something(name, rows) and not (name == "ranks" and same_ranks)]
     shown = [{name: _percent(name, row[name]) for name in names} for row in rows]
     alike = [name for name in names if name.endswith("_bytes")] if "component" in names else []

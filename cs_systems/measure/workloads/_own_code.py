@@ -137,7 +137,7 @@ def _loss(name: str, device: torch.device) -> Compared:
             yield losses
             yield _gradient(losses[0], own), _gradient(losses[1], exact)
 
-    return "torch.nn.functional.cross_entropy", pairs
+    return "F.cross_entropy", pairs
 
 
 def _gradient(output: Tensor, of: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def _clip(name: str, device: torch.device) -> Compared:
         for scale in (1.0, 1e-4):
             yield clipped(clip_function(name), scale), clipped(nn.utils.clip_grad_norm_, scale)
 
-    return "torch.nn.utils.clip_grad_norm_", pairs
+    return "clip_grad_norm_", pairs
 
 
 def _data(name: str, device: torch.device) -> Compared:

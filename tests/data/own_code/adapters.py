@@ -44,6 +44,14 @@ def fsdp_gather_full_params(fsdp_model: torch.nn.Module) -> dict[str, torch.Tens
     return fsdp_model.gather_full_params()
 
 
+def get_adamw_cls() -> type[torch.optim.Optimizer]:
+    return torch.optim.AdamW
+
+
+def run_cross_entropy(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(inputs, targets)
+
+
 def get_sharded_optimizer(params, optimizer_cls: type[torch.optim.Optimizer], **kwargs) -> torch.optim.Optimizer:
     from student import ShardedOptimizer
 

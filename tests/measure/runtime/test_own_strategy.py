@@ -17,6 +17,7 @@ from cs_systems.analysis.comparison.own_code import (
     SAME,
     SAME_LOSS,
     StrategyErrorRow,
+    compared,
     judged,
     same_as_one_process,
 )
@@ -39,7 +40,9 @@ RIGHT = (
     ),
 )
 WRONG = ("student.py:Unsynchronized", "student.py:Summed")
-MEASURED = ("ddp_naive", "adapters.py:get_ddp", "student.py:crashes")
+SHARDED = "ddp_naive+adapters.py:get_sharded_optimizer"
+MEASURED = ("ddp_naive", "adapters.py:get_ddp", SHARDED, "student.py:crashes")
+OTHERS = "--optimizer adapters.py:get_adamw_cls --loss adapters.py:run_cross_entropy".split()  # noqa: SIM905
 FAILING = {
     "student.py:crashes": "RuntimeError: no rank has this",
     "student.py:number": "student.py:number returned 3, which is no module; name a module such as DDP(module)",
@@ -98,7 +101,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     _copy_to(folder)
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        main(["parallel", *SMALL, "--strategy", *MEASURED, "--with", "overlap", "--out", "run", "--output", "t.txt"])
+        options = [*SMALL, *OTHERS, "--with", "overlap", "--out", "run", "--output", "t.txt"]
+        main(["parallel", *options, "--strategy", *MEASURED])
         return (folder / "t.txt").read_text(), read_records(folder / "run")[0], folder
 
 
@@ -106,7 +110,7 @@ def test_own_code_is_timed_and_traced_like_built_in_code(run: Any) -> None:
     _, records, _ = run
     timed = [r for r in records if r.config["workload"] == "train_step"]
     statuses = {(r.config["strategy"], r.config["profiler"]): r.status for r in timed}
-    for strategy in ("ddp_naive", "adapters.py:get_ddp"):
+    for strategy in ("ddp_naive", "adapters.py:get_ddp", SHARDED):
         assert statuses[strategy, "none"] == statuses[strategy, "overlap"] == "ok"
     (group,) = strategies.groups(timed).values()
     assert [row["strategy"] for row in strategies.steps(group)] == ["single", *MEASURED]
@@ -117,9 +121,11 @@ def test_own_code_is_timed_and_traced_like_built_in_code(run: Any) -> None:
 def test_table_compares_each_strategy_with_one_process_also_where_its_code_fails(run: Any) -> None:
     text, records, _ = run
     assert {row["strategy"]: row["same"] for row in judged(records)} == {
-        "ddp_naive": "yes", "adapters.py:get_ddp": "yes", "student.py:crashes": "failed",
+        "ddp_naive": "yes", "adapters.py:get_ddp": "yes", SHARDED: "yes", "student.py:crashes": "failed",
     }  # fmt: skip
     assert "each strategy on gloo next to one process on the whole batch" in text
+    assert text.index("your own code next to the built-in") < text.index("run_cross_entropy  F.cross_entropy    yes")
+    assert {(row["code"], row["same"]) for row in compared(records)} == {(OTHERS[1], "yes"), (OTHERS[3], "yes")}
     (crashed,) = (row for row in judged(records) if row["same"] == "failed")
     assert "no rank has this" in crashed["note"]
     assert crashed["note"].split()[0] in text
