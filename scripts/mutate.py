@@ -10,7 +10,8 @@ Output: for each file the mutants that a test killed, that survived and that no 
     one JSON line per mutant; --again runs only those that it has not as killed. Exit status 1: above LIMIT survive.
 
     python scripts/mutate.py --table tests/mutants/table.md                  # all: hours on one core
-    python scripts/mutate.py --every 5 cs_systems/analysis/diagnosis/*.py       # a sample of a wing
+    python scripts/mutate.py --sample 160 --seed 7                           # a fresh sample: minutes
+    python scripts/mutate.py cs_systems/analysis/diagnosis/*.py              # all of some files
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import gc
 import importlib
 import json
 import os
+import random
 import re
 import select
 import signal
@@ -33,7 +35,7 @@ import tomllib
 import traceback
 import types
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -53,6 +55,7 @@ TESTS = (
     *("tests/readers/test_called_modules.py", "tests/readers/test_operators.py", "tests/cli/test_analyze_command.py"),
     *("tests/cli/test_snapshot_command.py", "tests/cli/test_parallel_cli.py", "tests/readers/test_lost_kernels.py"),
     "tests/measure/workloads/test_numerics.py",
+    "tests/cli/test_what_if.py",
 )
 # Names of tests that take long and that others repeat: bytecodes counted, thousands of simulated comparisons.
 WITHOUT = (
@@ -207,12 +210,21 @@ def _is_sequence(node: ast.expr) -> bool:
     return texts or isinstance(node, ast.List | ast.Tuple | ast.ListComp)
 
 
-def mutants(path: Path) -> Iterator[tuple[Mutant, types.CodeType]]:
-    """Yield the mutants of a file with the code of the changed module."""
+def places(path: Path) -> list[tuple[Path, int]]:
+    """Return a file with the number of each of its mutants."""
+    sites = Sites()
+    sites.visit(ast.parse(path.read_text()))
+    return [(path, number) for number in range(len(sites.found))]
+
+
+def mutants(path: Path, wanted: Collection[int] | None = None) -> Iterator[tuple[Mutant, types.CodeType]]:
+    """Yield the wanted mutants of a file, or all, with the code of the changed module."""
     text = path.read_text()
     tree, sites, lines = ast.parse(text), Sites(), text.splitlines()
     sites.visit(tree)
     for number, (node, kind, change, function, do) in enumerate(sites.found):
+        if wanted is not None and number not in wanted:
+            continue
         name = str(path.relative_to(ROOT))
         mutant = Mutant(name, node.lineno, lines[node.lineno - 1].strip(), kind, change, function, number)
         undo = do()
@@ -225,10 +237,8 @@ def mutants(path: Path) -> Iterator[tuple[Mutant, types.CodeType]]:
 class Session:
     """Plugin of pytest that runs the mutants instead of the tests."""
 
-    def __init__(
-        self, files: Sequence[Path], every: int, seed: int, done: Mapping[Any, str], results: Path | None, lines: Path
-    ):
-        self.files, self.every, self.seed, self.done = files, every, seed, done
+    def __init__(self, chosen: Sequence[tuple[Path, int]], done: Mapping[Any, str], results: Path | None, lines: Path):
+        self.chosen, self.done = chosen, done
         self.results, self.lines = results, lines
         self.outcomes: list[tuple[Mutant, str]] = []
         self._kills: Counter[tuple[str | None, str]] = Counter()
@@ -243,12 +253,10 @@ class Session:
             importlib.import_module(_module(str(path.relative_to(ROOT))))
         self._reached, self._lasted_s = self._traced(paths)
         self._functions = _functions(paths)
-        planned = [
-            (mutant, code)
-            for path in self.files
-            for mutant, code in mutants(path)
-            if (mutant.number + self.seed) % self.every == 0
-        ]
+        wanted: dict[Path, set[int]] = defaultdict(set)
+        for path, number in self.chosen:
+            wanted[path].add(number)
+        planned = [each for path, numbers in wanted.items() for each in mutants(path, numbers)]
         begun = time.monotonic()
         for i, (mutant, code) in enumerate(planned, 1):
             outcome = self.done.get(mutant.key) or self._run(mutant, code)
@@ -466,7 +474,7 @@ def _forked(work: Callable[[], str], limit_s: float) -> str | None:
     return b"".join(parts).decode() if ready else None
 
 
-def table(outcomes: Iterable[tuple[Mutant, str]], every: int, seed: int) -> tuple[str, float]:
+def table(outcomes: Iterable[tuple[Mutant, str]], of: str) -> tuple[str, float]:
     """Return the page of the outcomes, and the share of the mutants that survived or that no test reaches."""
     allowed = {(e["path"], e["source"], e["change"]): e["reason"] for e in _equivalent()}
     files: dict[str, Counter[str]] = defaultdict(Counter)
@@ -485,8 +493,7 @@ def table(outcomes: Iterable[tuple[Mutant, str]], every: int, seed: int) -> tupl
     lines = [f"| file | mutants | {' | '.join(columns)} |", f"| --- {'| ---: ' * 5}|"]
     for name, row in (*sorted(files.items()), ("all", whole)):
         lines.append(f"| {name} | {sum(row.values())} | {' | '.join(str(row[c]) for c in columns)} |")
-    what = "All mutants" if every == 1 else f"A sample: every {every}th mutant of each file, seed {seed}"
-    head = f"{what}. {share:.1%} of {count} survived or are reached by no test.\n"
+    head = f"{of}: {share:.1%} of {count} survived or are reached by no test.\n"
     parts = ["# Mutants of the analysis wing\n", head, "\n".join(lines), "\n## Not killed\n", *left]
     return "\n".join([*parts, "\n## Equivalent\n", *same, ""]), share
 
@@ -503,8 +510,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", type=Path, help="files to change (default: the analysis wing)")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="files or folders of tests")
     parser.add_argument("--without", default=WITHOUT, help="expression of pytest's -k for tests to leave out")
-    parser.add_argument("--every", type=int, default=1, help="take every Nth mutant of each file")
-    parser.add_argument("--seed", type=int, default=0, help="the first of them")
+    parser.add_argument("--sample", type=int, help="number of mutants, drawn at random; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--results", type=Path, help="file for one JSON line per mutant")
     parser.add_argument("--again", action="store_true", help="run only mutants that --results has not as killed")
     parser.add_argument("--lines", type=Path, help="file that keeps the lines of each test; delete it after a change")
@@ -517,13 +524,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [json.loads(line) for line in options.results.read_text().splitlines()]
         done = {(r["path"], r["source"], r["change"]): KILLED for r in rows if r["outcome"] == KILLED}
     files = [path.resolve() for path in options.files] or TARGETS
+    of_files = [place for path in files for place in places(path)]
+    chosen = sorted(random.Random(options.seed).sample(of_files, min(options.sample or len(of_files), len(of_files))))
     with tempfile.TemporaryDirectory() as folder:
         lines = options.lines or Path(folder, "lines.json")
-        plugin = Session(files, options.every, options.seed, done, options.results, lines)
+        plugin = Session(chosen, done, options.results, lines)
         words = [*options.tests, "-q", "--basetemp", f"{folder}/tests", "-p", "no:cacheprovider", "-p", "no:xdist"]
         words += ["-k", f"not ({options.without})"] * bool(options.without)
         pytest.main(words, plugins=[plugin])
-    page, share = table(plugin.outcomes, options.every, options.seed)
+    of = f"{len(chosen):,} of {len(of_files):,} mutants" + f", seed {options.seed}" * (options.sample is not None)
+    page, share = table(plugin.outcomes, of)
     if options.table is not None:
         options.table.write_text(page)
     else:

@@ -88,9 +88,9 @@ def test_table_counts_what_survives(mutate: Any, monkeypatch: pytest.MonkeyPatch
         (others[0], mutate.SURVIVED),
         *((other, mutate.KILLED) for other in others[1:]),
     ]
-    page, share = mutate.table(outcomes, 1, 0)
+    page, share = mutate.table(outcomes, "4 of 9 mutants")
     assert share == 1 / len(outcomes)
     assert f"| made.py | {len(outcomes)} | {len(outcomes) - 2} | 1 | 0 | 1 |" in page
     assert f"- made.py:1: `{less.change}`: why" in page
     assert f"- survived: made.py:1: `{others[0].change}`" in page
-    assert "A sample: every 5th mutant of each file, seed 2." in mutate.table(outcomes, 5, 2)[0]
+    assert f"4 of 9 mutants: {share:.1%} of {len(outcomes)} survived or are reached by no test." in page
