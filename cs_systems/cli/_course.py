@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cs_systems.cli._output import print_table
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, preset
 from cs_systems.core.course import Task
 from cs_systems.core.printable import command_line
 from cs_systems.core.units import human
+from cs_systems.formulas.scaling import layer_limits
 
 RANKS = (2, 4, 6)
 SMALLER = ("xl-2026", "large", "medium", "small", "tiny")
@@ -76,8 +78,9 @@ def planned(
 ) -> Plan:
     """Return the plan of a task. Raises ConfigError where the handout's size is asked for and cannot run here."""
     out = folder / (task.folder or task.name)
-    if task.is_by_hand:
-        return Plan(task, "by hand", "by hand; no command measures it", [], out, machine)
+    if not task.steps:
+        how = "by hand; a table has the limits by formula" if task.limits else "by hand; no command measures it"
+        return Plan(task, "full", how, [], out, machine)
     if full and machine.gpus < task.gpus:
         raise ConfigError(f"the handout's size needs {_counted(task.gpus)}, and this is {machine}; leave out --full")
     if sizes and "size" not in task.full:
@@ -203,11 +206,14 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
 
     The folder keeps what they printed, and the state of the task.
     """
-    if not plan.commands:
+    if plan.task.is_by_hand:
         return 0
     plan.out.mkdir(parents=True, exist_ok=True)
     done: list[dict[str, Any]] = []
     with (plan.out / f"{plan.task.name}.txt").open("w", encoding="utf-8") as file:
+        if plan.task.limits:
+            with redirect_stdout(_Tee(sys.stdout, file)):
+                print_table(layer_limits, layer_limits(plan.task.limits))
         for words in plan.commands:
             if deadline is not None and time.monotonic() > deadline:
                 done.append({"command": words, "status": None, "seconds": 0.0})

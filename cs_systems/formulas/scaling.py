@@ -19,15 +19,21 @@ losses: the first all-gather, the last reduction, and idle time of the link.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 
-from cs_systems.config import AttentionShape, ModelConfig
+from cs_systems.config import AttentionShape, ModelConfig, preset
+from cs_systems.core.tables import Column, table
 from cs_systems.formulas.communication import all_reduce_bytes, shard_bytes
 from cs_systems.formulas.cost import block_parameter_count, credited_attention_flops
 
+TOKENS = 2**20  # of the whole batch
+LAYER = "xl-2026"  # size of the one feed-forward layer
+LOW_BYTES = 2  # of an element in bf16
+# Machine → FLOP/s of a bf16 product, dense, and bytes/s that a GPU sends by NVLink: of their data sheets.
+MACHINES = {"H100": (989.5e12, 450e9), "B200": (2250e12, 900e9)}
 COMPUTE, DATA, TENSOR = "compute", "data", "tensor"  # names of streams; each of the two communicators has its own
 
 
@@ -320,4 +326,37 @@ def feed_forward_limits(
         LayerLimit("tp", "backward", "1 + 6 F W/(e C)", 2 * tensor - 1),
         LayerLimit("fsdp+tp", "forward, sending at once", "(1 + 2 B W/(e C)) (1 + 3 F W/(e C))", data * tensor),
         LayerLimit("fsdp+tp", "forward, one after the other", "(6 B F W/(e C) + 3 F + 2 B)²/(24 B F)", apart),
+    ]
+
+
+class LayerLimitRow(TypedDict):
+    """Limit of one strategy on one machine; `formula` is that of the most ranks."""
+
+    machine: str
+    strategy: str
+    phase: str
+    formula: Annotated[str, Column("most ranks")]
+    ranks: Annotated[int, Column(form=",d")]
+
+
+@table(
+    f"one feed-forward layer of {LAYER}, {TOKENS:,} tokens in all: most ranks before sending takes longer than "
+    f"computing; B tokens, F d_ff, e = {LOW_BYTES} bytes of an element, W bytes/s that a rank sends, C FLOP/s of a rank"
+)
+def layer_limits(strategies: Collection[str] = ()) -> list[LayerLimitRow]:
+    """Return the limits of one feed-forward layer, everything sent in bf16, at the rates of data sheets.
+
+    strategies: those to show; all by default.
+    """
+    return [
+        {
+            "machine": machine,
+            "strategy": limit.strategy,
+            "phase": limit.phase,
+            "formula": limit.formula,
+            "ranks": round(limit.ranks),
+        }
+        for machine, (flops_per_s, bytes_per_s) in MACHINES.items()
+        for limit in feed_forward_limits(TOKENS, preset(LAYER).d_ff, LOW_BYTES, flops_per_s, bytes_per_s)
+        if not strategies or limit.strategy in strategies
     ]

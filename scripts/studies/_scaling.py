@@ -10,6 +10,7 @@ from functools import cache
 from cs_systems.config import ModelConfig, preset
 from cs_systems.formulas.communication import payload
 from cs_systems.formulas.scaling import (
+    TOKENS,
     Cluster,
     Layout,
     Sharing,
@@ -21,7 +22,6 @@ from cs_systems.formulas.scaling import (
 )
 
 SIZES = ("medium", "xl", "2.7B", "8B")
-TOKENS = 2**20  # of the whole batch
 MOST_RANKS = 2**16
 GPUS_PER_NODE = 8
 DEVICE = "NVIDIA H200"
@@ -29,9 +29,6 @@ DEVICE_MEMORY_BYTES = 141e9  # its data sheet
 STATE_BYTES = 16  # of a parameter: itself, its gradient and AdamW's two moments in fp32
 PEAK_SHARE = 0.4  # of the data sheet's rate, where no GPU was measured
 LINK_BYTES_PER_S, LINK_SOURCE = 450e9, "NVIDIA H200 data sheet, NVLink in one direction"
-LAYER = "xl-2026"  # size of the one feed-forward layer
-# Machine → FLOP/s of a bf16 product, dense, and bytes/s that a GPU sends by NVLink: of their data sheets.
-MACHINES = {"H100": (989.5e12, 450e9), "B200": (2250e12, 900e9)}
 LATENCY_S = 10e-6  # of a collective between two ranks, where none was measured
 ANYWHERE = math.inf
 NETWORKS = {  # bytes/s that a node sends to others

@@ -27,16 +27,13 @@ from _scaling import (
     DEVICE,
     GPUS_PER_NODE,
     LATENCY_S,
-    LAYER,
     LINK_BYTES_PER_S,
     LINK_SOURCE,
-    MACHINES,
     MOST_RANKS,
     NETWORKS,
     PEAK_SHARE,
     SIZES,
     STRATEGIES,
-    TOKENS,
     Inputs,
     Point,
     binds_at,
@@ -53,28 +50,26 @@ from cs_systems.core.units import human
 from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES
 from cs_systems.formulas.peaks import peak_flops
 from cs_systems.formulas.scaling import (
+    LOW_BYTES,
+    TOKENS,
     Cluster,
     Layout,
     Sharing,
-    feed_forward_limits,
     forward_flops,
+    layer_limits,
     one_gpu_s,
     step,
 )
 from cs_systems.record import Row
 from cs_systems.report import collectives
 from cs_systems.report.tables.records import render
+from cs_systems.report.tables.rows import render_table
 
 SIMULATED_AS = {"ddp_bucketed": "ddp", "ddp_overlap": "ddp", "torch_ddp": "ddp", "fsdp": "fsdp", "torch_fsdp2": "fsdp"}
 SIMULATED_AS |= {"tp": "tp", "fsdp+tp": "fsdp+tp"}
 
 BASE = RunConfig(precision=Precision.BF16, warmup=3)
 MEASURED = ("ddp_bucketed", "fsdp", "tp")
-LOW_BYTES = 2  # of an element in bf16
-LAYER_CAPTION = (
-    f"one feed-forward layer of {LAYER}, {TOKENS:,} tokens in all: most ranks before sending takes longer than "
-    f"computing; B tokens, F d_ff, e = {LOW_BYTES} bytes of an element, W bytes/s that a rank sends, C FLOP/s of a rank"
-)
 
 
 def cells_of(base: RunConfig, sizes: Sequence[str]) -> list[RunConfig]:
@@ -151,21 +146,6 @@ def limits(network: str, given: Inputs) -> list[Row]:
                 }
             )
     return rows
-
-
-def layer_limits() -> list[Row]:
-    """Return the limits of one feed-forward layer, everything sent in bf16, at the rates of data sheets."""
-    return [
-        {
-            "machine": machine,
-            "strategy": limit.strategy,
-            "phase": limit.phase,
-            "most ranks": limit.formula,
-            "ranks": f"{limit.ranks:,.0f}",
-        }
-        for machine, (flops_per_s, bytes_per_s) in MACHINES.items()
-        for limit in feed_forward_limits(TOKENS, preset(LAYER).d_ff, LOW_BYTES, flops_per_s, bytes_per_s)
-    ]
 
 
 def _limit_text(point: Point | None, most: int | None) -> str:
@@ -252,7 +232,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
             for network in NETWORKS
             for table in row_table(limits(network, given), f"{network}: most GPUs at that efficiency", format)
         ),
-        *row_table(layer_limits(), LAYER_CAPTION, format),
+        render_table(layer_limits, layer_limits(), format),
     ]
 
 
