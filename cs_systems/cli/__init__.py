@@ -38,6 +38,7 @@ COMMANDS = {
     "precision": "compare precisions: speed-up and its causes, errors, dtypes, rounding in sums and softmax",
     "comm": "measure collectives between ranks: latency, bandwidth, waiting and set-up",
     "report": "show the records of a run: tables (terminal, markdown, LaTeX, Typst, CSV), figures, HTML",
+    "advise": "try what makes a step faster or smaller, keep what is proved, and print the command",
     "compare": "compare two runs: ratio of the times, confidence interval, verdict",
     "analyze": "analyze a trace of nsys, torch.profiler or rocprofv3: kernels, phases, layers, idle time",
     "snapshot": "analyze a CUDA memory snapshot of PyTorch: the peak, its categories, its largest allocations",

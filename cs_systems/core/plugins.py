@@ -61,6 +61,7 @@ KINDS = {
     "training.parts": Kind("model/training/parts", "PART", "part of the training step"),
     "experiments": Kind("measure/experiments", "EXPERIMENT", "experiment", foreign=False),
     "diagnosis": Kind("analysis/diagnosis", "RULE", "rule"),
+    "levers": Kind("advise/levers", "LEVER", "lever", foreign=False),
     "readers": Kind("readers", "FORMAT", "format", foreign=False),
 }
 

@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
+from cs_systems.advise import cells
 from cs_systems.cli import COMMANDS, _course, _sweep, main
 from cs_systems.config import RunConfig
 from cs_systems.measure.runtime.sweep import check
 from cs_systems.record import Row, append_record
+from tests.advise.test_search import CPU
 from tests.report.conftest import ok, train_config
 
 ABSURD = ("0", "-1", "1e308", "nan", str(10**30), "9" * 4999, "", "\n", "a\0b", "x" * 4999, "²", "\x1b[31mred")
 TINY = ("--size", "tiny", "--dry-run")
 REQUIRED = {
-    **dict.fromkeys(("time", "memory", "parallel", "precision"), TINY),
+    **dict.fromkeys(("advise", "time", "memory", "parallel", "precision"), TINY),
     **dict.fromkeys(("attention", "comm"), ("--dry-run",)),
     "profile": ("--with", "kineto", *TINY),
     "report": ("RUN",),
@@ -53,6 +55,7 @@ def no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         return [{"reason": None, "predicted_peak_bytes": 10**30, "device_memory_bytes": 1} for _ in configs]
 
     monkeypatch.setattr(_sweep, "preflight", predicted)
+    monkeypatch.setattr(cells, "machine", lambda device: CPU)
     monkeypatch.setattr(_course, "machine", lambda: _course.Machine(0, None))
     monkeypatch.chdir(tmp_path)
     Path("RUN").mkdir()

@@ -25,6 +25,8 @@ HOLDERS = {
 WORDS = {"attention", "collective", "dtypes", "memory", "none", "overlap", "records", "residuals", "snapshot"}
 # Beginning of a place with its expression → why names may stand there.
 ALLOWED = {
+    "advise/levers/attention_backend.py": "a lever is an option, with the names that a user could write",
+    "advise/levers/fused_parts.py": "the same",
     "analysis/diagnosis/_evidence.py: {'kineto': (": "times measured under each of two tools",
     "analysis/diagnosis/unfused_attention.py: ('sdpa_flash',": "the options that a remedy offers",
     "core/recipes.py": "a recipe is a list of names that a user could write",

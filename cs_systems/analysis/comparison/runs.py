@@ -153,7 +153,7 @@ def speedups(records: Sequence[RunRecord], field: str, baselines: Sequence[bool]
         if is_baseline and is_timed:
             of_key[key].append(record)
     return [
-        statistics.ratio_interval(_processes(of_key[key], "step"), _processes([record], "step"))
+        statistics.ratio_interval(processes(of_key[key], "step"), processes([record], "step"))
         if is_timed and of_key[key]
         else None
         for record, key, is_timed in zip(records, keys, timed, strict=True)
@@ -275,23 +275,23 @@ def _cells(records: Iterable[RunRecord], compared: Mapping[str, Any]) -> dict[st
     return cells
 
 
-def _processes(records: Iterable[RunRecord], phase: str) -> list[list[list[float]]]:
+def processes(records: Iterable[RunRecord], phase: str) -> list[list[list[float]]]:
     """Return the timed samples by process and round."""
-    processes = []
+    found = []
     for record in records:
         measurement = record.measurement
         assert measurement is not None
         rounds: dict[int, list[float]] = defaultdict(list)
         for sample, duration in zip(measurement.timed, measurement.durations_s(phase), strict=True):
             rounds[sample.round].append(duration)
-        processes.append(list(rounds.values()))
-    return processes
+        found.append(list(rounds.values()))
+    return found
 
 
 def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Collection[str]) -> ComparisonRow | None:
     if any(phase != "step" and phase not in (r.measurement.phase_names() if r.measurement else ()) for r in (*a, *b)):
         return None
-    processes_a, processes_b = _processes(a, phase), _processes(b, phase)
+    processes_a, processes_b = processes(a, phase), processes(b, phase)
     try:
         found = statistics.ratio_interval(processes_a, processes_b)
     except ConfigError:  # most steps of a process lack the phase, with 0 s

@@ -496,7 +496,7 @@ def _missing(
         return configs
     for record in records:
         if record.environment is not None:
-            _same_origin(record.environment, supervisor.environment(record.run_config.device), journal)
+            same_origin(record.environment, supervisor.environment(record.run_config.device), journal)
     status = {record.key: record.status for record in records if skip_oom or not record.predicted}
     found = {c: status.get(make_key(c, repeat, supervisor.environment(c.device))) for c in configs}
     unavailable = [c for c in configs if found[c] == "unavailable"]
@@ -506,7 +506,7 @@ def _missing(
     return sorted(missing, key=lambda c: found[c] is not None)
 
 
-def _same_origin(recorded: Environment, now: Environment, journal: Journal) -> None:
+def same_origin(recorded: Environment, now: Environment, journal: Journal) -> None:
     """Raise ConfigError if a folder's records come from another torch, device or version of this code."""
     for how, name in (
         ("with torch {}, not {}", "torch"),

@@ -1,0 +1,177 @@
+"""Answer of a search: the waterfall of kept levers, the options that were not kept, and the search's own error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated, Any, TypedDict
+
+from cs_systems.advise.judge import Judgement, peak_bytes
+from cs_systems.config import FIELDS, LEAVES, RunConfig
+from cs_systems.core.fields import Subject
+from cs_systems.core.tables import Column, Table
+from cs_systems.record import RunRecord
+
+CLOSE = 0.25  # share by which an expectation may be off
+
+
+class TrialRow(TypedDict):
+    """Option of a lever: the step or the peak that was expected and measured, and why it was kept or not.
+
+    The gain is the best cell's step over the option's (or peak), measured beside each other.
+    """
+
+    lever: str
+    change: Annotated[str, Column(beside=50)]
+    status: str
+    expected_s: Annotated[float | None, Column("expected")]
+    step_s: Annotated[float | None, Column("step")]
+    expected_bytes: Annotated[float | None, Column("expected peak", own_unit=True)]
+    peak_bytes: Annotated[int | None, Column("peak", own_unit=True)]
+    gain: Annotated[float | None, Column("gain")]
+    gain_low: Annotated[float | None, Column("low", drop=2)]
+    gain_high: Annotated[float | None, Column("high", drop=1)]
+    processes: int
+    numbers: Annotated[str, Column("numbers", beside=60)]
+    reason: Annotated[str, Column(beside=30)]
+
+
+_OF_TIME = "lever change expected_s step_s gain gain_low gain_high"
+_OF_MEMORY = "lever change expected_bytes peak_bytes gain step_s"
+CAPTION = "kept, each on top of those above it"
+NOTE = "gain: before over after, in alternating processes; low, high: 95% interval over three looks"
+WATERFALL = {
+    "time": Table("waterfall", TrialRow, CAPTION, _OF_TIME, notes=(NOTE,)),
+    "memory": Table("waterfall", TrialRow, CAPTION, _OF_MEMORY),
+}
+OTHERS = Table("not_kept", TrialRow, "not kept", "change step_s reason")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Everything that a search found so far.
+
+    Attributes:
+        start, best: the first and the best cell.
+        history: one record of each kept cell, the start's first.
+        trials: a row for each option that was tried, or that was not, in the order of the search.
+        goal: "time" or "memory".
+        whole: the best cell beside the start, measured again at the end; None if nothing was kept, or before the end.
+    """
+
+    start: RunConfig
+    best: RunConfig
+    history: tuple[RunRecord, ...]
+    trials: tuple[TrialRow, ...]
+    goal: str
+    whole: Judgement | None = None
+
+    @property
+    def kept(self) -> list[TrialRow]:
+        return [row for row in self.trials if row["status"] == "kept"]
+
+    @property
+    def others(self) -> list[TrialRow]:
+        """Rows of the options that were not kept."""
+        return [row for row in self.trials if row["status"] != "kept" and row["change"]]
+
+    @property
+    def unfit(self) -> list[str]:
+        """Levers that do not apply, with the reason."""
+        return [f"{row['lever']} ({row['reason']})" for row in self.trials if not row["change"]]
+
+    @property
+    def waterfall(self) -> list[TrialRow]:
+        """Rows of the kept levers, below a row for the start."""
+        if not self.kept:
+            return []
+        first = self.history[0]
+        start: TrialRow = {**_EMPTY, "lever": "start", "step_s": _step_s(first), "peak_bytes": peak_bytes(first)}
+        return [start, *self.kept]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as JSON can hold it."""
+        return {
+            "goal": self.goal,
+            "start": self.start.to_dict(),
+            "best": self.best.to_dict(),
+            "command": command_words(self.best),
+            "whole": self.whole and self.whole._asdict(),
+            "start_s": _step_s(self.history[0]) if self.history else None,
+            "best_s": _step_s(self.history[-1]) if self.history else None,
+            "device": self.history[0].environment.device_name if self.history and self.history[0].environment else None,
+            "trials": [dict(row) for row in self.trials],
+            "sentences": self.sentences(),
+        }
+
+    def sentences(self) -> list[str]:
+        """Return the result, and how far the expectations were off."""
+        return [*filter(None, [self._result(), self._error()])]
+
+    def _result(self) -> str:
+        word = "fast" if self.goal == "time" else "small"
+        if not self.kept:
+            return "nothing was kept: no option showed a gain" if self.others else "no option applies"
+        count = f"{len(self.kept)} of {sum(row['processes'] > 0 for row in self.trials)} options kept"
+        if self.whole is None:
+            return f"{count}; the whole gain was not measured side by side"
+        times, low, high = (1 / end if end else None for end in (self.whole.ratio, self.whole.high, self.whole.low))
+        spread = f" ({low:.2f} … {high:.2f})" if low and high and self.goal == "time" else ""
+        per = " per token" if self.best.batch_size != self.start.batch_size else ""
+        return f"{times:.2f}{spread} times as {word}{per} as the start, measured side by side; {count}"
+
+    def _error(self) -> str:
+        off = errors(self.trials)
+        if not off:
+            return "no trial had an expectation, which takes a GPU" if self.kept else ""
+        close = sum(error <= CLOSE for error in off)
+        return f"expected against measured: {close} of {len(off)} within {CLOSE:.0%}, median off by {median(off):.0%}"
+
+
+def errors(trials: Sequence[TrialRow]) -> list[float]:
+    """Return by which share each expectation was off, for trials with an expected and a measured number."""
+    pairs = [(row[f"expected_{unit}"], row[name]) for row in trials for unit, name in _PAIRS]  # type: ignore[literal-required]
+    return [abs(expected / measured - 1) for expected, measured in pairs if expected and measured]
+
+
+def command_words(config: RunConfig) -> list[str]:
+    """Return the command that times a cell, as words."""
+    words = ["cs-systems", "time"]
+    if config.subject is Subject.STEP:
+        words += ["--size", config.model.name, "--context-length", str(config.tokens_per_sequence)]
+        changed = config.model.changed()
+        words += [word for name, value in changed.items() for word in (LEAVES[f"model.{name}"].option, str(value))]
+    for name, each in FIELDS.items():
+        value = getattr(config, name)
+        if each.field.takes and name != "seq_len" and value != each.default:
+            words += [each.option, *_values(value)]
+    return words
+
+
+def _values(value: object) -> list[str]:
+    if isinstance(value, bool):
+        return []
+    return [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
+
+
+def _step_s(record: RunRecord) -> float | None:
+    return record.measurement.median_s() if record.measurement else None
+
+
+_PAIRS = (("s", "step_s"), ("bytes", "peak_bytes"))
+_EMPTY: TrialRow = {
+    "lever": "",
+    "change": "",
+    "status": "",
+    "expected_s": None,
+    "step_s": None,
+    "expected_bytes": None,
+    "peak_bytes": None,
+    "gain": None,
+    "gain_low": None,
+    "gain_high": None,
+    "processes": 0,
+    "numbers": "",
+    "reason": "",
+}

@@ -1,0 +1,128 @@
+"""Bench for cells: each process of a cell is a record in the folder of the search, and none is measured twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from cs_systems.advise import numerics
+from cs_systems.advise.numerics import Check
+from cs_systems.config import ConfigError, Mode, RunConfig
+from cs_systems.core.fields import Subject
+from cs_systems.measure.runtime.allowance import Allowance, refusal
+from cs_systems.measure.runtime.journal import Journal
+from cs_systems.measure.runtime.supervisor import Supervisor
+from cs_systems.measure.runtime.sweep import check, same_origin
+from cs_systems.record import DONE, Environment, RunRecord
+
+SEEDS = 3  # loss curves of the start, whose spread is what a lever may change
+EXPERIMENTS_S = 10.0  # for the experiments of each cell
+FIRST_PROCESS_S = 10.0  # taken until one was measured
+LEAST_TIMEOUT_S = 60.0
+
+
+def machine(device: str) -> Environment:
+    """Return what a worker finds here."""
+    with Supervisor() as supervisor:
+        return supervisor.environment(device)
+
+
+@dataclass
+class CellBench:
+    """Place where cells are measured, each time in fresh processes.
+
+    Attributes:
+        journal: the folder of the records.
+        start: the cell whose numbers are the reference.
+        keep: "training" or "strict".
+        train_steps: the length of the loss curves.
+        budget_s: the time for the whole search.
+        clock: returns seconds; for tests.
+    """
+
+    journal: Journal
+    start: RunConfig
+    keep: str = "training"
+    train_steps: int = 40
+    budget_s: float = 900.0
+    clock: Callable[[], float] = time.monotonic
+    _known: dict[tuple[str, int], RunRecord] = field(default_factory=dict)
+    _took_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._until_s = self.clock() + self.budget_s
+
+    def opened(self) -> AbstractContextManager[None]:
+        """Lock the folder, for the time of the search."""
+        return self.journal.locked()
+
+    def resume(self, now: Environment) -> None:
+        """Read the records of an earlier search. Raises ConfigError for those of another machine than `now`."""
+        for record in self.journal.read()[0]:
+            if record.environment is not None:
+                same_origin(record.environment, now, self.journal)
+            if record.status in DONE:
+                self._known[record.run_config.key(), record.repeat] = record
+
+    @property
+    def recorded(self) -> int:
+        """Number of processes that the folder holds."""
+        return len(self._known)
+
+    def measure(self, config: RunConfig, number: int) -> RunRecord:
+        return self._together([config], number)[0]
+
+    def _together(self, configs: Sequence[RunConfig], number: int = 0) -> list[RunRecord]:
+        """Return the records of cells, of which those that are not recorded share new processes."""
+        missing = [one for one in configs if (one.key(), number) not in self._known]
+        if missing:
+            began_s = self.clock()
+            for record in self._measured(missing, number):
+                self._known[record.run_config.key(), number] = record
+            self._took_s.append(self.clock() - began_s)
+        return [self._known[one.key(), number] for one in configs]
+
+    def _measured(self, configs: Sequence[RunConfig], number: int) -> Iterator[RunRecord]:
+        try:
+            cells = check(configs)
+        except ConfigError as error:
+            yield from (RunRecord("", one.to_dict(), "unavailable", number, str(error)) for one in configs)
+            return
+        has_experiments = number == 0 and all(refusal(cell) is None for cell in cells)
+        allowed = Allowance(EXPERIMENTS_S if has_experiments else 0.0)
+        timeout_s = max(LEAST_TIMEOUT_S, self.left_s())
+        with Supervisor(self.journal, timeout_s, allowed) as supervisor:
+            for record in supervisor.measure(cells, number, False, True, lambda *_: None):
+                yield self.journal.append(record)
+
+    def check(self, config: RunConfig) -> Check:
+        if self.keep == "strict":
+            if config.subject is not Subject.STEP:
+                return Check(False, "not checked: the gradients of your own workload are unknown")
+            judged, start = self._together([_errors(config), _errors(self.start)])
+            return numerics.strict(judged, start)
+        seeds = [replace(self.start, seed=self.start.seed + n) for n in range(SEEDS)]
+        start, *others = self._together([*map(self._trained, seeds)])
+        return numerics.training(self.measure(self._trained(config), 0), start, others)
+
+    def _trained(self, config: RunConfig) -> RunConfig:
+        """Return the cell that trains as this one does: for the built-in model one that keeps its losses."""
+        if config.subject is not Subject.STEP:
+            return config
+        return replace(config, workload=Subject.CURVE, mode=Mode.TRAIN_STEP, steps=self.train_steps, rounds=1)
+
+    def left_s(self) -> float:
+        return self._until_s - self.clock()
+
+    def process_s(self) -> float:
+        return fmean(self._took_s) if self._took_s else FIRST_PROCESS_S
+
+
+def _errors(config: RunConfig) -> RunConfig:
+    """Return the cell that compares one step with float64; a CUDA graph computes what it captured."""
+    return replace(
+        config, workload=Subject.ERRORS, mode=Mode.FORWARD_BACKWARD, steps=1, rounds=1, warmup=0, graph="none"
+    )

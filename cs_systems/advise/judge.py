@@ -1,0 +1,52 @@
+"""Judgement of a candidate that was measured beside the best cell: a gain, no gain, or not settled yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cs_systems.analysis.comparison.runs import processes
+from cs_systems.core import statistics
+from cs_systems.record import RunRecord
+
+LEAST_GAIN = statistics.MINIMUM_EFFECT
+MOST_PAIRS = 3  # of processes, before a difference that does not show counts as none
+# Each look after a pair may err with its share of 5%, so that the interval holds at whichever pair a trial ends. The
+# test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of minutes.
+CONFIDENCE = 1 - (1 - statistics.CONFIDENCE) / MOST_PAIRS
+
+
+class Judgement(NamedTuple):
+    """Ratio of the candidate to the best cell, below 1 for a gain, with its interval.
+
+    is_gain: None while neither a gain nor its absence is sure.
+    """
+
+    is_gain: bool | None
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+def judge_time(best: Sequence[RunRecord], candidate: Sequence[RunRecord], times: float = 1.0) -> Judgement:
+    """Compare the steps of fresh processes, given one record each; `times`: the candidate's batch over the best's."""
+    scaled = [[[step / times for step in steps] for steps in rounds] for rounds in processes(candidate, "step")]
+    found = statistics.ratio_interval(processes(best, "step"), scaled, CONFIDENCE)
+    if found.verdict == "faster":
+        return Judgement(True, found.ratio, found.low, found.high)
+    excludes = found.low is not None and found.low > 1 / (1 + LEAST_GAIN)
+    return Judgement(False if excludes else None, found.ratio, found.low, found.high)
+
+
+def judge_memory(best: Sequence[RunRecord], candidate: Sequence[RunRecord], times: float = 1.0) -> Judgement:
+    """Compare the peaks, which equal processes repeat to the byte."""
+    then, now = (max(peak_bytes(record) or 0 for record in records) for records in (candidate, best))
+    ratio = then / now if now else 1.0
+    return Judgement(ratio < 1 - LEAST_GAIN, ratio, ratio, ratio)
+
+
+def peak_bytes(record: RunRecord) -> int | None:
+    return record.measurement.peak_allocated_bytes if record.measurement else None
+
+
+JUDGES = {"time": judge_time, "memory": judge_memory}

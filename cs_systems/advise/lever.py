@@ -1,0 +1,205 @@
+"""Lever, the constant of each file of `advise/levers/`, and the situation in which it is asked for its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from cs_systems.analysis.diagnosis import Expected
+from cs_systems.config import FIELDS, ConfigError, RunConfig
+from cs_systems.core import plugins
+from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
+from cs_systems.core.fields import Subject
+from cs_systems.formulas.memory.forecast import Forecast
+from cs_systems.record import Environment, RunRecord
+
+PACKAGE = "levers"
+HOST_BOUND = 0.9  # share of the step that the host takes to submit it; above it, the device waits
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Present state of a search, which levers judge.
+
+    Attributes:
+        config: the best cell so far.
+        environment: the machine.
+        history: one record of each kept cell, the best one's last; empty before the first measurement.
+        goal: "time" or "memory".
+        memory_bytes: the memory that a step may take; None if unknown.
+        changes_batch: whether a lever may change the batch.
+    """
+
+    config: RunConfig
+    environment: Environment
+    history: tuple[RunRecord, ...] = ()
+    goal: str = "time"
+    memory_bytes: int | None = None
+    changes_batch: bool = False
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.environment.device != "cpu"
+
+    @property
+    def is_hopper(self) -> bool:
+        return self.environment.compute_capability == "9.0"
+
+    @property
+    def record(self) -> RunRecord | None:
+        return self.history[-1] if self.history else None
+
+    @property
+    def step_s(self) -> float | None:
+        """Median step of the best cell."""
+        measurement = self.record.measurement if self.record else None
+        return measurement.median_s() if measurement else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        measurement = self.record.measurement if self.record else None
+        return measurement.peak_allocated_bytes if measurement else None
+
+    @cached_property
+    def host_s(self) -> float:
+        """Time in which the host submits a step; 0 where the host is the device."""
+        measurement = self.record.measurement if self.record else None
+        if measurement is None or not self.on_gpu:
+            return 0.0
+        from statistics import median
+
+        return median(sum(sample.submit_s.values()) for sample in measurement.timed)
+
+    @cached_property
+    def device_s(self) -> float | None:
+        """Time of a step on the device alone; None where only an experiment can tell and none did."""
+        if (row := self._row("device-only")) and row["time_s"]:
+            return row["time_s"]
+        step_s = self.step_s
+        return None if step_s is None or self.host_s > HOST_BOUND * step_s else step_s
+
+    def after_experiment(self, experiment: str, instead: str = "") -> Expected | None:
+        """Return the step with a part of it as an experiment measured it, but no shorter than the host submits it."""
+        row, device_s = self._row(experiment, instead), self.device_s
+        if row is None or row["time_s"] is None or device_s is None:
+            return None
+        rest_s = 0.0 if row["of"] == "step" else device_s - (row["baseline_s"] or 0.0)
+        if rest_s < 0 or (row["of"] != "step" and row["baseline_s"] is None):  # the parts overlap
+            return None
+        ends = (row["time_s"] if end is None else end for end in (row["low_s"], row["high_s"]))
+        host_s = 0.0 if row["of"] == "step" else self.host_s
+        value, low, high = (max(rest_s + part_s, host_s) for part_s in (row["time_s"], *ends))
+        return Expected(value, low, high, "measured")
+
+    def forecast(self, **changes: Any) -> Expected | None:
+        """Return the peak memory with these fields changed, by formula; None where no formula is valid."""
+        if self.peak_bytes is None:
+            return None
+        peak = Forecast(self.config, self.peak_bytes).peak(**changes)
+        return None if peak is None else Expected(peak.value, peak.low, peak.high, "forecast")
+
+    def _row(self, experiment: str, instead: str = "") -> ExperimentRow | None:
+        """Return the newest row of an experiment on the present step, or of a part on one that differs around it."""
+        now = self.config.of_any_measurement
+        for record in reversed(self.history):
+            made = record.run_config.of_any_measurement
+            for row in EXPERIMENTS.of(record.results):
+                is_whole = row["of"] == "step"
+                like = made if is_whole else replace(made, graph=now.graph, optimizer=now.optimizer)
+                if (row["experiment"], row["instead"]) == (experiment, instead) and like == now:
+                    return row
+        return None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to apply a lever: fields of the cell, with the values that replace theirs.
+
+    Attributes:
+        fields: field of RunConfig → value.
+        expected: the step in s that is expected (with `--goal memory` the peak in bytes); None: only a trial can tell.
+    """
+
+    fields: Mapping[str, Any]
+    expected: Expected | None = None
+
+
+NotHere = str  # reason why a lever does not apply
+
+
+@dataclass(frozen=True)
+class Lever:
+    """Change that may make a step faster or smaller.
+
+    Attributes:
+        numbers: what it may change in the numbers, in words; "" for nothing, so that nothing is checked.
+        options: returns the ways to apply it to a cell, or the reason why there is none.
+        lines: what to write in a program of one's own.
+        usual: share of the step that it usually saves, by profiles/training_step. It only orders options without an
+            expectation, and is never shown.
+    """
+
+    numbers: str
+    options: Callable[[Situation], Sequence[Option] | NotHere]
+    lines: str
+    usual: float = 0.05
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Option of a lever, as a cell to measure beside the best one.
+
+    times: the batch of the cell over that of the best one.
+    """
+
+    lever: str
+    config: RunConfig
+    fields: Mapping[str, Any] = field(compare=False)
+    expected: Expected | None = field(compare=False)
+    usual: float = field(compare=False)
+    times: float = field(compare=False, default=1.0)
+
+    @property
+    def words(self) -> str:
+        """The options that carry it out: `precision bf16`."""
+        named = (FIELDS[name] for name in self.fields)
+        return ", ".join(f"{each.option.removeprefix('--')} {each.text(self.fields[each.name])}" for each in named)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Name of the option, the same on top of another best cell."""
+        return self.lever, self.words
+
+    def gain(self, now: float) -> float:
+        """Return the share that it is expected to save, or that it usually saves."""
+        return self.usual if self.expected is None else 1 - self.expected.value / self.times / now
+
+
+def all_levers() -> dict[str, Lever]:
+    return {name: plugins.get(PACKAGE, name) for name in plugins.names(PACKAGE)}
+
+
+def proposals(situation: Situation, levers: Mapping[str, Lever]) -> Iterator[Proposal | tuple[str, NotHere]]:
+    """Yield the options of all levers, and (lever, reason) for a lever that has none here."""
+    for name, lever in levers.items():
+        found = lever.options(situation)
+        if isinstance(found, str):
+            yield name, found
+            continue
+        for option in found:
+            try:
+                config = replace(situation.config, **option.fields)
+            except ConfigError as error:
+                yield name, str(error)
+            else:
+                times = config.batch_size / situation.config.batch_size
+                yield Proposal(name, config, option.fields, option.expected, lever.usual, times)
+
+
+def only_built_in(situation: Situation) -> str | None:
+    """Return why a lever of the built-in model does not apply to another workload."""
+    if situation.config.subject is Subject.STEP:
+        return None
+    return "it is an option of the built-in model only"

@@ -1,0 +1,42 @@
+"""Autocast to bf16: products in bf16 over parameters in float32."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cs_systems.advise.lever import Lever, Option, Situation
+from cs_systems.config import Precision
+from cs_systems.formulas.peaks import lacks_bf16
+
+CPU = Path("/proc/cpuinfo")
+
+
+def options(situation: Situation) -> Sequence[Option] | str:
+    if situation.config.precision not in (Precision.FP32, Precision.TF32):
+        return f"the precision is {situation.config.precision.value} already"
+    if situation.on_gpu and lacks_bf16(situation.environment.device_name):
+        return f"{situation.environment.device_name} has no products in bf16"
+    if not situation.on_gpu and not _cpu_has_bf16():
+        return "this CPU has no instructions for products in bf16"
+    fields = {"precision": Precision.BF16}
+    expected = situation.after_experiment("products", "bf16")
+    return [Option(fields, situation.forecast(**fields) if situation.goal == "memory" else expected)]
+
+
+def _cpu_has_bf16() -> bool:
+    """Return whether Linux lists such instructions for this CPU, or does not say."""
+    try:
+        found = re.search(r"^(?:flags|Features)\s*:(.*)$", CPU.read_text(), re.MULTILINE)
+    except OSError:
+        return True
+    return found is None or bool({"amx_bf16", "avx512_bf16", "bf16"} & {*found[1].split()})
+
+
+LEVER = Lever(
+    "rounds the operands of products to 8 bits",
+    options,
+    'with torch.autocast("cuda", torch.bfloat16):  # around forward and loss',
+    0.4,
+)

@@ -1,0 +1,29 @@
+"""Parameters in bf16, with exact float32 master weights in the optimizer: no casts, half the bytes of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cs_systems.advise.lever import Lever, Option, Situation, only_built_in
+from cs_systems.config import Mode, Precision, RunConfig
+
+
+def options(situation: Situation) -> Sequence[Option] | str:
+    config = situation.config
+    if reason := only_built_in(situation):
+        return reason
+    if not situation.on_gpu:
+        return "its optimizer's kernel needs a GPU"
+    if config.precision is not Precision.BF16:
+        return f"it follows precision bf16, and the precision is {config.precision.value}"
+    if config.mode is not Mode.TRAIN_STEP or config.optimizer not in (RunConfig.optimizer, "adamw_fused"):
+        return "it replaces the fused AdamW of a whole training step"
+    return [Option({"precision": Precision.BF16_PURE, "optimizer": "adamw_master"})]
+
+
+LEVER = Lever(
+    "rounds gradients and activations to 8 bits; the master weights stay exact",
+    options,
+    "cs_systems.model.training.master_adamw.MasterAdamW(model.bfloat16().parameters())",
+    0.17,
+)

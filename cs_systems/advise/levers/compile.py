@@ -1,0 +1,23 @@
+"""torch.compile: operators fused into fewer kernels, block by block or the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cs_systems.advise.lever import Lever, Option, Situation
+from cs_systems.core.fields import Subject
+
+
+def options(situation: Situation) -> Sequence[Option] | str:
+    config = situation.config
+    if config.compile != "none":
+        return f"the model is compiled already (mode {config.compile})"
+    built_in = config.subject is Subject.STEP
+    found = [{"compile": "default", "compile_scope": "block"}] if built_in and config.model.num_layers > 1 else []
+    found.append({"compile": "default"})
+    if situation.on_gpu and config.graph == "none":
+        found.append({"compile": "reduce-overhead"})
+    return [Option(fields) for fields in found]
+
+
+LEVER = Lever("sums in another order inside of fused kernels", options, "model.compile()", 0.35)

@@ -1,0 +1,89 @@
+"""Check of what a kept lever changes in the numbers: loss curves, or the errors of one step against float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cs_systems.analysis.comparison.precision import PRECISION_ERROR, TRAINING_CURVE
+from cs_systems.core.tables import first_row
+from cs_systems.record import RunRecord
+
+TOLERANCE = 4.0  # times the start's own error: what two orders of the same sums differ by
+LEAST_ERROR = 1e-6  # of float32's sums; below it, an error is rounding
+TAIL = 0.1  # share of the steps at the end whose mean loss is compared
+
+
+class Check(NamedTuple):
+    """Answer of the check, with what it saw in words."""
+
+    passed: bool
+    saw: str
+
+
+UNCHECKED = Check(True, "")
+
+
+def training(candidate: RunRecord, start: RunRecord, seeds: Sequence[RunRecord]) -> Check:
+    """Return whether the candidate's losses differ from the start's by no more than those of other seeds do.
+
+    Args:
+        candidate: loss curve of the candidate, with the start's seed.
+        start: loss curve of the start.
+        seeds: loss curves of the start with other seeds.
+    """
+    base, curve = losses(start), losses(candidate)
+    others = [found for record in seeds if (found := losses(record))]
+    if not base or not others:
+        return Check(False, f"not checked: the start has no loss to compare with{_because(start)}")
+    if not curve:
+        return Check(False, f"not checked: it has no loss{_because(candidate)}")
+    if not all(map(math.isfinite, curve)):
+        return Check(False, "its loss is NaN or infinite")
+    apart, spread = _apart(curve, base), max(_apart(other, base) for other in others)
+    at_end = abs(_tail(curve) - _tail(base))
+    end_spread = max(abs(_tail(other) - _tail(base)) for other in others)
+    words = (
+        f"losses of {len(curve)} steps differ by at most {apart:.2g}, those of {len(others) + 1} seeds by {spread:.2g}"
+    )
+    if apart <= spread and at_end <= max(end_spread, spread):
+        return Check(True, words)
+    return Check(False, words)
+
+
+def strict(candidate: RunRecord, start: RunRecord) -> Check:
+    """Return whether loss and gradients are as close to float64 as the start's, within TOLERANCE."""
+    found, own = (first_row(record.results, PRECISION_ERROR.name) for record in (candidate, start))
+    if not own or not found:
+        return Check(False, f"not checked: no errors against float64{_because(candidate if own else start)}")
+    passed, words = True, []
+    for name in ("loss_error", "gradient_error"):
+        limit = TOLERANCE * max(own[name] or 0.0, LEAST_ERROR)
+        error = found[name]
+        passed &= error is not None and error <= limit
+        shown = "infinite" if error is None else f"{error:.1e}"
+        words.append(f"{name.replace('_', ' ')} {shown} (at most {limit:.1e})")
+    return Check(passed, ", ".join(words))
+
+
+def losses(record: RunRecord) -> list[float]:
+    """Return the losses of a training curve, or of another workload the loss of its last step."""
+    if rows := TRAINING_CURVE.of(record.results):
+        return [row["loss"] for row in rows]
+    ran: Mapping[str, float | None] = first_row(record.results, "ran")
+    loss = ran.get("loss")
+    return [] if loss is None else [loss]
+
+
+def _apart(a: Sequence[float], b: Sequence[float]) -> float:
+    return max(abs(x - y) for x, y in zip(a, b, strict=False))
+
+
+def _tail(curve: Sequence[float]) -> float:
+    last = curve[-max(1, round(TAIL * len(curve))) :]
+    return sum(last) / len(last)
+
+
+def _because(record: RunRecord) -> str:
+    return f" ({record.reason})" if record.reason else ""

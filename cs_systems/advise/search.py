@@ -1,0 +1,261 @@
+"""Search: tries one lever after the other beside the best cell so far, and keeps those that are proved.
+
+The option with the largest expected gain comes first, those without an expectation last. Each is measured in fresh
+processes that alternate with the best cell (A B B A A B), until its interval shows a gain or excludes one. What is kept
+has passed the check of its numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from cs_systems.advise.answer import Answer, TrialRow
+from cs_systems.advise.judge import JUDGES, LEAST_GAIN, MOST_PAIRS, Judgement, peak_bytes
+from cs_systems.advise.lever import Lever, Proposal, Situation, proposals
+from cs_systems.advise.numerics import UNCHECKED, Check
+from cs_systems.config import RunConfig
+from cs_systems.core.units import human
+from cs_systems.record import RunRecord
+
+AGAIN = 0.05  # expected share, from which an option that gave nothing is tried on top of another best cell
+PROCESSES = 3  # of a trial and the check of its numbers, at least
+
+
+class Bench(Protocol):
+    """Place where cells are measured."""
+
+    def measure(self, config: RunConfig, number: int) -> RunRecord:
+        """Return the record of the cell's process with this number, which is measured unless it is recorded."""
+
+    def check(self, config: RunConfig) -> Check:
+        """Return what the cell changes in the numbers of the start."""
+
+    def left_s(self) -> float:
+        """Return the rest of the time for the search."""
+
+    def process_s(self) -> float:
+        """Return how long a process has usually taken."""
+
+
+class Nothing(RuntimeError):
+    """Error for a start that cannot be measured; the message is the reason."""
+
+
+@dataclass
+class Search:
+    """Search from one cell.
+
+    Attributes:
+        situation: the start, and then the best cell so far.
+        say: called with a line of progress before and after each trial.
+    """
+
+    situation: Situation
+    levers: Mapping[str, Lever]
+    bench: Bench
+    say: Callable[[str], object] = lambda line: None
+    rows: list[TrialRow] = field(default_factory=list)
+    _tried: set[tuple[str, str]] = field(default_factory=set)
+    _kept: set[str] = field(default_factory=set)
+    _numbers: Counter[RunConfig] = field(default_factory=Counter)
+    _latest: RunRecord | None = None
+    _whole: Judgement | None = None
+
+    def __post_init__(self) -> None:
+        self.start = self.situation.config
+
+    @property
+    def best(self) -> RunConfig:
+        return self.situation.config
+
+    def run(self) -> None:
+        """Try options until none is left, or the time is over. Raises Nothing."""
+        first = self._measure(self.best)
+        if first.measurement is None or not first.is_timing or self._now(first) is None:
+            raise Nothing(first.reason or "the start has no valid number for this goal")
+        self.situation = replace(self.situation, history=(first,))
+        while (option := self._next()) is not None:
+            if self.bench.left_s() < (PROCESSES + 2) * self.bench.process_s():
+                break
+            self._try(option)
+        if self._kept:
+            self._prove()
+
+    def answer(self) -> Answer:
+        """Return what was found so far, with the levers that do not apply and the options that were not tried."""
+        rows = [*self.rows, *self._not_tried()]
+        return Answer(self.start, self.best, self.situation.history, tuple(rows), self.situation.goal, self._whole)
+
+    def _next(self) -> Proposal | None:
+        """Return the option to try: by its expected gain, and then those without an expectation."""
+        now = self._now(self.situation.history[-1])
+        assert now is not None
+        worth = [
+            one for one in _options(self.situation, self.levers) if self._is_open(one, now) and self._fits(one) is None
+        ]
+        return min(worth, key=lambda one: (one.expected is None, -one.gain(now)), default=None)
+
+    def _is_open(self, option: Proposal, now: float) -> bool:
+        """Return whether a trial may show a gain: it is expected, or only a trial can tell and none was made."""
+        if option.expected is None:
+            return option.key not in self._tried
+        least = AGAIN if option.key in self._tried or option.lever in self._kept else LEAST_GAIN
+        return option.gain(now) > least and (option.lever, str(option.config)) not in self._tried
+
+    def _fits(self, option: Proposal) -> str | None:
+        """Return why the expected peak is too large; None if it is not, or unknown."""
+        limit, expected = self.situation.memory_bytes, self.situation.forecast(**option.fields)
+        if limit is None or expected is None or expected.value <= limit:
+            return None
+        return f"its expected peak is {human(expected.value, 'bytes')}, more than {human(limit, 'bytes')}"
+
+    def _try(self, option: Proposal) -> None:
+        """Measure an option beside the best cell, and keep it if it gains and its numbers pass."""
+        now = self._now(self.situation.history[-1])
+        assert now is not None
+        expected = f", expected {human(option.expected.value, self._unit)}" if option.expected else ""
+        self.say(f"trying {option.lever}: {option.words}{expected}, now {human(now, self._unit)}")
+        self._tried |= {option.key, (option.lever, str(option.config))}
+        before, records = sum(self._numbers.values()), list[RunRecord]()
+        status, reason, found, check = self._judged(option, records)
+        row = _row(option.lever, option.words, status, reason)
+        if option.expected:
+            row["expected_s" if self._unit == "s" else "expected_bytes"] = option.expected.value
+        if records:
+            row |= {"step_s": _step_s(records[0]), "peak_bytes": peak_bytes(records[0])}
+        if found:
+            low, high = (1 / end if end else None for end in (found.high, found.low))
+            row |= {"gain": 1 / found.ratio, "gain_low": low, "gain_high": high}
+        row |= {"processes": sum(self._numbers.values()) - before, "numbers": check.saw}
+        self.rows.append(row)
+        after = self._now(records[0]) if records else None
+        measured = "" if after is None else f", {human(after, self._unit)}"
+        self.say(f"  {status}{measured}{f': {reason}' if reason else ''}")
+        if status == "kept":
+            self._kept.add(option.lever)
+            history = (*self.situation.history, records[0])
+            self.situation = replace(self.situation, config=option.config, history=history)
+
+    def _judged(self, option: Proposal, records: list[RunRecord]) -> tuple[str, str, Judgement | None, Check]:
+        """Return (status, reason, judgement, check of the numbers); fill the records of the candidate."""
+        found: Judgement | None = None
+        for answer in self._pairs(self.best, option.config, records):
+            if isinstance(answer, str):
+                return "failed", answer, None, UNCHECKED
+            found = answer
+            if found.is_gain is not None:
+                break
+        assert found is not None
+        if not found.is_gain:
+            open_ = f"no gain shown by {MOST_PAIRS} pairs of processes"
+            return "rejected", open_ if found.is_gain is None else "no gain", found, UNCHECKED
+        check = self.bench.check(option.config) if self.levers[option.lever].numbers else UNCHECKED
+        if check.passed:
+            return "kept", "", found, check
+        return "rejected", "the numbers change too much", found, check
+
+    def _pairs(self, base: RunConfig, config: RunConfig, records: list[RunRecord]) -> Iterator[Judgement | str]:
+        """Yield the judgement of a cell beside another after each pair of processes, or why there is none.
+
+        records: those of the cell, filled by this.
+        """
+        of_base: list[RunRecord] = []
+        times = config.batch_size / base.batch_size
+        for pair in range(MOST_PAIRS):
+            turns = [(base, of_base), (config, records)]
+            for one, found in turns if pair % 2 == 0 else reversed(turns):
+                latest = self._latest if pair == 0 and found is of_base else None
+                record = latest if latest and latest.run_config == base else self._measure(one)
+                if record.measurement is None or not record.is_timing:
+                    yield _why(record)
+                    return
+                found.append(record)
+            if (peak := peak_bytes(records[-1])) and (limit := self.situation.memory_bytes) and peak > limit:
+                yield f"its peak is {human(peak, 'bytes')}, more than {human(limit, 'bytes')}"
+                return
+            yield JUDGES[self.situation.goal](of_base, records, times)
+
+    def _prove(self) -> None:
+        """Measure the start and the best cell again beside each other, as in a trial."""
+        self.say("measuring the start again, beside the best")
+        for found in self._pairs(self.start, self.best, []):
+            if isinstance(found, str):
+                return
+            self._whole = found
+            if found.is_gain is not None:
+                return
+
+    def _measure(self, config: RunConfig) -> RunRecord:
+        record = self.bench.measure(config, self._numbers[config])
+        self._numbers[config] += 1
+        self._latest = record
+        return record
+
+    def _now(self, record: RunRecord) -> float | None:
+        return _step_s(record) if self._unit == "s" else peak_bytes(record)
+
+    @property
+    def _unit(self) -> str:
+        return "s" if self.situation.goal == "time" else "bytes"
+
+    def _not_tried(self) -> Iterator[TrialRow]:
+        now = self._now(self.situation.history[-1]) if self.situation.history else None
+        for found in proposals(self.situation, self.levers):
+            if isinstance(found, tuple):
+                lever, reason = found
+                if lever not in self._kept:
+                    yield _row(lever, "", "not tried", reason)
+            elif found.key not in self._tried and now is not None:
+                expected = found.expected
+                if too_large := self._fits(found):
+                    yield _row(found.lever, found.words, "not tried", too_large)
+                elif expected and not self._is_open(found, now):
+                    other = "than the option that is kept" if found.lever in self._kept else "than now"
+                    text = f"expected {human(expected.value, self._unit)}, no gain {other}"
+                    yield _row(found.lever, found.words, "not tried", text)
+                else:
+                    yield _row(found.lever, found.words, "not tried", "the time was over")
+
+
+def planned(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:
+    """Return the options that apply to the start before it is measured, the most promising first."""
+    return sorted(_options(situation, levers), key=lambda one: -one.usual)
+
+
+def _options(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:
+    return [one for one in proposals(situation, levers) if isinstance(one, Proposal)]
+
+
+def _row(lever: str, change: str, status: str, reason: str) -> TrialRow:
+    """Return the row of an option without numbers."""
+    return {
+        "lever": lever,
+        "change": change,
+        "status": status,
+        "expected_s": None,
+        "step_s": None,
+        "expected_bytes": None,
+        "peak_bytes": None,
+        "gain": None,
+        "gain_low": None,
+        "gain_high": None,
+        "processes": 0,
+        "numbers": "",
+        "reason": reason,
+    }
+
+
+def _step_s(record: RunRecord) -> float | None:
+    return record.measurement.median_s() if record.measurement else None
+
+
+def _why(record: RunRecord) -> str:
+    """Return why a record has no number, in one line."""
+    if record.measurement is not None:
+        return "; ".join(caveat.message for caveat in record.warnings) or "its times are not valid"
+    if record.status == "timeout":
+        return "it took longer than the rest of the time"
+    return f"{record.status}: {record.reason}"

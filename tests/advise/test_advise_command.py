@@ -1,0 +1,57 @@
+"""The command on a CPU: a real search of one lever, its resumption, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.record import read_records
+
+SIZE = ["--size", "tiny", "--num-layers", "1", "--context-length", "64", "--batch-size", "1"]
+CELL = [*SIZE, "--steps", "6", "--rounds", "3", "--warmup", "1"]
+
+
+def test_search_on_a_cpu_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["advise", *CELL, "--levers", "attention_backend", "tf32", "--train-steps", "10", "--out", str(tmp_path)]
+    assert main([*words, "--budget", "10m"]) == 0
+    printed = capsys.readouterr()
+    assert "to try: attention_backend (attention sdpa_flash)\n" in printed.err
+    assert "at most 10m, each option 1 to 6 processes" in printed.err
+    assert "does not apply: tf32 (a CPU has no TF32)" in printed.out
+    assert "best:    cs-systems time --size tiny --context-length 64 --num-layers 1" in printed.out
+    advice = json.loads((tmp_path / "advice.json").read_text())
+    (trial,) = [row for row in advice["trials"] if row["change"]]
+    assert trial["status"] in ("kept", "rejected")
+    if trial["status"] == "kept":
+        assert "losses of 11 steps differ by at most" in trial["numbers"]
+    records, _ = read_records(tmp_path)
+    assert {record.status for record in records} == {"ok"}
+    assert main([*words, "--budget", "10m"]) == 0
+    assert f"{len(records)} processes recorded before" in capsys.readouterr().err
+    again, _ = read_records(tmp_path)
+    assert [record.key for record in again] == [record.key for record in records]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--attention", "naive", "sdpa_flash"], "advise begins with one cell, got 2; give one value for each option"),
+        (["--budget", "soon"], "--budget is 'soon'; write a time such as 90s, 15m or 2h"),
+        (["--levers", "turbo"], "unknown lever 'turbo'"),
+        (["--goal", "memory", "--device", "cpu"], "--goal memory requires a GPU"),
+        (["--train-steps", "2"], "--train-steps is 2; it must be at least 10"),
+        (["--memory", "80"], "--memory '80' has no unit; use 80GiB"),
+    ],
+)
+def test_wrong_input_is_refused(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["advise", *CELL, "--out", str(tmp_path), *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", *CELL, "--dry-run", "--out", str(tmp_path / "new")]) == 0
+    assert "to try: " in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
