@@ -299,7 +299,7 @@ class RunConfig:
     ] = "warm"  # fmt: skip
     warmup: Annotated[
         int,
-        Field("untimed steps before the timed ones", takes="one", identity=False, is_measurement=True, least=0),
+        Field("untimed steps before the timed ones", takes="many", identity=False, is_measurement=True, least=0),
     ] = 5
     warmup_s: Annotated[
         float,
@@ -309,6 +309,14 @@ class RunConfig:
         ),
     ] = 0.0  # fmt: skip
     steps: Annotated[int, Field("timed steps", takes="one", identity=False, is_measurement=True, least=1)] = 10
+    steps_s: Annotated[
+        float,
+        Field(
+            "shortest time of the timed steps in seconds, with more steps if needed",
+            frozenset(subject for subject in EVERY if subject.is_timed) - {Subject.LOOP},
+            takes="one", identity=False, is_measurement=True, least=0,
+        ),
+    ] = 0.0  # fmt: skip
     rounds: Annotated[
         int,
         Field(
@@ -362,6 +370,8 @@ class RunConfig:
                 "steps",
                 "rounds",
             )
+        if self.is_profiled and self.steps_s:
+            raise ConfigError(f"steps_s is {self.steps_s:g}, but a profile has a number of steps; use steps", "steps_s")
         if self.is_profiled and self.rounds > 1:
             raise ConfigError(f"rounds is {self.rounds}, but a profile covers one round; leave out rounds", "rounds")
         if self.seq_len is not None and self.seq_len > self.model.context_length:

@@ -442,6 +442,17 @@ def _check_recipe(name: str, options: Mapping[str, Any], config: RunConfig) -> N
         )
 
 
+def of_each(steps: Steps, configs: Callable[[Steps], list[RunConfig]]) -> list[RunConfig]:
+    """Return the cells of each way to measure, those of one cell next to each other.
+
+    configs: returns the cells that are measured in one way.
+    """
+    several = [attribute(each) for each in _MEASUREMENT if isinstance(getattr(steps, attribute(each)), tuple)]
+    values = product(*(getattr(steps, name) for name in several))
+    ways = [replace(steps, **{name: (value,) for name, value in zip(several, way, strict=True)}) for way in values]
+    return [config for same in zip(*map(configs, ways), strict=True) for config in same]
+
+
 _MEASUREMENT = [each for each in FIELDS.values() if each.field.takes and each.field.is_measurement]
 
 
@@ -457,7 +468,14 @@ class Steps:
         def __getattr__(self, name: str) -> Any: ...
 
     def base(self, **rest: Any) -> RunConfig:
+        """Return a configuration with these options. Raises ConfigError for several values of one."""
         given = {each: getattr(self, attribute(each)) for each in _MEASUREMENT}
+        for each, value in given.items():
+            if isinstance(value, tuple):
+                if len(value) > 1:
+                    got = " ".join(map(str, value))
+                    raise ConfigError(f"{each.option} takes one value in this command, got {got}; give one of them")
+                given[each] = value[0]
         values: dict[str, Any] = {
             each.name: parse_bytes(value, each.option) if isinstance(value, str) and each.kind is int else value
             for each, value in given.items()

@@ -43,7 +43,9 @@ def current(progress: Progress) -> str:
     place = f", round {progress.round + 1}/{rounds}" if progress.round is not None and rounds > 1 else ""
     if progress.warmup:
         done, steps = progress.warmup
-        place = f", warm-up step {done}/{steps}, then {progress.config.steps} timed"
+        seconds = progress.config.steps_s
+        then = duration(seconds) if seconds else progress.config.steps
+        place = f", warm-up step {done}/{steps}, then {then} timed"
     return plain(describe(progress.config)) + place
 
 

@@ -21,6 +21,7 @@ from cs_systems.cli._options import (
     check_keep_graph,
     check_modes,
     derived,
+    of_each,
     of_subject,
 )
 from cs_systems.config import ConfigError, Mode, RunConfig, grid, one_of
@@ -88,4 +89,4 @@ ARGS = Attention
 def run(args: Attention) -> int:
     from cs_systems.cli._sweep import run_and_report
 
-    return run_and_report(args.cells.configs(args.steps), args.sweep, "attention", args.steps.seed)
+    return run_and_report(of_each(args.steps, args.cells.configs), args.sweep, "attention", args.steps.seed)

@@ -47,7 +47,7 @@ NOT_OF_FITS = WATCHED | {field.name for kind in (Sweep, Steps) for field in fiel
 @dataclass(frozen=True)
 class Memory:
     cells: ModelCells = field(default_factory=ModelCells)
-    steps: Steps = field(default_factory=lambda: Steps(warmup=0, steps=2))
+    steps: Steps = field(default_factory=lambda: Steps(warmup=(0,), steps=2))
     sweep: Sweep = field(default_factory=Sweep)
     step: Workloads = field(default_factory=Workloads)
     snapshot: Annotated[bool, flag("also write a CUDA memory snapshot of the steps after --warmup")] = False

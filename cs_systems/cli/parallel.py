@@ -179,6 +179,7 @@ def _checked(cells: Sequence[RunConfig]) -> list[RunConfig]:
 
 def _profiled(cell: RunConfig, name: str) -> RunConfig:
     """Return the cell under a profiler: a few warm steps; for memory the first step, which creates optimizer state."""
+    cell = replace(cell, steps_s=0.0)
     if name == "rank_memory":
         return replace(cell, profiler=name, warmup=0, steps=2, rounds=1)
     return replace(cell, profiler=name, steps=min(cell.steps, 3), rounds=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from cs_systems.cli._options import Experiments, ModelCells, Steps, Sweep, Workloads, flag
+from cs_systems.cli._options import Experiments, ModelCells, Steps, Sweep, Workloads, flag, of_each
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ ARGS = Time
 def run(args: Time) -> int:
     from cs_systems.cli._sweep import print_warmup, run_and_report
 
-    configs = args.cells.configs(args.steps.base(), args.step)
+    configs = of_each(args.steps, lambda steps: args.cells.configs(steps.base(), args.step))
     show = print_warmup if args.warmup_study else None
     limit_s = args.experiments.limit_s(configs)
     return run_and_report(configs, args.sweep, "time", args.steps.seed, show, experiments_s=limit_s)

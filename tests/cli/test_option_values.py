@@ -14,7 +14,8 @@ import pytest
 
 from cs_systems.advise import cells
 from cs_systems.cli import COMMANDS, _course, _sweep, main
-from cs_systems.config import RunConfig
+from cs_systems.cli._options import ModelCells, Steps, of_each
+from cs_systems.config import ConfigError, RunConfig
 from cs_systems.measure.runtime.sweep import check
 from cs_systems.record import Row, append_record
 from tests.advise.test_search import CPU
@@ -155,3 +156,11 @@ def test_pairs_of_options_are_applied_or_refused(command: str, capsys: pytest.Ca
 def test_option_without_effect_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split(" ")) == 2
     assert message in capsys.readouterr().err
+
+
+def test_several_warmups_stand_next_to_each_other_in_every_cell_of_time_and_attention() -> None:
+    ways = Steps(warmup=(0, 5))
+    found = of_each(ways, lambda steps: ModelCells(size=("small", "medium")).configs(steps.base()))
+    assert [(c.model.name, c.warmup) for c in found] == [("small", 0), ("small", 5), ("medium", 0), ("medium", 5)]
+    with pytest.raises(ConfigError, match=r"--warmup takes one value in this command, got 0 5; give one of them"):
+        ways.base()

@@ -552,3 +552,13 @@ def test_narrow_terminal_shortens_options_of_strategies(build: Build) -> None:
     assert "\ntorch_ddp:gabv=true  " in text
     assert "\nfsdp:cd=bf16  " in text
     assert "torch_ddp:gradient_as_bucket_view=true  " in render(records, width=200)
+
+
+def test_warmup_is_a_column_only_where_cells_differ_in_nothing_else(build: Build) -> None:
+    records = [
+        build(replace(train_config(size), warmup=warmup), 0.1, 1e12, 10**9)
+        for size in ("small", "medium")
+        for warmup in (0, 5)
+    ]
+    shown = [{column.name for column in tables(chosen)[0].columns} for chosen in (records, records[1:3])]
+    assert ["warmup" in names for names in shown] == [True, False]

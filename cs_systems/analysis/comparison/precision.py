@@ -108,7 +108,7 @@ def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict
     mine = [record for record in records if _role(record) == workload]
     cells: dict[RunConfig, dict[Precision, list[RunRecord]]] = {}
     for record in sorted(mine, key=lambda r: list(Precision).index(r.run_config.precision)):
-        cell = replace(record.run_config, precision=BASELINE, warmup=0, warmup_s=0.0, steps=1, rounds=1)
+        cell = replace(record.run_config, precision=BASELINE, warmup=0, warmup_s=0.0, steps=1, steps_s=0.0, rounds=1)
         cells.setdefault(cell, {}).setdefault(record.run_config.precision, []).append(record)
     return cells
 

@@ -289,7 +289,14 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
     with _compiling(config):
         known = len(graph_breaks())
         samples = partial(
-            measure, device=device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes
+            measure,
+            device=device,
+            warmup=warmup,
+            warmup_s=warmup_s,
+            steps=steps,
+            steps_s=config.steps_s / config.rounds,
+            round=round,
+            probes=probes,
         )
         if not config.is_distributed:  # ranks send nothing that their supervisor would have to join
             samples = partial(samples, on_warmup=WarmupProgress(emit, cell.index, warmup, warmup_s))

@@ -40,13 +40,14 @@ def measure(
     warmup: int,
     steps: int,
     warmup_s: float = 0.0,
+    steps_s: float = 0.0,
     round: int = 0,
     probes: Probes | None = None,
     clock: Clock = time.perf_counter,
     region: Callable[[], AbstractContextManager[object]] = nullcontext,
     on_warmup: Callable[[int], object] = lambda done: None,
 ) -> Iterator[Sample]:
-    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed ones; yield samples.
+    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then timed ones likewise; yield samples.
 
     region: a context entered around the timed steps only.
     on_warmup: called with the number of finished warm-up steps before each further one, and never before a timed step.
@@ -54,8 +55,9 @@ def measure(
     probes = probes or Probes(device)
     hold_s = FIRST_HOLD_S if device.is_cuda and getattr(workload, "hides_launches", False) else None
     started, warmed, timed = clock(), 0, 0
+    begun = started  # of the timed steps
     with ExitStack() as watched:
-        while timed < steps:
+        while timed < steps or (steps_s and process_group.agreed(clock() - begun < steps_s, device)):
             is_warmup = warmed < warmup
             if warmup_s and not is_warmup:
                 is_warmup = process_group.agreed(clock() - started < warmup_s, device)
@@ -63,6 +65,7 @@ def measure(
                 on_warmup(warmed)
             elif timed == 0:
                 watched.enter_context(region())
+                begun = clock()
             sample = _sample(workload, device, probes, clock, hold_s, round=round, warmup=is_warmup)
             if hold_s is not None:
                 hold_s = min(HOLD_MARGIN * sum(sample.submit_s.values()), LONGEST_HOLD_S)

@@ -60,6 +60,8 @@ _CONDITIONS = tuple(
     for name, each in FIELD_COLUMNS.items()
     if each.field.is_measurement and each.field.identity and Subject.ATTENTION in each.subjects and name != "device"
 )
+# Of a measurement, several values of which a command takes.
+COMPARED = tuple(n for n, each in FIELD_COLUMNS.items() if each.field.takes == "many" and not each.field.identity)
 ENDING = (*_CONDITIONS, *_names("device_name torch code_version seed repeat"))
 ESSENTIAL = _names("forward.median_s backward.median_s")  # phases that a narrow terminal keeps
 

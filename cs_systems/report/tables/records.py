@@ -219,6 +219,9 @@ def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
             apart.append(name)
         elif not whole[name].isna().all() and not layout.is_silent(name, whole[name].iloc[0]):
             constant.append(name)
+    ways = [name for name in layout.COMPARED if whole[name].nunique() > 1]
+    if ways and whole.duplicated([*apart, "phase"]).any():
+        apart += ways
     if not apart:
         apart = constant[:1] if constant and constant[0] not in layout.ENDING else ["workload"]
     constant = [name for name in constant if name not in apart]

@@ -138,6 +138,12 @@ def test_warm_up_lasts_given_steps_and_seconds() -> None:
     assert [s.warmup for s in samples] == [True] * 10 + [False]
 
 
+def test_timed_steps_fill_their_time_and_are_at_least_their_number() -> None:
+    machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)  # a step with its preparation takes 102 s
+    assert [s.warmup for s in run(machine, warmup=1, steps=2, steps_s=1000.0)] == [True] + [False] * 10
+    assert [s.warmup for s in run(machine, warmup=1, steps=2, steps_s=1.0)] == [True] + [False] * 2
+
+
 def test_no_garbage_is_collected_within_a_step() -> None:
     machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
     assert gc.isenabled()
