@@ -155,6 +155,8 @@ def profile(
     every = chosen = [step._replace(number=number) for number, step in enumerate(chosen)]
     has_kernel, incomplete, left_out = _launched_in(trace, chosen), None, list[Step]()
     faulty = _with_faults(trace, chosen)
+    if len(chosen) == 1 and faulty.any() and (recorded := _up_to_the_last_kernel(trace, chosen[0])):
+        chosen, faulty, incomplete = [recorded], np.zeros(1, bool), _cut_short(trace)
     if faulty.any():
         whole = has_kernel & ~faulty
         incomplete = _how_incomplete(trace, chosen, faulty, are_left_out=bool(whole.any()))
@@ -317,6 +319,24 @@ def _with_faults(trace: Trace, steps: Sequence[Step]) -> Bools:
     faults = np.concatenate([trace.lost_launches, kernels.launched_s[zero_kernels(kernels)]])
     number, inside = steps_of(faults, steps)
     return np.bincount(number[inside], minlength=len(steps)) > 0
+
+
+def _up_to_the_last_kernel(trace: Trace, step: Step) -> Step | None:
+    """Return the part of the only step that was recorded whole: most kernels, up to the last one; else None."""
+    kernels, lost_s = trace.kernels, trace.lost_launches
+    inside = steps_of(kernels.launched_s, [step])[1]
+    if inside.sum() <= len(lost_s) or zero_kernels(kernels).any() or lost_s.min() <= kernels.launched_s[inside].max():
+        return None
+    return step._replace(end_s=float(kernels.end_s[inside].max()))
+
+
+def _cut_short(trace: Trace) -> str:
+    """Return how many of the last launched kernels are missing, and what follows."""
+    lost, launches = len(trace.lost_launches), len(trace.lost_launches) + len(trace.kernels)
+    return (
+        f"incomplete trace: the last {lost:,} of {counted(launches, 'launched kernel')} ({lost / launches:.1%}) are "
+        "missing; the time up to the last recorded kernel is judged"
+    )
 
 
 def _how_incomplete(trace: Trace, steps: Sequence[Step], faulty: Bools, *, are_left_out: bool) -> str:

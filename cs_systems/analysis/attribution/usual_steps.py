@@ -41,6 +41,7 @@ FIRST_LAUNCHES = "first kernel launches"
 NO_CALLS = "stretches without a CUDA call"
 LONGEST = 60  # characters of a name in a sentence
 LONG_CALL_S = 5e-3  # a launch takes some µs; one that lasts longer loads or compiles code first
+FIRST_CALL_S = 1e-3  # the same of the first launch of a kernel, and of calls of a recording that is cold throughout
 LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual work are not named
 START_UP_S = 5e-3  # a shorter time before the first launch is none
 COLD = 0.3  # share of the time in which first uses leave nothing to judge
@@ -130,16 +131,17 @@ def usual_steps(profile: Profile) -> Usual:
     total_s = whole.end_s - whole.start_s
     last_s = max(window.end_s for window in found.profile.steps)
     ranges = [] if found.is_cold else ranges_before(trace, began_s, LEAST_NAMED * total_s)
-    calls = long_calls(trace, whole.start_s, last_s if found.is_cold else began_s)
+    calls = long_calls(trace, whole.start_s, began_s, FIRST_CALL_S)
     if (silent_s := _silent_s(trace, whole.start_s, began_s, ranges)) >= LEAST_NAMED * total_s:
         calls[NO_CALLS] = silent_s
+    first_uses = _first_uses(trace, began_s, last_s) if found.is_cold else {}
+    calls = {name: calls.get(name, 0.0) + first_uses.get(name, 0.0) for name in {**calls, **first_uses}}
     causes = _times(ranges) | dict(sorted(calls.items(), key=lambda item: -item[1]))
-    lost_s = math.fsum(long_calls(trace, began_s, last_s).values())
     return replace(
         found,
         total_s=total_s,
         start_up=_in_words(causes),
-        start_up_s=max(0.0, began_s - whole.start_s) + (lost_s if found.is_cold else 0.0),
+        start_up_s=max(0.0, began_s - whole.start_s) + math.fsum(first_uses.values()),
         is_named=is_named,
     )
 
@@ -193,6 +195,9 @@ def _of_steps(profile: Profile, name: str = "") -> Usual:
         (first, *_), last = profile.steps, profile.steps[-1]
         causes = long_calls(profile.trace, first.start_s, last.end_s) if count < 2 else {}
         lost_s, step_s = math.fsum(causes.values()), max(total_s, walls_s) / count
+        if lost_s > COLD * step_s:
+            causes = _first_uses(profile.trace, first.start_s, last.end_s)
+            lost_s = math.fsum(causes.values())
         return Usual(
             profile,
             step_s,
@@ -355,31 +360,44 @@ def _by_rhythm(trace: Trace) -> tuple[list[Step], str]:
 def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
     """Return the window from the end of its start-up on, to the end of its kernels, and whether it is cold throughout.
 
-    The time before its first launch is of no step. The start-up ends with the last launch that loads code, if most
-    kernels follow it and most of their time.
+    The time before its first launch is of no step, unless kernels already ran when the recording began. The start-up
+    ends with the last launch that loads code, if most kernels follow it and most of their time.
     """
     kernels = trace.kernels
     inside = steps_of(kernels.launched_s, [window])[1]
     if not inside.any():
         return window, False
-    launched = kernels.launched_s[inside & np.isfinite(kernels.launched_s)]
-    start_s = float(launched.min()) if len(launched) else float(kernels.start_s[inside].min())
+    launched_s = kernels.launched_s[inside]
+    start_s = float(np.where(np.isfinite(launched_s), launched_s, kernels.start_s[inside]).min())
     end_s = float(kernels.end_s[inside].max())
     if end_s <= start_s:
         return window, False
-    long = inside & (kernels.launch_end_s - kernels.launch_start_s > LONG_CALL_S)
-    long[long] = idle_during(kernels, kernels.launch_start_s[long], kernels.launch_end_s[long]) > LONG_CALL_S
+    least_s = np.full(len(kernels), LONG_CALL_S)
+    least_s[np.unique(kernels.function.codes, return_index=True)[1]] = FIRST_CALL_S
+    long = inside & (kernels.launch_end_s - kernels.launch_start_s > least_s)
+    long[long] = idle_during(kernels, kernels.launch_start_s[long], kernels.launch_end_s[long]) > least_s[long]
     if not long.any():
-        return Step(window.name, start_s, end_s), False
+        return window._replace(start_s=start_s, end_s=end_s), False
     loaded_s = float(kernels.launch_end_s[long].max())
     after, lasted = inside & (kernels.launched_s >= loaded_s), kernels.end_s - kernels.start_s
     if after.sum() < FIRST_HALF * inside.sum() or lasted[after].sum() < FIRST_HALF * lasted[inside].sum():
         lost_s = math.fsum(long_calls(trace, start_s, end_s).values())
-        return Step(window.name, start_s, end_s), lost_s > COLD * (end_s - start_s)
+        return window._replace(start_s=start_s, end_s=end_s), lost_s > COLD * (end_s - start_s)
     return Step(window.name, loaded_s, end_s), False
 
 
-def long_calls(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
+def _first_uses(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
+    """Return the time of long calls of a recording that is cold throughout, and of silence until the last of them."""
+    calls = long_calls(trace, from_s, to_s, FIRST_CALL_S)
+    own = trace.calls.where(_is_of_host)
+    long = (own.start_s >= from_s) & (own.start_s < to_s) & (own.end_s - own.start_s > FIRST_CALL_S)
+    until_s = float(own.end_s[long].max(initial=from_s))
+    if silent_s := math.fsum(end - start for start, end in silences(trace, from_s, until_s)):
+        calls[NO_CALLS] = silent_s
+    return dict(sorted(calls.items(), key=lambda item: -item[1]))
+
+
+def long_calls(trace: Trace, from_s: float, to_s: float, least_s: float = LONG_CALL_S) -> dict[str, float]:
     """Return the time of calls that load code, or keep an idle device waiting for long, the longest first.
 
     A copy or a wait for the device is none of them, nor a launch that waits for room in the queue: while these last,
@@ -387,12 +405,12 @@ def long_calls(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
     """
     calls = trace.calls.take((trace.calls.start_s >= from_s) & (trace.calls.start_s < to_s))
     loads = calls.name.codes_where(LOADS.search)
-    long = calls.end_s - calls.start_s > LONG_CALL_S
+    long = calls.end_s - calls.start_s > least_s
     calls = calls.take(long | loads).where(_is_of_host)
     idle_s = idle_during(trace.kernels, calls.start_s, np.minimum(calls.end_s, to_s))
     found: dict[str, float] = defaultdict(float)
     for name, time_s in zip(calls.name, idle_s.tolist(), strict=True):
-        if time_s > LONG_CALL_S or LOADS.search(name):
+        if time_s > least_s or LOADS.search(name):
             found[FIRST_LAUNCHES if kind(name) in (Kind.LAUNCH, Kind.GRAPH_LAUNCH) else unversioned(name)] += time_s
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
