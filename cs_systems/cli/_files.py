@@ -30,6 +30,7 @@ from cs_systems.core.validation import option
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.inventory import FileRow
+    from cs_systems.analysis.attribution.profile import Profile
 
 
 class OfRank(NamedTuple):
@@ -83,6 +84,18 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
         return [OfRank(one, rank, pid) for rank, pid in enumerate(pids)]
     found = ranks_of([source.path for source in traces], only_if_certain=not wanted)
     return None if found is None else [OfRank(source, found[source.path], None) for source in traces]
+
+
+def ranks_inside(args: Analyze, source: Source, profile: Profile) -> list[OfRank] | None:
+    """Return the ranks of a job that one file holds; None for one process, or one that is asked for."""
+    from cs_systems.analysis.attribution.kernel_families import family
+
+    kernels = profile.trace.kernels.function.values
+    if len(profile.trace.processes) < 2 or args.process is not None or args.table or args.format == "html":
+        return None
+    if not any(family(function.name) == "collective" for function in kernels):
+        return None
+    return ranks_in([source], wanted=True)
 
 
 def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:

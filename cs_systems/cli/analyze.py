@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.analysis.comparison import SIDES
 from cs_systems.cli._analyze import OF_RANKS, OF_TRACE, Analyze, check_what_if, read_profiles, recorded
-from cs_systems.cli._files import inventory_text, no_file, ranks_in, ranks_text, refuse_unused
+from cs_systems.cli._files import inventory_text, no_file, ranks_in, ranks_inside, ranks_text, refuse_unused
 from cs_systems.cli._options import given, refuse
 from cs_systems.cli._output import check_outputs, compared, deliver, joined, page_asked
 from cs_systems.cli._tables import (
@@ -129,6 +129,8 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
         unfit = [name for name in ("table", "top") if getattr(args, name)]
         refuse(unfit, "a page (--format html or --open) always shows every table")
     profiles = read_profiles(args, sources)
+    if not compares and (ranks := ranks_inside(args, sources[0], profiles[0])):
+        return ranks_text(args, ranks)
     if args.format == "html" and not compares:
         from cs_systems.analysis.attribution.range_tree import range_tree
         from cs_systems.analysis.attribution.timeline import results, view

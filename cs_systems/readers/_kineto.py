@@ -96,7 +96,7 @@ def read(path: Path, process: int | None = None) -> Trace:
         try:
             text = Text(file, path)
             before = header(text)
-            devices, modules = _devices(before), unpacked(before.get(HEADER))
+            (devices, multiprocessors), modules = _devices(before), unpacked(before.get(HEADER))
             reader = _Reader(path)
             for batch in events(text):
                 reader.take(batch)
@@ -104,7 +104,9 @@ def read(path: Path, process: int | None = None) -> Trace:
             if text.arrays > 1:
                 reader.limitations.append(f"it has traceEvents {text.arrays} times; the events of all are read")
             job = jobs.job(before, reader.origin_us)
-            return replace(reader.trace(devices, process, modules), job=job)
+            trace = reader.trace(devices, process, modules)
+            pids = tuple(found) if len(found := reader.launching()) > 1 else ()
+            return replace(trace, job=job, multiprocessors=multiprocessors, processes=pids)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ConfigError(f"{path} is truncated or damaged ({error}); copy it again, or record it again") from None
         except OverflowError:
@@ -120,17 +122,35 @@ def read(path: Path, process: int | None = None) -> Trace:
             ) from None
 
 
+@without_collector()
+def processes(path: Path) -> list[int]:
+    """Return the pids of the processes that launched kernels, where a tool merged the traces of several ranks."""
+    try:
+        with closing(Unpacked(path)) as file:
+            text = Text(file, path)
+            header(text)
+            reader = _Reader(path)
+            for batch in events(text):
+                reader.take(batch)
+                reader.refuse_too_many(file)
+            return reader.launching()
+    except (ConfigError, EOFError, ValueError, OverflowError, RecursionError, OSError):  # reading it reports which
+        return []
+
+
 def stated_job(path: Path) -> jobs.Job:
     """Return the identity that the header states."""
     with closing(Unpacked(path)) as file:
         return jobs.job(header(Text(file, path)))
 
 
-def _devices(before: dict[str, Any]) -> dict[int, str]:
-    """Return the device names by device number; empty if `deviceProperties` does not have the profiler's form."""
+def _devices(before: dict[str, Any]) -> tuple[dict[int, str], dict[int, int]]:
+    """Return names and numbers of multiprocessors by device number, as far as `deviceProperties` has them."""
     properties = before.get("deviceProperties")
     known = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
-    return {one["id"]: str(one["name"]) for one in known if type(one.get("id")) is int and one.get("name")}
+    known = [one for one in known if type(one.get("id")) is int]
+    names = {one["id"]: str(one["name"]) for one in known if one.get("name")}
+    return names, {one["id"]: one["numSms"] for one in known if type(one.get("numSms")) is int and one["numSms"] > 0}
 
 
 @dataclass
@@ -504,6 +524,12 @@ class _Reader:
                 f"{self.path} holds no kernel and no range that ends ({self.endless[0]!r} never ends); record "
                 "again, and stop the profiler only after the ranges have ended"
             )
+
+    def launching(self) -> list[int]:
+        """Return the pids of the processes that launched kernels, in order."""
+        kernels = self.kernels.columns()[CORRELATION]
+        found = (pid for pid, process in self.processes.items() if process.launches)
+        return sorted(pid for pid in found if self.processes[pid].launches.has(kernels).any())
 
     def _process(self, wanted: int | None) -> int:
         """Return the pid of the process to read: `wanted`, or the one with the most kernels, with a limitation.

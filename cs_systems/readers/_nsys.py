@@ -42,6 +42,7 @@ from cs_systems.readers.forms.trace import (
     NO_COPIES,
     NO_KERNELS,
     NO_WAITS,
+    UNIFIED,
     WHOLE_GRAPH,
     Allocations,
     Calls,
@@ -57,8 +58,9 @@ KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNT
 COPIES = {"memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY", "memset": "CUPTI_ACTIVITY_KIND_MEMSET"}
 WAITS, EVENTS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 OF_EVENT, OF_STREAM_FOR_EVENT, OF_CONTEXT = 1, 2, 4  # ENUM_CUPTI_SYNC_TYPE; 3 waits for a stream
-# ENUM_CUDA_MEMCPY_OPER → direction; the last three are of unified memory.
+# ENUM_CUDA_MEMCPY_OPER → direction; the last three are of unified (managed) memory.
 DIRECTIONS = ("", *map("to".join, ("HD", "DH", "HA", "AH", "AA", "AD", "DA", "DD", "HH", "PP", "HD", "DH", "DD")))
+FIRST_UNIFIED = 11
 HOST_MEMORY = ("pageable", "pinned")  # the first numbers of ENUM_CUDA_MEM_KIND
 MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"  # recorded with --cuda-memory-usage=true
 FREED, ON_THE_HOST = 1, "0, 1"  # ENUM_CUDA_DEV_MEM_EVENT_OPER; ENUM_CUDA_MEM_KIND: pageable, pinned
@@ -128,6 +130,7 @@ class _Reader:
         self.database = database
         self.path = path
         self.limitations: list[str] = []
+        self.launching: tuple[int, ...] = ()
         self.columns = sqlite.columns(database)
         self._refuse()
         self.by_start = _none  # order of the table of calls in time
@@ -247,6 +250,7 @@ class _Reader:
         )
         pids = {number >> 24 & 0xFFFFFF: number for number in found}
         counts = {pid: found[number] for pid, number in pids.items()}
+        self.launching = tuple(sorted(pids)) if what == "kernel" else ()
         pid, note = chosen_process(self.path, counts, what, wanted, can_merge=self._has(KERNELS))
         self.limitations += [note] if note else []
         return int(pids[pid])
@@ -258,7 +262,7 @@ class _Reader:
         trace = Trace(
             source=str(self.path),
             profiler="nsys",
-            devices=self._devices(),
+            devices=self._by_device("name"),
             kernels=kernels,
             copies=copies,
             calls=self.launches.calls,
@@ -270,6 +274,9 @@ class _Reader:
             lost_launches=self._lost_launches(kernels),
             job=self._job(),
             waits=self._waits(),
+            multiprocessors={
+                device: int(count) for device, count in self._by_device("smCount").items() if count != "0"
+            },
         )
         return outermost_calls(trace)
 
@@ -290,9 +297,11 @@ class _Reader:
             began_s=began_ns * 1e-9 if isinstance(began_ns, int) else None,
         )
 
-    def _devices(self) -> dict[int, str]:
-        """Return the names of the GPUs by CUDA device number, which CUDA_VISIBLE_DEVICES can change."""
-        by_id = self._texts("TARGET_INFO_GPU", "name")
+    def _by_device(self, column: str) -> dict[int, str]:
+        """Return a property of the GPUs by CUDA device number, which CUDA_VISIBLE_DEVICES can change."""
+        if column not in self.columns.get("TARGET_INFO_GPU", ()):
+            return {}
+        by_id = self._texts("TARGET_INFO_GPU", column)
         if "cuDevice" not in self.columns.get("TARGET_INFO_GPU", ()):
             return by_id
         numbers = self.database.execute("SELECT id, cuDevice FROM TARGET_INFO_GPU WHERE typeof(cuDevice) = 'integer'")
@@ -549,7 +558,7 @@ def _copy_name(direction: int, *memory: int) -> str:
     """Return a copy's name from its direction and the kinds of memory at both sides."""
     host = [name for number, name in enumerate(HOST_MEMORY) if number in memory]
     sides = DIRECTIONS[direction] if 0 <= direction < len(DIRECTIONS) else ""
-    return " ".join(filter(None, (sides, *host[:1])))
+    return f"{sides} {UNIFIED}" if sides and direction >= FIRST_UNIFIED else " ".join(filter(None, (sides, *host[:1])))
 
 
 def _numbers(text: bytes, count: int, table: str) -> Ints:

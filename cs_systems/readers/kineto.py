@@ -9,6 +9,7 @@ FORMAT = Format(
     suffixes=(".json", ".json.gz"),
     read=imported("cs_systems.readers._kineto"),
     job=imported("cs_systems.readers._kineto", "stated_job"),
+    processes=imported("cs_systems.readers._kineto", "processes"),
     record="`with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) "
     'as p: …`, then `p.export_chrome_trace("trace.json.gz")`',
     lacks="memory per kernel; the kernels of CUDA graphs in old versions",

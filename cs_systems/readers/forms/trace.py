@@ -53,6 +53,7 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
+UNIFIED = "unified"  # in the name of a copy: pages of managed memory that moved to where they were accessed
 WHOLE_GRAPH = "CUDA graph "  # beginning of the name of a graph that was recorded as one kernel
 
 
@@ -268,7 +269,7 @@ class Copy(NamedTuple):
     stream: int | None
     bytes: int | None
     call: int | None = None  # index of the call that asked for it
-    name: str = ""  # direction and kind of the host's memory: "HtoD pageable", "DtoD"; "" if not recorded
+    name: str = ""  # direction and kind of memory: "HtoD pageable", "DtoH unified", "DtoD"; "" if not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +424,9 @@ class Trace:
     `messages` maps the index of a collective's kernel to the profiler's description of the call. `lacks_kernels`: the
     device ran kernels that the file does not hold, so its idle time is unknown. `lost_launches` are the starts of
     launches without a kernel because of a fault of the profiler (see `_lost_kernels`). `functions` are the calls of
-    Python functions that last half a millisecond or more, where stacks were recorded.
+    Python functions that last half a millisecond or more, where stacks were recorded. `multiprocessors` has the number
+    of each device, where the profiler recorded it. `processes` are the pids of all that launched kernels, where the
+    file holds several.
     """
 
     source: str
@@ -446,6 +449,8 @@ class Trace:
     lost_launches: Floats = field(default_factory=lambda: np.empty(0))
     waits: Waits = NO_WAITS
     functions: Ranges = NO_RANGES
+    multiprocessors: dict[int, int] = field(default_factory=dict)
+    processes: tuple[int, ...] = ()
 
 
 def outermost_calls(trace: Trace) -> Trace:
