@@ -28,9 +28,8 @@ from cs_systems.core.tables import Row, Tables, first_row
 from cs_systems.core.units import counted, human
 from cs_systems.formulas.cost import COST
 from cs_systems.formulas.peaks import CEILING, peak_flops
-from cs_systems.readers._lost_kernels import launches_kernel
 from cs_systems.readers._stalls import Kind, kind
-from cs_systems.readers.forms.trace import Trace, steps_of
+from cs_systems.readers.forms.trace import steps_of
 from cs_systems.record import Measurement, RunRecord, measured_by
 
 if TYPE_CHECKING:
@@ -252,10 +251,14 @@ class Evidence:
         return has_operators or any("at::native" in row["kernel"] for row in self.kernels())
 
     def mostly_torch(self, families: Iterable[str]) -> bool:
-        """Return whether PyTorch's own kernels take most of these families' time; True where no kernel is known."""
+        """Return whether PyTorch's own kernels take most of these families' time; True where no kernel is known.
+
+        Kernels of cuDNN, which every framework calls, do not count if PyTorch's own run beside them.
+        """
         of_family = [row for row in self.kernels() if row["family"] in {*families}]
-        whole_s = sum(row["time_s"] for row in of_family)
-        return sum(row["time_s"] for row in of_family if "at::native" in row["kernel"]) >= MOSTLY * whole_s
+        own_s = sum(row["time_s"] for row in of_family if "at::native" in row["kernel"])
+        whole_s = sum(row["time_s"] for row in of_family if not own_s or "cudnn" not in row["kernel"])
+        return own_s >= MOSTLY * whole_s
 
     @cached_property
     def input_s(self) -> float:
@@ -394,9 +397,10 @@ def of_profile(profile: Profile) -> Evidence:
     from cs_systems.analysis.attribution.tables import NO_COSTS
     from cs_systems.analysis.attribution.tables import TABLES as MADE
     from cs_systems.analysis.attribution.usual_steps import usual_steps, whole_graph_share
+    from cs_systems.analysis.diagnosis._without_kernels import why_not_judged
 
     if not profile.trace.kernels:
-        return Evidence(judged="", not_judged=_no_kernels(profile.trace))
+        return Evidence(judged="", not_judged=why_not_judged(profile))
     if profile.incomplete and profile.trace.lacks_kernels:
         return Evidence(judged="")
     usual = usual_steps(profile)
@@ -422,15 +426,6 @@ def of_profile(profile: Profile) -> Evidence:
     if not unknowns and usual.is_once and are_few and told_s < MOSTLY * usual.step_s:
         return Evidence(usual=usual, judged="", unknowns=(_too_little(usual),))
     return found
-
-
-def _no_kernels(trace: Trace) -> str:
-    """Return why nothing is judged: without a GPU there are no launches either."""
-    launches = len(trace.calls.where(launches_kernel))
-    if not launches:
-        return "the trace has no kernels; record on a machine with a GPU"
-    launched = counted(launches, "launch", "launches")
-    return f"the profiler recorded {launched} and no kernel; stop other profilers (ncu, DCGM), and record again"
 
 
 def _kernels_of(usual: Usual) -> int:

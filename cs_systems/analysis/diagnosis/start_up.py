@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
+
+from cs_systems.analysis.attribution.gaps import silences
 from cs_systems.analysis.attribution.usual_steps import START_UP, WHOLE_PROCESS, Apart, Usual
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
@@ -11,6 +15,11 @@ from cs_systems.core.units import human
 REMEDY = "warm up before recording, and leave this time out of every mean"
 COLD = "run the step several times before recording it, because every kernel here runs for the first time"
 LATER = "run each branch of the program once before recording or serving it, or set CUDA_MODULE_LOADING=EAGER"
+FILLED = (
+    "find what the program does there: if it fills this memory, do so in a kernel or in several threads, and leave "
+    "this time out of every mean"
+)
+MANAGED = re.compile("MallocManaged|MemAllocManaged")
 MOST_NAMED = 2
 LEAST = 0.1  # share of the recording; every recording begins somewhere
 TRIAL = 0.01  # share of the recording; steps that take less are a trial, though they repeat
@@ -25,7 +34,14 @@ def find(evidence: Evidence) -> Diagnosis | None:
     first = next((apart for apart in usual.apart if apart.kind == START_UP and usual.is_named), None)
     why = f" ({', '.join(usual.start_up[:MOST_NAMED])})" if usual.start_up else ""
     share = f"{usual.start_up_s / usual.total_s:.0%} of the recording is start-up"
-    if usual.is_cold:
+    takes_s, remedy = usual.start_up_s, COLD if usual.is_cold else LATER if first and first.steps[0] else REMEDY
+    if (filling_s := _filling_s(usual)) > MOSTLY * usual.start_up_s:
+        takes_s, remedy = filling_s, FILLED
+        cause = (
+            f"{filling_s / usual.total_s:.0%} of the recording the host makes no CUDA call between allocating managed "
+        )
+        cause += f"memory and its first use ({human(filling_s, 's')})"
+    elif usual.is_cold:
         cause = f"{share}{why}, and no step is warm"
     elif first:
         cause = f"{_which(first)} {human(first.each_s, 's')} where the usual ones take {human(first.usual_s, 's')}: "
@@ -35,14 +51,26 @@ def find(evidence: Evidence) -> Diagnosis | None:
     row: Row = {"start_up_s": usual.start_up_s, "recording_s": usual.total_s}
     return Diagnosis(
         cause,
-        COLD if usual.is_cold else LATER if first and first.steps[0] else REMEDY,
+        remedy,
         usual.total_s,
-        takes=usual.start_up_s,
+        takes=takes_s,
         evidence=(row,),
         is_of_recording=True,
         is_outside=True,
         comes_last=_comes_last(usual, usual.start_up_s / usual.total_s),
     )
+
+
+def _filling_s(usual: Usual) -> float:
+    """Return the time without a CUDA call from the first allocation of managed memory to the usual work."""
+    trace = usual.profile.trace
+    if not len(trace.calls):
+        return 0.0
+    allocated_s = trace.calls.end_s[trace.calls.name.codes_where(MANAGED.search)]
+    until_s = usual.profile.steps[0].start_s
+    if not len(allocated_s) or allocated_s[0] >= until_s:
+        return 0.0
+    return math.fsum(end - start for start, end in silences(trace, float(allocated_s[0]), until_s))
 
 
 def _which(apart: Apart) -> str:

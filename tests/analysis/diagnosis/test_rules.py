@@ -45,6 +45,7 @@ from cs_systems.record import Measurement, RunRecord, Sample, read_records
 from cs_systems.report import diagnoses
 from tests.analysis.diagnosis.test_loop_rules import TRIED as OF_LOOPS
 from tests.analysis.diagnosis.test_memory_rules import TRIED as OF_MEMORY
+from tests.analysis.diagnosis.test_odd_recordings import TRIED as OF_ODD
 from tests.analysis.diagnosis.test_rank_rules import TRIED as OF_RANKS
 from tests.analysis.diagnosis.test_recordings import TRIED as OF_RECORDINGS
 from tests.analysis.diagnosis.test_trace_rules import TRIED as OF_TRACES
@@ -365,7 +366,7 @@ def test_small_cause_comes_after_one_outside_of_the_usual_steps() -> None:
 
 def test_every_rule_has_a_planted_fault() -> None:
     rules = {name.replace("_", "-") for name in plugins.names("diagnosis")}
-    tried = {*OF_LOOPS, *OF_MEMORY, *OF_RANKS, *OF_RECORDINGS, *OF_TRACES}
+    tried = {*OF_LOOPS, *OF_MEMORY, *OF_RANKS, *OF_ODD, *OF_RECORDINGS, *OF_TRACES}
     assert rules == {fault.partition(",")[0] for fault in PLANTED} | tried
 
 

@@ -16,6 +16,7 @@ from cs_systems.record import Measurement, Sample
 from cs_systems.report import diagnoses
 from tests.analysis.diagnosis.test_loop_rules import TRIED as OF_LOOPS
 from tests.analysis.diagnosis.test_memory_rules import TRIED as OF_MEMORY
+from tests.analysis.diagnosis.test_odd_recordings import TRIED as OF_ODD
 from tests.analysis.diagnosis.test_rank_rules import TRIED as OF_RANKS
 from tests.analysis.diagnosis.test_recordings import TRIED as OF_RECORDINGS
 from tests.analysis.diagnosis.test_rules import (
@@ -213,7 +214,9 @@ def test_rule_is_silent_without_its_fault(rule: str) -> None:
 
 
 def test_every_rule_is_tried_without_its_fault() -> None:
-    elsewhere = {name.replace("-", "_") for name in (*OF_LOOPS, *OF_MEMORY, *OF_RANKS, *OF_RECORDINGS, *OF_TRACES)}
+    elsewhere = {
+        name.replace("-", "_") for name in (*OF_LOOPS, *OF_MEMORY, *OF_RANKS, *OF_ODD, *OF_RECORDINGS, *OF_TRACES)
+    }
     assert SILENT.keys() | elsewhere == {*plugins.names("diagnosis")}
 
 

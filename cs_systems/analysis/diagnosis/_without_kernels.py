@@ -1,0 +1,73 @@
+"""Reasons why a trace without kernels is not judged, with what it tells nevertheless."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+
+from cs_systems.analysis.attribution.operator_table import operators
+from cs_systems.analysis.attribution.profile import Profile
+from cs_systems.analysis.attribution.usual_steps import FIRST_CALL_S, long_calls
+from cs_systems.core.units import counted, human
+from cs_systems.readers._lost_kernels import launches_kernel
+from cs_systems.readers.forms.trace import Trace
+
+OF_GPU, OF_CPU = re.compile("cudnn|cuda|miopen"), re.compile("mkl|_cpu")  # in the name of an operator
+ACTIVITIES = "record with ProfilerActivity.CUDA too"
+RECORD = "record on a machine with a GPU"
+MAIN = 0.5  # share of the time
+MOST_NAMED = 2
+
+
+def why_not_judged(profile: Profile) -> str:
+    """Return why nothing is judged: kernels that were lost, copies alone, or a program that ran on the CPU."""
+    trace = profile.trace
+    span_s = profile.steps[-1].end_s - profile.steps[0].start_s
+    if count := len(trace.calls.where(launches_kernel)):
+        launched = counted(count, "launch", "launches")
+        lost = f"the profiler recorded {launched} and no kernel; stop other profilers (ncu, DCGM), and record again"
+        return f"{_start_up(trace, span_s)}{lost}"
+    if len(trace.copies):
+        return f"the trace has no kernels, only copies: {_copies(trace, span_s)}"
+    times = _operators(profile)
+    if of_gpu := next((name for name in times if OF_GPU.search(name)), None):
+        return f"the trace has no kernels, though {of_gpu} ran on a GPU; {ACTIVITIES}"
+    if trace.devices or not any(map(OF_CPU.search, times)):  # other devices record no kernels either
+        return f"the trace has no kernels; {RECORD}"
+    name = max(times, key=lambda operator: times[operator])
+    where = f"it ran on the CPU, {times[name] / sum(times.values()):.0%} of its operators' time in {name}"
+    return f"the trace has no kernels: {where}; {RECORD}"
+
+
+def _start_up(trace: Trace, span_s: float) -> str:
+    """Return the calls that opened CUDA, if they took most of the time."""
+    calls = long_calls(trace, -math.inf, math.inf, FIRST_CALL_S)
+    if not span_s or sum(calls.values()) < MAIN * span_s:
+        return ""
+    named = ", ".join(f"{human(time_s, 's')} in {name}" for name, time_s in [*calls.items()][:MOST_NAMED])
+    return f"{sum(calls.values()) / span_s:.0%} of the recording is start-up ({named}), and "
+
+
+def _copies(trace: Trace, span_s: float) -> str:
+    """Return the bytes and the rate of the copies by direction, and their share of the time."""
+    copies = trace.copies
+    lasted = copies.end_s - copies.start_s
+    said = list[str]()
+    for code, name in enumerate(copies.name.values):
+        of = (copies.name.codes == code) & (copies.bytes > 0)
+        if (time_s := float(lasted[of].sum())) > 0:
+            moved = float(copies.bytes[of].sum())
+            said.append(f"{human(moved, 'bytes')} {name}".rstrip() + f" at {moved / time_s / 1e9:.2g} GB/s")
+    busy_s = min(span_s, float(lasted.sum()))
+    return (
+        f"{' and '.join(said) or counted(len(copies), 'copy', 'copies')}; they take {busy_s / span_s:.0%} of the time"
+    )
+
+
+def _operators(profile: Profile) -> dict[str, float]:
+    """Return the host's time in each operator, without the operators inside it."""
+    times: dict[str, float] = defaultdict(float)
+    for row in operators(profile):
+        times[row["operator"]] += row["host_self_s"]
+    return times

@@ -1,0 +1,197 @@
+"""First sentences about recordings that are cut short, cold, of several ranks, or of managed memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems.analysis.attribution.profile import profile
+from cs_systems.analysis.diagnosis import Answer, apply_rules
+from cs_systems.analysis.diagnosis._evidence import of_profile
+from cs_systems.cli import main
+from cs_systems.readers import read
+from cs_systems.readers.forms.trace import Copies, Copy, Trace
+from tests.programs import ELEMENTWISE, Program
+
+# Rules whose faults are planted, and left out, in this file.
+TRIED = ("managed-memory",)
+SGEMM = "ampere_sgemm_128x64_tn"
+MS, SECOND = 1e3, 1e6  # in µs
+
+
+def trace_of(program: Program, folder: Path) -> Trace:
+    return read(program.write(folder / "trace.json"))
+
+
+def told(trace: Trace) -> Answer:
+    return apply_rules(of_profile(profile(trace)))
+
+
+def kernels_of(program: Program) -> list[dict[str, object]]:
+    return [event for event in program.events if event["cat"] == "kernel"]
+
+
+def moves(direction: str, count: int, from_s: float, to_s: float) -> list[Copy]:
+    """Return moves of pages of managed memory, evenly between two times."""
+    each = (to_s - from_s) / count
+    begins = (from_s + each * number for number in range(count))
+    return [Copy("memcpy", begin, begin + each / 9, 0, 7, 1 << 16, name=f"{direction} unified") for begin in begins]
+
+
+def test_recording_without_its_last_kernels_is_judged_up_to_the_last_one(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(200):
+        program.launch(1 * MS, SGEMM)
+    program.wait()
+    for lost in kernels_of(program)[-40:]:
+        program.events.remove(lost)
+    found = profile(trace_of(program, tmp_path))
+    assert found.incomplete == (
+        "incomplete trace: the last 40 of 200 launched kernels (20.0%) are missing; the time up to the last recorded "
+        "kernel is judged"
+    )
+    assert apply_rules(of_profile(found)).causes[0].startswith("100% of the step is matrix products in fp32")
+
+
+def test_pause_of_a_program_that_already_ran_is_no_start_up(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(40):
+        program.launch(1 * MS)
+    program.events = kernels_of(program)  # launched before the recording began
+    program.now = program.free + 2 * SECOND
+    for _ in range(40):
+        program.launch(1 * MS)
+    first = told(trace_of(program, tmp_path)).causes[0]
+    assert first.startswith("96% of the step the GPU is idle while the host makes no CUDA call, for up to 2.00 s")
+
+
+def test_cold_recording_counts_short_first_uses_and_the_silence_between_them(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(30):
+        program.launch(0.1 * MS, f"kernel_{number}", call=(20 if number % 10 == 0 else 2) * MS)
+        program.now += (40 if number == 10 else 0) * MS
+    first = told(trace_of(program, tmp_path)).causes[0]
+    assert first.startswith("98% of the recording is start-up (111 ms in first kernel launches, 40.0 ms in stretches")
+    assert "no step is warm" in first
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "cause"),
+    [
+        (30, 1024, "kernels of few blocks, which leave most of the GPU idle (grid of 30 blocks on 108 multiprocessors"),
+        (120, 32, "kernels of few blocks, which leave most of the GPU idle (grid of 120 blocks of 32 threads on 108"),
+        (
+            100_000,
+            4,
+            "kernels of small blocks, which leave most of each warp idle (grid of 100,000 blocks of 4 threads",
+        ),
+        (108, 128, ""),
+    ],
+)
+def test_few_and_small_blocks_are_told_by_the_number_of_multiprocessors(
+    tmp_path: Path, grid: int, block: int, cause: str
+) -> None:
+    program = Program()
+    for _ in range(30):
+        program.launch(1 * MS, "solve(float*)")
+    for event in kernels_of(program):
+        event["args"] |= {"grid": [grid, 1, 1], "block": [block, 1, 1]}  # type: ignore[operator]
+    found = told(replace(trace_of(program, tmp_path), multiprocessors={0: 108}))
+    assert [one.code for one in found.diagnoses] == (["small-grids"] if cause else [])
+    assert cause in " ".join(found.causes)
+
+
+@pytest.mark.parametrize("count", [50, 1000])
+def test_host_that_reads_managed_memory_page_by_page_is_named(tmp_path: Path, count: int) -> None:
+    program = Program()
+    program.launch(5 * MS)
+    program.wait()
+    end_s = program.now / SECOND
+    program.event("cuda_runtime", "cudaFree", program.now + 4 * SECOND, 1 * MS)
+    trace = replace(trace_of(program, tmp_path), profiler="nsys")
+    start_s = float(trace.kernels.start_s[0]) - 1e-3
+    back = moves("DtoH", count, start_s + end_s, start_s + end_s + 3.9)
+    found = told(replace(trace, copies=Copies.of(back)))
+    named = next((one.cause for one in found.diagnoses if one.code == "managed-memory"), "")
+    assert bool(named) == (count == 1000)
+    assert not named or "the host reads managed memory back page by page, after the last kernel (1,000 moves" in named
+
+
+def test_host_that_fills_managed_memory_is_no_start_up(tmp_path: Path) -> None:
+    program = Program()
+    program.event("cuda_runtime", "cudaMallocManaged", program.now, 200 * MS)
+    program.now += 3 * SECOND
+    program.launch(100 * MS)
+    program.wait()
+    trace = replace(trace_of(program, tmp_path), profiler="nsys")
+    assert told(trace).diagnoses[-1].cause == (
+        "90% of the recording the host makes no CUDA call between allocating managed memory and its first use (2.80 s)"
+    )
+
+
+def test_norms_of_cudnn_are_pytorchs_where_its_own_kernels_run_beside_them(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(50):
+        program.launch(1 * MS)
+        program.launch(0.8 * MS, "void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>(float)")
+        program.launch(0.5 * MS, ELEMENTWISE)
+    assert told(trace_of(program, tmp_path)).causes[0].startswith("2 elementwise kernels, casts and norms take 56% of")
+
+
+def test_processes_of_one_file_that_communicate_are_merged_as_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = []
+    for rank in range(2):
+        program = Program()
+        program.number = 1000 * rank
+        for number in range(3):
+            begin = program.now
+            program.now += 20 * MS * rank
+            for _ in range(20):
+                program.launch(0.1 * MS)
+            program.launch(1 * MS if rank else 21 * MS, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(void*)")
+            program.wait()
+            program.during(f"ProfilerStep#{number}", begin)
+        for event in program.events:
+            event["pid"] = rank + 1
+            if event["cat"] == "kernel":
+                event["args"]["device"] = rank
+        events += program.events
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert main(["analyze", str(path)]) == 0
+    assert "2 ranks of one job" in capsys.readouterr().out
+    assert main(["analyze", str(path), "--process", "1"]) == 0
+    assert "2 ranks of one job" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "reason"),
+    [
+        (
+            "gpu_memcpy",
+            "Memcpy HtoD (Pinned -> Device)",
+            "only copies: 95.4 MiB HtoD pinned at 10 GB/s; they take 100%",
+        ),
+        ("cpu_op", "aten::mkldnn_convolution", "it ran on the CPU, 100% of its operators' time in aten::mkldnn_convol"),
+        (
+            "cpu_op",
+            "aten::cudnn_batch_norm",
+            "though aten::cudnn_batch_norm ran on a GPU; record with ProfilerActivity",
+        ),
+        ("cpu_op", "aten::addmm", "the trace has no kernels; record on a machine with a GPU"),
+    ],
+)
+def test_trace_without_kernels_tells_what_it_holds(tmp_path: Path, category: str, name: str, reason: str) -> None:
+    program = Program()
+    arguments = {"bytes": 100_000_000, "device": 0, "stream": 7} if category == "gpu_memcpy" else {}
+    program.event(category, name, program.now, 10 * MS, **arguments)
+    program.now += 10 * MS
+    program.during("forward", 1000.0)
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": program.events}))
+    assert reason in told(read(path)).nothing
