@@ -13,10 +13,10 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from cs_systems.analysis.memory.categories import attribute
 from cs_systems.analysis.memory.groups import groups
 from cs_systems.analysis.memory.tensor_names import tensor_names
 from cs_systems.analysis.replay import (
+    Clean,
     CopiesOverlapped,
     FamilyScaled,
     HostScaled,
@@ -50,6 +51,25 @@ from cs_systems.analysis.replay.ranks import Together, together
 from cs_systems.readers import read as read_trace
 from cs_systems.readers.snapshot import read as read_snapshot
 from cs_systems.record import read_records
+from tests.analysis.replay.simulated import (
+    MS,
+    US,
+    Close,
+    Collective,
+    Copied,
+    Free,
+    Host,
+    Launch,
+    Machine,
+    Open,
+    Record,
+    Sync,
+    Wait,
+    ranks,
+    simulated,
+)
+from tests.analysis.replay.simulated import Graph as CudaGraph
+from tests.analysis.replay.test_edges import BACKWARD, FORWARD, SHORT, on_two_streams
 
 DATA = Path(__file__).parents[1] / "data"
 PROFILES = Path(__file__).parents[2] / "profiles"
@@ -117,13 +137,64 @@ def of_usual(name: str) -> Any:
 
 
 def of_replay(name: str) -> Any:
-    made = replayed(_profile(name))
-    part = made.parts[0]
+    return _of_replay(replayed(_profile(name)))
+
+
+def _of_replay(made: Replay, clean: Clean | None = None) -> Any:
+    graph = made.parts[0].graph
+    answers = {str(change): made.what_if(change) for change in CHANGES}
+    if clean:
+        answers |= {f"{change}, of a clean step": made.what_if(change, clean=clean) for change in CHANGES}
     return {
         "why not": made.why_not, "recorded": made.recorded_s, "replayed": made.replayed_step_s, "error": made.error,
-        "unexplained": made.unexplained, "spread": made.spread, "constants": part.graph.constants,
-        "answers": {str(change): made.what_if(change) for change in CHANGES}, "lanes": _lanes(made),
+        "unexplained": made.unexplained, "spread": made.spread, "constants": graph.constants, "queue": graph.queue,
+        "guessed": graph.waits.guessed, "answers": answers, "lanes": _lanes(made),
     }  # fmt: skip
+
+
+def of_program(name: str) -> Any:
+    """Return the replay of a simulated program, as if a profiler that slows the host down had recorded it."""
+    program = PROGRAMS[name]
+    trace, steps, step_s = simulated(program.step, machine=program.machine, beside=program.beside)
+    trace = replace(trace, profiler=program.profiler, overheads=[(steps[0].start_s, steps[0].start_s + 20 * US)])
+    clean = Clean(0.9 * step_s, {"step": 0.6 * step_s, "forward": 0.2 * step_s}, {"forward": 0.3 * step_s})
+    return _of_replay(replayed(trace, steps), clean)
+
+
+def of_program_s_ranks() -> Any:
+    """Return the joint replay of three ranks, of which one computes longer."""
+    steps = [(Open("forward"), Host(40 * US), *(Launch(lasts_s) for _ in range(9)), Close(), Record("made", 7),
+              Wait(30, "made"), Collective(200 * US), Record("reduced", 30), Wait(7, "reduced"), *SHORT, Sync())
+             for lasts_s in (30 * US, 45 * US, 30 * US)]  # fmt: skip
+    recorded, _ = ranks(steps)
+    joint = together([replayed(trace, own) for trace, own in recorded])
+    assert isinstance(joint, Together)
+    return joint.step_s, joint.replayed_s, joint.straggler, joint.straggler_like_the_median(), joint.transfer_s
+
+
+class Simulated(NamedTuple):
+    """Step of a simulated program."""
+
+    step: tuple[object, ...]
+    profiler: str = "simulation"
+    machine: Machine = Machine()
+    beside: tuple[object, ...] = ()
+
+
+MARKED = (Open("forward"), *FORWARD, Close(), Open("input"), Host(0.5 * MS), Close())
+BESIDE = tuple(one for _ in range(400) for one in (Host(3 * US), Launch(2 * US, 20, "softmax", 6 * US)))
+PROGRAMS = {
+    "forward": Simulated((*MARKED, Sync(), Host(0.3 * MS)), "kineto"),
+    "launches": Simulated((*MARKED, *SHORT, Host(6 * MS), *SHORT, Sync()), "nsys"),
+    "streams": Simulated(on_two_streams(20 * US, 60 * US)),
+    "guessed waits": Simulated(on_two_streams(50 * US, 20 * US), machine=Machine(says_waits=False)),
+    "backward": Simulated((*FORWARD, BACKWARD, Host(20 * US), *SHORT, Sync(stream=7)), "kineto"),
+    "queue": Simulated((*(Launch(20 * US) for _ in range(700)), Host(5 * MS)), machine=Machine(queue=600)),
+    "graph": Simulated((Host(10 * US), CudaGraph((20 * US,) * 30), Launch(5 * US), Sync(), Host(40 * US)), "nsys"),
+    "copies": Simulated((Copied(0.3 * MS, 7, "HtoD pageable"), *FORWARD, Copied(0.2 * MS, 7, "DtoH pageable"), Sync())),
+    "free": Simulated((*FORWARD, Free(40 * US), Host(0.3 * MS)), "kineto"),
+    "two threads": Simulated((*SHORT, Host(0.3 * MS), Sync(stream=7)), beside=BESIDE),
+}
 
 
 def _lanes(made: Replay) -> Any:
@@ -209,6 +280,8 @@ RUNS = ("precision", "precision_speed", "low_precision_sums", "fully_sharded", "
 CASES: dict[str, Callable[[], Any]] = {
     **{f"{make.__name__[3:]} of {name}": partial(make, name) for name in (SMALL, STEP, NSYS)
        for make in (of_tables, of_page, of_usual, of_replay)},
+    **{f"program of {name}": partial(of_program, name) for name in PROGRAMS},
+    "program of ranks": of_program_s_ranks,
     **{f"ranks of {name}": partial(of_job, name) for name in JOBS},
     **{f"memory of {name}": partial(of_memory, f"{name}.pickle.gz") for name in SNAPSHOTS},
     "differences of snapshots": of_snapshots,
