@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -25,6 +26,7 @@ from cs_systems.analysis.attribution.distribution import distribution
 from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.attribution.usual_steps import usual_steps
 from cs_systems.analysis.comparison import numerics, precision, profiles, strategies
+from cs_systems.analysis.comparison.loop_time import loop_time
 from cs_systems.analysis.comparison.precision_causes import explained
 from cs_systems.analysis.comparison.ranks import collective_rows, merged, rank_rows, straggler, summary
 from cs_systems.analysis.comparison.verdict import verdict
@@ -48,9 +50,12 @@ from cs_systems.analysis.replay import (
 )
 from cs_systems.analysis.replay.lanes import lanes
 from cs_systems.analysis.replay.ranks import Together, together
+from cs_systems.analysis.timing_caveats import launch_bound_phases, of_spread
+from cs_systems.core import statistics
+from cs_systems.core.step_kinds import step_kinds
 from cs_systems.readers import read as read_trace
 from cs_systems.readers.snapshot import read as read_snapshot
-from cs_systems.record import read_records
+from cs_systems.record import Measurement, Sample, read_records
 from tests.analysis.replay.simulated import (
     MS,
     US,
@@ -271,6 +276,40 @@ def of_run(name: str) -> Any:
     return found
 
 
+def of_durations(seed: int) -> Any:
+    """Return the statistics of drawn durations: with noise, slow steps, a drift or few samples."""
+    drawn = random.Random(seed)
+    count, noise = drawn.choice([3, 5, 6, 7, 8, 9, 12, 20, 31, 40, 64]), drawn.choice([0.001, 0.01, 0.03, 0.1, 0.3])
+    every, times = drawn.choice([3, 4, 7, 10, count, count + 1]), drawn.choice([1.0, 1.5, 1.9, 2.1, 2.9, 3.1, 9.0])
+    slope = drawn.choice([0.0, 0.0, 0.001, 0.01])
+    walls = [
+        drawn.lognormvariate(-3, noise) * (times if step % every == every - 1 else 1.0) * (1 + slope * step)
+        for step in range(count)
+    ]
+    rounds = [walls[number :: drawn.choice([1, 2, 3, 5])] for number in range(drawn.choice([1, 2, 3]))]
+    other = [[wall_s * drawn.lognormvariate(0.02, noise) for wall_s in own] for own in rounds]
+    samples = tuple(
+        Sample(step % 3, step < 2, wall_s, {"forward": wall_s / 2}, {"forward": wall_s / 2}, {"forward": wall_s / 40})
+        for step, wall_s in enumerate(walls)
+    )
+    measurement = Measurement("cuda_event", samples, 0.0)
+    return {
+        "summary": statistics.summary(walls), "interval": statistics.interval(rounds),
+        "of median": statistics.median_interval(walls), "of half": statistics.median_interval(walls, 0.5),
+        "ratio": statistics.ratio_interval([rounds], [other]),
+        "of repeats": statistics.ratio_interval([rounds, other, rounds], [other, rounds]),
+        "outliers": statistics.outliers(walls), "drift": statistics.drift(walls),
+        "unstable": [statistics.unstable(walls, of_loop=of_loop) for of_loop in (False, True)],
+        "kinds": [vars(kind) for kind in step_kinds(walls)], "warm-up": warmup_curve(measurement),
+        "caveats": [caveat.message for caveat in of_spread(measurement, "step")],
+        "loop": loop_time(measurement), "bound": launch_bound_phases(measurement),
+    }  # fmt: skip
+
+
+def of_draws(first: int) -> Any:
+    return {str(seed): of_durations(seed) for seed in range(first, first + 10)}
+
+
 SMALL, STEP, NSYS = "kineto_h200_small2.json.gz", "kineto_h200_step.json.gz", "nsys_h200_step.sqlite.gz"
 JOBS = ("experts", "late_data", "late_host", "pipeline", "tensor_parallel")
 SNAPSHOTS = ("memory_h200/evaluation", "memory_h200/foreach", "memory_h200/no_grad", "memory_h200/process_limit",
@@ -284,6 +323,7 @@ CASES: dict[str, Callable[[], Any]] = {
     "program of ranks": of_program_s_ranks,
     **{f"ranks of {name}": partial(of_job, name) for name in JOBS},
     **{f"memory of {name}": partial(of_memory, f"{name}.pickle.gz") for name in SNAPSHOTS},
+    **{f"durations from {first} on": partial(of_draws, first) for first in range(0, 40, 10)},
     "differences of snapshots": of_snapshots,
     "differences of traces": of_pair,
     **{f"run {name}": partial(of_run, name) for name in RUNS},
